@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of a dump, as they stand in ``dump.json`` (format: docs/formats.md).
+
+A record is a plain dict of parts (``input_args``, ``output`` …) whose leaves are either
+[`TensorRecord`][msprobe.dump.records.TensorRecord] objects, small ``{"type", "value"}`` dicts,
+or None. `encode` turns it into one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+# Json trees are open by nature: the user's nested arguments decide their shape.
+JsonTree = Any
+Statistic = float | int | bool | None
+
+
+class TensorRecord(msgspec.Struct):
+    """One tensor of a record. Field order and names are the on-disk format; UNSET is left out.
+
+    Mutable on purpose: on an accelerator the four statistics arrive after the record was made.
+
+    Attributes:
+        type: ``torch.Tensor``, ``mindspore.Tensor``, ``torch.distributed.tensor.DTensor`` …
+        dtype: as the framework prints it, ``torch.bfloat16``.
+        max: largest value, NaN when any element is; true/false for bool; None when undefined.
+        min: smallest value, likewise.
+        mean: arithmetic mean; None when undefined (empty, bool …).
+        norm: L2 norm over all elements; None when undefined.
+        data_name: file in ``dump_tensor_data`` that holds the value.
+        md5: CRC-32 of the contiguous little-endian bytes, 8 hex digits (the key's name is legacy).
+        device: only when it is not the CPU.
+        stride: only when the tensor is not contiguous, in elements.
+        value_id: equal for the same unchanged value wherever it appears in the step.
+        nan_count: number of NaN elements, only when there is a NaN or an infinity.
+        pos_inf_count: number of +Inf elements, likewise.
+        neg_inf_count: number of -Inf elements, likewise.
+        finite_max: largest finite value, likewise; None when no element is finite.
+        finite_min: smallest finite value, likewise.
+        note: why a statistic is missing, in a few words (``meta``, ``released`` …).
+    """
+
+    type: str
+    dtype: str
+    shape: tuple[int, ...] | list[int]
+    max: Statistic = msgspec.field(name="Max", default=None)
+    min: Statistic = msgspec.field(name="Min", default=None)
+    mean: Statistic = msgspec.field(name="Mean", default=None)
+    norm: Statistic = msgspec.field(name="Norm", default=None)
+    requires_grad: bool | UnsetType = UNSET
+    device_mesh: Any = UNSET
+    placements: Any = UNSET
+    data_name: str | UnsetType = UNSET
+    md5: str | None | UnsetType = UNSET
+    device: str | UnsetType = UNSET
+    stride: tuple[int, ...] | list[int] | UnsetType = UNSET
+    value_id: int | UnsetType = UNSET
+    nan_count: int | UnsetType = UNSET
+    pos_inf_count: int | UnsetType = UNSET
+    neg_inf_count: int | UnsetType = UNSET
+    finite_max: Statistic | UnsetType = UNSET
+    finite_min: Statistic | UnsetType = UNSET
+    note: str | UnsetType = UNSET
+
+
+_FAST: Final = msgspec.json.Encoder()
+
+
+def encode(tree: JsonTree, *, nonfinite: bool = False) -> bytes:
+    """Return `tree` as one line of JSON, without a line break.
+
+    Args:
+        tree: dicts with str keys, lists, tuples, scalars, None, `TensorRecord`.
+        nonfinite: whether any float in it is NaN or infinite. msgspec writes these as null, so
+            such records take Python's `json`, which writes the bare `NaN`, `Infinity` that the
+            format has.
+    """
+    if nonfinite:
+        return json.dumps(msgspec.to_builtins(tree), separators=(",", ":")).encode()
+    return _FAST.encode(tree)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every exception that msprobe raises on purpose.
+
+    MsprobeError
+    ├── ConfigError           a key of config.json or an argument has a value that cannot be used
+    ├── UsageError            the API was called in a way or order that cannot work
+    ├── DumpFormatError       a dump on disk is damaged, hostile or of an unknown layout
+    │   └── RecordNotFoundError   the dump is fine but holds no record, step or rank of that name
+    ├── DumpWriteError        a dump cannot be written (full disk, no permission, vanished folder)
+    └── UnsupportedError      the framework, its version or the device cannot do what was asked
+
+The message says what was found, where, and what to do. The pieces hang on the exception, so that
+a program can act on them without parsing text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class MsprobeError(Exception):
+    """Base of all errors raised by msprobe; catch this to catch every one of them."""
+
+
+class ConfigError(MsprobeError, ValueError):
+    """A configuration value cannot be used.
+
+    Attributes:
+        key: path of the key, such as ``statistics.scope[1]``; an argument's name for arguments.
+        found: the value found.
+        allowed: the allowed values or the rule, in words; empty when there is no short list.
+        source: the file (or ``constructor``, ``start()`` …) that the value came from.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        found: object,
+        allowed: Sequence[object] | str = (),
+        *,
+        source: str | Path = "config.json",
+        hint: str = "",
+    ) -> None:
+        self.key = key
+        self.found = found
+        self.allowed = allowed
+        self.source = str(source)
+        rule = allowed if isinstance(allowed, str) else "one of " + ", ".join(map(str, allowed))
+        shown = repr(found)
+        if len(shown) > 200:
+            shown = shown[:200] + "…"
+        message = f'{self.source}: "{key}" is {shown}'
+        if allowed:
+            message += f"; use {rule}"
+        if hint:
+            message += f" ({hint})"
+        super().__init__(message)
+
+
+class UsageError(MsprobeError):
+    """The API was called in a way or in an order that cannot work."""
+
+
+class DumpFormatError(MsprobeError):
+    """A dump on disk is damaged, hostile or of an unknown layout.
+
+    Attributes:
+        path: the file or folder concerned.
+    """
+
+    def __init__(self, path: str | Path, problem: str) -> None:
+        self.path = Path(path)
+        super().__init__(f"{path}: {problem}")
+
+
+class RecordNotFoundError(DumpFormatError, KeyError):
+    """The dump is readable but holds nothing under the name that was asked for."""
+
+    def __str__(self) -> str:
+        """Return the plain message (``KeyError`` would show its repr)."""
+        return str(self.args[0])
+
+
+class DumpWriteError(MsprobeError):
+    """A dump cannot be written. Training goes on; the dump is marked incomplete.
+
+    Attributes:
+        path: the file or folder that could not be written.
+    """
+
+    def __init__(self, path: str | Path, problem: str) -> None:
+        self.path = Path(path)
+        super().__init__(f"{path}: {problem}")
+
+
+class UnsupportedError(MsprobeError):
+    """The framework, its version or the device cannot do what was asked."""
