@@ -1,0 +1,80 @@
+# What people and CI run. `make help` lists the commands; each sets up what it needs, once.
+#
+#   PYTHON  the interpreter that makes the environment          make test PYTHON=python3.12
+#   TORCH   what pip installs as PyTorch                        make demo TORCH='torch==2.12.*'
+#           empty: use the PyTorch that PYTHON already has      make demo TORCH=
+#   VENV    where the environment lies                          make test VENV=/tmp/env
+#   JOBS    test processes at once                              make test JOBS=1
+#   ARGS    passed on to pytest or the benchmark                make test ARGS='-k memo -x'
+
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+VENV   ?= $(if $(strip $(TORCH)),.venv,.venv-system)
+JOBS   ?= auto
+ARGS   ?=
+
+BIN       := $(VENV)/bin
+PIP       := $(BIN)/python -m pip --disable-pip-version-check
+DEMO_OUT  := demo_output
+# An environment is made anew when what it is made from changes.
+MADE_FROM := $(wildcard pyproject.toml setup.py src/msprobe/*/*.c)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format types docs check bench setup clean FORCE
+
+help: ## list the commands
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(VENV)/.ready ## train a small transformer twice, record it, show what was recorded
+	@rm -rf $(DEMO_OUT)
+	@echo; echo "=== 1 of 3: a healthy run"; echo
+	@$(BIN)/python examples/char_transformer.py --dump $(DEMO_OUT)/healthy
+	@echo; echo "=== 2 of 3: the same run with a bug planted in the attention mask"; echo
+	@$(BIN)/python examples/char_transformer.py --dump $(DEMO_OUT)/broken --plant-bug
+	@echo; echo "=== 3 of 3: what was recorded"
+	@$(BIN)/python examples/show_demo.py $(DEMO_OUT)
+
+test: $(VENV)/.ready-dev ## run all tests
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+lint: $(VENV)/.ready-dev ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.ready-dev ## put the style right where a program can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.ready-dev ## check types
+	$(BIN)/mypy
+
+docs: $(VENV)/.ready-dev ## build the documentation into site/
+	$(BIN)/python scripts/generate_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "documentation: site/index.html"
+
+check: lint types docs test ## everything that CI runs
+
+bench: $(VENV)/.ready ## measure what recording costs
+	$(BIN)/python benchmarks/capture_cost.py $(ARGS)
+
+setup: $(VENV)/.ready-dev ## make the environment only
+
+clean: ## remove what the commands made
+	rm -rf $(DEMO_OUT) site build dist .venv .venv-system .pytest_cache .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(if $(strip $(TORCH)),,--system-site-packages) $(VENV)
+
+# Holds the last TORCH, so that another one installs itself.
+$(VENV)/.torch: $(BIN)/python FORCE
+	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
+
+$(VENV)/.ready: $(VENV)/.torch $(MADE_FROM)
+	$(PIP) install --quiet --editable . $(if $(strip $(TORCH)),'$(TORCH)')
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(PIP) install --quiet --editable '.[dev]' $(if $(strip $(TORCH)),'$(TORCH)')
+	@touch $@

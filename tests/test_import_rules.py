@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rooms keep to the import table of docs/architecture.md, and importing msprobe is free.
+
+The table in the documentation is read by these tests: a rule is changed there, in one place.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PACKAGE: Final = ROOT / "src" / "msprobe"
+FRAMEWORK_OF_ADAPTER: Final = {
+    "pytorch": {"torch", "torch_npu"},
+    "mindspore": {"mindspore"},
+}
+FRAMEWORKS: Final = frozenset[str]().union(*FRAMEWORK_OF_ADAPTER.values())
+# What the third column of the table says for a room that may reach all others, inside functions.
+EVERYTHING: Final = "everything, inside functions"
+
+
+def import_table() -> dict[str, str]:
+    """Return room -> text of the column "may import", from docs/architecture.md."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)/` \|.*\| ([^|]*) \|$", text, flags=re.MULTILINE)
+    assert rows, "docs/architecture.md: the table of rooms was not found"
+    return dict(rows)
+
+
+TABLE: Final = import_table()
+NEUTRAL_ROOMS: Final = sorted(set(TABLE) - set(FRAMEWORK_OF_ADAPTER))
+
+
+class Import(NamedTuple):
+    """One import statement of one module."""
+
+    where: str
+    target: str
+    in_function: bool
+
+
+def room_of(path: Path) -> str:
+    """Return the folder of `path` under the package, "" for a module beside the rooms."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def walk(node: ast.AST, in_function: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    for child in ast.iter_child_nodes(node):
+        inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield child, inside
+        yield from walk(child, inside)
+
+
+def targets(node: ast.AST, package: tuple[str, ...]) -> list[str]:
+    """Return the dotted names that an import statement (or `import_module("…")`) reaches."""
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom():
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            return [f"{origin}.{alias.name}" for alias in node.names]
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(name)), *_],
+        ):
+            return [".".join(package) + name if name.startswith(".") else name]
+    return []
+
+
+def imports_of(path: Path) -> list[Import]:
+    package = ("msprobe", *path.relative_to(PACKAGE).parts[:-1])
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        Import(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", target, in_function)
+        for node, in_function in walk(tree)
+        for target in targets(node, package)
+    ]
+
+
+def all_imports() -> list[tuple[str, Import]]:
+    files = sorted(PACKAGE.rglob("*.py"))
+    return [(room_of(path), found) for path in files for found in imports_of(path)]
+
+
+def target_room(target: str) -> str | None:
+    """Return the room that a dotted name lies in; None when it is not one of ours or no room."""
+    parts = target.split(".")
+    if parts[0] != "msprobe" or len(parts) < 2:
+        return None
+    return parts[1] if (PACKAGE / parts[1]).is_dir() else None
+
+
+def refusal(room: str, found: Import) -> str | None:
+    """Say why `room` may not import this; None when it may."""
+    framework = found.target.split(".")[0]
+    if framework in FRAMEWORKS and framework not in FRAMEWORK_OF_ADAPTER.get(room, set()):
+        return f"{found.where}: {room or 'msprobe'} must not see {framework}"
+    target = target_room(found.target)
+    if target is None or target == room:
+        return None
+    if room == "" or TABLE[room] == EVERYTHING:
+        lazy = found.in_function or found.where.startswith("src/msprobe/__main__")
+        return None if lazy else f"{found.where}: {target}/ may be imported inside functions only"
+    if target in re.findall(r"`(\w+)/`", TABLE[room]):
+        return None
+    return f"{found.where}: {room}/ must not import {target}/"
+
+
+def run_python(code: str) -> Any:
+    """Run `code` in a fresh interpreter and return the JSON that it prints last."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_room_stands_in_the_table_and_every_row_is_a_room() -> None:
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms == set(TABLE)
+
+
+@pytest.mark.parametrize("room", sorted(TABLE))
+def test_room_says_what_it_is(room: str) -> None:
+    tree = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
+    docstring = ast.get_docstring(tree) or ""
+    assert len(docstring.split()) >= 15, f"{room}/__init__.py: what is the room for?"
+
+
+def test_rooms_import_only_what_the_table_allows() -> None:
+    refused = [text for room, found in all_imports() if (text := refusal(room, found))]
+    assert refused == []
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("dump", "import torch"),
+        ("capture", "def f():\n    from torch import nn"),
+        ("capture", "from ..pytorch import debugger"),
+        ("dump", "from msprobe.capture.session import Session"),
+        ("config", "import importlib\nimportlib.import_module('mindspore')"),
+        ("pytorch", "import mindspore"),
+        ("pytorch", "from msprobe.cli import main"),
+        ("cli", "from msprobe.dump import reader"),
+        ("", "import msprobe.dump.reader"),
+    ],
+)
+def test_the_check_sees_a_breach(room: str, source: str) -> None:
+    path = PACKAGE / room / "breach.py"
+    package = ("msprobe", *path.relative_to(PACKAGE).parts[:-1])
+    breaches = [
+        refusal(room, Import("breach", target, in_function))
+        for node, in_function in walk(ast.parse(source))
+        for target in targets(node, package)
+    ]
+    assert any(breaches)
+
+
+@pytest.mark.parametrize("room", NEUTRAL_ROOMS)
+def test_neutral_room_never_asks_for_a_framework(room: str) -> None:
+    asked = run_python(
+        f"""
+import importlib, importlib.abc, json, pkgutil, sys
+
+class Watch(importlib.abc.MetaPathFinder):
+    asked = []
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {sorted(FRAMEWORKS)!r}:
+            self.asked.append(name)
+
+sys.meta_path.insert(0, Watch())
+room = importlib.import_module("msprobe.{room}")
+for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+    importlib.import_module(module.name)
+assert room.__name__ in sys.modules
+print(json.dumps(Watch.asked))
+"""
+    )
+    assert asked == []
+
+
+def test_import_changes_nothing() -> None:
+    changed = run_python(
+        """
+import atexit, json, logging, os, signal, sys, threading, warnings
+
+def state():
+    return {
+        "environment": dict(os.environ),
+        "threads": [thread.name for thread in threading.enumerate()],
+        "root handlers": len(logging.root.handlers),
+        "msprobe handlers": len(logging.getLogger("msprobe").handlers),
+        "msprobe level": logging.getLogger("msprobe").level,
+        "warning filters": len(warnings.filters),
+        "exit functions": atexit._ncallbacks(),
+        "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+        "excepthook": sys.excepthook is sys.__excepthook__,
+        "import hooks": len(sys.meta_path),
+        "stubs": [n for n, m in sys.modules.items() if getattr(m, "__spec__", None) is None
+                  and n != "__main__"],
+    }
+
+before = state()
+import msprobe
+after = state()
+print(json.dumps([key for key in before if before[key] != after[key]]))
+"""
+    )
+    assert changed == []
+
+
+def cpu_seconds(code: str) -> float:
+    """Return the median CPU time that `code` reports over five fresh interpreters."""
+    return statistics.median(run_python(code) for _ in range(5))
+
+
+def test_import_takes_under_300_ms_of_cpu() -> None:
+    code = """
+import time
+begin = time.process_time()
+import msprobe
+print(time.process_time() - begin)
+"""
+    assert cpu_seconds(code) < 0.3
+
+
+def test_help_takes_under_500_ms_of_cpu() -> None:
+    code = """
+import sys, time
+sys.argv = ["msprobe", "--help"]
+from msprobe.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print(time.process_time())
+"""
+    assert cpu_seconds(code) < 0.5
