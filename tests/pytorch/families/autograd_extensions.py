@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families that extend or look into autograd: own Functions, checkpoints, hooks, gradients twice."""
+"""Families that extend or look into autograd: Functions, checkpoints, hooks, double backward."""
 
 from __future__ import annotations
 

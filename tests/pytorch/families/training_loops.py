@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families about the loop around the model: mixed precision, averages, random draws, compilation."""
+"""Families about the loop around the model: precision, averages, random draws, compilation."""
 
 from __future__ import annotations
 
