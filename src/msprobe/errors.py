@@ -3,6 +3,7 @@
 
     MsprobeError
     ├── ConfigError           a key of config.json or an argument has a value that cannot be used
+    │   └── ConfigFileError       the file as a whole cannot be read: missing, not JSON …
     ├── UsageError            the API was called in a way or order that cannot work
     ├── DumpFormatError       a dump on disk is damaged, hostile or of an unknown layout
     │   └── RecordNotFoundError   the dump is fine but holds no record, step or rank of that name
@@ -56,6 +57,24 @@ class ConfigError(MsprobeError, ValueError):
         if hint:
             message += f" ({hint})"
         super().__init__(message)
+
+
+class ConfigFileError(ConfigError):
+    """The configuration file as a whole cannot be read; `key` is empty.
+
+    Attributes:
+        line: line of the fault, from 1; None when the fault is not at one place.
+        column: column of the fault, from 1; likewise.
+    """
+
+    def __init__(
+        self, path: str | Path, problem: str, *, line: int | None = None, column: int | None = None
+    ) -> None:
+        super().__init__("", str(path), source=path)
+        self.line = line
+        self.column = column
+        place = "" if line is None else f"line {line}, column {column}: "
+        self.args = (f"{path}: {place}{problem}",)
 
 
 class UsageError(MsprobeError):

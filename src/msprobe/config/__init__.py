@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`config.json` and the arguments of a debugger, as frozen and checked settings.
+
+Entry point: `load_config`. What a file may hold stands in `file_keys`, what the rest of the
+program sees in `settings`. Every refusal is a `ConfigError` that names file, key, value and what
+is allowed; keys without effect are logged as warnings; sections of other tasks are not read.
+May import `msprobe.errors` only.
+"""
+
+from __future__ import annotations
+
+from msprobe.config.choices import (
+    CheckMode,
+    CompileMode,
+    Device,
+    FileFormat,
+    Level,
+    Precision,
+    RiskLevel,
+    SummaryMode,
+    Task,
+)
+from msprobe.config.loading import load_config
+from msprobe.config.numbers import parse_number_list, parse_token_range
+from msprobe.config.schema import json_schema
+from msprobe.config.settings import (
+    Config,
+    DataMode,
+    OverflowCheckSection,
+    Section,
+    Slice,
+    StatisticsSection,
+    StructureSection,
+    TensorSection,
+)
+from msprobe.config.switch import DumpSwitch, reload_dump_enable
+
+__all__ = [
+    "CheckMode",
+    "CompileMode",
+    "Config",
+    "DataMode",
+    "Device",
+    "DumpSwitch",
+    "FileFormat",
+    "Level",
+    "OverflowCheckSection",
+    "Precision",
+    "RiskLevel",
+    "Section",
+    "Slice",
+    "StatisticsSection",
+    "StructureSection",
+    "SummaryMode",
+    "Task",
+    "TensorSection",
+    "json_schema",
+    "load_config",
+    "parse_number_list",
+    "parse_token_range",
+    "reload_dump_enable",
+]

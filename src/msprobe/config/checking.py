@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convert raw JSON to typed keys; every refusal names the key, the value and what is allowed."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from msprobe.errors import ConfigError
+
+_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
+_PATH_STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+T = TypeVar("T", bound=msgspec.Struct)
+C = TypeVar("C", bound=StrEnum)
+
+
+def parse_choice(value: object, choices: type[C], key: str, *, source: str | Path) -> C:
+    """Return the member of `choices` that `value` spells (case counts).
+
+    Raises:
+        ConfigError: it is no member; a near miss is pointed out.
+    """
+    words = [choice.value for choice in choices]
+    if isinstance(value, str) and value in words:
+        return choices(value)
+    hint = ""
+    if isinstance(value, str):
+        same = [word for word in words if word.lower() == value.strip().lower()]
+        hint = f'write "{same[0]}"' if same else ""
+    raise ConfigError(key, value, words, source=source, hint=hint)
+
+
+def convert(raw: dict[str, Any], keys: type[T], *, prefix: str, source: str | Path) -> T:
+    """Return `raw` as an object of the type `keys`; keys of other names are skipped.
+
+    Args:
+        raw: decoded JSON: any value may stand anywhere.
+        keys: the type to make.
+        prefix: path of the object in the file, such as ``statistics``; empty at the top.
+        source: where the values came from, for error messages.
+
+    Raises:
+        ConfigError: a value has the wrong type, is out of range or none of the allowed words.
+    """
+    try:
+        return msgspec.convert(raw, keys)
+    except msgspec.ValidationError as error:
+        match = _PATH.search(str(error))
+        inner = match[1] if match else ""
+        steps = [int(index) if index else name for index, name in _PATH_STEP.findall(inner)]
+        path = f"{prefix}.{inner}".strip(".")
+        allowed = describe_type(_type_at(keys, steps))
+        raise ConfigError(path, _value_at(raw, steps), allowed, source=source) from error
+
+
+def _value_at(raw: Any, steps: list[int | str]) -> object:
+    for step in steps:
+        raw = raw[step]
+    return raw
+
+
+def _type_at(keys: type[msgspec.Struct], steps: list[int | str]) -> inspect.Type:
+    found: inspect.Type = inspect.type_info(keys)
+    for step in steps:
+        found = _plain(found)
+        if isinstance(found, inspect.StructType):
+            found = next(field.type for field in found.fields if field.encode_name == step)
+        elif isinstance(found, inspect.ListType):
+            found = found.item_type
+    return found
+
+
+def _plain(found: inspect.Type) -> inspect.Type:
+    return found.type if isinstance(found, inspect.Metadata) else found
+
+
+def describe_type(found: inspect.Type) -> str:
+    """Return a type in words, such as ``true or false`` or ``a list of texts``."""
+    found = _plain(found)
+    match found:
+        case inspect.EnumType():
+            return "one of " + ", ".join(word.value for word in found.cls)
+        case inspect.ListType():
+            return f"a list of {_describe_many(found.item_type)}"
+        case inspect.UnionType():
+            return " or ".join(describe_type(member) for member in found.types)
+        case inspect.IntType():
+            return "a whole number" if found.ge is None else f"a whole number >= {found.ge}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.StrType():
+            return "a text"
+        case _:
+            return "an object {…}"
+
+
+def _describe_many(found: inspect.Type) -> str:
+    found = _plain(found)
+    match found:
+        case inspect.EnumType():
+            return "words out of " + ", ".join(word.value for word in found.cls)
+        case inspect.UnionType():
+            return " and ".join(_describe_many(member) for member in found.types)
+        case inspect.IntType():
+            return "whole numbers"
+        case inspect.StrType():
+            return "texts"
+        case _:
+            return "objects {…}"

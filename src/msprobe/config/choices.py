@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The closed sets of words that `config.json` may use."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Task(StrEnum):
+    """What a capture keeps."""
+
+    STATISTICS = "statistics"
+    TENSOR = "tensor"
+    STRUCTURE = "structure"
+    OVERFLOW_CHECK = "overflow_check"
+
+
+class Level(StrEnum):
+    """Which calls a capture sees: modules, APIs, both, device kernels, or `save()` only."""
+
+    L0 = "L0"
+    L1 = "L1"
+    L2 = "L2"
+    MIX = "mix"
+    DEBUG = "debug"
+
+
+class SummaryMode(StrEnum):
+    """What is written about a value: four statistics, or those and a CRC-32."""
+
+    STATISTICS = "statistics"
+    MD5 = "md5"
+
+
+class Precision(StrEnum):
+    """How statistics are accumulated: at least float32, or float64."""
+
+    LOW = "low"
+    HIGH = "high"
+
+
+class RiskLevel(StrEnum):
+    """Which APIs are recorded: the few that compute, the usual ones, or every one."""
+
+    CORE = "CORE"
+    FOCUS = "FOCUS"
+    ALL = "ALL"
+
+
+class CompileMode(StrEnum):
+    """How compiled code is captured: run eagerly, or seen at its module boundaries only."""
+
+    EAGER = "eager"
+    MODULES_ONLY = "modules_only"
+
+
+class Device(StrEnum):
+    """Where statistics are computed in MindSpore graph mode (O0, O1)."""
+
+    HOST = "host"
+    DEVICE = "device"
+
+
+class FileFormat(StrEnum):
+    """File format of saved tensors in MindSpore graph mode at L2."""
+
+    NPY = "npy"
+    BIN = "bin"
+
+
+class CheckMode(StrEnum):
+    """Which device flags an overflow check reads (MindSpore graph mode before 2.3)."""
+
+    ALL = "all"
+    AICORE = "aicore"
+    ATOMIC = "atomic"
+
+
+class DataModeWord(StrEnum):
+    """A word of `data_mode`; their combination is a `DataMode`."""
+
+    ALL = "all"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INPUT = "input"
+    OUTPUT = "output"

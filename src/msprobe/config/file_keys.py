@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys of `config.json` with their types and descriptions, exactly as users write them.
+
+Everything that is known about a key stands here once: checking, the JSON schema for editors and
+the reference page are made from these types.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from msprobe.config.choices import (
+    CheckMode,
+    CompileMode,
+    DataModeWord,
+    Device,
+    FileFormat,
+    Level,
+    Precision,
+    RiskLevel,
+    SummaryMode,
+    Task,
+)
+
+Numbers = list[int | str]
+Names = list[str]
+
+Scope = Annotated[
+    Names,
+    Meta(
+        description="Record only from the first to the second of two full record names, both "
+        "included; empty for everything. At L1 API names (`Functional.linear.0.forward`), at L0 "
+        "module names (`Module.fc.Linear.forward.0`), at mix either. Not with level L2."
+    ),
+]
+NameFilters = Annotated[
+    Names,
+    Meta(
+        description="Record only calls whose name contains one of these texts; empty for all. At "
+        "level mix a matching module is expanded: everything that runs inside it is recorded."
+    ),
+]
+DataModeWords = Annotated[
+    list[DataModeWord],
+    Meta(
+        description='What to keep of a call: `["all"]`, or any of `forward`, `backward`, `input`, '
+        "`output`. Without a direction both are kept, without a side both are kept: "
+        '`["backward"]` keeps gradients in and out, `["forward", "input"]` only forward inputs.'
+    ),
+]
+Summary = Annotated[
+    SummaryMode,
+    Meta(
+        description="`statistics`: maximum, minimum, mean and norm. `md5`: also a CRC-32 of the "
+        "bytes, to see at once whether two values are bit-identical."
+    ),
+]
+BlackList = Annotated[
+    Names,
+    Meta(description="API names that are never recorded, such as `Tensor.item` or `relu`."),
+]
+
+
+class SliceKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """One crop of `slice`."""
+
+    dim: Annotated[int, Meta(ge=0, description="Dimension to crop.")] = 0
+    size: (
+        Annotated[
+            int, Meta(ge=0, description="Only tensors with this size in `dim`; absent for any.")
+        ]
+        | UnsetType
+    ) = UNSET
+    begin: Annotated[
+        int, Meta(description="First index to keep; negative counts from the end.")
+    ] = 0
+    end: (
+        Annotated[int, Meta(description="Index after the last one to keep; absent for the end.")]
+        | UnsetType
+    ) = UNSET
+
+
+Slices = Annotated[
+    list[SliceKeys],
+    Meta(
+        description="Crop matching dimensions before a value is summarised or saved, for example "
+        '`[{"dim": 0, "size": 4096, "begin": 0, "end": 16}]`.'
+    ),
+]
+
+
+class StatisticsKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Task `statistics`: four numbers for every value."""
+
+    scope: Scope = []
+    list: NameFilters = []
+    tensor_list: Annotated[
+        Names,
+        Meta(
+            description="Calls whose name contains one of these texts also get their tensors "
+            "saved, as in the task `tensor`. Ignored at level debug."
+        ),
+    ] = []
+    data_mode: DataModeWords = []
+    summary_mode: Summary = SummaryMode.STATISTICS
+    device: Annotated[
+        Device,
+        Meta(description="Where statistics are computed; only MindSpore graph mode heeds it."),
+    ] = Device.HOST
+    slice: Slices = []
+    black_list: BlackList = []
+
+
+class TensorKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Task `tensor`: every value itself, and its statistics."""
+
+    scope: Scope = []
+    list: NameFilters = []
+    data_mode: DataModeWords = []
+    summary_mode: Summary = SummaryMode.STATISTICS
+    file_format: Annotated[
+        FileFormat,
+        Meta(description="Format of tensor files; only MindSpore graph mode at L2 heeds it."),
+    ] = FileFormat.NPY
+    slice: Slices = []
+    black_list: BlackList = []
+
+
+class StructureKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Task `structure`: which calls ran, from where and inside what; no values."""
+
+    black_list: BlackList = []
+
+
+class OverflowCheckKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Task `overflow_check`: only calls in which a NaN or an infinity shows up, with tensors."""
+
+    overflow_nums: Annotated[
+        int,
+        Meta(description="Stop after this many overflowing calls; -1 never stops; not 0."),
+    ] = 1
+    check_mode: Annotated[
+        CheckMode,
+        Meta(description="Only MindSpore graph mode before 2.3 heeds it."),
+    ] = CheckMode.ALL
+    black_list: BlackList = []
+
+
+class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys at the top of the file, for every task."""
+
+    task: Annotated[Task, Meta(description="What to keep.")] = Task.STATISTICS
+    dump_path: Annotated[
+        str,
+        Meta(
+            description="Output folder, created when missing. Any characters; `~` is your home "
+            "folder; a relative path starts at the working directory. Required here or as an "
+            "argument of `PrecisionDebugger`."
+        ),
+    ] = ""
+    rank: Annotated[
+        Numbers,
+        Meta(
+            description='Ranks to record, such as `[0, "4-7"]`; empty for all. '
+            "Numbers from 0 to 1000000."
+        ),
+    ] = []
+    step: Annotated[
+        Numbers,
+        Meta(
+            description='Steps to record, such as `[0, "10-12"]`; empty for all. '
+            "Numbers from 0 to 1000000."
+        ),
+    ] = []
+    level: Annotated[
+        Level,
+        Meta(
+            description="Which calls to see: `L0` modules, `L1` APIs, `mix` both, `L2` the "
+            "kernels that run beneath, `debug` only what you pass to `save()`. The task "
+            "`structure` works at L0 and mix, `overflow_check` at L0, L1 and mix."
+        ),
+    ] = Level.L1
+    enable_dataloader: Annotated[
+        bool,
+        Meta(
+            description="Let each iteration of a PyTorch `DataLoader` do stop, step and start by "
+            "itself (single process)."
+        ),
+    ] = False
+    async_dump: Annotated[
+        bool,
+        Meta(
+            description="Copy values at once and do the rest of the work at `stop()` and "
+            "`step()`: less time in each call, more memory until then."
+        ),
+    ] = False
+    precision: Annotated[
+        Precision,
+        Meta(
+            description="How statistics are accumulated: `low` in float32 or wider, `high` in "
+            "float64."
+        ),
+    ] = Precision.LOW
+    extra_info: Annotated[
+        bool, Meta(description="Also write `stack.json` and `construct.json`.")
+    ] = True
+    risk_level: Annotated[
+        RiskLevel,
+        Meta(
+            description="Which APIs to record: `CORE` few, `FOCUS` without those that only move "
+            "or reshape data, `ALL` every one. With a `scope` it is always `ALL`."
+        ),
+    ] = RiskLevel.ALL
+    dump_enable: (
+        Annotated[
+            bool,
+            Meta(
+                description="Present: the file is watched, and changing this value switches "
+                "recording on or off while the job runs. Absent: recording is on and the file is "
+                "read once."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    custom_op_namespaces: Annotated[
+        Names,
+        Meta(description="Namespaces of `torch.ops` whose operators are recorded as APIs."),
+    ] = []
+    api_list: Annotated[
+        str,
+        Meta(
+            description="A YAML file with your own table of APIs to record; a relative path "
+            "starts at the folder of this file."
+        ),
+    ] = ""
+    record_rng: Annotated[
+        bool,
+        Meta(description="Save the generator state of each call that uses random numbers."),
+    ] = False
+    record_recompute: Annotated[
+        bool,
+        Meta(
+            description="Also record what activation checkpointing computes a second time, as "
+            "`….forward.{n}.recompute`."
+        ),
+    ] = False
+    compile: Annotated[
+        CompileMode,
+        Meta(
+            description="`torch.compile`d code: `eager` runs it uncompiled while recording, "
+            "`modules_only` leaves it compiled and sees the boundaries of modules only."
+        ),
+    ] = CompileMode.EAGER
+
+
+SectionKeys = StatisticsKeys | TensorKeys | StructureKeys | OverflowCheckKeys
+
+SECTION_KEYS: Final[dict[Task, type[SectionKeys]]] = {
+    Task.STATISTICS: StatisticsKeys,
+    Task.TENSOR: TensorKeys,
+    Task.STRUCTURE: StructureKeys,
+    Task.OVERFLOW_CHECK: OverflowCheckKeys,
+}

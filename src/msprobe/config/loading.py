@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From `config.json` and the arguments of a debugger to one checked `Config`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import UNSET
+
+from msprobe.config.checking import convert, parse_choice
+from msprobe.config.choices import Level, RiskLevel, Task
+from msprobe.config.file_keys import SECTION_KEYS, CommonKeys
+from msprobe.config.numbers import parse_number_list
+from msprobe.config.reading import read_config_file
+from msprobe.config.sections import build_section
+from msprobe.config.settings import Config, Section, StatisticsSection, TensorSection
+from msprobe.config.unknown_keys import OTHER_TASKS, warn_unknown
+from msprobe.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+ARGUMENT: Final = "PrecisionDebugger()"
+PACKAGED_DEFAULT: Final = Path(__file__).with_name("config.json")
+
+_LEVELS: Final[dict[Task, tuple[Level, ...]]] = {
+    Task.STATISTICS: tuple(Level),
+    Task.TENSOR: tuple(Level),
+    Task.STRUCTURE: (Level.L0, Level.MIX),
+    Task.OVERFLOW_CHECK: (Level.L0, Level.L1, Level.MIX),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """Raw values on their way to a `Config`: file and arguments merged, nothing checked yet."""
+
+    values: dict[str, Any]
+    file: str | Path
+    arguments: frozenset[str]
+    warnings: list[str] = field(default_factory=list)
+
+    def source(self, key: str) -> str | Path:
+        """Return where the value of a top-level key came from, for messages."""
+        return ARGUMENT if key in self.arguments else self.file
+
+
+def load_config(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    task: str | None = None,
+    dump_path: str | os.PathLike[str] | None = None,
+    level: str | None = None,
+    step: object = None,
+) -> Config:
+    """Read, check and resolve the settings of a run.
+
+    Args:
+        path: a `config.json`; None for the packaged default (statistics at L1, no `dump_path`).
+        task: wins over the file, as do the following, unless None or empty.
+        dump_path: output folder.
+        level: level of the capture.
+        step: list of steps.
+
+    Raises:
+        ConfigError: the first thing that cannot be used. Keys without effect are only logged as
+            warnings.
+    """
+    file = _config_path(path)
+    values, repeated = read_config_file(file or PACKAGED_DEFAULT)
+    given = {"task": task, "dump_path": dump_path, "level": level, "step": step}
+    arguments = {key: value for key, value in given.items() if not _is_empty(value)}
+    draft = _Draft(
+        values=_present({**values, **arguments}),
+        file=file or "packaged config.json",
+        arguments=frozenset(arguments),
+        warnings=[f'"{key}" stands there more than once; the last one counts' for key in repeated],
+    )
+    config = _resolve(draft, file)
+    for warning in draft.warnings:
+        logger.warning("%s: %s", draft.file, warning)
+    return config
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, str | list | tuple) and not value)
+
+
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what counts as absent: null, and the empty text for the first three keys."""
+    return {
+        key: value
+        for key, value in values.items()
+        if not (value is None and key not in SECTION_KEYS)
+        and not (value == "" and key in ("task", "level", "dump_path"))
+    }
+
+
+def _config_path(path: object) -> Path | None:
+    if path is None:
+        return None
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError("config_path", path, "the path of a .json file", source=ARGUMENT)
+    name = os.fspath(path)
+    if not isinstance(name, str) or not name:
+        raise ConfigError("config_path", path, "the path of a .json file", source=ARGUMENT)
+    return _user_path(name, "config_path", ARGUMENT)
+
+
+def _resolve(draft: _Draft, file: Path | None) -> Config:
+    task = _resolve_task(draft)
+    level = _resolve_level(draft, task)
+    values = {**draft.values, "task": task.value, "level": level.value}
+    rank = parse_number_list(values.pop("rank", None), "rank", source=draft.file)
+    step = parse_number_list(values.pop("step", None), "step", source=draft.source("step"))
+    dump_path = _resolve_dump_path(values.pop("dump_path", None), draft.source("dump_path"))
+    common = convert(values, CommonKeys, prefix="", source=draft.file)
+    section = _resolve_section(draft, task, level)
+    return Config(
+        task=task,
+        level=level,
+        dump_path=dump_path,
+        rank=rank,
+        step=step,
+        enable_dataloader=common.enable_dataloader,
+        async_dump=common.async_dump,
+        precision=common.precision,
+        extra_info=common.extra_info,
+        risk_level=_resolve_risk_level(common.risk_level, section, draft),
+        dump_enable=None if common.dump_enable is UNSET else common.dump_enable,
+        custom_op_namespaces=_resolve_namespaces(common.custom_op_namespaces, draft),
+        api_list=_resolve_api_list(common.api_list, draft, file),
+        record_rng=common.record_rng,
+        record_recompute=common.record_recompute,
+        compile=common.compile,
+        source=file,
+        section=section,
+    )
+
+
+def _resolve_task(draft: _Draft) -> Task:
+    value = draft.values.get("task", Task.STATISTICS.value)
+    if isinstance(value, str) and value in OTHER_TASKS:
+        hint = (
+            f'"{value}" is not a capture task: {OTHER_TASKS[value]}; '
+            f'a section "{value}" may stay in the file'
+        )
+        raise ConfigError("task", value, tuple(Task), source=draft.source("task"), hint=hint)
+    return parse_choice(value, Task, "task", source=draft.source("task"))
+
+
+def _resolve_level(draft: _Draft, task: Task) -> Level:
+    if "level" not in draft.values:
+        return Level.MIX if task is Task.STRUCTURE else Level.L1
+    source = draft.source("level")
+    level = parse_choice(draft.values["level"], Level, "level", source=source)
+    if level in _LEVELS[task]:
+        return level
+    if task is Task.STRUCTURE:
+        draft.warnings.append(f'"level" is "{level}"; task structure uses mix instead')
+        return Level.MIX
+    hint = f"task {task} does not work at level {level}"
+    raise ConfigError("level", level.value, _LEVELS[task], source=source, hint=hint)
+
+
+def _resolve_section(draft: _Draft, task: Task, level: Level) -> Section:
+    keys = SECTION_KEYS[task]
+    top = list(CommonKeys.__struct_encode_fields__)
+    inside = list(keys.__struct_encode_fields__)
+    draft.warnings.extend(
+        warn_unknown(draft.values, top, section="", elsewhere=[f"{task}.{name}" for name in inside])
+    )
+    raw = draft.values.get(task.value, {})
+    if not isinstance(raw, dict):
+        raise ConfigError(task.value, raw, "an object {…}", source=draft.file)
+    raw = {name: value for name, value in raw.items() if value is not None}
+    draft.warnings.extend(warn_unknown(raw, inside, section=task.value, elsewhere=top))
+    typed = convert(raw, keys, prefix=task.value, source=draft.file)
+    return build_section(typed, level, source=draft.file, warnings=draft.warnings)
+
+
+def _resolve_dump_path(value: object, source: str | Path) -> Path:
+    rule = "the path of the output folder"
+    if value is None:
+        hint = "give it in the file or as an argument of PrecisionDebugger"
+        raise ConfigError("dump_path", None, rule, source=source, hint=hint)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError("dump_path", value, rule, source=source)
+    path = _user_path(value, "dump_path", source)
+    if path.exists() and not path.is_dir():
+        raise ConfigError("dump_path", value, rule, source=source, hint="this is a file")
+    return path
+
+
+def _user_path(value: str, key: str, source: str | Path) -> Path:
+    """Return an absolute path with `~` expanded; later changes of folder do not move it."""
+    try:
+        path = Path(value).expanduser().absolute()
+        os.fsencode(path)
+        path.exists()
+    except (ValueError, RuntimeError, OSError) as error:
+        rule = "a path that the system accepts"
+        raise ConfigError(key, value, rule, source=source, hint=str(error)) from error
+    if "\0" in value:
+        raise ConfigError(key, value, "a path without NUL characters", source=source)
+    return path
+
+
+def _resolve_risk_level(chosen: RiskLevel, section: Section, draft: _Draft) -> RiskLevel:
+    has_scope = isinstance(section, StatisticsSection | TensorSection) and section.scope
+    if not has_scope or chosen is RiskLevel.ALL:
+        return chosen
+    draft.warnings.append(f'"risk_level" is "{chosen}"; with a scope every API is recorded')
+    return RiskLevel.ALL
+
+
+def _resolve_namespaces(names: list[str], draft: _Draft) -> tuple[str, ...]:
+    for place, name in enumerate(names):
+        if not name.isidentifier():
+            key = f"custom_op_namespaces[{place}]"
+            rule = "a namespace of torch.ops, such as my_ops"
+            raise ConfigError(key, name, rule, source=draft.file)
+    return tuple(dict.fromkeys(names))
+
+
+def _resolve_api_list(value: str, draft: _Draft, file: Path | None) -> Path | None:
+    if not value:
+        return None
+    given = _user_path(value, "api_list", draft.file)
+    if file and not Path(value).expanduser().is_absolute():
+        given = file.parent / value
+    if not given.is_file():
+        rule = "the path of an existing YAML file"
+        hint = f"there is no file {given}"
+        raise ConfigError("api_list", value, rule, source=draft.file, hint=hint)
+    return given

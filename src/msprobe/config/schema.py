@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A JSON Schema of `config.json`, for completion and checking in editors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from msprobe.config.file_keys import SECTION_KEYS, CommonKeys
+from msprobe.config.unknown_keys import OTHER_TASKS
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the schema (JSON Schema 2020-12) as plain JSON data.
+
+    It describes types, words and ranges. What depends on several keys at once, such as the names
+    in `scope` at each level, only `load_config` can judge.
+    """
+    types = [CommonKeys, *SECTION_KEYS.values()]
+    _, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    common = definitions.pop(CommonKeys.__name__)
+    properties = {"$schema": {"type": "string"}, **common["properties"]}
+    for task, keys in SECTION_KEYS.items():
+        properties[task.value] = {"$ref": f"#/$defs/{keys.__name__}"}
+    for name, advice in OTHER_TASKS.items():
+        properties[name] = {"description": f"Not read: not a capture task; {advice}."}
+    return {
+        "$schema": DIALECT,
+        "title": "msprobe config.json",
+        "description": "Settings of a msprobe capture.",
+        "type": "object",
+        "properties": properties,
+        "$defs": dict(sorted(definitions.items())),
+    }

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the typed keys of a task's section to its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import UNSET
+
+from msprobe.config.choices import DataModeWord, Level
+from msprobe.config.file_keys import (
+    OverflowCheckKeys,
+    SectionKeys,
+    SliceKeys,
+    StatisticsKeys,
+    StructureKeys,
+    TensorKeys,
+)
+from msprobe.config.scopes import parse_scope
+from msprobe.config.settings import (
+    DataMode,
+    OverflowCheckSection,
+    Section,
+    Slice,
+    StatisticsSection,
+    StructureSection,
+    TensorSection,
+)
+from msprobe.errors import ConfigError
+
+
+def build_section(
+    keys: SectionKeys, level: Level, *, source: str | Path, warnings: list[str]
+) -> Section:
+    """Return the settings that a section's keys mean at this level.
+
+    Args:
+        keys: the section, with every value of the right type.
+        level: level of the capture; some keys depend on it.
+        source: the file, for error messages.
+        warnings: receives a sentence for each key that has no effect.
+
+    Raises:
+        ConfigError: values that are not allowed together, or out of range.
+    """
+    match keys:
+        case StatisticsKeys():
+            return _statistics(keys, level, source=source, warnings=warnings)
+        case TensorKeys():
+            return _tensor(keys, level, source=source, warnings=warnings)
+        case StructureKeys():
+            return StructureSection(black_list=tuple(keys.black_list))
+        case OverflowCheckKeys():
+            return _overflow_check(keys, source=source)
+
+
+def _statistics(
+    keys: StatisticsKeys, level: Level, *, source: str | Path, warnings: list[str]
+) -> StatisticsSection:
+    section = "statistics"
+    scope, names = _selection(keys, section, level, source=source, warnings=warnings)
+    tensor_list = tuple(keys.tensor_list)
+    if tensor_list and level is Level.DEBUG:
+        warnings.append(
+            f'"{section}.tensor_list" has no effect at level debug; use the task tensor'
+        )
+        tensor_list = ()
+    return StatisticsSection(
+        scope=scope,
+        name_filters=names,
+        tensor_list=tensor_list,
+        data_mode=parse_data_mode(keys.data_mode, f"{section}.data_mode", source=source),
+        summary_mode=keys.summary_mode,
+        device=keys.device,
+        slice=_parse_slices(keys.slice, f"{section}.slice", source=source),
+        black_list=tuple(keys.black_list),
+    )
+
+
+def _tensor(
+    keys: TensorKeys, level: Level, *, source: str | Path, warnings: list[str]
+) -> TensorSection:
+    section = "tensor"
+    scope, names = _selection(keys, section, level, source=source, warnings=warnings)
+    return TensorSection(
+        scope=scope,
+        name_filters=names,
+        data_mode=parse_data_mode(keys.data_mode, f"{section}.data_mode", source=source),
+        summary_mode=keys.summary_mode,
+        file_format=keys.file_format,
+        slice=_parse_slices(keys.slice, f"{section}.slice", source=source),
+        black_list=tuple(keys.black_list),
+    )
+
+
+def _overflow_check(keys: OverflowCheckKeys, *, source: str | Path) -> OverflowCheckSection:
+    if keys.overflow_nums != -1 and keys.overflow_nums < 1:
+        rule = "a whole number >= 1, or -1 to never stop"
+        raise ConfigError("overflow_check.overflow_nums", keys.overflow_nums, rule, source=source)
+    return OverflowCheckSection(
+        overflow_nums=keys.overflow_nums,
+        check_mode=keys.check_mode,
+        black_list=tuple(keys.black_list),
+    )
+
+
+def _selection(
+    keys: StatisticsKeys | TensorKeys,
+    section: str,
+    level: Level,
+    *,
+    source: str | Path,
+    warnings: list[str],
+) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
+    """Return scope and name filters; at level debug there is nothing to select from."""
+    if level is Level.DEBUG:
+        warnings.extend(
+            f'"{section}.{name}" has no effect at level debug, which records only save()'
+            for name, value in (("scope", keys.scope), ("list", keys.list))
+            if value
+        )
+        return None, ()
+    if "" in keys.list:
+        warnings.append(f'"{section}.list" holds an empty text, which matches every record')
+    scope = parse_scope(keys.scope, level, f"{section}.scope", source=source, warnings=warnings)
+    return scope, tuple(keys.list)
+
+
+def parse_data_mode(words: list[DataModeWord], key: str, *, source: str | Path) -> DataMode:
+    """Return what a combination of `data_mode` words means.
+
+    A missing direction means both directions, a missing side both sides.
+
+    Raises:
+        ConfigError: `all` together with another word.
+    """
+    chosen = set(words)
+    if DataModeWord.ALL in chosen and len(words) > 1:
+        shown = [word.value for word in words]
+        raise ConfigError(key, shown, '["all"] alone, or the other words without it', source=source)
+    forward, backward = DataModeWord.FORWARD in chosen, DataModeWord.BACKWARD in chosen
+    input_, output = DataModeWord.INPUT in chosen, DataModeWord.OUTPUT in chosen
+    return DataMode(
+        forward=forward or not backward,
+        backward=backward or not forward,
+        input=input_ or not output,
+        output=output or not input_,
+    )
+
+
+def _parse_slices(crops: list[SliceKeys], key: str, *, source: str | Path) -> tuple[Slice, ...]:
+    result = []
+    for place, crop in enumerate(crops):
+        end = None if crop.end is UNSET else crop.end
+        same_sign = end is not None and (crop.begin < 0) == (end < 0)
+        if same_sign and end is not None and crop.begin >= end:
+            found = {"begin": crop.begin, "end": end}
+            rule = "a begin that is smaller than the end"
+            raise ConfigError(f"{key}[{place}]", found, rule, source=source)
+        size = None if crop.size is UNSET else crop.size
+        result.append(Slice(dim=crop.dim, size=size, begin=crop.begin, end=end))
+    return tuple(result)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of one run, checked and resolved: what the rest of the program sees."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msprobe.config.choices import (
+    CheckMode,
+    CompileMode,
+    Device,
+    FileFormat,
+    Level,
+    Precision,
+    RiskLevel,
+    SummaryMode,
+    Task,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataMode:
+    """Which directions and which sides of a call are kept (the resolved `data_mode`)."""
+
+    forward: bool = True
+    backward: bool = True
+    input: bool = True
+    output: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Crop one dimension to `[begin:end]` before a value is summarised or saved.
+
+    Applies to tensors that have the dimension and, when `size` is given, that size in it.
+    """
+
+    dim: int = 0
+    size: int | None = None
+    begin: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticsSection:
+    """Settings of the task `statistics`.
+
+    Attributes:
+        scope: first and last record name of the recorded range, both included.
+        name_filters: parts of names; a record is kept when its name contains one (key `list`).
+        tensor_list: parts of names; matching records get their tensors saved too.
+        data_mode: directions and sides of a call to keep.
+        summary_mode: statistics, or statistics and a CRC-32.
+        device: where statistics are computed in MindSpore graph mode.
+        slice: crops made before a value is summarised.
+        black_list: API names that are never recorded.
+    """
+
+    scope: tuple[str, str] | None = None
+    name_filters: tuple[str, ...] = ()
+    tensor_list: tuple[str, ...] = ()
+    data_mode: DataMode = field(default_factory=DataMode)
+    summary_mode: SummaryMode = SummaryMode.STATISTICS
+    device: Device = Device.HOST
+    slice: tuple[Slice, ...] = ()
+    black_list: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSection:
+    """Settings of the task `tensor`; see `StatisticsSection` for the shared ones.
+
+    Attributes:
+        file_format: only MindSpore graph mode at L2 heeds it.
+    """
+
+    scope: tuple[str, str] | None = None
+    name_filters: tuple[str, ...] = ()
+    data_mode: DataMode = field(default_factory=DataMode)
+    summary_mode: SummaryMode = SummaryMode.STATISTICS
+    file_format: FileFormat = FileFormat.NPY
+    slice: tuple[Slice, ...] = ()
+    black_list: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructureSection:
+    """Settings of the task `structure`."""
+
+    black_list: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverflowCheckSection:
+    """Settings of the task `overflow_check`.
+
+    Attributes:
+        overflow_nums: stop after this many overflowing calls; -1 never stops.
+        check_mode: only MindSpore graph mode before 2.3 heeds it.
+        black_list: API names that are never recorded.
+    """
+
+    overflow_nums: int = 1
+    check_mode: CheckMode = CheckMode.ALL
+    black_list: tuple[str, ...] = ()
+
+
+Section = StatisticsSection | TensorSection | StructureSection | OverflowCheckSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The settings of one run; `docs/reference/config.md` explains each key.
+
+    Attributes:
+        rank: sorted rank numbers to record; empty for all.
+        step: sorted step numbers to record; empty for all.
+        dump_path: absolute output folder (`~` expanded); created when capture starts.
+        dump_enable: None when the key is absent, and the file is then not polled.
+        api_list: absolute path of the user's API table.
+        source: the file the settings came from; None for the packaged default.
+        section: the settings of `task`.
+    """
+
+    task: Task = Task.STATISTICS
+    level: Level = Level.L1
+    dump_path: Path
+    rank: tuple[int, ...] = ()
+    step: tuple[int, ...] = ()
+    enable_dataloader: bool = False
+    async_dump: bool = False
+    precision: Precision = Precision.LOW
+    extra_info: bool = True
+    risk_level: RiskLevel = RiskLevel.ALL
+    dump_enable: bool | None = None
+    custom_op_namespaces: tuple[str, ...] = ()
+    api_list: Path | None = None
+    record_rng: bool = False
+    record_recompute: bool = False
+    compile: CompileMode = CompileMode.EAGER
+    source: Path | None = None
+    section: Section = field(default_factory=StatisticsSection)
+
+    def wants_step(self, step: int) -> bool:
+        """Return whether this step is to be recorded."""
+        return not self.step or _contains(self.step, step)
+
+    def wants_rank(self, rank: int) -> bool:
+        """Return whether this rank is to be recorded."""
+        return not self.rank or _contains(self.rank, rank)
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step to record, None when there is no end."""
+        return self.step[-1] if self.step else None
+
+
+def _contains(sorted_numbers: tuple[int, ...], number: int) -> bool:
+    # Bisection: a list may hold a million steps, and this is asked on the training thread.
+    place = bisect_left(sorted_numbers, number)
+    return place < len(sorted_numbers) and sorted_numbers[place] == number

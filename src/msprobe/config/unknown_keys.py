@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to say about keys and tasks that other generations of `config.json` have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from msprobe.config.choices import Task
+
+# Sections of tasks that are not captures. They may stay in the file and are never read.
+OTHER_TASKS: Final[dict[str, str]] = {
+    "run_ut": "it checks the APIs of a finished dump; capture with statistics or tensor first",
+    "acc_check": "it checks the APIs of a finished dump; capture with statistics or tensor first",
+    "free_benchmark": "it perturbs inputs during training, which a capture never does; "
+    "use tensor to record the calls",
+    "grad_probe": 'use statistics at level L0 with data_mode ["backward"], which records gradients',
+    "exception_dump": "use overflow_check, which records the calls that show a NaN or an infinity",
+    "nan_check": "use overflow_check, which finds NaN and infinity on any device",
+    "diff_check": "capture both runs, with summary_mode md5 for bit equality, and compare the "
+    "dumps",
+}
+
+_IGNORED_TOP: Final = frozenset({"$schema", *OTHER_TASKS, *Task})
+
+# Keys of mindstudio-probe 26.2.0 that msprobe knows and does not offer.
+_UNSUPPORTED_TOP: Final[dict[str, str]] = {
+    "load": "inputs of modules are never overwritten from a dump",
+}
+_UNSUPPORTED_SECTION: Final[dict[str, str]] = {
+    "request_id": "calls cannot be selected by request",
+    "bench_path": "a capture is compared with another one afterwards",
+    "diff_nums": "a capture is compared with another one afterwards",
+    "online_run_ut": "calls are not sent to another machine while they run",
+}
+
+
+def warn_unknown(
+    found: Iterable[str],
+    known: Iterable[str],
+    *,
+    section: str,
+    elsewhere: Iterable[str],
+) -> list[str]:
+    """Return a warning for each key that has no effect where it stands.
+
+    Args:
+        found: keys of the object.
+        known: keys that have an effect there.
+        section: name of the section, empty for the top of the file.
+        elsewhere: keys that would have an effect in the other place (the active section for the
+            top of the file, the top for a section), with their full paths.
+    """
+    known = list(known)
+    moved = {path.rpartition(".")[2]: path for path in elsewhere}
+    unsupported = {**_UNSUPPORTED_SECTION, **({} if section else _UNSUPPORTED_TOP)}
+    warnings = []
+    for key in found:
+        if key in known or (not section and key in _IGNORED_TOP):
+            continue
+        path = f"{section}.{key}".strip(".")
+        if key in unsupported:
+            warnings.append(f'"{path}" is not supported and ignored: {unsupported[key]}')
+        elif key in moved:
+            place = f'"{moved[key]}"' if section == "" else f'the top of the file ("{key}")'
+            warnings.append(f'"{path}" has no effect here; it belongs to {place}')
+        else:
+            warnings.append(f'"{path}" is not a known key and ignored{_suggest(key, known)}')
+    return warnings
+
+
+def _suggest(key: str, known: list[str]) -> str:
+    import difflib  # costs 2 ms, and only a faulty file needs it
+
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(key.lower()[:100], list(by_lower), n=1)
+    return f'; did you mean "{by_lower[near[0]]}"?' if near else ""

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The logger `msprobe`: one handler, one level, and warnings that come only once.
+
+Importing this changes nothing; a debugger or the command line calls `ensure_handler`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Hashable
+from typing import Final
+
+LEVEL_VARIABLE: Final = "MSPROBE_LOG_LEVEL"
+SILENT: Final = logging.CRITICAL + 1
+
+_LEVELS: Final = {
+    "0": logging.DEBUG,
+    "1": logging.INFO,
+    "2": logging.WARNING,
+    "3": logging.ERROR,
+    "4": SILENT,
+}
+_root: Final = logging.getLogger("msprobe")
+_lock: Final = threading.Lock()
+_already_said: Final[set[tuple[str, Hashable]]] = set()
+
+
+def ensure_handler() -> None:
+    """Give the logger `msprobe` its level and, when nobody else handles its messages, a handler.
+
+    The level comes from ``MSPROBE_LOG_LEVEL``: 0 debug, 1 info (default), 2 warning, 3 error,
+    4 silent. The handler writes to stderr; lines name the rank when ``RANK`` is set. Handlers
+    that the user has placed, on this logger or above it, are left to do the work. May be called
+    many times.
+    """
+    with _lock:
+        value = os.environ.get(LEVEL_VARIABLE, "").strip()
+        level = _LEVELS.get(value or "1")
+        _root.setLevel(logging.INFO if level is None else level)
+        if not _root.hasHandlers():
+            _root.addHandler(_stderr_handler())
+    if level is None:
+        rule = "use 0 (debug), 1 (info), 2 (warning), 3 (error) or 4 (silent)"
+        warn_once(_root, LEVEL_VARIABLE, "%s is %r; %s", LEVEL_VARIABLE, value, rule)
+
+
+def _stderr_handler() -> logging.Handler:
+    handler = logging.StreamHandler()
+    rank = os.environ.get("RANK", "").strip()
+    prefix = f"[rank {rank}] ".replace("%", "%%") if rank else ""
+    line = f"%(asctime)s {prefix}[%(levelname)s] %(name)s: %(message)s"
+    handler.setFormatter(logging.Formatter(line))
+    return handler
+
+
+def warn_once(logger: logging.Logger, key: Hashable, message: str, *args: object) -> None:
+    """Log a warning the first time that this logger gets this key, and never again.
+
+    Args:
+        logger: where to log.
+        key: what makes two warnings the same.
+        message: as for `logging.Logger.warning`.
+        *args: values for the message.
+    """
+    mark = (logger.name, key)
+    with _lock:
+        if mark in _already_said:
+            return
+        _already_said.add(mark)
+    logger.warning(message, *args, stacklevel=2)
+
+
+def reset_warn_once() -> None:
+    """Forget which warnings were given; a new run says them again."""
+    with _lock:
+        _already_said.clear()
