@@ -16,6 +16,7 @@ a program can act on them without parsing text.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,15 +49,22 @@ class ConfigError(MsprobeError, ValueError):
         self.allowed = allowed
         self.source = str(source)
         rule = allowed if isinstance(allowed, str) else "one of " + ", ".join(map(str, allowed))
-        shown = repr(found)
-        if len(shown) > 200:
-            shown = shown[:200] + "…"
-        message = f'{self.source}: "{key}" is {shown}'
+        message = f'{self.source}: "{key}" is {_as_json(found)}'
         if allowed:
             message += f"; use {rule}"
         if hint:
             message += f" ({hint})"
         super().__init__(message)
+
+
+def _as_json(found: object) -> str:
+    """Return a value as it would stand in the user's JSON file, cut to a readable length."""
+    try:
+        shown = json.dumps(found, ensure_ascii=False, default=repr)
+    except (TypeError, ValueError, RecursionError):  # odd keys, huge integers, deep nesting
+        shown = f"a value of type {type(found).__name__}"
+    shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
+    return shown if len(shown) <= 200 else shown[:200] + "…"
 
 
 class ConfigFileError(ConfigError):

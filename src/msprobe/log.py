@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Hashable
 from typing import Final
@@ -31,28 +32,45 @@ def ensure_handler() -> None:
     """Give the logger `msprobe` its level and, when nobody else handles its messages, a handler.
 
     The level comes from ``MSPROBE_LOG_LEVEL``: 0 debug, 1 info (default), 2 warning, 3 error,
-    4 silent. The handler writes to stderr; lines name the rank when ``RANK`` is set. Handlers
-    that the user has placed, on this logger or above it, are left to do the work. May be called
-    many times.
+    4 silent; without the variable, a level that the user has set on the logger stays. The handler
+    writes to stderr; its lines name the rank when ``RANK`` is set. Handlers that the user has
+    placed, on this logger or above it, are left to do the work. May be called many times.
     """
     with _lock:
         value = os.environ.get(LEVEL_VARIABLE, "").strip()
-        level = _LEVELS.get(value or "1")
-        _root.setLevel(logging.INFO if level is None else level)
+        level = _LEVELS.get(value)
+        if level is not None:
+            _root.setLevel(level)
+        elif _root.level == logging.NOTSET:
+            _root.setLevel(logging.INFO)
         if not _root.hasHandlers():
             _root.addHandler(_stderr_handler())
-    if level is None:
+    if value and level is None:
         rule = "use 0 (debug), 1 (info), 2 (warning), 3 (error) or 4 (silent)"
         warn_once(_root, LEVEL_VARIABLE, "%s is %r; %s", LEVEL_VARIABLE, value, rule)
 
 
 def _stderr_handler() -> logging.Handler:
-    handler = logging.StreamHandler()
+    handler = _StderrHandler()
     rank = os.environ.get("RANK", "").strip()
     prefix = f"[rank {rank}] ".replace("%", "%%") if rank else ""
     line = f"%(asctime)s {prefix}[%(levelname)s] %(name)s: %(message)s"
     handler.setFormatter(logging.Formatter(line))
     return handler
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to whatever `sys.stderr` is at that moment: notebooks and tests exchange it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        stream = sys.stderr
+        if stream is None:  # a process without a console
+            return
+        try:
+            stream.write(self.format(record) + "\n")
+            stream.flush()
+        except Exception:  # noqa: BLE001 - logging must never end the user's training
+            self.handleError(record)
 
 
 def warn_once(logger: logging.Logger, key: Hashable, message: str, *args: object) -> None:

@@ -16,6 +16,11 @@ from msprobe.errors import ConfigError
 _PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
 _PATH_STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
+# Values that other generations or modes allow; keyed by the last part of the key's path.
+_HINTS: Final[dict[tuple[str, str], str]] = {
+    ("summary_mode", "xor"): "md5 tells bit equality on any device",
+}
+
 T = TypeVar("T", bound=msgspec.Struct)
 C = TypeVar("C", bound=StrEnum)
 
@@ -29,11 +34,15 @@ def parse_choice(value: object, choices: type[C], key: str, *, source: str | Pat
     words = [choice.value for choice in choices]
     if isinstance(value, str) and value in words:
         return choices(value)
-    hint = ""
+    raise ConfigError(key, value, words, source=source, hint=_near_miss(value, words))
+
+
+def _near_miss(value: object, words: list[str]) -> str:
     if isinstance(value, str):
-        same = [word for word in words if word.lower() == value.strip().lower()]
-        hint = f'write "{same[0]}"' if same else ""
-    raise ConfigError(key, value, words, source=source, hint=hint)
+        for word in words:
+            if word.lower() == value.strip().lower():
+                return f'write "{word}"'
+    return ""
 
 
 def convert(raw: dict[str, Any], keys: type[T], *, prefix: str, source: str | Path) -> T:
@@ -55,8 +64,20 @@ def convert(raw: dict[str, Any], keys: type[T], *, prefix: str, source: str | Pa
         inner = match[1] if match else ""
         steps = [int(index) if index else name for index, name in _PATH_STEP.findall(inner)]
         path = f"{prefix}.{inner}".strip(".")
-        allowed = describe_type(_type_at(keys, steps))
-        raise ConfigError(path, _value_at(raw, steps), allowed, source=source) from error
+        found, wanted = _value_at(raw, steps), _type_at(keys, steps)
+        hint = _hint(path, found, wanted)
+        raise ConfigError(path, found, describe_type(wanted), source=source, hint=hint) from error
+
+
+def _hint(path: str, found: object, wanted: inspect.Type) -> str:
+    plain = _plain(wanted)
+    if isinstance(plain, inspect.EnumType):
+        name = path.rpartition(".")[2]
+        near = _near_miss(found, [word.value for word in plain.cls])
+        return _HINTS.get((name, str(found)), near)
+    if isinstance(plain, inspect.ListType) and isinstance(found, str):
+        return "put it in square brackets"
+    return ""
 
 
 def _value_at(raw: Any, steps: list[int | str]) -> object:
@@ -81,7 +102,7 @@ def _plain(found: inspect.Type) -> inspect.Type:
 
 
 def describe_type(found: inspect.Type) -> str:
-    """Return a type in words, such as ``true or false`` or ``a list of texts``."""
+    """Return a type in words, such as ``true or false`` or ``a list of strings``."""
     found = _plain(found)
     match found:
         case inspect.EnumType():
@@ -95,7 +116,7 @@ def describe_type(found: inspect.Type) -> str:
         case inspect.BoolType():
             return "true or false"
         case inspect.StrType():
-            return "a text"
+            return "a string"
         case _:
             return "an object {…}"
 
@@ -110,6 +131,6 @@ def _describe_many(found: inspect.Type) -> str:
         case inspect.IntType():
             return "whole numbers"
         case inspect.StrType():
-            return "texts"
+            return "strings"
         case _:
             return "objects {…}"

@@ -24,8 +24,13 @@ from msprobe.config.choices import (
     SummaryMode,
     Task,
 )
+from msprobe.config.numbers import MAX_NUMBER
 
-Numbers = list[int | str]
+# `parse_number_list` judges these, with better words; the limits stand here for the schema.
+Numbers = list[
+    Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+    | Annotated[str, Meta(pattern=r"^\s*[0-9]+\s*(-\s*[0-9]+\s*)?$")]
+]
 Names = list[str]
 
 Scope = Annotated[
@@ -33,13 +38,14 @@ Scope = Annotated[
     Meta(
         description="Record only from the first to the second of two full record names, both "
         "included; empty for everything. At L1 API names (`Functional.linear.0.forward`), at L0 "
-        "module names (`Module.fc.Linear.forward.0`), at mix either. Not with level L2."
+        "module names (`Module.fc.Linear.forward.0`), at mix either. Not with level L2.",
+        extra_json_schema={"maxItems": 2},
     ),
 ]
 NameFilters = Annotated[
     Names,
     Meta(
-        description="Record only calls whose name contains one of these texts; empty for all. At "
+        description="Record only calls whose name contains one of these strings; empty for all. At "
         "level mix a matching module is expanded: everything that runs inside it is recorded."
     ),
 ]
@@ -100,7 +106,7 @@ class StatisticsKeys(msgspec.Struct, frozen=True, kw_only=True):
     tensor_list: Annotated[
         Names,
         Meta(
-            description="Calls whose name contains one of these texts also get their tensors "
+            description="Calls whose name contains one of these strings also get their tensors "
             "saved, as in the task `tensor`. Ignored at level debug."
         ),
     ] = []
@@ -140,7 +146,10 @@ class OverflowCheckKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     overflow_nums: Annotated[
         int,
-        Meta(description="Stop after this many overflowing calls; -1 never stops; not 0."),
+        Meta(
+            description="Stop after this many overflowing calls; -1 never stops; not 0.",
+            extra_json_schema={"anyOf": [{"const": -1}, {"minimum": 1}]},
+        ),
     ] = 1
     check_mode: Annotated[
         CheckMode,

@@ -86,7 +86,7 @@ def load_config(
 
 
 def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, str | list | tuple) and not value)
+    return value is None or (isinstance(value, str | list | tuple | range) and not value)
 
 
 def _present(values: dict[str, Any]) -> dict[str, Any]:
@@ -168,24 +168,35 @@ def _resolve_level(draft: _Draft, task: Task) -> Level:
 
 def _resolve_section(draft: _Draft, task: Task, level: Level) -> Section:
     keys = SECTION_KEYS[task]
-    top = list(CommonKeys.__struct_encode_fields__)
-    inside = list(keys.__struct_encode_fields__)
-    draft.warnings.extend(
-        warn_unknown(draft.values, top, section="", elsewhere=[f"{task}.{name}" for name in inside])
-    )
+    top = CommonKeys.__struct_encode_fields__
+    inside = keys.__struct_encode_fields__
+    in_section = dict.fromkeys(inside, f'in the section "{task}"')
+    draft.warnings.extend(warn_unknown(draft.values, top, section="", elsewhere=in_section))
     raw = draft.values.get(task.value, {})
     if not isinstance(raw, dict):
         raise ConfigError(task.value, raw, "an object {…}", source=draft.file)
     raw = {name: value for name, value in raw.items() if value is not None}
-    draft.warnings.extend(warn_unknown(raw, inside, section=task.value, elsewhere=top))
+    draft.warnings.extend(
+        warn_unknown(raw, inside, section=task.value, elsewhere=_places_of_keys())
+    )
     typed = convert(raw, keys, prefix=task.value, source=draft.file)
     return build_section(typed, level, source=draft.file, warnings=draft.warnings)
+
+
+def _places_of_keys() -> dict[str, str]:
+    """Return for each key of the file where it has an effect, in words."""
+    tasks: dict[str, list[str]] = {}
+    for task, keys in SECTION_KEYS.items():
+        for name in keys.__struct_encode_fields__:
+            tasks.setdefault(name, []).append(task)
+    places = {name: f"to task {' or '.join(names)}" for name, names in tasks.items()}
+    return places | dict.fromkeys(CommonKeys.__struct_encode_fields__, "at the top of the file")
 
 
 def _resolve_dump_path(value: object, source: str | Path) -> Path:
     rule = "the path of the output folder"
     if value is None:
-        hint = "give it in the file or as an argument of PrecisionDebugger"
+        hint = "it is missing: give it in the file or as the argument dump_path"
         raise ConfigError("dump_path", None, rule, source=source, hint=hint)
     if isinstance(value, os.PathLike):
         value = os.fspath(value)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +32,7 @@ def parse_number_list(
     """
     if values is None:
         return ()
-    if isinstance(values, str) or not isinstance(values, Sequence):
+    if not isinstance(values, list | tuple | range):
         raise ConfigError(key, values, LIST_RULE, source=source)
     if len(values) > MAX_ENTRIES:
         found = f"a list of {len(values)} entries"

@@ -63,7 +63,7 @@ def json_kind(value: object) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):
-        return "a text"
+        return "a string"
     if isinstance(value, int | float):
         return "a number"
     return "an object" if isinstance(value, dict) else "a list"
@@ -104,6 +104,8 @@ def _read_text(path: Path) -> str:
 def _refuse_lone_surrogates(path: Path, document: JsonObject) -> None:
     try:
         json.dumps(document, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ConfigFileError(path, "the JSON is nested too deeply") from error
     except UnicodeEncodeError as error:
         code = ord(error.object[error.start])
         raise ConfigFileError(

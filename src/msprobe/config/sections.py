@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from msgspec import UNSET
 
@@ -27,6 +28,8 @@ from msprobe.config.settings import (
     TensorSection,
 )
 from msprobe.errors import ConfigError
+
+_MAX_INDEX: Final = 2**63 - 1  # no tensor has more elements
 
 
 def build_section(
@@ -65,6 +68,7 @@ def _statistics(
             f'"{section}.tensor_list" has no effect at level debug; use the task tensor'
         )
         tensor_list = ()
+    _warn_empty(keys.tensor_list, f"{section}.tensor_list", warnings)
     return StatisticsSection(
         scope=scope,
         name_filters=names,
@@ -120,10 +124,14 @@ def _selection(
             if value
         )
         return None, ()
-    if "" in keys.list:
-        warnings.append(f'"{section}.list" holds an empty text, which matches every record')
+    _warn_empty(keys.list, f"{section}.list", warnings)
     scope = parse_scope(keys.scope, level, f"{section}.scope", source=source, warnings=warnings)
     return scope, tuple(keys.list)
+
+
+def _warn_empty(names: list[str], key: str, warnings: list[str]) -> None:
+    if "" in names:
+        warnings.append(f'"{key}" holds an empty string, which matches every record')
 
 
 def parse_data_mode(words: list[DataModeWord], key: str, *, source: str | Path) -> DataMode:
@@ -149,14 +157,19 @@ def parse_data_mode(words: list[DataModeWord], key: str, *, source: str | Path) 
 
 
 def _parse_slices(crops: list[SliceKeys], key: str, *, source: str | Path) -> tuple[Slice, ...]:
-    result = []
-    for place, crop in enumerate(crops):
-        end = None if crop.end is UNSET else crop.end
-        same_sign = end is not None and (crop.begin < 0) == (end < 0)
-        if same_sign and end is not None and crop.begin >= end:
-            found = {"begin": crop.begin, "end": end}
-            rule = "a begin that is smaller than the end"
-            raise ConfigError(f"{key}[{place}]", found, rule, source=source)
-        size = None if crop.size is UNSET else crop.size
-        result.append(Slice(dim=crop.dim, size=size, begin=crop.begin, end=end))
-    return tuple(result)
+    return tuple(
+        _parse_slice(crop, f"{key}[{place}]", source=source) for place, crop in enumerate(crops)
+    )
+
+
+def _parse_slice(crop: SliceKeys, key: str, *, source: str | Path) -> Slice:
+    size = None if crop.size is UNSET else crop.size
+    end = None if crop.end is UNSET else crop.end
+    for name, number in (("dim", crop.dim), ("size", size), ("begin", crop.begin), ("end", end)):
+        if number is not None and abs(number) > _MAX_INDEX:
+            rule = f"a whole number of at most {_MAX_INDEX}"
+            raise ConfigError(f"{key}.{name}", number, rule, source=source)
+    if end is not None and (crop.begin < 0) == (end < 0) and crop.begin >= end:
+        found = {"begin": crop.begin, "end": end}
+        raise ConfigError(key, found, "a begin that is smaller than the end", source=source)
+    return Slice(dim=crop.dim, size=size, begin=crop.begin, end=end)

@@ -16,12 +16,12 @@ class DumpSwitch:
 
     Attributes:
         enabled: the last good value; None when the key is absent.
-        stamp: modification time in ns and size of the file that was read; None before the first.
+        stamp: modification time in ns, size and inode of the file read; None before the first.
         problem: why the present file cannot be used, empty when it can; `enabled` is then old.
     """
 
     enabled: bool | None = None
-    stamp: tuple[int, int] | None = None
+    stamp: tuple[int, int, int] | None = None
     problem: str = ""
 
     @property
@@ -42,7 +42,7 @@ def reload_dump_enable(path: Path, last: DumpSwitch) -> DumpSwitch:
     """
     try:
         status = path.stat()
-        stamp = (status.st_mtime_ns, status.st_size)
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp == last.stamp:
             return last
         values, _ = read_config_file(path)

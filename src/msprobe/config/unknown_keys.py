@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msprobe.config.choices import Task
@@ -40,7 +40,7 @@ def warn_unknown(
     known: Iterable[str],
     *,
     section: str,
-    elsewhere: Iterable[str],
+    elsewhere: Mapping[str, str],
 ) -> list[str]:
     """Return a warning for each key that has no effect where it stands.
 
@@ -48,11 +48,9 @@ def warn_unknown(
         found: keys of the object.
         known: keys that have an effect there.
         section: name of the section, empty for the top of the file.
-        elsewhere: keys that would have an effect in the other place (the active section for the
-            top of the file, the top for a section), with their full paths.
+        elsewhere: keys that have an effect in another place, with the place in words.
     """
     known = list(known)
-    moved = {path.rpartition(".")[2]: path for path in elsewhere}
     unsupported = {**_UNSUPPORTED_SECTION, **({} if section else _UNSUPPORTED_TOP)}
     warnings = []
     for key in found:
@@ -61,12 +59,15 @@ def warn_unknown(
         path = f"{section}.{key}".strip(".")
         if key in unsupported:
             warnings.append(f'"{path}" is not supported and ignored: {unsupported[key]}')
-        elif key in moved:
-            place = f'"{moved[key]}"' if section == "" else f'the top of the file ("{key}")'
-            warnings.append(f'"{path}" has no effect here; it belongs to {place}')
+        elif key in elsewhere:
+            warnings.append(f'"{path}" has no effect here; it belongs {elsewhere[key]}')
         else:
-            warnings.append(f'"{path}" is not a known key and ignored{_suggest(key, known)}')
+            warnings.append(f'"{_cut(path)}" is not a known key and ignored{_suggest(key, known)}')
     return warnings
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 100 else text[:100] + "…"
 
 
 def _suggest(key: str, known: list[str]) -> str:
