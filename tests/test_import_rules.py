@@ -195,7 +195,7 @@ print(json.dumps(Watch.asked))
 def test_import_changes_nothing() -> None:
     changed = run_python(
         """
-import atexit, json, logging, os, signal, sys, threading, warnings
+import atexit, json, logging, os, signal, sys, threading, typing, warnings
 
 def state():
     return {
