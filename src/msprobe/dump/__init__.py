@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a dump lies on disk: values, names of files and folders, journal, writer, reader.
+
+Writing starts at [`DumpWriter`][msprobe.dump.writer.DumpWriter], which hands out one `RankDump`
+for each step; reading starts at `msprobe.open_dump`. `layout` holds every file name, `journal` and
+`json_files` the two forms in which records lie there. This room imports neither a framework nor
+any other room of msprobe, only `msprobe.errors`.
+"""

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The append-only journal of a dump that is being captured: one JSON array a line.
+
+    ["head", {"version", "task", "level", "framework", "dump_data_dir", "extra_info"}]
+    ["r", order, name, data]              a record
+    ["c", call order, name, parent, stack]  a call; parent and stack may be null
+    ["s", stack, [frames]]                the frames of a stack
+
+A later line of the same kind and name replaces the earlier one. The process may be killed at any
+byte: a last line without its line break is dropped by `read_journal`. Floats may be the bare
+``NaN`` and ``Infinity`` of Python's `json`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import threading
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from msprobe.dump.layout import temporary_name
+from msprobe.dump.records import encode
+from msprobe.errors import DumpFormatError
+
+logger = logging.getLogger(__name__)
+
+JOURNAL_VERSION: Final = 1
+
+# Lines that wait in memory for the next flush; beyond it the calling thread writes them itself.
+_BUFFER_BYTES: Final = 8 << 20
+
+_RECORD_LINE: Final = re.compile(rb'\["r",(-?\d+),("(?:[^"\\]|\\.)*"),')
+_PARSE: Final = msgspec.json.Decoder()
+
+_Key = TypeVar("_Key", int, str)
+
+
+@dataclass(frozen=True, slots=True)
+class DumpHead:
+    """What stands at the top of ``dump.json``.
+
+    Attributes:
+        task: ``statistics``, ``tensor``, …
+        level: ``L0``, ``L1``, ``mix``, ``L2``, ``debug``.
+        framework: ``pytorch``, ``mindspore``.
+        dump_data_dir: the folder of the tensor files; None while there are none. Filled in by the
+            writer.
+        extra_info: whether ``stack.json`` and ``construct.json`` belong to the dump. Filled in by
+            the writer.
+    """
+
+    task: str
+    level: str
+    framework: str
+    dump_data_dir: str | None = None
+    extra_info: bool = True
+
+
+class Span(NamedTuple):
+    """Where the bytes of one value stand in the journal, and its place in the order."""
+
+    order: int
+    offset: int
+    length: int
+
+
+class Call(NamedTuple):
+    """One line of ``construct.json`` and the stack of the call."""
+
+    order: int
+    parent: str | None
+    stack: int | None
+
+
+@dataclass(slots=True)
+class JournalIndex:
+    """What a journal holds; the values of records and the frames stay in the file.
+
+    Attributes:
+        head: the newest head line.
+        records: record name → where its value stands.
+        calls: record name → its call.
+        stacks: stack number → where its list of frames stands.
+        size_bytes: end of the last line that counts.
+    """
+
+    head: DumpHead
+    records: dict[str, Span] = field(default_factory=dict)
+    calls: dict[str, Call] = field(default_factory=dict)
+    stacks: dict[int, Span] = field(default_factory=dict)
+    size_bytes: int = 0
+
+    def up_to(self, size_bytes: int) -> JournalIndex:
+        """Return a copy without what stands beyond `size_bytes` (never reached the disk)."""
+        copy = JournalIndex(
+            self.head, dict(self.records), dict(self.calls), dict(self.stacks), size_bytes
+        )
+        if size_bytes < self.size_bytes:
+            copy.records = _within(copy.records, size_bytes)
+            copy.stacks = _within(copy.stacks, size_bytes)
+        return copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalContents:
+    """A journal as it was found on disk.
+
+    Attributes:
+        path: the journal.
+        index: what it holds.
+        damaged_lines: complete lines that are no valid entry; they are left out.
+        is_torn: whether the last line was cut off, as by a kill; it is left out.
+    """
+
+    path: Path
+    index: JournalIndex
+    damaged_lines: int
+    is_torn: bool
+
+
+class Journal:
+    """The writing side. Lines may come from any thread; `flush` brings them to the file.
+
+    Args:
+        path: the journal's file; an existing one is replaced.
+        head: the head of the dump.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path, head: DumpHead) -> None:
+        self.path = path
+        self.index = JournalIndex(head)
+        self._lines: list[bytes] = []
+        self._lock = threading.Lock()  # guards _lines and index
+        self._file_lock = threading.Lock()  # guards the file; taken before _lock
+        self._written = 0  # bytes that reached the file
+        self._failure: OSError | None = None
+        # Named only once its head is in it, so that a reader never meets an empty journal.
+        temporary = path.with_name(temporary_name(path.suffix))
+        self.descriptor = os.open(
+            temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666
+        )
+        try:
+            self.put_head(head)
+            self.flush()
+            temporary.replace(path)
+        except OSError:
+            os.close(self.descriptor)
+            temporary.unlink(missing_ok=True)
+            raise
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of all lines so far, written or not: grows with every line."""
+        return self.index.size_bytes
+
+    def put_head(self, head: DumpHead) -> None:
+        """Append a head line, which replaces the one before."""
+        fields = encode({"version": JOURNAL_VERSION, **asdict(head)})
+        with self._lock:
+            self.index.head = head
+            self._append(b'["head",%b]\n' % fields)
+
+    def put_data_dir(self, dump_data_dir: str) -> None:
+        """Append a head line that names the folder of the tensor files."""
+        self.put_head(replace(self.index.head, dump_data_dir=dump_data_dir))
+
+    def put_record(self, name: str, order: int, encoded: bytes) -> None:
+        """Append a record.
+
+        Raises:
+            OSError: the file cannot be written (only when this call had to flush).
+        """
+        line = b'["r",%d,%b,%b]\n' % (order, encode_text(name), encoded)
+        size = len(encoded)
+        with self._lock:
+            end = self._append(line)
+            self.index.records[name] = Span(order, end - size - 2, size)
+        if end - self._written > _BUFFER_BYTES:
+            self.flush()
+
+    def put_call(self, name: str, call: Call) -> None:
+        """Append a call; raises like `put_record`."""
+        parent = b"null" if call.parent is None else encode_text(call.parent)
+        stack = b"null" if call.stack is None else b"%d" % call.stack
+        line = b'["c",%d,%b,%b,%b]\n' % (call.order, encode_text(name), parent, stack)
+        with self._lock:
+            end = self._append(line)
+            self.index.calls[name] = call
+        if end - self._written > _BUFFER_BYTES:
+            self.flush()
+
+    def put_frames(self, stack: int, encoded: bytes) -> None:
+        """Append the frames of a stack, a JSON list of strings; raises like `put_record`."""
+        with self._lock:
+            end = self._append(b'["s",%d,%b]\n' % (stack, encoded))
+            self.index.stacks[stack] = Span(stack, end - len(encoded) - 2, len(encoded))
+        if end - self._written > _BUFFER_BYTES:
+            self.flush()
+
+    def _append(self, line: bytes) -> int:
+        self._lines.append(line)
+        self.index.size_bytes = end = self.index.size_bytes + len(line)
+        return end
+
+    def flush(self) -> None:
+        """Write the waiting lines.
+
+        Raises:
+            OSError: the file cannot be written; nothing more will be.
+        """
+        with self._file_lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            lines, self._lines = self._lines, []
+        if self._failure is not None:
+            raise self._failure
+        if not lines:
+            return
+        waiting = memoryview(b"".join(lines))
+        try:
+            if not os.fstat(self.descriptor).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "the journal was removed", str(self.path))
+            while waiting:
+                written = os.write(self.descriptor, waiting)
+                self._written += written
+                waiting = waiting[written:]
+        except OSError as exc:
+            self._failure = exc
+            raise
+
+    def snapshot(self) -> JournalIndex:
+        """Flush, and return a copy of the index that holds only what reached the file."""
+        with self._file_lock:
+            try:
+                self._flush()
+            except OSError as exc:
+                logger.debug("journal ends at byte %d: %s", self._written, exc)
+            with self._lock:
+                return self.index.up_to(self._written)
+
+    def close(self) -> None:
+        """Close the file and forget the index. Lines that wait are lost: `flush` first."""
+        with self._file_lock:
+            self.abandon()
+            self._failure = OSError(errno.EBADF, "the journal is closed", str(self.path))
+            with self._lock:
+                self.index = JournalIndex(self.index.head, size_bytes=self.index.size_bytes)
+
+    def abandon(self) -> None:
+        """Close the file without any lock: for a forked child, where nobody can release one."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def encode_text(text: str) -> bytes:
+    """Return a str as JSON."""
+    try:
+        return encode(text)
+    except UnicodeEncodeError:  # a lone surrogate, as in undecodable file names
+        return json.dumps(text).encode()
+
+
+def read_journal(path: Path) -> JournalContents:
+    """Read what a journal holds, also when its process was killed while writing.
+
+    Lines that are no valid entry are counted and left out.
+
+    Raises:
+        DumpFormatError: there is no head line, or a newer msprobe wrote the journal.
+        OSError: the file cannot be read.
+    """
+    parser = _JournalParser(path)
+    offset = 0
+    is_torn = False
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                is_torn = True
+                break
+            parser.read_line(line, offset)
+            offset += len(line)
+    if parser.head is None:
+        raise DumpFormatError(path, "the journal has no head line; it cannot be recovered")
+    parser.index.head = parser.head
+    parser.index.size_bytes = offset
+    return JournalContents(
+        path=path, index=parser.index, damaged_lines=parser.damaged_lines, is_torn=is_torn
+    )
+
+
+class _JournalParser:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.head: DumpHead | None = None
+        self.index = JournalIndex(DumpHead("", "", ""))
+        self.damaged_lines = 0
+
+    def read_line(self, line: bytes, offset: int) -> None:
+        try:
+            if not self._read_record(line, offset):
+                self._read_other(line, offset)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            self.damaged_lines += 1
+
+    def _read_record(self, line: bytes, offset: int) -> bool:
+        start = _RECORD_LINE.match(line)
+        if start is None:
+            return False
+        if not line.endswith(b"]\n"):
+            raise ValueError("cut off")
+        value = line[start.end() : -2]
+        _parse(value)
+        order, name = int(start[1]), json.loads(start[2])
+        self.index.records[name] = Span(order, offset + start.end(), len(value))
+        return True
+
+    def _read_other(self, line: bytes, offset: int) -> None:
+        match _parse(line):
+            case ["head", dict() as fields]:
+                self._read_head(fields)
+            case ["c", int(order), str(name), None | str() as parent, None | int() as stack]:
+                self.index.calls[name] = Call(order, parent, stack)
+            case ["s", int() as stack, list() as frames] if _all_text(frames):
+                start = line.index(b"[", 1)
+                self.index.stacks[stack] = Span(stack, offset + start, len(line) - start - 2)
+            case _:
+                raise ValueError("unknown entry")
+
+    def _read_head(self, fields: dict[str, Any]) -> None:
+        if fields["version"] > JOURNAL_VERSION:
+            raise DumpFormatError(
+                self.path,
+                f"journal of version {fields['version']}, newer than this msprobe can read"
+                f" ({JOURNAL_VERSION})",
+            )
+        self.head = msgspec.convert(
+            {key: value for key, value in fields.items() if key != "version"}, DumpHead
+        )
+
+
+def _parse(text: bytes) -> Any:
+    try:
+        return _PARSE.decode(text)
+    except msgspec.DecodeError:  # bare NaN or Infinity, or damage, which json refuses too
+        return json.loads(text)
+
+
+def _all_text(values: list[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _within(spans: dict[_Key, Span], size_bytes: int) -> dict[_Key, Span]:
+    return {
+        name: span for name, span in spans.items() if span.offset + span.length + 2 <= size_bytes
+    }

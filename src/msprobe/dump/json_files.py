@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Building ``dump.json``, ``stack.json`` and ``construct.json`` from a journal.
+
+Values are copied as bytes, never parsed: time is linear in the journal's size, and memory stays
+small. Each file appears at once under its name (temporary name, then rename), so that a reader
+never meets half of one. One record stands on one line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from msprobe.dump import layout
+from msprobe.dump.journal import DumpHead, JournalContents, JournalIndex, Span, encode_text
+from msprobe.dump.records import encode
+
+_BLOCK_BYTES: Final = 64 << 10
+_CACHED_BLOCKS: Final = 256  # 16 MiB: records come nearly in the order in which they were written
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def build_from_journal(contents: JournalContents, directory: Path) -> int:
+    """Build the JSON files of a journal found on disk; replaces existing ones.
+
+    Args:
+        contents: what `read_journal` found.
+        directory: the rank folder to write to.
+
+    Returns:
+        The number of bytes written.
+
+    Raises:
+        OSError: the journal cannot be read or the folder cannot be written.
+    """
+    descriptor = os.open(contents.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return build_json_files(contents.index, descriptor, directory)
+    finally:
+        os.close(descriptor)
+
+
+def build_json_files(index: JournalIndex, descriptor: int, directory: Path) -> int:
+    """Build the JSON files of an index whose journal is open as `descriptor`.
+
+    The file of records comes last: where it is new, the others are too.
+
+    Returns:
+        The number of bytes written.
+
+    Raises:
+        OSError: the journal cannot be read or the folder cannot be written.
+    """
+    source = _BlockReader(descriptor)
+    written = 0
+    if index.head.extra_info:
+        written += _write_lines(
+            directory / layout.STACK_JSON, b"{", _stack_lines(index, source), b"}"
+        )
+        written += _write_lines(
+            directory / layout.CONSTRUCT_JSON, b"{", _construct_lines(index), b"}"
+        )
+    return written + _write_lines(
+        directory / layout.records_file(index.head.level),
+        _opening(index.head),
+        _record_lines(index, source),
+        b"}}",
+    )
+
+
+def write_atomically(path: Path, chunks: Iterable[bytes]) -> int:
+    """Write a file under a temporary name and rename it; return its size.
+
+    Raises:
+        OSError: the file cannot be written; nothing is left behind then.
+    """
+    temporary = path.with_name(layout.temporary_name(path.suffix))
+    size = 0
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            for chunk in chunks:
+                waiting = memoryview(chunk)
+                while waiting:
+                    waiting = waiting[file.write(waiting) :]
+                size += len(chunk)
+        temporary.replace(path)
+    except BaseException:
+        remove_quietly(temporary)
+        raise
+    return size
+
+
+def remove_quietly(path: Path) -> None:
+    """Remove a file if that is possible; its absence is all that matters."""
+    try:
+        path.unlink()
+    except OSError:
+        return
+
+
+class _BlockReader:
+    """Reads spans of a file through a small cache of blocks.
+
+    Not one read a span, because each read hands the GIL to the training thread and waits up to
+    5 ms to get it back; not mmap, because a file cut short by somebody else would kill the process.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+
+    def read(self, span: Span) -> bytes:
+        first, start = divmod(span.offset, _BLOCK_BYTES)
+        end = start + span.length
+        if end <= _BLOCK_BYTES:
+            value = self._block(first)[start:end]
+        else:
+            last = (span.offset + span.length - 1) // _BLOCK_BYTES
+            blocks = b"".join(self._block(number) for number in range(first, last + 1))
+            value = blocks[start:end]
+        if len(value) != span.length:
+            raise OSError(f"the journal ends before byte {span.offset + span.length}")
+        return value
+
+    def _block(self, number: int) -> bytes:
+        block = self._blocks.get(number)
+        if block is None:
+            block = os.pread(self._descriptor, _BLOCK_BYTES, number * _BLOCK_BYTES)
+            self._blocks[number] = block
+            if len(self._blocks) > _CACHED_BLOCKS:
+                self._blocks.popitem(last=False)
+        return block
+
+
+def _write_lines(path: Path, opening: bytes, lines: Iterable[bytes], closing: bytes) -> int:
+    return write_atomically(path, _chunks(opening, lines, closing))
+
+
+def _chunks(opening: bytes, lines: Iterable[bytes], closing: bytes) -> Iterator[bytes]:
+    pieces = [opening]
+    size = 0
+    separator = b"\n"
+    for line in lines:
+        pieces.append(separator)
+        pieces.append(line)
+        separator = b",\n"
+        size += len(line)
+        if size >= _CHUNK_BYTES:
+            yield b"".join(pieces)
+            pieces.clear()
+            size = 0
+    pieces.append(b"\n" + closing if separator == b",\n" else closing)
+    yield b"".join(pieces)
+
+
+def _opening(head: DumpHead) -> bytes:
+    fields = {
+        "task": head.task,
+        "level": head.level,
+        "framework": head.framework,
+        "dump_data_dir": head.dump_data_dir,
+    }
+    return encode(fields)[:-1] + b',"data":{'
+
+
+def _record_lines(index: JournalIndex, source: _BlockReader) -> Iterator[bytes]:
+    for name, span in sorted(index.records.items(), key=lambda item: item[1].order):
+        yield b"%b: %b" % (encode_text(name), source.read(span))
+
+
+def _construct_lines(index: JournalIndex) -> Iterator[bytes]:
+    for name, call in sorted(index.calls.items(), key=lambda item: item[1].order):
+        parent = b"null" if call.parent is None else encode_text(call.parent)
+        yield b"%b: %b" % (encode_text(name), parent)
+
+
+def _stack_lines(index: JournalIndex, source: _BlockReader) -> Iterator[bytes]:
+    names: defaultdict[int, list[bytes]] = defaultdict(list)
+    for name, call in sorted(index.calls.items(), key=lambda item: item[1].order):
+        if call.stack is not None:
+            names[call.stack].append(encode_text(name))
+    for number, users in sorted(names.items()):
+        span = index.stacks.get(number)
+        frames = b"[]" if span is None else source.read(span)
+        yield b'"%d": [[%b],%b]' % (number, b",".join(users), frames)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the files and folders of a dump.
+
+    {dump_path}/step{n}/{rank folder}/
+        dump.json | debug.json    records (debug.json at level debug)
+        stack.json                call stacks
+        construct.json            which call ran inside which
+        account.json              what was kept, skipped and spent
+        dump_error_info.log       only if msprobe itself failed
+        dump_tensor_data/         one file a tensor
+        journal.jsonl             only while capturing, or after the process was killed
+
+The rank folder is ``rank{r}``, ``rank`` without a process group, or ``proc{pid}`` where another
+process already writes under the wanted name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+from pathlib import Path, PurePath
+from typing import Final
+
+DUMP_JSON: Final = "dump.json"
+DEBUG_JSON: Final = "debug.json"
+STACK_JSON: Final = "stack.json"
+CONSTRUCT_JSON: Final = "construct.json"
+ACCOUNT_JSON: Final = "account.json"
+ERROR_LOG: Final = "dump_error_info.log"
+JOURNAL: Final = "journal.jsonl"
+TENSOR_FOLDER: Final = "dump_tensor_data"
+TENSOR_SUFFIXES: Final = (".pt", ".npy")
+TEMPORARY_PREFIX: Final = ".msprobe.tmp."
+
+STEP_FOLDER: Final = re.compile(r"step(\d+)")
+RANK_FOLDER: Final = re.compile(r"rank(\d*)|proc(\d+)")
+
+# All common file systems allow 255 bytes a name.
+MAX_NAME_BYTES: Final = 255
+
+# Separators, control characters, and lone surrogates, which cannot be encoded.
+_UNSAFE: Final = re.compile("[/\\\\\x00-\x1f\x7f\ud800-\udfff]")
+_HASH_DIGITS: Final = 12
+_MAX_SUFFIX_BYTES: Final = 16
+
+_NUMBERS: Final = itertools.count()
+
+
+def step_folder(step: int) -> str:
+    """Return the folder name of a step."""
+    return f"step{step}"
+
+
+def rank_folder(rank: int | None) -> str:
+    """Return the folder name of a rank; None means a run without a process group."""
+    return "rank" if rank is None else f"rank{rank}"
+
+
+def rank_directory(dump_path: Path, step: int, rank_name: str) -> Path:
+    """Return the folder that holds the dump of one step and rank."""
+    return dump_path / step_folder(step) / rank_name
+
+
+def records_file(level: str) -> str:
+    """Return the name of the file that holds the records at this level."""
+    return DEBUG_JSON if level == "debug" else DUMP_JSON
+
+
+def temporary_name(suffix: str) -> str:
+    """Return a new name under which a file is written before it gets its own.
+
+    The suffix stays, because some writers add one by themselves (`numpy.save`).
+    """
+    return f"{TEMPORARY_PREFIX}{os.getpid()}.{next(_NUMBERS)}{suffix}"
+
+
+def safe_file_name(wanted: str) -> str:
+    """Return the name that a tensor file really gets; ``data_name`` must say the same.
+
+    A harmless name stays as it is, so the function may be applied twice. Path separators, control
+    characters, ``..`` and leading dots become ``_``, and a name over 255 bytes is cut; a hash of
+    the wanted name then keeps different names different. The extension is kept.
+    """
+    name = _UNSAFE.sub("_", wanted).replace("..", "__")
+    if name.startswith("."):
+        name = "_" + name[1:]
+    if name and name == wanted and (len(name) * 4 <= MAX_NAME_BYTES or _fits(name)):
+        return name
+    digest = hashlib.sha256(wanted.encode(errors="surrogatepass")).hexdigest()[:_HASH_DIGITS]
+    suffix = PurePath(name).suffix
+    if len(suffix.encode()) > _MAX_SUFFIX_BYTES:
+        suffix = ""
+    stem = name[: len(name) - len(suffix)]
+    room = MAX_NAME_BYTES - len(suffix.encode()) - _HASH_DIGITS - 1
+    return f"{stem.encode()[:room].decode(errors='ignore')}~{digest}{suffix}"
+
+
+def _fits(name: str) -> bool:
+    return len(name.encode()) <= MAX_NAME_BYTES

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing the dump of one step and rank: journal, JSON files, tensor files, account.
+
+Nothing here raises for a problem of the disk. The first one is logged as an error, the dump is
+marked incomplete, and the calls that follow do nothing: the training goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from msprobe.dump import layout
+from msprobe.dump.background import BackgroundQueue
+from msprobe.dump.journal import Call, Journal
+from msprobe.dump.json_files import build_json_files, remove_quietly, write_atomically
+from msprobe.dump.records import JsonTree, encode
+from msprobe.dump.tensor_store import MAX_LINKS, TensorPayload, TensorStore
+from msprobe.errors import DumpWriteError, UsageError
+
+logger = logging.getLogger(__name__)
+
+# Building the JSON again and again (a start/stop pair for each micro-batch) must not cost quadratic
+# time: a build that took longer than the first figure is followed by at least so many times its
+# own duration without another. What is new meanwhile is safe in the journal.
+_CHEAP_BUILD_S: Final = 0.005
+_PAUSE_FACTOR: Final = 20.0
+
+_MAX_KINDS: Final = 1000  # of errors listed for one dump
+
+_ADVICE: Final = {
+    errno.ENOSPC: "the disk is full; free some space or choose another dump_path",
+    errno.EDQUOT: "the disk quota is used up; free some space or choose another dump_path",
+    errno.EFBIG: "the file would be larger than this system allows",
+    errno.EROFS: "the file system is read-only; choose another dump_path",
+    errno.EACCES: "no permission to write here; choose another dump_path",
+    errno.EPERM: "no permission to write here; choose another dump_path",
+    errno.ENOENT: "the folder vanished while capturing",
+    errno.ENOTDIR: "a file stands where a folder is needed",
+    errno.EEXIST: "a file stands where a folder is needed",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteAccount:
+    """What was written for one step and rank.
+
+    Attributes:
+        records: records in the JSON file.
+        tensors: tensor files written, copies included.
+        linked: tensor files that are only further names of written ones.
+        bytes_written: size of the tensor files written and of the JSON files.
+        errors: what went wrong, each kind once.
+        complete: whether everything that was put is on disk.
+    """
+
+    records: int = 0
+    tensors: int = 0
+    linked: int = 0
+    bytes_written: int = 0
+    errors: list[str] = field(default_factory=list)
+    complete: bool = True
+
+
+class RankDump:
+    """The dump of one step and rank, being written. Made by `DumpWriter.open`.
+
+    Every ``put`` may be called from any thread. On the writer's own thread (inside a submitted
+    task) nothing waits for the queue: what is put is written at once.
+
+    Args:
+        directory: the rank folder.
+        journal: its journal; None makes a dump that takes everything and writes nothing.
+        queue: the background thread that all dumps of a process share.
+        report: logs the first problem of a kind as an error.
+        max_links: see `TensorStore`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        journal: Journal | None,
+        *,
+        queue: BackgroundQueue,
+        report: Callable[[DumpWriteError, int], None],
+        max_links: int = MAX_LINKS,
+    ) -> None:
+        self.directory = directory
+        self._journal = journal
+        self._extra_info = journal is not None and journal.index.head.extra_info
+        self._queue = queue
+        self._report = report
+        self._store = TensorStore(directory / layout.TENSOR_FOLDER, max_links=max_links)
+        self._is_closed = False
+        self._is_forked = False
+        self._has_tensors = False
+        self._tensors_failed = False
+        self._lost_files: set[str] = set()
+        self._built_size = -1
+        self._built_bytes = 0
+        self._build_s = 0.0
+        self._built_at = 0.0
+        self._account = WriteAccount()
+        self._problems: dict[str, None] = {}
+        self._error_lock = threading.Lock()
+        self._error_kinds: set[str] = set()
+        # The two questions of every put, each one attribute: may records, may tensors still come?
+        self._takes_records = journal is not None
+        self._takes_tensors = journal is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def put_record(self, name: str, order: int, data: JsonTree, *, nonfinite: bool = False) -> None:
+        """Write a record; a later one of the same name replaces it.
+
+        Args:
+            name: the record's name.
+            order: its place in the JSON file, any integer.
+            data: the parts; turned into bytes before the call returns.
+            nonfinite: whether a float in it is NaN or infinite.
+
+        Raises:
+            UsageError: the dump was closed.
+        """
+        if not self._takes_records or self._journal is None:
+            self._refuse_if_closed()
+            return
+        try:
+            encoded = encode(data, nonfinite=nonfinite)
+        except Exception as exc:  # noqa: BLE001  the user's arguments may hold anything
+            encoded = self._encode_leniently(name, data, exc)
+        try:
+            self._journal.put_record(name, order, encoded)
+        except OSError as exc:
+            self.fail(exc, self._journal.path)
+
+    def put_call(self, name: str, call_order: int, parent: str | None, stack: int | None) -> None:
+        """Write a call for ``construct.json``, and for ``stack.json`` if it has a stack.
+
+        Raises:
+            UsageError: the dump was closed.
+        """
+        if not self._takes_records or self._journal is None:
+            self._refuse_if_closed()
+            return
+        if not self._extra_info:
+            return
+        try:
+            self._journal.put_call(name, Call(call_order, parent, stack))
+        except OSError as exc:
+            self.fail(exc, self._journal.path)
+
+    def put_frames(self, stack: int, frames: Sequence[str]) -> None:
+        """Write the frames of a stack, innermost first.
+
+        Raises:
+            UsageError: the dump was closed.
+        """
+        if not self._takes_records or self._journal is None:
+            self._refuse_if_closed()
+            return
+        if not self._extra_info:
+            return
+        # Not msgspec: source lines and paths may hold lone surrogates.
+        encoded = json.dumps(list(frames), separators=(",", ":")).encode()
+        try:
+            self._journal.put_frames(stack, encoded)
+        except OSError as exc:
+            self.fail(exc, self._journal.path)
+
+    def put_tensor(self, file_name: str, payload: TensorPayload) -> None:
+        """Queue a tensor file; waits while the queue is full.
+
+        Args:
+            file_name: its name in ``dump_tensor_data``, passed through `layout.safe_file_name`;
+                the record's ``data_name`` must be that function's result.
+            payload: serialises itself on the writer's thread. It must not change after the call.
+
+        Raises:
+            UsageError: the dump was closed.
+        """
+        if not self._takes_tensors:
+            self._refuse_if_closed()
+            return
+        self._announce_tensors()
+        name = layout.safe_file_name(file_name)
+        self._queue.put(partial(self._write_tensor, name, payload), payload.size_bytes)
+
+    def link_tensor(self, file_name: str, existing: str) -> None:
+        """Give a tensor file that was put before a second name: its value is the same.
+
+        Raises:
+            UsageError: the dump was closed.
+        """
+        if not self._takes_tensors:
+            self._refuse_if_closed()
+            return
+        name, source = layout.safe_file_name(file_name), layout.safe_file_name(existing)
+        self._queue.put(partial(self._link_tensor, name, source))
+
+    def build_json(self) -> None:
+        """Bring everything put so far to its file and build the JSON files; waits for it.
+
+        Costs nothing when nothing is new. If building takes long and is asked for again soon, the
+        call returns at once and the files are built after a pause of 20 times the last duration,
+        or at `close`, whichever is earlier: many ``stop()`` calls in one step stay cheap.
+
+        Raises:
+            UsageError: the dump was closed.
+        """
+        self._refuse_if_closed()
+        journal = self._journal
+        if self._is_forked or journal is None or journal.size_bytes == self._built_size:
+            return
+        pause_s = _PAUSE_FACTOR * self._build_s if self._build_s > _CHEAP_BUILD_S else 0.0
+        due = self._built_at + pause_s
+        if due > time.monotonic():
+            self._queue.put_later(self, self._build, due)
+        else:
+            self._queue.run(self._build)
+
+    def close(self) -> WriteAccount:
+        """Write everything, build the JSON files, remove the journal, and tell what was written.
+
+        The journal stays where the JSON files could not be built: `open_dump` reads it. A second
+        call returns the same account.
+        """
+        if self._is_closed:
+            return self._account
+        self._is_closed = True
+        self._takes_records = self._takes_tensors = False
+        if not self._is_forked:
+            self._queue.cancel_later(self)
+            self._queue.run(self._finish)
+        return self._account
+
+    def write_account(self, fields: dict[str, JsonTree]) -> None:
+        """Write ``account.json``, also after `close`."""
+        if self._is_forked:
+            return
+        text = json.dumps(fields, indent=1, default=str)
+        try:
+            write_atomically(self.directory / layout.ACCOUNT_JSON, [text.encode()])
+        except OSError as exc:
+            self._note(exc, self.directory / layout.ACCOUNT_JSON)
+
+    def log_error(self, kind: str, text: str) -> None:
+        """Add an entry to ``dump_error_info.log``; only the first one of its kind is kept."""
+        if self._is_forked:
+            return
+        with self._error_lock:
+            if kind in self._error_kinds or len(self._error_kinds) >= _MAX_KINDS:
+                return
+            self._error_kinds.add(kind)
+            moment = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            entry = f"[{moment}] {kind}: {text.rstrip()}\n"
+            try:
+                with (self.directory / layout.ERROR_LOG).open(
+                    "a", encoding="utf-8", errors="backslashreplace"
+                ) as file:
+                    file.write(entry)
+            except OSError as exc:
+                logger.debug("cannot write %s: %s", layout.ERROR_LOG, exc)
+
+    def flush(self) -> None:
+        """Bring the journal's waiting lines to the file; called every interval by the writer."""
+        if self._journal is None or self._is_forked or self._is_closed:
+            return
+        try:
+            self._journal.flush()
+        except OSError as exc:
+            self.fail(exc, self._journal.path)
+
+    def fail(self, exc: OSError, path: Path) -> None:
+        """Take note that the dump cannot be written any more; nothing is put from now on."""
+        self._takes_records = self._takes_tensors = False
+        self._tensors_failed = True
+        self._note(exc, path)
+
+    def abandon(self) -> None:
+        """Do nothing any more, and take no lock: for a forked child."""
+        self._is_forked = True
+        self._takes_records = self._takes_tensors = False
+        self._account = replace(self._account, complete=False, errors=["forked child"])
+        if self._journal is not None:
+            self._journal.abandon()
+
+    # From here on: the writer's thread.
+
+    def _write_tensor(self, name: str, payload: TensorPayload) -> None:
+        if self._tensors_failed:
+            self._lost_files.add(name)
+            return
+        path = self._store.folder / name
+        try:
+            written = self._store.write(name, payload)
+        except Exception as exc:  # noqa: BLE001  torch reports disk problems as RuntimeError
+            self._lost_files.add(name)
+            problem = self._disk_problem(exc, payload.size_bytes)
+            if problem is not None:
+                self._fail_tensors(problem, path)
+            else:
+                self._note_text("tensor files", f"{path}: {type(exc).__name__}: {exc}")
+            return
+        self._lost_files.discard(name)
+        self._add(tensors=1, bytes_written=written)
+
+    def _link_tensor(self, name: str, existing: str) -> None:
+        if self._tensors_failed or existing in self._lost_files:
+            self._lost_files.add(name)
+            return
+        try:
+            copied = self._store.link(name, existing)
+        except FileNotFoundError:
+            self._lost_files.add(name)
+            if self._store.folder.is_dir():
+                self._note_text("links", f"{name}: no file {existing} to share")
+            else:
+                self._fail_tensors(_error(errno.ENOENT), self._store.folder)
+        except OSError as exc:
+            self._lost_files.add(name)
+            self._fail_tensors(exc, self._store.folder / name)
+        else:
+            self._lost_files.discard(name)
+            if copied:
+                self._add(tensors=1, bytes_written=copied)
+            else:
+                self._add(linked=1)
+
+    def _disk_problem(self, exc: Exception, size_bytes: int) -> OSError | None:
+        """Return what the disk has against a file, or None if the value itself is the problem."""
+        if isinstance(exc, OSError):
+            return exc
+        if not self._store.folder.is_dir():
+            return _error(errno.ENOENT)
+        try:
+            free = shutil.disk_usage(self._store.folder).free
+        except OSError as usage_error:
+            return usage_error
+        return _error(errno.ENOSPC) if free <= size_bytes else None
+
+    def _build(self) -> None:
+        self._try_build()
+
+    def _try_build(self) -> bool:
+        """Build the JSON files; return whether they are on disk."""
+        journal = self._journal
+        if journal is None:
+            return False
+        started = time.monotonic()
+        try:
+            journal.flush()
+        except OSError as exc:
+            self.fail(exc, journal.path)
+        index = journal.snapshot()
+        if index.size_bytes == self._built_size:
+            return True
+        try:
+            self._built_bytes = build_json_files(index, journal.descriptor, self.directory)
+        except OSError as exc:
+            self.fail(exc, self.directory)
+            return False
+        self._built_size = index.size_bytes
+        self._account = replace(self._account, records=len(index.records))
+        self._built_at = time.monotonic()
+        self._build_s = self._built_at - started
+        return True
+
+    def _finish(self) -> None:
+        is_built = self._try_build()
+        if self._journal is not None:
+            self._journal.close()
+            if is_built:
+                remove_quietly(self._journal.path)
+        self._add(bytes_written=self._built_bytes)
+        self._account = replace(
+            self._account, errors=list(self._problems), complete=not self._problems
+        )
+
+    def _add(self, *, tensors: int = 0, linked: int = 0, bytes_written: int = 0) -> None:
+        account = self._account
+        self._account = replace(
+            account,
+            tensors=account.tensors + tensors,
+            linked=account.linked + linked,
+            bytes_written=account.bytes_written + bytes_written,
+        )
+
+    # Problems.
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed and not self._is_forked:
+            raise UsageError(f"{self.directory}: the dump is closed; nothing more can be put")
+
+    def _announce_tensors(self) -> None:
+        """Before the first tensor: make the folder and name it in the head."""
+        if self._has_tensors or self._journal is None:
+            return
+        self._has_tensors = True
+        try:
+            self._store.make_folder()
+        except OSError as exc:
+            self._fail_tensors(exc, self._store.folder)
+            return
+        self._journal.put_data_dir(str(self._store.folder))
+
+    def _fail_tensors(self, exc: OSError, path: Path) -> None:
+        """Give up on tensor files. Records go on: they are small, and may still find room."""
+        self._takes_tensors = False
+        self._tensors_failed = True
+        self._note(exc, path)
+
+    def _note(self, exc: OSError, path: Path) -> None:
+        code = exc.errno or 0
+        advice = _ADVICE.get(code, "the dump is incomplete from here on")
+        problem = DumpWriteError(path, f"cannot be written: {exc.strerror or exc}: {advice}")
+        self._problems.setdefault(str(problem))
+        self._report(problem, code)
+
+    def _note_text(self, kind: str, text: str) -> None:
+        if len(self._problems) < _MAX_KINDS:
+            self._problems.setdefault(text)
+        self.log_error(kind, text)
+
+    def _encode_leniently(self, name: str, data: JsonTree, exc: Exception) -> bytes:
+        """Encode what can be encoded of a record that the encoder refuses, and say so."""
+        text = f"{name} holds something that JSON has no form for: {exc}"
+        self.log_error(f"record {type(exc).__name__}", text)
+        return json.dumps(_plain(data), separators=(",", ":")).encode()
+
+
+def _plain(tree: JsonTree) -> JsonTree:
+    if tree is None or isinstance(tree, str | int | float | bool):
+        return tree
+    if isinstance(tree, dict):
+        return {str(key): _plain(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_plain(value) for value in tree]
+    try:
+        return json.loads(encode(tree, nonfinite=True))
+    except Exception:  # noqa: BLE001  anything may come
+        return {"type": type(tree).__name__, "value": None}
+
+
+def _error(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
