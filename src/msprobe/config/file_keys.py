@@ -66,7 +66,10 @@ Summary = Annotated[
 ]
 BlackList = Annotated[
     Names,
-    Meta(description="API names that are never recorded, such as `Tensor.item` or `relu`."),
+    Meta(
+        description="APIs that are never recorded, as `relu` (under every prefix) or "
+        "`Functional.relu`."
+    ),
 ]
 
 
@@ -110,7 +113,7 @@ class StatisticsKeys(msgspec.Struct, frozen=True, kw_only=True):
             "saved, as in the task `tensor`. Ignored at level debug."
         ),
     ] = []
-    data_mode: DataModeWords = []
+    data_mode: DataModeWords = msgspec.field(default_factory=lambda: [DataModeWord.ALL])
     summary_mode: Summary = SummaryMode.STATISTICS
     device: Annotated[
         Device,
@@ -125,7 +128,7 @@ class TensorKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     scope: Scope = []
     list: NameFilters = []
-    data_mode: DataModeWords = []
+    data_mode: DataModeWords = msgspec.field(default_factory=lambda: [DataModeWord.ALL])
     summary_mode: Summary = SummaryMode.STATISTICS
     file_format: Annotated[
         FileFormat,
@@ -220,7 +223,7 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         RiskLevel,
         Meta(
             description="Which APIs to record: `CORE` few, `FOCUS` without those that only move "
-            "or reshape data, `ALL` every one. With a `scope` it is always `ALL`."
+            "or reshape data, `ALL` every one. With a `scope` always `ALL`."
         ),
     ] = RiskLevel.ALL
     dump_enable: (
@@ -236,7 +239,10 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
     ) = UNSET
     custom_op_namespaces: Annotated[
         Names,
-        Meta(description="Namespaces of `torch.ops` whose operators are recorded as APIs."),
+        Meta(
+            description="Namespaces of `torch.ops` whose operators are recorded even when an "
+            "`api_list` leaves them out; without an `api_list` all custom operators are."
+        ),
     ] = []
     api_list: Annotated[
         str,

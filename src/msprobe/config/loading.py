@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from dataclasses import dataclass, field
@@ -77,12 +78,16 @@ def load_config(
         values=_present({**values, **arguments}),
         file=file or "packaged config.json",
         arguments=frozenset(arguments),
-        warnings=[f'"{key}" stands there more than once; the last one counts' for key in repeated],
+        warnings=[_repeated(key) for key in repeated],
     )
     config = _resolve(draft, file)
     for warning in draft.warnings:
         logger.warning("%s: %s", draft.file, warning)
     return config
+
+
+def _repeated(key: str) -> str:
+    return f"the key {json.dumps(key[:100])} stands twice in one object; the last one counts"
 
 
 def _is_empty(value: object) -> bool:

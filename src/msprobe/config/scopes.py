@@ -37,7 +37,8 @@ def parse_scope(
 ) -> tuple[str, str] | None:
     """Return the first and the last name of a `scope`, None for an empty one.
 
-    An API prefix that is not built in gets a warning only, as `register_custom_api` takes any.
+    An API prefix that is not built in gets a warning only: custom operators and
+    `register_custom_api` may have any.
 
     Raises:
         ConfigError: not two names, or one that no record of this level can have.
@@ -71,5 +72,5 @@ def _check_name(
     if api and api[1] not in API_PREFIXES:
         warnings.append(
             f'"{key}" is {name!r}: "{api[1]}" is no built-in prefix ({", ".join(API_PREFIXES)}); '
-            "it matches only APIs that you register under this prefix"
+            "it matches only custom operators and APIs that you register under this prefix"
         )

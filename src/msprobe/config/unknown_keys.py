@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msprobe.config.choices import Task
 
-# Sections of tasks that are not captures. They may stay in the file and are never read.
+# Tasks that are not captures. Their sections may stay in the file and are never read.
 OTHER_TASKS: Final[dict[str, str]] = {
     "run_ut": "it checks the APIs of a finished dump; capture with statistics or tensor first",
     "acc_check": "it checks the APIs of a finished dump; capture with statistics or tensor first",
@@ -24,10 +25,10 @@ OTHER_TASKS: Final[dict[str, str]] = {
 _IGNORED_TOP: Final = frozenset({"$schema", *OTHER_TASKS, *Task})
 
 # Keys of mindstudio-probe 26.2.0 that msprobe knows and does not offer.
-_UNSUPPORTED_TOP: Final[dict[str, str]] = {
+UNSUPPORTED_TOP: Final[dict[str, str]] = {
     "load": "inputs of modules are never overwritten from a dump",
 }
-_UNSUPPORTED_SECTION: Final[dict[str, str]] = {
+UNSUPPORTED_IN_SECTION: Final[dict[str, str]] = {
     "request_id": "calls cannot be selected by request",
     "bench_path": "a capture is compared with another one afterwards",
     "diff_nums": "a capture is compared with another one afterwards",
@@ -51,23 +52,24 @@ def warn_unknown(
         elsewhere: keys that have an effect in another place, with the place in words.
     """
     known = list(known)
-    unsupported = {**_UNSUPPORTED_SECTION, **({} if section else _UNSUPPORTED_TOP)}
+    unsupported = {**UNSUPPORTED_IN_SECTION, **({} if section else UNSUPPORTED_TOP)}
     warnings = []
     for key in found:
         if key in known or (not section and key in _IGNORED_TOP):
             continue
-        path = f"{section}.{key}".strip(".")
+        path = _shown(f"{section}.{key}".strip("."))
         if key in unsupported:
-            warnings.append(f'"{path}" is not supported and ignored: {unsupported[key]}')
+            warnings.append(f"{path} is not supported and ignored: {unsupported[key]}")
         elif key in elsewhere:
-            warnings.append(f'"{path}" has no effect here; it belongs {elsewhere[key]}')
+            warnings.append(f"{path} has no effect here; it belongs {elsewhere[key]}")
         else:
-            warnings.append(f'"{_cut(path)}" is not a known key and ignored{_suggest(key, known)}')
+            warnings.append(f"{path} is not a known key and ignored{_suggest(key, known)}")
     return warnings
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= 100 else text[:100] + "…"
+def _shown(text: str) -> str:
+    # As JSON, so that a key with line breaks cannot pass for further lines of the log.
+    return json.dumps(text if len(text) <= 100 else text[:100] + "…", ensure_ascii=False)
 
 
 def _suggest(key: str, known: list[str]) -> str:
