@@ -17,7 +17,7 @@ BIN       := $(VENV)/bin
 PIP       := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_OUT  := demo_output
 # An environment is made anew when what it is made from changes.
-MADE_FROM := $(wildcard pyproject.toml setup.py src/msprobe/*/*.c)
+MADE_FROM := $(wildcard pyproject.toml setup.py src/msprobe/*/*.c src/msprobe/*/*.h)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -65,7 +65,8 @@ clean: ## remove what the commands made
 	rm -rf $(DEMO_OUT) site build dist .venv .venv-system .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(if $(strip $(TORCH)),,--system-site-packages) $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "msprobe needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(if $(strip $(TORCH)),,--system-site-packages) $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # Holds the last TORCH, so that another one installs itself.
 $(VENV)/.torch: $(BIN)/python FORCE
