@@ -125,6 +125,28 @@ def claim_rank_directory(dump_path: Path, rank: int | None) -> RankClaim:
     raise AssertionError("unreachable: candidate names never end")
 
 
+def is_claimed(rank_directory: Path) -> bool:
+    """Return whether a living process holds the name of a rank folder.
+
+    Args:
+        rank_directory: ``{dump_path}/step{n}/{rank folder}``.
+    """
+    path = _lock_path(rank_directory.resolve().parent.parent, rank_directory.name)
+    if os.name != "posix":
+        return False
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False  # never claimed, or not ours to write to
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as exc:
+        return exc.errno in _HELD_BY_ANOTHER
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _candidate_names(wanted: str) -> Iterator[str]:
     yield wanted
     yield f"proc{os.getpid()}"
