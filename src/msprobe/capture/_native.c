@@ -1,0 +1,968 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * msprobe.capture._native: one pass over a buffer gives maximum, minimum, mean and L2 norm.
+ *
+ *   stats(kind, address, count)                  contiguous elements
+ *   stats_strided(kind, address, shape, strides) strides in elements
+ *     -> (max, min, mean, norm, None | (nan, +inf, -inf, finite max, finite min))
+ *   stack_key(skip)  a 64-bit key of the calling thread's Python stack
+ *   use_isa(name)    choose the instruction set (tests); returns the names of those that work here
+ *   KINDS            element type name -> kind
+ *
+ * What the numbers mean (NaN, infinities, empty, exactness) stands in capture/statistics.py.
+ * Nothing here checks the address: the caller vouches for it.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <fenv.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if !defined(__GNUC__) || !defined(__SIZEOF_INT128__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "needs GCC or Clang, 128-bit integers and a little-endian machine; msprobe works without"
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+/* Small enough for the first-level cache, where the second loop over a block finds it again. */
+#define BLOCK_BYTES 16384
+/* 256-bin counting has a fixed cost per block, so its blocks are larger. */
+#define COUNT_BLOCK_BYTES 262144
+/* Below this the work takes less time than releasing and taking the GIL is worth. */
+#define GIL_RELEASE_BYTES 262144
+#define MAX_DIMS 64
+#define LANES 16
+
+typedef float v16f __attribute__((vector_size(64), aligned(4), may_alias));
+typedef double v16d __attribute__((vector_size(128)));
+typedef double v16d_unaligned __attribute__((vector_size(128), aligned(8), may_alias));
+typedef uint16_t v16u16 __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint32_t v16u32 __attribute__((vector_size(64)));
+typedef int64_t v16i64 __attribute__((vector_size(128), aligned(8), may_alias));
+typedef uint64_t v16u64 __attribute__((vector_size(128), aligned(8), may_alias));
+
+/* ---- sums ----------------------------------------------------------------------------------- */
+
+/* A sum and the rounding errors made so far: value + error has about twice float64's precision. */
+struct exact {
+    double value, error;
+};
+
+struct total {
+    int64_t max, min; /* keys for floats, values for integers, flipped for uint64 */
+    struct exact sum, sumsq;
+    __int128 int_sum;
+    unsigned __int128 int_sumsq;
+};
+
+static const struct total EMPTY_TOTAL = {INT64_MIN, INT64_MAX, {0, 0}, {0, 0}, 0, 0};
+
+static inline void exact_add(struct exact *total, double x)
+{
+    double next = total->value + x;
+    double part = next - total->value;
+    total->error += (total->value - (next - part)) + (x - part);
+    total->value = next;
+}
+
+static void add_lanes(struct exact *total, const double *lanes)
+{
+    for (int i = 0; i < LANES; i++) exact_add(total, lanes[i]);
+}
+
+static double exact_value(const struct exact *total)
+{
+    return total->value + total->error;
+}
+
+/* ---- element formats ------------------------------------------------------------------------ */
+
+static float float_from_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static float bf16_to_float(uint16_t bits)
+{
+    return float_from_bits((uint32_t)bits << 16);
+}
+
+/* Finite values only: moves the fields into place and corrects the exponent bias (15 to 127). */
+static float f16_to_float(uint16_t bits)
+{
+    float magnitude = float_from_bits((uint32_t)(bits & 0x7fff) << 13) * 0x1p112f;
+    return bits & 0x8000 ? -magnitude : magnitude;
+}
+
+static double f16_value(uint16_t bits)
+{
+    if ((bits & 0x7c00) != 0x7c00) return f16_to_float(bits);
+    if (bits & 0x03ff) return NAN;
+    return bits & 0x8000 ? -INFINITY : INFINITY;
+}
+
+/* ---- block kernels, once for each instruction set ------------------------------------------- */
+
+static v16f load_f16_generic(const uint16_t *p)
+{
+    v16u32 bits = __builtin_convertvector(*(const v16u16 *)p, v16u32);
+    v16f magnitude = (v16f)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (v16f)((v16u32)magnitude | ((bits & 0x8000) << 16));
+}
+
+#define ISA(name) name##_generic
+#define TARGET
+#include "_native_kernels.h"
+#undef ISA
+#undef TARGET
+
+#if defined(__x86_64__)
+#define TARGET __attribute__((target("avx2,fma,f16c,bmi2")))
+#define ISA(name) name##_avx2
+TARGET static inline v16f load_f16_avx2(const uint16_t *p)
+{
+    v16f x;
+    _mm256_storeu_ps((float *)&x, _mm256_cvtph_ps(_mm_loadu_si128((const void *)p)));
+    _mm256_storeu_ps((float *)&x + 8, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8))));
+    return x;
+}
+#include "_native_kernels.h"
+#undef ISA
+#undef TARGET
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi2")))
+#define ISA(name) name##_avx512
+TARGET static inline v16f load_f16_avx512(const uint16_t *p)
+{
+    return (v16f)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
+}
+#include "_native_kernels.h"
+#undef ISA
+#undef TARGET
+#endif
+
+typedef void (*block_fn)(const void *block, size_t n, struct total *t);
+
+struct kernels {
+    const char *name;
+    block_fn f16, bf16, f32, f64, i16, u16, i32, u32, i64, u64, boolean;
+};
+
+#define KERNELS(isa)                                                                            \
+    {#isa, block_f16_##isa, block_bf16_##isa, block_f32_##isa, block_f64_##isa, block_i16_##isa, \
+     block_u16_##isa, block_i32_##isa, block_u32_##isa, block_i64_##isa, block_u64_##isa,       \
+     block_bool_##isa}
+
+/* Ascending: the last one that works here is taken. */
+static const struct kernels ALL_KERNELS[] = {
+    KERNELS(generic),
+#if defined(__x86_64__)
+    KERNELS(avx2),
+    KERNELS(avx512),
+#endif
+};
+
+static struct kernels chosen;
+
+static int isa_works(size_t index)
+{
+#if defined(__x86_64__)
+    if (index == 1) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (index == 2)
+        return isa_works(1) && __builtin_cpu_supports("avx512f") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl");
+#endif
+    return index == 0;
+}
+
+/* ---- kinds ---------------------------------------------------------------------------------- */
+
+enum category { FLOAT16, FLOAT32, FLOAT64, INTEGER, UINT64, BOOLEAN, COUNTED, COMPLEX };
+
+struct kind {
+    const char *name;
+    size_t itemsize;
+    enum category category;
+    int64_t inf_key;      /* key of +Inf; that of -Inf is its complement */
+    size_t kernel_offset; /* into struct kernels */
+};
+
+#define AT(member) offsetof(struct kernels, member)
+enum {
+    K_F16, K_BF16, K_F32, K_F64, K_I16, K_U16, K_I32, K_U32, K_I64, K_U64, K_BOOL, K_I8, K_U8,
+    K_E4M3FN, K_E4M3FNUZ, K_E5M2, K_E5M2FNUZ, K_E8M0FNU, K_E2M1X2, K_C32, K_C64, K_C128, KIND_COUNT
+};
+
+static const struct kind KINDS[KIND_COUNT] = {
+    [K_F16] = {"float16", 2, FLOAT16, 0x7c00, AT(f16)},
+    [K_BF16] = {"bfloat16", 2, FLOAT16, 0x7f80, AT(bf16)},
+    [K_F32] = {"float32", 4, FLOAT32, 0x7f800000, AT(f32)},
+    [K_F64] = {"float64", 8, FLOAT64, 0x7ff0000000000000, AT(f64)},
+    [K_I16] = {"int16", 2, INTEGER, 0, AT(i16)},
+    [K_U16] = {"uint16", 2, INTEGER, 0, AT(u16)},
+    [K_I32] = {"int32", 4, INTEGER, 0, AT(i32)},
+    [K_U32] = {"uint32", 4, INTEGER, 0, AT(u32)},
+    [K_I64] = {"int64", 8, INTEGER, 0, AT(i64)},
+    [K_U64] = {"uint64", 8, UINT64, 0, AT(u64)},
+    [K_BOOL] = {"bool", 1, BOOLEAN, 0, AT(boolean)},
+    [K_I8] = {"int8", 1, COUNTED, 0, 0},
+    [K_U8] = {"uint8", 1, COUNTED, 0, 0},
+    [K_E4M3FN] = {"float8_e4m3fn", 1, COUNTED, 0, 0},
+    [K_E4M3FNUZ] = {"float8_e4m3fnuz", 1, COUNTED, 0, 0},
+    [K_E5M2] = {"float8_e5m2", 1, COUNTED, 0, 0},
+    [K_E5M2FNUZ] = {"float8_e5m2fnuz", 1, COUNTED, 0, 0},
+    [K_E8M0FNU] = {"float8_e8m0fnu", 1, COUNTED, 0, 0},
+    [K_E2M1X2] = {"float4_e2m1fn_x2", 1, COUNTED, 0, 0},
+    [K_C32] = {"complex32", 4, COMPLEX, 0x7ff0000000000000, AT(f64)},
+    [K_C64] = {"complex64", 8, COMPLEX, 0x7ff0000000000000, AT(f64)},
+    [K_C128] = {"complex128", 16, COMPLEX, 0x7ff0000000000000, AT(f64)},
+};
+
+static block_fn kernel_of(const struct kind *kind)
+{
+    block_fn fn;
+    memcpy(&fn, (const char *)&chosen + kind->kernel_offset, sizeof fn);
+    return fn;
+}
+
+/* The value of one code of the 8-bit formats (Open Compute OFP8 and MX; "fnuz": no -0, one NaN). */
+static double small_float(int kind, unsigned code)
+{
+    static const float E2M1[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    int bits = 3, bias = 7;
+    switch (kind) {
+    case K_E5M2: return f16_value((uint16_t)(code << 8));
+    case K_E8M0FNU: return code == 255 ? NAN : ldexp(1.0, (int)code - 127);
+    case K_E2M1X2: return code & 8 ? -E2M1[code & 7] : E2M1[code & 7];
+    case K_E4M3FN:
+        if ((code & 0x7f) == 0x7f) return NAN;
+        break;
+    case K_E4M3FNUZ: bias = 8; break;
+    default: bits = 2, bias = 16; /* e5m2fnuz */
+    }
+    if (kind != K_E4M3FN && code == 0x80) return NAN;
+    unsigned mantissa = code & ((1u << bits) - 1), exponent = (code & 0x7f) >> bits;
+    double magnitude = exponent ? ldexp(mantissa + (1u << bits), (int)exponent - bias - bits)
+                                : ldexp(mantissa, 1 - bias - bits);
+    return code & 0x80 ? -magnitude : magnitude;
+}
+
+/* The number behind a key; zeros come out as +0. */
+static double value_of_key(const struct kind *kind, int64_t key)
+{
+    double x;
+    if (kind->category == FLOAT16) {
+        uint16_t bits = (uint16_t)(key ^ ((key >> 63) & 0x7fff));
+        x = kind == &KINDS[K_F16] ? f16_value(bits) : bf16_to_float(bits);
+    } else if (kind->category == FLOAT32) {
+        x = float_from_bits((uint32_t)(key ^ ((key >> 63) & 0x7fffffff)));
+    } else {
+        int64_t bits = key ^ ((key >> 63) & INT64_MAX);
+        memcpy(&x, &bits, sizeof x);
+    }
+    return x + 0.0;
+}
+
+/* ---- walking a buffer block by block -------------------------------------------------------- */
+
+struct layout {
+    const char *start;
+    size_t itemsize;
+    int ndim;
+    Py_ssize_t size[MAX_DIMS], stride[MAX_DIMS]; /* largest stride first, in elements, > 0 */
+    double repeats; /* how often each element counts: product of the sizes with stride 0 */
+};
+
+/* Called with a block of whole elements. */
+typedef void (*visit_fn)(const void *block, size_t n, void *state);
+
+static void visit_dense(const char *start, size_t n, size_t itemsize, size_t block_bytes,
+                        visit_fn visit, void *state)
+{
+    size_t step = block_bytes / itemsize;
+    for (; n > step; n -= step, start += block_bytes) visit(start, step, state);
+    visit(start, n, state);
+}
+
+static void gather(char *out, const char *in, size_t n, size_t itemsize, Py_ssize_t stride)
+{
+#define GATHER(TYPE)                                                                            \
+    for (size_t i = 0; i < n; i++) ((TYPE *)out)[i] = *(const TYPE *)(in + (Py_ssize_t)i * stride)
+    stride *= (Py_ssize_t)itemsize;
+    if (stride == (Py_ssize_t)itemsize) memcpy(out, in, n * itemsize);
+    else if (itemsize == 1) GATHER(uint8_t);
+    else if (itemsize == 2) GATHER(uint16_t);
+    else if (itemsize == 4) GATHER(uint32_t);
+    else if (itemsize == 8) GATHER(uint64_t);
+    else
+        for (size_t i = 0; i < n; i++)
+            memcpy(out + i * itemsize, in + (Py_ssize_t)i * stride, itemsize);
+#undef GATHER
+}
+
+/* Copy a view piece by piece into one small buffer. */
+static void visit_strided(const struct layout *layout, size_t block_bytes, visit_fn visit,
+                          void *state)
+{
+    _Alignas(64) char buffer[BLOCK_BYTES];
+    size_t capacity = BLOCK_BYTES / layout->itemsize, filled = 0;
+    Py_ssize_t index[MAX_DIMS] = {0};
+    int inner = layout->ndim - 1, dim;
+    const char *row = layout->start;
+    do {
+        size_t left = (size_t)layout->size[inner];
+        if (layout->stride[inner] == 1 && left >= capacity / 4) {
+            visit_dense(row, left, layout->itemsize, block_bytes, visit, state);
+        } else {
+            const char *from = row;
+            while (left) {
+                size_t n = left < capacity - filled ? left : capacity - filled;
+                gather(buffer + filled * layout->itemsize, from, n, layout->itemsize,
+                       layout->stride[inner]);
+                filled += n, left -= n;
+                from += (Py_ssize_t)(n * layout->itemsize) * layout->stride[inner];
+                if (filled == capacity) visit(buffer, filled, state), filled = 0;
+            }
+        }
+        for (dim = inner - 1; dim >= 0; dim--) {
+            row += layout->stride[dim] * (Py_ssize_t)layout->itemsize;
+            if (++index[dim] < layout->size[dim]) break;
+            row -= layout->stride[dim] * (Py_ssize_t)layout->itemsize * layout->size[dim];
+            index[dim] = 0;
+        }
+    } while (dim >= 0);
+    if (filled) visit(buffer, filled, state);
+}
+
+static void walk(const struct layout *layout, size_t block_bytes, visit_fn visit, void *state)
+{
+    if (layout->ndim == 1 && layout->stride[0] == 1)
+        visit_dense(layout->start, (size_t)layout->size[0], layout->itemsize, block_bytes, visit,
+                    state);
+    else
+        visit_strided(layout, block_bytes, visit, state);
+}
+
+/* ---- what is done with each block ----------------------------------------------------------- */
+
+struct reduction {
+    const struct kind *kind;
+    block_fn block;
+    struct total total;
+};
+
+static void reduce_block(const void *block, size_t n, void *state)
+{
+    struct reduction *reduction = state;
+    reduction->block(block, n, &reduction->total);
+}
+
+/* Turn complex numbers into their absolute values and hand these on as float64. */
+struct absolutes {
+    const struct kind *kind;
+    visit_fn visit;
+    void *state;
+};
+
+static void absolute_block(const void *block, size_t n, void *state)
+{
+    const struct absolutes *absolutes = state;
+    double values[BLOCK_BYTES / 4]; /* the smallest complex number has 4 bytes */
+    if (absolutes->kind == &KINDS[K_C128]) {
+        const double *p = block;
+        for (size_t i = 0; i < n; i++) values[i] = hypot(p[2 * i], p[2 * i + 1]);
+    } else if (absolutes->kind == &KINDS[K_C64]) {
+        const float *p = block;
+        for (size_t i = 0; i < n; i++) values[i] = hypot((double)p[2 * i], (double)p[2 * i + 1]);
+    } else {
+        const uint16_t *p = block;
+        for (size_t i = 0; i < n; i++)
+            values[i] = hypot(f16_value(p[2 * i]), f16_value(p[2 * i + 1]));
+    }
+    absolutes->visit(values, n, absolutes->state);
+}
+
+static void walk_floats(const struct layout *layout, const struct kind *kind, visit_fn visit,
+                        void *state)
+{
+    struct absolutes absolutes = {kind, visit, state};
+    if (kind->category == COMPLEX) walk(layout, BLOCK_BYTES, absolute_block, &absolutes);
+    else walk(layout, BLOCK_BYTES, visit, state);
+}
+
+struct nonfinite {
+    const struct kind *kind;
+    size_t nan, positive, negative;
+    int64_t max, min; /* keys of the finite extremes; max < min when there is none */
+};
+
+static int64_t key_at(const struct kind *kind, const void *block, size_t i)
+{
+    if (kind->category == FLOAT16) {
+        int64_t bits = ((const int16_t *)block)[i];
+        return bits ^ ((bits >> 63) & 0x7fff);
+    }
+    if (kind->category == FLOAT32) {
+        int64_t bits = ((const int32_t *)block)[i];
+        return bits ^ ((bits >> 63) & 0x7fffffff);
+    }
+    int64_t bits = ((const int64_t *)block)[i];
+    return bits ^ ((bits >> 63) & INT64_MAX);
+}
+
+static void count_nonfinite_block(const void *block, size_t n, void *state)
+{
+    struct nonfinite *found = state;
+    const int64_t inf = found->kind->inf_key;
+    for (size_t i = 0; i < n; i++) {
+        int64_t key = key_at(found->kind, block, i);
+        if (key > inf || key < ~inf) found->nan++;
+        else if (key == inf) found->positive++;
+        else if (key == ~inf) found->negative++;
+        else {
+            if (key > found->max) found->max = key;
+            if (key < found->min) found->min = key;
+        }
+    }
+}
+
+/* float64 whose plain sums leave the range: sums scaled by powers of two, which are exact. */
+struct scaled {
+    double sum_scale, square_scale;
+    struct exact sum, sumsq;
+};
+
+static void scaled_block(const void *block, size_t n, void *state)
+{
+    struct scaled *scaled = state;
+    const double *p = block;
+    for (size_t i = 0; i < n; i++) {
+        double x = p[i] * scaled->square_scale;
+        exact_add(&scaled->sum, p[i] * scaled->sum_scale);
+        exact_add(&scaled->sumsq, x * x);
+    }
+}
+
+struct counts {
+    uint64_t of[256];
+};
+
+static void count_block(const void *block, size_t n, void *state)
+{
+    struct counts *counts = state;
+    const uint8_t *p = block;
+    /* Four tables, so that runs of equal bytes do not wait for one another. */
+    uint32_t part[4][256] = {{0}};
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        part[0][p[i]]++;
+        part[1][p[i + 1]]++;
+        part[2][p[i + 2]]++;
+        part[3][p[i + 3]]++;
+    }
+    for (; i < n; i++) part[0][p[i]]++;
+    for (int code = 0; code < 256; code++)
+        counts->of[code] += part[0][code] + part[1][code] + part[2][code] + part[3][code];
+}
+
+/* ---- from raw sums to the four statistics --------------------------------------------------- */
+
+struct result {
+    enum { NUMBERS, INTEGERS, BOOLEANS } form;
+    int is_finite, is_unsigned;
+    double max, min, mean, norm;
+    int64_t int_max, int_min;
+    __int128 int_sum;
+    double count;
+    size_t nan, positive, negative; /* the rest only when not finite */
+    double finite_max, finite_min;
+};
+
+static void finish_nonfinite(struct result *r, size_t nan, size_t positive, size_t negative,
+                             double finite_max, double finite_min)
+{
+    r->is_finite = 0;
+    r->nan = nan, r->positive = positive, r->negative = negative;
+    r->finite_max = finite_max, r->finite_min = finite_min;
+    r->max = nan ? NAN : positive ? INFINITY : finite_max;
+    r->min = nan ? NAN : negative ? -INFINITY : finite_min;
+    if (!nan && !positive && isnan(finite_max)) r->max = -INFINITY;
+    if (!nan && !negative && isnan(finite_min)) r->min = INFINITY;
+    r->mean = nan || (positive && negative) ? NAN : positive ? INFINITY : -INFINITY;
+    r->norm = nan ? NAN : INFINITY;
+}
+
+static void count_nonfinite(struct result *r, const struct layout *layout,
+                            const struct kind *kind)
+{
+    const struct kind *element = kind->category == COMPLEX ? &KINDS[K_F64] : kind;
+    struct nonfinite found = {element, 0, 0, 0, INT64_MIN, INT64_MAX};
+    walk_floats(layout, kind, count_nonfinite_block, &found);
+    int any = found.max >= found.min;
+    size_t repeats = (size_t)layout->repeats;
+    finish_nonfinite(r, found.nan * repeats, found.positive * repeats, found.negative * repeats,
+                     any ? value_of_key(element, found.max) : NAN,
+                     any ? value_of_key(element, found.min) : NAN);
+}
+
+static void rescale_float64(struct result *r, const struct layout *layout,
+                            const struct kind *kind, double elements)
+{
+    double largest = fabs(r->max) > fabs(r->min) ? fabs(r->max) : fabs(r->min);
+    int exponent;
+    if (largest == 0) return;
+    frexp(largest, &exponent);
+    /* Two steps of 2^-64 keep a sum of up to 2^64 elements in range. */
+    int shift = exponent > 0 ? -64 : 0;
+    int square_shift = exponent < -1000 ? 1000 : -exponent;
+    struct scaled scaled = {ldexp(1.0, shift), ldexp(1.0, square_shift), {0, 0}, {0, 0}};
+    walk_floats(layout, kind, scaled_block, &scaled);
+    r->mean = ldexp(exact_value(&scaled.sum) / elements, -shift);
+    r->norm = ldexp(sqrt(exact_value(&scaled.sumsq) * layout->repeats), -square_shift);
+}
+
+/* Between these the squares of float64 numbers neither overflow nor lose bits that matter. */
+#define SQUARES_LOW 0x1p-900
+#define SQUARES_HIGH 0x1p1020
+
+static void finish_floats(struct result *r, const struct layout *layout, const struct kind *kind,
+                          double elements)
+{
+    struct reduction reduction = {kind, kernel_of(kind), EMPTY_TOTAL};
+    const struct total *t = &reduction.total;
+    walk_floats(layout, kind, reduce_block, &reduction);
+    r->form = NUMBERS;
+    if (t->max >= kind->inf_key || t->min <= ~kind->inf_key) {
+        count_nonfinite(r, layout, kind);
+        return;
+    }
+    r->is_finite = 1;
+    r->max = value_of_key(kind, t->max);
+    r->min = value_of_key(kind, t->min);
+    r->mean = exact_value(&t->sum) / elements;
+    r->norm = sqrt(exact_value(&t->sumsq) * layout->repeats);
+    int is_float64 = kind->category == FLOAT64 || kind->category == COMPLEX;
+    double squares = t->sumsq.value;
+    if (is_float64 && !(isfinite(exact_value(&t->sum)) && squares > SQUARES_LOW &&
+                        squares < SQUARES_HIGH))
+        rescale_float64(r, layout, kind, elements);
+}
+
+static void finish_integers(struct result *r, const struct layout *layout,
+                            const struct kind *kind, double elements)
+{
+    struct reduction reduction = {kind, kernel_of(kind), EMPTY_TOTAL};
+    const struct total *t = &reduction.total;
+    walk(layout, BLOCK_BYTES, reduce_block, &reduction);
+    r->form = kind->category == BOOLEAN ? BOOLEANS : INTEGERS;
+    r->is_finite = 1;
+    r->is_unsigned = kind->category == UINT64;
+    r->int_max = t->max;
+    r->int_min = t->min;
+    r->int_sum = t->int_sum;
+    r->count = elements;
+    r->norm = sqrt((exact_value(&t->sumsq) + (double)t->int_sumsq) * layout->repeats);
+}
+
+static void finish_small_integers(struct result *r, const struct counts *counts, int is_signed,
+                                  double elements, double repeats)
+{
+    uint64_t squares = 0;
+    r->form = INTEGERS;
+    r->is_finite = 1;
+    r->int_max = INT64_MIN, r->int_min = INT64_MAX;
+    r->count = elements;
+    for (int code = 0; code < 256; code++) {
+        int64_t value = is_signed ? (int8_t)code : code, n = (int64_t)counts->of[code];
+        if (!n) continue;
+        if (value > r->int_max) r->int_max = value;
+        if (value < r->int_min) r->int_min = value;
+        r->int_sum += n * value;
+        squares += (uint64_t)(n * value * value);
+    }
+    r->norm = sqrt((double)squares * repeats);
+}
+
+static void finish_small_floats(struct result *r, const struct counts *counts, int kind,
+                                double elements, double repeats)
+{
+    struct exact sum = {0, 0}, sumsq = {0, 0};
+    size_t nan = 0, positive = 0, negative = 0;
+    double max = -INFINITY, min = INFINITY;
+    for (unsigned byte = 0; byte < 512; byte++) {
+        /* Two float4 share a byte: the second round takes the high ones. */
+        if (byte == 256 && kind != K_E2M1X2) break;
+        uint64_t n = counts->of[byte & 255];
+        unsigned code = kind != K_E2M1X2 ? byte : byte & 256 ? (byte & 255) >> 4 : byte & 15;
+        double value = small_float(kind, code);
+        if (!n) continue;
+        if (isnan(value)) nan += n;
+        else if (value == INFINITY) positive += n;
+        else if (value == -INFINITY) negative += n;
+        else {
+            if (value > max) max = value;
+            if (value < min) min = value;
+            exact_add(&sum, (double)n * value);
+            exact_add(&sumsq, (double)n * value * value);
+        }
+    }
+    r->form = NUMBERS;
+    r->is_finite = 1;
+    r->max = max + 0.0, r->min = min + 0.0;
+    r->mean = exact_value(&sum) / elements;
+    r->norm = sqrt(exact_value(&sumsq) * repeats);
+    if (nan || positive || negative)
+        finish_nonfinite(r, nan * (size_t)repeats, positive * (size_t)repeats,
+                         negative * (size_t)repeats, max < min ? NAN : r->max,
+                         max < min ? NAN : r->min);
+}
+
+static void compute(struct result *r, const struct layout *layout, int kind_index, size_t n)
+{
+    const struct kind *kind = &KINDS[kind_index];
+    if (kind->category != COUNTED) {
+        /* The mean of repeated elements is that of one copy. */
+        if (kind->category >= INTEGER && kind->category <= BOOLEAN)
+            finish_integers(r, layout, kind, (double)n);
+        else
+            finish_floats(r, layout, kind, (double)n);
+        return;
+    }
+    struct counts counts = {{0}};
+    walk(layout, COUNT_BLOCK_BYTES, count_block, &counts);
+    if (kind_index == K_I8 || kind_index == K_U8)
+        finish_small_integers(r, &counts, kind_index == K_I8, (double)n, layout->repeats);
+    else
+        finish_small_floats(r, &counts, kind_index,
+                            (double)n * (kind_index == K_E2M1X2 ? 2 : 1), layout->repeats);
+}
+
+/* Run `compute` with the default floating-point environment: torch.set_flush_denormal(True) and
+ * some libraries make the thread treat subnormal numbers as zero. */
+static void compute_ieee(struct result *r, const struct layout *layout, int kind, size_t n)
+{
+#if defined(__x86_64__)
+    unsigned before = _mm_getcsr();
+    _mm_setcsr(0x1f80);
+    compute(r, layout, kind, n);
+    _mm_setcsr(before);
+#else
+    fenv_t before;
+    fegetenv(&before);
+    fesetenv(FE_DFL_ENV);
+    compute(r, layout, kind, n);
+    fesetenv(&before);
+#endif
+}
+
+/* ---- Python objects ------------------------------------------------------------------------- */
+
+static PyObject *int_from_int128(__int128 x)
+{
+    if (x >= INT64_MIN && x <= INT64_MAX) return PyLong_FromLongLong((long long)x);
+    PyObject *high = PyLong_FromLongLong((long long)(x >> 62));
+    PyObject *low = PyLong_FromLongLong((long long)(x & (((__int128)1 << 62) - 1)));
+    PyObject *bits = PyLong_FromLong(62), *shifted = NULL, *sum = NULL;
+    if (high && low && bits && (shifted = PyNumber_Lshift(high, bits)))
+        sum = PyNumber_Or(shifted, low);
+    Py_XDECREF(high);
+    Py_XDECREF(low);
+    Py_XDECREF(bits);
+    Py_XDECREF(shifted);
+    return sum;
+}
+
+static PyObject *exact_mean(__int128 sum, double count)
+{
+    const __int128 exact_limit = (__int128)1 << 53;
+    if (sum > -exact_limit && sum < exact_limit) return PyFloat_FromDouble((double)sum / count);
+    /* Python divides integers with one correct rounding. */
+    PyObject *numerator = int_from_int128(sum), *denominator = PyLong_FromDouble(count);
+    PyObject *mean = NULL;
+    if (numerator && denominator) mean = PyNumber_TrueDivide(numerator, denominator);
+    Py_XDECREF(numerator);
+    Py_XDECREF(denominator);
+    return mean;
+}
+
+static PyObject *float_or_none(double x)
+{
+    if (isnan(x)) Py_RETURN_NONE;
+    return PyFloat_FromDouble(x);
+}
+
+static PyObject *int_extreme(const struct result *r, int64_t x)
+{
+    if (r->is_unsigned)
+        return PyLong_FromUnsignedLongLong((uint64_t)x ^ ((uint64_t)1 << 63));
+    return PyLong_FromLongLong(x);
+}
+
+static PyObject *nonfinite_tuple(const struct result *r)
+{
+    if (r->is_finite) Py_RETURN_NONE;
+    return Py_BuildValue("(nnnNN)", (Py_ssize_t)r->nan, (Py_ssize_t)r->positive,
+                         (Py_ssize_t)r->negative, float_or_none(r->finite_max),
+                         float_or_none(r->finite_min));
+}
+
+static PyObject *result_tuple(const struct result *r)
+{
+    PyObject *item[5];
+    item[4] = nonfinite_tuple(r);
+    if (r->form == BOOLEANS) {
+        item[0] = PyBool_FromLong(r->int_max != 0);
+        item[1] = PyBool_FromLong(r->int_min != 0);
+        item[2] = Py_NewRef(Py_None);
+        item[3] = Py_NewRef(Py_None);
+    } else if (r->form == INTEGERS) {
+        item[0] = int_extreme(r, r->int_max);
+        item[1] = int_extreme(r, r->int_min);
+        item[2] = exact_mean(r->int_sum, r->count);
+        item[3] = PyFloat_FromDouble(r->norm);
+    } else {
+        item[0] = PyFloat_FromDouble(r->max);
+        item[1] = PyFloat_FromDouble(r->min);
+        item[2] = PyFloat_FromDouble(r->mean);
+        item[3] = PyFloat_FromDouble(r->norm);
+    }
+    PyObject *tuple = PyTuple_New(5);
+    int failed = tuple == NULL;
+    for (int i = 0; i < 5; i++) {
+        failed |= item[i] == NULL;
+        if (tuple) PyTuple_SET_ITEM(tuple, i, item[i]);
+        else Py_XDECREF(item[i]);
+    }
+    if (failed) Py_CLEAR(tuple);
+    return tuple;
+}
+
+/* `n` counts the elements once, without those that a stride of 0 repeats. */
+static PyObject *stats_of(const struct layout *layout, int kind, size_t n)
+{
+    struct result result = {0};
+    if (n * layout->itemsize < GIL_RELEASE_BYTES) {
+        compute_ieee(&result, layout, kind, n);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        compute_ieee(&result, layout, kind, n);
+        Py_END_ALLOW_THREADS
+    }
+    return result_tuple(&result);
+}
+
+static PyObject *empty_tuple(void)
+{
+    return Py_BuildValue("(OOOOO)", Py_None, Py_None, Py_None, Py_None, Py_None);
+}
+
+static int read_kind(PyObject *object)
+{
+    long kind = PyLong_AsLong(object);
+    if (kind == -1 && PyErr_Occurred()) return -1;
+    if (kind >= 0 && kind < KIND_COUNT) return (int)kind;
+    PyErr_Format(PyExc_ValueError, "kind %ld is not one of KINDS", kind);
+    return -1;
+}
+
+static PyObject *stats(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3) {
+        PyErr_SetString(PyExc_TypeError, "stats(kind, address, count)");
+        return NULL;
+    }
+    int kind = read_kind(args[0]);
+    if (kind < 0) return NULL;
+    const char *start = PyLong_AsVoidPtr(args[1]);
+    if (start == NULL && PyErr_Occurred()) return NULL;
+    Py_ssize_t n = PyLong_AsSsize_t(args[2]);
+    if (n == -1 && PyErr_Occurred()) return NULL;
+    if (n <= 0 || start == NULL) return empty_tuple();
+    struct layout layout; /* 1 KiB: only what is used gets set */
+    layout.start = start;
+    layout.itemsize = KINDS[kind].itemsize;
+    layout.ndim = 1;
+    layout.size[0] = n;
+    layout.stride[0] = 1;
+    layout.repeats = 1.0;
+    return stats_of(&layout, kind, (size_t)n);
+}
+
+/* Add one dimension, keeping the strides in descending order. */
+static void insert_dim(struct layout *layout, Py_ssize_t size, Py_ssize_t stride)
+{
+    int at = layout->ndim++;
+    for (; at > 0 && layout->stride[at - 1] < stride; at--) {
+        layout->size[at] = layout->size[at - 1];
+        layout->stride[at] = layout->stride[at - 1];
+    }
+    layout->size[at] = size;
+    layout->stride[at] = stride;
+}
+
+/* Join neighbouring dimensions that together are one: a dense tensor becomes a plain run. */
+static void join_dims(struct layout *layout)
+{
+    int last = 0;
+    for (int i = 1; i < layout->ndim; i++) {
+        if (layout->stride[last] == layout->size[i] * layout->stride[i]) {
+            layout->size[last] *= layout->size[i];
+            layout->stride[last] = layout->stride[i];
+        } else {
+            last++;
+            layout->size[last] = layout->size[i];
+            layout->stride[last] = layout->stride[i];
+        }
+    }
+    layout->ndim = last + 1;
+}
+
+/* Fill `layout` from shape and strides; the number of distinct elements, 0 if empty, -1 on error. */
+static Py_ssize_t read_layout(struct layout *layout, PyObject *shape, PyObject *strides)
+{
+    Py_ssize_t ndim = PyTuple_GET_SIZE(shape), n = 1;
+    if (ndim > MAX_DIMS || PyTuple_GET_SIZE(strides) != ndim) {
+        PyErr_Format(PyExc_ValueError, "shape and strides differ in length or exceed %d", MAX_DIMS);
+        return -1;
+    }
+    layout->ndim = 0;
+    layout->repeats = 1.0;
+    for (Py_ssize_t i = 0; i < ndim; i++) {
+        Py_ssize_t size = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, i));
+        Py_ssize_t stride = PyLong_AsSsize_t(PyTuple_GET_ITEM(strides, i));
+        if ((size == -1 || stride == -1) && PyErr_Occurred()) return -1;
+        if (size <= 0) return 0;
+        if (size == 1) continue;
+        if (stride == 0) {
+            layout->repeats *= (double)size;
+            continue;
+        }
+        if (stride < 0) {
+            layout->start += (size - 1) * stride * (Py_ssize_t)layout->itemsize;
+            stride = -stride;
+        }
+        insert_dim(layout, size, stride);
+        n *= size;
+    }
+    if (layout->ndim == 0) insert_dim(layout, 1, 1);
+    join_dims(layout);
+    return n;
+}
+
+static PyObject *stats_strided(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 4 || !PyTuple_Check(args[2]) || !PyTuple_Check(args[3])) {
+        PyErr_SetString(PyExc_TypeError, "stats_strided(kind, address, shape, strides)");
+        return NULL;
+    }
+    int kind = read_kind(args[0]);
+    if (kind < 0) return NULL;
+    struct layout layout;
+    layout.start = PyLong_AsVoidPtr(args[1]);
+    if (layout.start == NULL && PyErr_Occurred()) return NULL;
+    if (layout.start == NULL) return empty_tuple();
+    layout.itemsize = KINDS[kind].itemsize;
+    Py_ssize_t n = read_layout(&layout, args[2], args[3]);
+    if (n < 0) return NULL;
+    return n == 0 ? empty_tuple() : stats_of(&layout, kind, (size_t)n);
+}
+
+/* ---- stack key ------------------------------------------------------------------------------ */
+
+static uint64_t mix(uint64_t key, uint64_t x)
+{
+    /* The multiplier and shift of splitmix64's finaliser (public domain, S. Vigna). */
+    key = (key ^ x) * 0xbf58476d1ce4e5b9u;
+    return key ^ (key >> 31);
+}
+
+static PyObject *stack_key(PyObject *module, PyObject *arg)
+{
+    long skip = PyLong_AsLong(arg);
+    if (skip == -1 && PyErr_Occurred()) return NULL;
+    PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
+    uint64_t key = 0x9e3779b97f4a7c15u;
+    while (frame) {
+        if (skip-- <= 0) {
+            PyCodeObject *code = PyFrame_GetCode(frame);
+            key = mix(key, (uint64_t)(uintptr_t)code);
+            key = mix(key, (uint64_t)PyFrame_GetLasti(frame));
+            Py_DECREF(code);
+        }
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    return PyLong_FromUnsignedLongLong(key ? key : 1);
+}
+
+/* ---- module --------------------------------------------------------------------------------- */
+
+static PyObject *use_isa(PyObject *module, PyObject *name)
+{
+    PyObject *names = PyList_New(0);
+    if (!names) return NULL;
+    int found = name == Py_None;
+    for (size_t i = 0; i < sizeof ALL_KERNELS / sizeof *ALL_KERNELS; i++) {
+        if (!isa_works(i)) continue;
+        PyObject *text = PyUnicode_FromString(ALL_KERNELS[i].name);
+        int bad = !text || PyList_Append(names, text) < 0;
+        int wanted = bad ? -1 : name == Py_None ? 1 : PyObject_RichCompareBool(text, name, Py_EQ);
+        Py_XDECREF(text);
+        if (wanted < 0) {
+            Py_DECREF(names);
+            return NULL;
+        }
+        if (wanted) chosen = ALL_KERNELS[i], found = 1;
+    }
+    if (found) return names;
+    PyErr_Format(PyExc_ValueError, "%R is not one of %R", name, names);
+    Py_DECREF(names);
+    return NULL;
+}
+
+static PyMethodDef METHODS[] = {
+    {"stats", (PyCFunction)(void (*)(void))stats, METH_FASTCALL,
+     "stats(kind, address, count) -> (max, min, mean, norm, nonfinite | None)"},
+    {"stats_strided", (PyCFunction)(void (*)(void))stats_strided, METH_FASTCALL,
+     "stats_strided(kind, address, shape, strides) -> as stats(); strides in elements"},
+    {"stack_key", stack_key, METH_O,
+     "stack_key(skip) -> non-zero 64-bit key of the Python stack, `skip` inner frames left out"},
+    {"use_isa", use_isa, METH_O,
+     "use_isa(name | None) -> names of the usable instruction sets; None takes the best"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_native", "One-pass statistics and stack keys.", -1, METHODS,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#endif
+    PyObject *module = PyModule_Create(&MODULE), *kinds = PyDict_New(), *isas = NULL;
+    if (!module || !kinds || !(isas = use_isa(module, Py_None))) goto fail;
+    Py_CLEAR(isas);
+    for (int i = 0; i < KIND_COUNT; i++) {
+        PyObject *code = PyLong_FromLong(i);
+        int bad = !code || PyDict_SetItemString(kinds, KINDS[i].name, code) < 0;
+        Py_XDECREF(code);
+        if (bad) goto fail;
+    }
+    if (PyModule_AddObjectRef(module, "KINDS", kinds) < 0) goto fail;
+    Py_DECREF(kinds);
+    return module;
+fail:
+    Py_XDECREF(module);
+    Py_XDECREF(kinds);
+    return NULL;
+}

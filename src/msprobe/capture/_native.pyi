@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of the C extension; what the functions do stands at the top of ``_native.c``."""
+
+from typing import Final
+
+KINDS: Final[dict[str, int]]
+
+_Number = float | int | bool | None
+_Raw = tuple[
+    _Number,
+    _Number,
+    _Number,
+    _Number,
+    tuple[int, int, int, float | None, float | None] | None,
+]
+
+def stats(kind: int, address: int, count: int, /) -> _Raw: ...
+def stats_strided(
+    kind: int, address: int, shape: tuple[int, ...], strides: tuple[int, ...], /
+) -> _Raw: ...
+def stack_key(skip: int, /) -> int: ...
+def use_isa(name: str | None, /) -> list[str]: ...

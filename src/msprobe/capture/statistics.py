@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The summary of one tensor: what its numbers mean, and how raw sums become them.
+
+Both ways of computing, the C kernel (`_native`) and the frameworks' own reductions, give the same
+meaning:
+
+- **Max, Min** are exact in the element type: Python ints for integers (up to uint64), floats
+  otherwise. A zero is always +0.0, because -0.0 and 0.0 compare equal and the order of the
+  elements must not show. With a NaN both are NaN.
+- **Mean** is the arithmetic mean. Integers: the exact sum, divided with one rounding. Floats: added
+  in float64 or better; the error is a few units of float64 relative to the mean of the absolute
+  values. Infinities of both signs give NaN.
+- **Norm** is the L2 norm over all elements, relative error below 1e-14, without overflow or
+  underflow on the way. A scalar's norm is its absolute value. NaN with a NaN, else Infinity with
+  an infinity.
+- **bool**: Max is "any", Min is "all"; no Mean, no Norm. **complex**: of the absolute values.
+  **empty**: all None.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Final, NamedTuple
+
+import msgspec
+
+from msprobe.dump.records import Statistic
+
+NATIVE_VARIABLE: Final = "MSPROBE_NATIVE"
+"""Environment variable: ``0`` leaves the C kernels unused. Read once, at import."""
+
+
+class NonFinite(msgspec.Struct, frozen=True, gc=False):
+    """What a tensor with NaN or infinities holds.
+
+    Attributes:
+        nan_count: number of NaN elements.
+        pos_inf_count: number of elements equal to +Inf.
+        neg_inf_count: number of elements equal to -Inf.
+        finite_max: largest finite element; None when there is none.
+        finite_min: smallest finite element; None when there is none.
+    """
+
+    nan_count: int
+    pos_inf_count: int
+    neg_inf_count: int
+    finite_max: float | None
+    finite_min: float | None
+
+
+class Summary(msgspec.Struct, gc=False, eq=False):
+    """The statistics of one value, shared by reference between all records of that value.
+
+    Mutable on purpose: on an accelerator the numbers arrive later, when `ready` turns true.
+
+    Attributes:
+        max: see the module's docstring; None when undefined.
+        min: likewise.
+        mean: likewise.
+        norm: likewise.
+        nonfinite: counts, only when there is a NaN or an infinity.
+        note: why the numbers are missing, in a few words; None when they are not.
+        ready: whether the numbers are there.
+    """
+
+    max: Statistic = None
+    min: Statistic = None
+    mean: Statistic = None
+    norm: Statistic = None
+    nonfinite: NonFinite | None = None
+    note: str | None = None
+    ready: bool = True
+
+
+_Counts = tuple[int, int, int, float | None, float | None]
+_Raw = tuple[Statistic, Statistic, Statistic, Statistic, _Counts | None]
+
+
+class Native(NamedTuple):
+    """The functions of the C extension (see ``_native.c``)."""
+
+    kinds: Mapping[str, int]
+    stats: Callable[[int, int, int], _Raw]
+    stats_strided: Callable[[int, int, tuple[int, ...], tuple[int, ...]], _Raw]
+
+
+def native_module() -> ModuleType | None:
+    """Return the C extension, or None when it was not built or is switched off."""
+    if os.environ.get(NATIVE_VARIABLE) == "0":
+        return None
+    try:
+        return import_module("msprobe.capture._native")
+    except ImportError:
+        return None
+
+
+def load_native() -> Native | None:
+    """Return the C kernels, or None when there are none."""
+    module = native_module()
+    if module is None:
+        return None
+    return Native(module.KINDS, module.stats, module.stats_strided)
+
+
+NATIVE: Final = load_native()
+"""The C kernels of this process, or None."""
+
+
+def from_raw(raw: _Raw) -> Summary:
+    """Return the summary for what the C kernel gave."""
+    counts = raw[4]
+    if counts is None:
+        return Summary(raw[0], raw[1], raw[2], raw[3])
+    return Summary(raw[0], raw[1], raw[2], raw[3], NonFinite(*counts))

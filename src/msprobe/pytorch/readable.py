@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensor holds the elements of a value, and whether its memory may be read at all.
+
+Reading the wrong thing does not raise, it kills the process: FSDP2 passes tensors whose storage
+was given back. Every reader of element data (statistics, checksums, saved tensors) comes here
+first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch._C import _functorch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+
+_TRACED: Final = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor"})
+_SPARSE_ROWS: Final = frozenset(
+    {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+)
+STORED_VALUES: Final = "stored values only"
+"""Note of sparse tensors: the zeros that are not stored do not count."""
+
+
+def readable(t: torch.Tensor) -> torch.Tensor | str:
+    """Return the strided tensor that holds the elements of `t`, or why there is none.
+
+    Wrappers are looked through: functorch's (vmap, grad), DTensor (this rank's shard), collectives
+    in flight (waits for them), nested and sparse tensors (their values). Nothing is copied, except
+    that nested tensors of padded or permuted storage are refused rather than copied.
+
+    Grad mode must be off, and torch functions of subclasses and the user's modes disabled.
+
+    Args:
+        t: any tensor.
+
+    Returns:
+        A dense or strided tensor whose storage covers it, of an ordinary or a quantised dtype; or a
+        note of a few words.
+    """
+    try:
+        return _readable(t)
+    except (RuntimeError, NotImplementedError, ValueError, AttributeError) as exc:
+        return f"unreadable: {type(exc).__name__}"
+
+
+def _readable(t: torch.Tensor) -> torch.Tensor | str:
+    inner = _look_through(t)
+    if isinstance(inner, str):
+        return inner
+    if inner is not t:
+        return _readable(inner)
+    if t.device.type == "meta":
+        return "meta"
+    if t.layout is not torch.strided:
+        return f"layout {str(t.layout).removeprefix('torch.')}"
+    if is_wrapper(t):
+        return f"wrapper {type(t).__name__}"
+    return "released" if is_released(t) else t
+
+
+def _look_through(t: torch.Tensor) -> torch.Tensor | str:
+    """Return the tensor one level inside `t`, `t` itself if it is plain, or a note."""
+    if _functorch.is_functorch_wrapped_tensor(t):
+        return _functorch.get_unwrapped(t)
+    if isinstance(t, UninitializedTensorMixin):
+        return "uninitialized"
+    name = type(t).__name__
+    if name in _TRACED:
+        return "fake"
+    if name == "DTensor":
+        local: torch.Tensor = t._local_tensor  # type: ignore[attr-defined]
+        return local
+    if name == "AsyncCollectiveTensor":
+        # Waiting here is what the user's first use of it would do; a second wait does nothing.
+        waited: torch.Tensor = torch.ops._c10d_functional.wait_tensor(t.elem)  # type: ignore[attr-defined]
+        return waited
+    if t.is_nested:
+        return _nested_values(t)
+    if t.layout is torch.sparse_coo:
+        return t._values()
+    if t.layout in _SPARSE_ROWS:
+        return t.values()
+    return t
+
+
+def _nested_values(t: torch.Tensor) -> torch.Tensor | str:
+    if t.layout is torch.jagged:
+        values: torch.Tensor = t._values  # type: ignore[assignment]  # an attribute here
+        return values
+    return t.values() if t.is_contiguous() else "nested with gaps"
+
+
+def is_wrapper(t: torch.Tensor) -> bool:
+    """Return whether `t` is of a class that redefines what its operators do, such as torchao's."""
+    kind: Any = type(t)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return False
+    return bool(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
+
+
+def is_released(t: torch.Tensor) -> bool:
+    """Return whether the storage of `t` ends before its last element (reading would crash)."""
+    if t.numel() == 0:
+        return False
+    last = t.storage_offset() + sum(
+        (size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)
+    )
+    storage = t.untyped_storage()
+    return storage.nbytes() < (last + 1) * t.element_size() or storage.data_ptr() == 0
