@@ -46,11 +46,13 @@ class Prefixes:
         modules: module path to prefix; the longest matching path decides.
         op_namespaces: namespace in ``torch.ops`` to prefix; any other is its own prefix.
         vf: functions of ``torch`` that are reached through ``torch._VF``.
+        renames: public path to the API's better-known name.
     """
 
     modules: Mapping[str, str]
     op_namespaces: Mapping[str, str]
     vf: frozenset[str]
+    renames: Mapping[str, str]
 
     def of_module(self, module: str) -> str:
         """Return the prefix for functions of `module`."""
@@ -75,7 +77,7 @@ def identify(func: Any, prefixes: Prefixes) -> Identity:
     if path:
         module, _, api = path.rpartition(".")
         prefix = "VF" if module == "torch" and api in prefixes.vf else prefixes.of_module(module)
-        return Identity(path, prefix, api)
+        return Identity(path, prefix, prefixes.renames.get(path, api))
     return _unpublished_identity(func, prefixes)
 
 
@@ -106,13 +108,15 @@ def _unpublished_identity(func: Any, prefixes: Prefixes) -> Identity:
         owner = _text(getattr(func, "__self__", None), "__name__") or "attribute"
         return Identity(f"{_TENSOR_PATH}{owner}.{name}", "Tensor", f"{owner}.{name}")
     if module.startswith("torch._C"):
-        # torch._C._linalg.linalg_norm and the like carry their module's name twice.
+        # torch._C._linalg.linalg_norm, torch._C._sparse._sparse_mm: the family is said twice.
         family = module.rpartition(".")[2].lstrip("_") + "_"
         published = module.count(".") == 2 and family != "functorch_"
+        bare = name.lstrip("_")
+        repeats = published and bare.startswith(family)
         return Identity(
             f"{module}.{name}",
             prefixes.of_module(module),
-            name.removeprefix(family),
+            bare.removeprefix(family) if repeats else name,
             internal=not published,
         )
     if not module:

@@ -73,8 +73,8 @@ def warn_of_unknown_names(black_list: Iterable[str]) -> None:
     unknown = []
     for entry in black_list:
         prefix, _, name = entry.rpartition(".")
-        homes = [prefix] if prefix else list(_HOMES)
-        if all(_is_checkable(home) and _find(home, name) is None for home in homes if home):
+        homes = [home for home in ([prefix] if prefix else _HOMES) if _is_checkable(home)]
+        if homes and all(_find(home, name) is None for home in homes):
             unknown.append(entry)
     known = frozenset().union(*(_known_names(prefix) for prefix in _HOMES))
     _warn_of_unknown("black_list", unknown, known)

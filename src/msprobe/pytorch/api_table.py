@@ -147,6 +147,7 @@ def _rules() -> _Rules:
             modules=data["prefixes"],
             op_namespaces=data["op_prefixes"],
             vf=frozenset(data["vf"]),
+            renames=data["renames"],
         ),
         groups=data["groups"],
         operators=data["operators"],
@@ -330,11 +331,15 @@ class ApiTable:
         if any(name in self._choice.black_list for name in self._spellings(entry.prefix, names)):
             return _excluded(func)
         listed = self._choice.listed.get(entry.prefix)
-        if listed is None or entry.prefix in self._choice.custom_op_namespaces:
+        if listed is None or self._is_chosen_operator(func):
             return entry.action
         if not names.isdisjoint(listed):
             return Action.RECORD if _may_be_recorded(entry) else entry.action
         return entry.action if entry.action is Action.METADATA else _excluded(func)
+
+    def _is_chosen_operator(self, func: Any) -> bool:
+        namespaces = self._choice.custom_op_namespaces
+        return identify(func, _rules().prefixes).op_namespace in namespaces
 
     @staticmethod
     def _spellings(prefix: str, names: Iterable[str | None]) -> Iterable[str]:
