@@ -55,15 +55,16 @@ class BackgroundQueue:
             return
         size_bytes = max(size_bytes, _LEAST_BYTES)
         with self._lock:
-            if not self._start():
-                _run_safely(task)
-                return
-            while self._waiting_bytes and self._waiting_bytes + size_bytes > self._limit_bytes:
-                self._has_room.wait()
-            self._tasks.append(_Queued(task, size_bytes))
-            self._waiting_bytes += size_bytes
-            self.peak_bytes = max(self.peak_bytes, self._waiting_bytes)
-            self._has_work.notify()
+            has_thread = self._start()
+            if has_thread:
+                while self._waiting_bytes and self._waiting_bytes + size_bytes > self._limit_bytes:
+                    self._has_room.wait()
+                self._tasks.append(_Queued(task, size_bytes))
+                self._waiting_bytes += size_bytes
+                self.peak_bytes = max(self.peak_bytes, self._waiting_bytes)
+                self._has_work.notify()
+        if not has_thread:
+            _run_safely(task)
 
     def run(self, task: Task) -> None:
         """Run a task behind everything queued so far, and wait until it is done."""

@@ -8,6 +8,7 @@ never meets half of one. One record stands on one line.
 
 from __future__ import annotations
 
+import json
 import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,6 @@ from typing import Final
 
 from msprobe.dump import layout
 from msprobe.dump.journal import DumpHead, JournalContents, JournalIndex, Span, encode_text
-from msprobe.dump.records import encode
 
 _BLOCK_BYTES: Final = 64 << 10
 _CACHED_BLOCKS: Final = 256  # 16 MiB: records come nearly in the order in which they were written
@@ -163,7 +163,7 @@ def _opening(head: DumpHead) -> bytes:
         "framework": head.framework,
         "dump_data_dir": head.dump_data_dir,
     }
-    return encode(fields)[:-1] + b',"data":{'
+    return json.dumps(fields, separators=(",", ":")).encode()[:-1] + b',"data":{'
 
 
 def _record_lines(index: JournalIndex, source: _BlockReader) -> Iterator[bytes]:

@@ -238,12 +238,9 @@ class RankDump:
         The journal stays where the JSON files could not be built: `open_dump` reads it. A second
         call returns the same account.
         """
-        if self._is_closed:
-            return self._account
-        self._is_closed = True
-        self._takes_records = self._takes_tensors = False
-        if not self._is_forked:
-            self._queue.cancel_later(self)
+        if self._is_forked:
+            self._is_closed = True
+        if not self._is_closed:
             self._queue.run(self._finish)
         return self._account
 
@@ -380,6 +377,12 @@ class RankDump:
         return True
 
     def _finish(self) -> None:
+        # Only here, behind all submitted tasks: they may still put something.
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._takes_records = self._takes_tensors = False
+        self._queue.cancel_later(self)
         is_built = self._try_build()
         if self._journal is not None:
             self._journal.close()

@@ -160,11 +160,15 @@ class DumpWriter:
         clearing.clear_directory(directory)
 
     def _flush(self) -> None:
-        are_open = [dump for dump in self._open if not dump.is_closed]
-        for dump in are_open:
+        for dump in self._open:
             dump.flush()
-        if not are_open:
+        if not self._has_open():
             self._ticker.switch_off()
+            if self._has_open():  # opened between the two lines
+                self._ticker.switch_on()
+
+    def _has_open(self) -> bool:
+        return any(not dump.is_closed for dump in self._open)
 
     def _report(self, problem: DumpWriteError, code: int) -> None:
         """Log the first problem of a kind in a run as an error: each step would repeat it."""
