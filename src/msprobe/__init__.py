@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""msprobe: find where a training run first goes wrong, and whether it is a bug or rounding.
+
+Capture with `msprobe.pytorch.PrecisionDebugger`; read what was captured with `open_dump`. Importing
+this package changes nothing and imports no framework.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msprobe.dump.reader import open_dump
+
+__version__: str
+__all__ = ["__version__", "open_dump"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use (PEP 562), so that the import itself stays cheap."""
+    if name == "open_dump":
+        from msprobe.dump.reader import open_dump
+
+        value: Any = open_dump
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("msprobe")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names along with what is loaded."""
+    return sorted({*globals(), *__all__})
