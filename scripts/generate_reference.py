@@ -97,6 +97,7 @@ def _table(keys: type[msgspec.Struct]) -> str:
     described = inspect.type_info(keys)
     assert isinstance(described, inspect.StructType)
     for field in described.fields:
+        assert isinstance(field.type, inspect.Metadata), f"{field.name} has no description"
         text = (field.type.extra_json_schema or {})["description"]
         value = describe_type(field.type)
         lines.append(f"| `{field.encode_name}` | {value} | {_default(field)} | {text} |")
