@@ -208,6 +208,7 @@ class RankDump:
         if not self._takes_tensors:
             self._refuse_if_closed()
             return
+        self._announce_tensors()
         name, source = layout.safe_file_name(file_name), layout.safe_file_name(existing)
         self._queue.put(partial(self._link_tensor, name, source))
 
