@@ -23,13 +23,20 @@ def __getattr__(name: str) -> Any:
 
         value: Any = open_dump
     elif name == "__version__":
-        from importlib.metadata import version
-
-        value = version("msprobe")
+        value = _installed_version()
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _installed_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("msprobe")
+    except PackageNotFoundError:  # a source tree on the path, never installed
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `msprobe`: arguments in, exit code out; the work is done in the other rooms.
+
+Entry point: `main`. One module a verb, each with `add_parser` and `run`. Anything may be imported
+here, but inside functions, so that `msprobe --help` stays quick. Exit codes: 0 done, 2 an error,
+said in one line on stderr.
+"""
+
+from __future__ import annotations
+
+from msprobe.cli.entry import main
+
+__all__ = ["main"]

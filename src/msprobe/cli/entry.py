@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`main`: choose the verb, run it, turn errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from msprobe.cli import repair, schema, show
+from msprobe.errors import MsprobeError
+
+EXIT_ERROR: Final = 2
+_VERBS: Final = (show, repair, schema)
+_CONTROLS: Final = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), " ")
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: the words after `msprobe`; None takes those of the process.
+
+    Returns:
+        The exit code: 0 done, 2 an error.
+    """
+    options = build_parser().parse_args(arguments)
+    from msprobe.log import ensure_handler
+
+    ensure_handler()
+    try:
+        code = int(options.run(options))
+        sys.stdout.flush()
+    except MsprobeError as exc:
+        return _fail(str(exc))
+    except BrokenPipeError:
+        # The reader (head, a pager) has seen enough. Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return _fail("interrupted")
+    except Exception as exc:
+        # A traceback helps nobody at a prompt.
+        logger.debug("unexpected error", exc_info=True)
+        hint = "set MSPROBE_LOG_LEVEL=0 to see where"
+        return _fail(f"unexpected {type(exc).__name__}: {exc} ({hint})")
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    from rich_argparse import RichHelpFormatter
+
+    parser = argparse.ArgumentParser(
+        prog="msprobe",
+        description="Find where a training run first goes wrong, and whether it is a bug or "
+        "rounding.",
+        formatter_class=RichHelpFormatter,
+    )
+    parser.add_argument("--version", action=_PrintVersion, help="print the version and exit")
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for verb in _VERBS:
+        verb.add_parser(verbs, RichHelpFormatter)
+    return parser
+
+
+class _PrintVersion(argparse.Action):
+    """Like argparse's own, but looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import msprobe
+
+        print(f"msprobe {msprobe.__version__}")
+        parser.exit()
+
+
+def _fail(message: str) -> int:
+    line = message.translate(_CONTROLS).encode(errors="replace").decode()
+    print(f"msprobe: error: {line}", file=sys.stderr)
+    return EXIT_ERROR

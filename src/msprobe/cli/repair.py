@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe repair`: make the JSON files of captures that were killed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msprobe.dump.repair import RepairedRank
+
+
+def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "repair",
+        help="make dump.json & co. of a capture that was killed",
+        description="Make the JSON files of a capture that was killed from its journal, for other "
+        "programs; msprobe itself reads journals directly. The journal is removed once the files "
+        "are on disk, and so are left-over temporary files. A capture that is still running is "
+        "left alone.",
+        formatter_class=formatter,
+    )
+    parser.add_argument("dump", metavar="DUMP", help="a dump path, a step folder or a rank folder")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only say what would be done; change nothing"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Repair a dump and say what was done; 2 if a folder could not be repaired."""
+    import sys
+
+    from msprobe.dump.repair import repair_dump
+    from msprobe.report.value_text import plain
+
+    done = repair_dump(options.dump, dry_run=options.dry_run)
+    for rank in done:
+        stream = sys.stdout if rank.problem is None else sys.stderr
+        print(plain(f"{rank.directory}: {_what(rank, options.dry_run)}"), file=stream)
+    if not done:
+        print("nothing to repair")
+    return 2 if any(rank.problem for rank in done) else 0
+
+
+def _what(rank: RepairedRank, dry_run: bool) -> str:
+    if rank.problem is not None:
+        return f"not repaired: {rank.problem}"
+    said = []
+    if rank.records is not None:
+        verb = "would make" if dry_run else "made"
+        lost = f", {rank.damaged_lines} damaged lines left out" if rank.damaged_lines else ""
+        lost += ", the last line was cut off" if rank.is_torn else ""
+        said.append(f"{verb} the JSON files of {rank.records:,} records from the journal{lost}")
+    if rank.temporaries:
+        verb = "would remove" if dry_run else "removed"
+        said.append(f"{verb} {len(rank.temporaries)} temporary files")
+    return "; ".join(said)

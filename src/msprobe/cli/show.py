@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe show`: look into a dump."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from msprobe.dump.rank_view import RankView
+    from msprobe.dump.reader import Dump
+
+_DEFAULT_LIMIT: Final = 200
+# A pipe or a file has no width; nothing should be cut there.
+_WIDTH_OF_PIPES: Final = 240
+# A module's forward, backward and parameter gradients are shown in full; more becomes a tree.
+_MAX_DETAILS: Final = 3
+
+_EXAMPLES: Final = """\
+examples:
+  msprobe show dump                                  overview and tree of the first step
+  msprobe show dump --step 2 --rank 0 --depth 2      only two levels of it
+  msprobe show dump --filter '*attn*forward*'        calls whose record name fits
+  msprobe show dump layers.0.fc                      a module's records in detail
+  msprobe show dump Functional.linear.0.forward      one record in detail
+"""
+
+
+def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add the verb to the command line."""
+
+    class Formatter(argparse.RawDescriptionHelpFormatter, formatter):  # type: ignore[valid-type,misc]
+        """Keep the lines of the examples."""
+
+    parser = verbs.add_parser(
+        "show",
+        help="look into a dump: overview, tree of calls, one record in detail",
+        description="Show what a dump holds: an overview and the tree of modules and APIs with "
+        "their statistics, or with NAME one record in detail.",
+        epilog=_EXAMPLES,
+        formatter_class=Formatter,
+    )
+    parser.add_argument("dump", metavar="DUMP", help="a dump path, a step or rank folder, a file")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="a record's name, a module's path, or any part of a name",
+    )
+    parser.add_argument("--step", type=int, metavar="N", help="the step to show (the first)")
+    parser.add_argument("--rank", metavar="R", help="the rank to show (the first)")
+    parser.add_argument("--filter", metavar="GLOB", help="only records whose name fits")
+    parser.add_argument("--depth", type=_count, default=0, metavar="N", help="levels of the tree")
+    parser.add_argument(
+        "--limit",
+        type=_count,
+        default=_DEFAULT_LIMIT,
+        metavar="N",
+        help=f"calls to show, 0 for all ({_DEFAULT_LIMIT})",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show a dump, a part of it, or one record."""
+    from msprobe.dump.reader import open_dump
+
+    dump = open_dump(options.dump)
+    view = _choose_rank(dump, options.step, options.rank)
+    selected = _select(view, options.name, options.filter)
+    if options.json:
+        _print_json(dump, view, selected, options)
+        return 0
+    console = _console()
+    if options.name is not None and selected is not None and len(selected) <= _MAX_DETAILS:
+        _print_details(console, view, selected)
+        return 0
+    _print_tree(console, dump, view, selected, options)
+    return 0
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative; use 0 for all")
+    return number
+
+
+def _choose_rank(dump: Dump, step_number: int | None, rank: str | None) -> RankView:
+    step = dump.step(step_number)
+    if rank is None:
+        return next(iter(step.ranks.values()))
+    if rank.isascii() and rank.isdigit() and len(rank) < 10:
+        return step.rank(int(rank))
+    return step.rank(rank)
+
+
+def _select(view: RankView, name: str | None, pattern: str | None) -> list[str] | None:
+    """Return the record names that were asked for, in order; None if all were."""
+    from fnmatch import fnmatchcase
+
+    from msprobe.errors import RecordNotFoundError
+
+    names = None if name is None else _find(view, name)
+    if pattern is not None:
+        candidates = list(view.records) or list(view.parents)
+        names = [each for each in names or candidates if fnmatchcase(each, pattern)]
+        if not names:
+            raise RecordNotFoundError(view.records_path, f"no record fits {pattern!r}")
+    return names
+
+
+def _find(view: RankView, wanted: str) -> list[str]:
+    """Return the record of that name, or else those of that module or API, or with that part."""
+    if wanted in view.records:
+        return [wanted]
+    names = list(view.records) or list(view.parents)
+    parsed = [view.records.parsed(name) for name in names]
+    exact = [name.full for name in parsed if wanted in (name.path, name.base)]
+    found = exact or [name for name in names if wanted.lower() in name.lower()]
+    if found:
+        return found
+    from difflib import get_close_matches
+
+    from msprobe.errors import RecordNotFoundError
+
+    close = get_close_matches(wanted, dict.fromkeys(names[:5000]), n=3)
+    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    raise RecordNotFoundError(view.records_path, f"no record is called {wanted!r}{hint}")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal and "COLUMNS" not in console._environ:
+        console.width = _WIDTH_OF_PIPES
+    return console
+
+
+def _print_lines(console: Console, lines: Any) -> None:
+    line: Text
+    for line in lines:
+        line.end = "\n"
+        console.print(line)
+
+
+def _print_details(console: Console, view: RankView, names: list[str]) -> None:
+    from msprobe.report.record_lines import record_lines
+
+    for position, name in enumerate(names):
+        if position:
+            console.print()
+        _print_lines(console, record_lines(view, view.records[name], width=console.width))
+
+
+def _print_tree(
+    console: Console,
+    dump: Dump,
+    view: RankView,
+    selected: list[str] | None,
+    options: argparse.Namespace,
+) -> None:
+    from msprobe.report.overview_lines import overview_lines
+    from msprobe.report.tree_lines import TreeOptions, tree_lines
+
+    _print_lines(console, overview_lines(dump, view, width=console.width))
+    console.print()
+    tree = TreeOptions(
+        width=console.width,
+        depth=options.depth,
+        limit=options.limit,
+        selected=None if selected is None else set(selected),
+        unicode=console.encoding.lower().startswith("utf"),
+    )
+    _print_lines(console, tree_lines(view, tree))
+
+
+def _print_json(
+    dump: Dump, view: RankView, selected: list[str] | None, options: argparse.Namespace
+) -> None:
+    from msprobe.report.as_json import overview_json, record_json, records_json
+
+    if options.name is not None and selected is not None and len(selected) == 1:
+        tree: Any = record_json(view, view.records[selected[0]])
+    else:
+        names = list(view.records) if selected is None else selected
+        shown = names[: options.limit] if options.limit else names
+        tree = overview_json(dump, view) | {"values": list(records_json(view, shown))}
+    json.dump(tree, sys.stdout, indent=1, allow_nan=False)
+    print()

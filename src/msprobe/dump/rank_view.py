@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RankView`: everything that one rank recorded in one step, read when it is asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from msprobe.dump import layout
+from msprobe.dump.journal import DumpHead, JournalContents, read_journal
+from msprobe.dump.record_index import (
+    RecordIndex,
+    Span,
+    read_bytes,
+    read_json_object,
+    read_record_index,
+)
+from msprobe.dump.record_names import RecordName, parse_record_name
+from msprobe.dump.record_views import Record, TensorValue
+from msprobe.dump.records import JsonTree
+from msprobe.dump.tensor_files import StoredTensor, locate_tensor_file, read_tensor
+from msprobe.errors import DumpFormatError, RecordNotFoundError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTree:
+    """What ``construct.json`` says.
+
+    Attributes:
+        parents: record name → the record it ran inside, or None; in call order.
+        micro_steps: record name → micro step (Megatron only).
+        micro_step_count: number of micro steps (Megatron only).
+    """
+
+    parents: Mapping[str, str | None]
+    micro_steps: Mapping[str, int]
+    micro_step_count: int | None
+
+
+class Records(Mapping[str, Record]):
+    """The records of a rank by name, in file order; each is parsed when it is asked for."""
+
+    def __init__(self, index: RecordIndex, level: str) -> None:
+        """Make a view of `index`; `level` helps to read the oldest names."""
+        self._index = index
+        self._level = level
+        self._parsed: dict[str, RecordName] = {}
+
+    def __getitem__(self, name: str) -> Record:
+        """Return one record.
+
+        Raises:
+            RecordNotFoundError: there is none of that name (also a `KeyError`).
+            DumpFormatError: its text is damaged.
+        """
+        try:
+            data = self._index[name]
+        except KeyError:
+            raise RecordNotFoundError(self._index.path, f"holds no record {name!r}") from None
+        return Record(name=self.parsed(name), data=data, source=self._index.path)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names in file order: the order of execution."""
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self._index)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is a record of that name, without parsing it."""
+        return name in self._index
+
+    def parsed(self, name: str) -> RecordName:
+        """Return a name taken apart, without reading the record."""
+        found = self._parsed.get(name)
+        if found is None:
+            found = self._parsed[name] = parse_record_name(name, level=self._level)
+        return found
+
+    def may_be_nonfinite(self, name: str) -> bool:
+        """Return whether a record may hold a NaN or infinity; cheap, errs on the safe side."""
+        return self._index.may_be_nonfinite(name)
+
+
+class RankView:
+    """One rank's dump of one step.
+
+    Nothing is read before it is asked for. If the process was killed while capturing, its journal
+    takes the place of the JSON files by itself, and `incomplete_reason` says so.
+
+    Attributes:
+        directory: the rank folder.
+        records_path: the file of records: ``dump.json``, ``debug.json`` or the journal.
+        step: number of the step, None where the path does not tell.
+        name: the folder's name: ``rank0``, ``rank``, ``proc4711``.
+        mode: ``graph`` or ``pynative`` where a MindSpore dump has these two halves.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        records_file: str | None = None,
+        step: int | None = None,
+        mode: str | None = None,
+    ) -> None:
+        """Make a view of a rank folder; `records_file` names the file of records to read."""
+        self.directory = directory
+        self.records_path = directory / (records_file or find_records_file(directory))
+        self.step = step
+        self.name = directory.name
+        self.mode = mode
+
+    def __repr__(self) -> str:
+        """Return the folder, for debugging."""
+        return f"RankView({str(self.directory)!r})"
+
+    @property
+    def rank(self) -> int | None:
+        """The rank's number, None for ``rank`` and ``proc{pid}``."""
+        found = layout.RANK_FOLDER.fullmatch(self.name)
+        return int(found[1]) if found and found[1] else None
+
+    @cached_property
+    def head(self) -> DumpHead:
+        """Task, level and framework; an empty string where an old dump does not say.
+
+        Raises:
+            DumpFormatError: the file of records is damaged.
+        """
+        if self._journal is not None:
+            return self._journal.index.head
+        fields = self._index.head
+        for key in ("task", "level", "framework"):
+            if not isinstance(fields.get(key, ""), str):
+                raise DumpFormatError(self.records_path, f'"{key}" is not a string')
+        data_dir = fields.get("dump_data_dir")
+        return DumpHead(
+            task=fields.get("task", ""),
+            level=fields.get("level", ""),
+            framework=fields.get("framework", "") or _guess_framework(self._index),
+            dump_data_dir=data_dir if isinstance(data_dir, str) else None,
+        )
+
+    @cached_property
+    def records(self) -> Records:
+        """The records by name.
+
+        Raises:
+            DumpFormatError: the file of records is damaged.
+        """
+        return Records(self._index, self.head.level)
+
+    @cached_property
+    def call_tree(self) -> CallTree:
+        """Which call ran inside which, in call order; empty where the dump does not say.
+
+        Raises:
+            DumpFormatError: ``construct.json`` is damaged.
+        """
+        if self._journal is not None:
+            calls = sorted(self._journal.index.calls.items(), key=lambda item: item[1].order)
+            parents = {name: call.parent for name, call in calls}
+            return CallTree(parents=parents, micro_steps={}, micro_step_count=None)
+        return _read_call_tree(self.directory / layout.CONSTRUCT_JSON)
+
+    @property
+    def parents(self) -> Mapping[str, str | None]:
+        """Record name → the record it ran inside, or None; in call order."""
+        return self.call_tree.parents
+
+    def ancestors(self, name: str) -> list[str]:
+        """Return the records that `name` ran inside, innermost first."""
+        chain: list[str] = []
+        parent = self.parents.get(name)
+        while parent is not None and parent not in chain:
+            chain.append(parent)
+            parent = self.parents.get(parent)
+        return chain
+
+    def frames(self, name: str) -> list[str]:
+        """Return the call stack of a forward record, innermost frame first; empty if unknown.
+
+        Raises:
+            DumpFormatError: ``stack.json`` is damaged.
+        """
+        return list(self._frames_by_name.get(name, ()))
+
+    @cached_property
+    def account(self) -> Mapping[str, JsonTree] | None:
+        """What ``account.json`` says was kept, skipped and spent; None without that file.
+
+        Raises:
+            DumpFormatError: the file is damaged.
+        """
+        path = self.directory / layout.ACCOUNT_JSON
+        return read_json_object(path) if path.exists() else None
+
+    @property
+    def incomplete_reason(self) -> str | None:
+        """Why records may be missing; None for a dump that was closed in good order."""
+        if self._journal is not None:
+            lost = " (its last line was cut off)" if self._journal.is_torn else ""
+            damaged = self._journal.damaged_lines
+            lost += f" ({damaged} of its lines are damaged)" if damaged else ""
+            return f"the process ended while capturing; read from its journal{lost}"
+        if self.account is not None and self.account.get("complete") is False:
+            return "the capture could not write everything; see account.json"
+        return None
+
+    @property
+    def tensor_directory(self) -> Path:
+        """The folder of the tensor files, whether or not there is one.
+
+        Always the one beside the records: the path in the head is that of the machine that wrote.
+        """
+        return self.directory / layout.TENSOR_FOLDER
+
+    def tensor(self, which: TensorValue | str) -> StoredTensor:
+        """Return the saved values of a tensor as NumPy; needs no framework.
+
+        Args:
+            which: a tensor of a record, or its ``data_name``.
+
+        Raises:
+            RecordNotFoundError: the values were not saved, or their file is gone.
+            DumpFormatError: the file is damaged or hostile.
+            UnsupportedError: a special tensor (sparse, quantised …); see `tensor_path`.
+        """
+        return read_tensor(self.tensor_directory, self._data_name(which))
+
+    def tensor_path(self, which: TensorValue | str) -> Path:
+        """Return the file of a tensor's saved values, certain to lie in `tensor_directory`.
+
+        For other readers: ``torch.load(view.tensor_path(value), weights_only=True)``.
+
+        Raises:
+            RecordNotFoundError: the values were not saved, or their file is gone.
+            DumpFormatError: the name points outside the folder.
+        """
+        return locate_tensor_file(self.tensor_directory, self._data_name(which))
+
+    def _data_name(self, which: TensorValue | str) -> str:
+        name = which if isinstance(which, str) else which.data_name
+        if name is None:
+            raise RecordNotFoundError(self.records_path, "the values of this tensor were not saved")
+        return name
+
+    @cached_property
+    def _journal(self) -> JournalContents | None:
+        if self.records_path.name != layout.JOURNAL:
+            return None
+        try:
+            contents = read_journal(self.records_path)
+        except (OSError, TypeError, msgspec.ValidationError) as exc:
+            raise DumpFormatError(self.records_path, f"cannot be read: {exc}") from exc
+        logger.warning(
+            "%s: read from the journal of a capture that was not closed; "
+            "`msprobe repair` makes the JSON files",
+            self.directory,
+        )
+        return contents
+
+    @cached_property
+    def _index(self) -> RecordIndex:
+        if self._journal is None:
+            return read_record_index(self.records_path)
+        in_order = sorted(self._journal.index.records.items(), key=lambda item: item[1].order)
+        entries = {name: Span(span.offset, span.offset + span.length) for name, span in in_order}
+        return RecordIndex(self.records_path, {}, entries, read_bytes(self.records_path))
+
+    @cached_property
+    def _frames_by_name(self) -> Mapping[str, list[str]]:
+        if self._journal is not None:
+            return self._journal_frames(self._journal)
+        path = self.directory / layout.STACK_JSON
+        return _read_frames(path, read_json_object(path)) if path.exists() else {}
+
+    def _journal_frames(self, journal: JournalContents) -> dict[str, list[str]]:
+        text = read_bytes(self.records_path)
+        frames = {
+            number: msgspec.json.decode(text[span.offset : span.offset + span.length])
+            for number, span in journal.index.stacks.items()
+        }
+        return {
+            name: frames[call.stack]
+            for name, call in journal.index.calls.items()
+            if call.stack in frames
+        }
+
+
+def find_records_file(directory: Path) -> str:
+    """Return the name of the file that holds the records of a rank folder.
+
+    A left-over journal comes first: it holds everything that the JSON files hold, and more.
+
+    Raises:
+        DumpFormatError: the folder holds none.
+    """
+    for name in (layout.JOURNAL, layout.DUMP_JSON, layout.DEBUG_JSON):
+        if (directory / name).is_file():
+            return name
+    raise DumpFormatError(directory, f"holds neither {layout.DUMP_JSON} nor {layout.DEBUG_JSON}")
+
+
+def _guess_framework(index: RecordIndex) -> str:
+    # Dumps before 1.2 did not name it; only MindSpore has cells.
+    return "mindspore" if any(name.startswith("Cell.") for name in index) else "pytorch"
+
+
+def _read_call_tree(path: Path) -> CallTree:
+    parents: dict[str, str | None] = {}
+    micro_steps: dict[str, int] = {}
+    micro_step_count = None
+    entries = read_json_object(path) if path.exists() else {}
+    for name, entry in entries.items():
+        match entry:
+            case int() if name == "megatron_micro_step_number":
+                micro_step_count = entry
+            case None | str():
+                parents[name] = entry
+            case [None | str() as parent, int() as micro_step]:
+                parents[name] = parent
+                micro_steps[name] = micro_step
+            case _:
+                raise DumpFormatError(path, f"the entry of {name!r} is neither a name nor null")
+    return CallTree(parents=parents, micro_steps=micro_steps, micro_step_count=micro_step_count)
+
+
+def _read_frames(path: Path, entries: Mapping[str, Any]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key, entry in entries.items():
+        match entry:
+            case [list() as names, list() as frames] if _are_texts(names) and _are_texts(frames):
+                found.update(dict.fromkeys(names, frames))
+            case list() if _are_texts(entry):
+                found[key] = entry
+            case _:
+                raise DumpFormatError(path, f"entry {key!r} is no call stack")
+    return found
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)

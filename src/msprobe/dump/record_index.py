@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of a ``dump.json``, found without parsing them.
+
+msprobe writes one record a line, so names and positions come from a scan for line breaks: 100,000
+records open in well under a second. Any other formatting (the peer's, with indent 1) is parsed
+whole. Either way a record becomes a Python object only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from msprobe.dump.records import JsonTree
+from msprobe.errors import DumpFormatError
+
+# The head is a few hundred bytes; the line break after "data":{ must come before this.
+_MAX_HEAD_BYTES: Final = 64 << 10
+_HEAD_END: Final = re.compile(rb'"data"\s*:\s*\{$')
+_KEY: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:\s*')
+_TAIL: Final = re.compile(rb"\s*\}\s*\}\s*\Z")
+_NONFINITE_WORDS: Final = (b"NaN", b"nan", b"Infinity", b'"inf', b'"-inf')
+
+
+class Span(NamedTuple):
+    """Where the JSON text of a record's value lies."""
+
+    start: int
+    end: int
+
+
+class RecordIndex(Mapping[str, JsonTree]):
+    """The ``data`` of a dump file: names in file order, values parsed when asked for.
+
+    Attributes:
+        head: every other key of the file (``task``, ``level`` …).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        head: Mapping[str, JsonTree],
+        entries: Mapping[str, Span | JsonTree],
+        buffer: bytes,
+    ) -> None:
+        """Make an index; `entries` are spans in `buffer`, or values that are parsed already."""
+        self.path = path
+        self.head = head
+        self._entries = entries
+        self._buffer = buffer
+
+    def __getitem__(self, name: str) -> JsonTree:
+        """Return the value of one record, parsed.
+
+        Raises:
+            KeyError: there is none of that name.
+            DumpFormatError: its text is not JSON.
+        """
+        entry = self._entries[name]
+        if not isinstance(entry, Span):
+            return entry
+        try:
+            return parse_json(self._buffer[entry.start : entry.end])
+        except JSON_ERRORS as exc:
+            raise DumpFormatError(self.path, f"record {name!r}: {json_problem(exc)}") from exc
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names in file order."""
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is a record of that name, without parsing it."""
+        return name in self._entries
+
+    def may_be_nonfinite(self, name: str) -> bool:
+        """Return whether the record's text has a word for NaN or infinity; cheap, errs high."""
+        entry = self._entries[name]
+        if not isinstance(entry, Span):
+            return True
+        find = self._buffer.find
+        return any(find(word, entry.start, entry.end) >= 0 for word in _NONFINITE_WORDS)
+
+
+def read_record_index(path: Path) -> RecordIndex:
+    """Open ``dump.json`` or ``debug.json``.
+
+    Raises:
+        DumpFormatError: it cannot be read, is truncated, or is no dump file.
+    """
+    buffer = read_bytes(path)
+    return _scan_lines(path, buffer) or _parse_whole(path, buffer)
+
+
+def read_json_object(path: Path) -> dict[str, JsonTree]:
+    """Return the JSON object in a file.
+
+    Raises:
+        DumpFormatError: it cannot be read or parsed, or holds no object.
+    """
+    tree = _parse_file(path, read_bytes(path))
+    if not isinstance(tree, dict):
+        raise DumpFormatError(path, f"holds a JSON {_json_kind(tree)} instead of an object")
+    return tree
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's bytes.
+
+    Not mapped: a mapped file that somebody cuts short kills the process that reads it.
+
+    Raises:
+        DumpFormatError: it cannot be read.
+    """
+    try:
+        if not path.is_file():
+            raise DumpFormatError(path, "is not a plain file" if path.exists() else "is missing")
+        return path.read_bytes()
+    except (OSError, MemoryError) as exc:
+        raise DumpFormatError(path, f"cannot be read: {exc}") from exc
+
+
+JSON_ERRORS: Final = (ValueError, RecursionError)
+"""What `parse_json` raises: text that is not JSON or not UTF-8, huge numbers, deep nesting."""
+
+
+def parse_json(text: bytes) -> JsonTree:
+    """Return parsed JSON, where bare NaN and Infinity are allowed."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        # Five times faster, but it refuses NaN and Infinity.
+        return json.loads(text)
+
+
+def json_problem(exc: BaseException) -> str:
+    """Return what is wrong with the text, in one line."""
+    if isinstance(exc, RecursionError):
+        return "nested too deeply"
+    if isinstance(exc, json.JSONDecodeError) and exc.pos >= len(exc.doc.rstrip()):
+        return f"truncated JSON ({exc})"
+    return f"not valid JSON ({str(exc).splitlines()[0][:200]})"
+
+
+def _scan_lines(path: Path, buffer: bytes) -> RecordIndex | None:
+    """Index a file with one record a line; None if it is formatted in any other way."""
+    head_end = buffer.find(b"\n", 0, _MAX_HEAD_BYTES)
+    if head_end < 0 or not _HEAD_END.search(buffer[:head_end].rstrip(b"\r")):
+        return None
+    tail_start = max(head_end, len(buffer) - 64)
+    tail = _TAIL.search(buffer[tail_start:])
+    if tail is None:
+        return None
+    try:
+        head = parse_json(buffer[:head_end] + b"}}")
+    except JSON_ERRORS:
+        return None
+    if not isinstance(head, dict):
+        return None
+    entries = _scan_entries(buffer, head_end + 1, tail_start + tail.start())
+    if entries is None:
+        return None
+    del head["data"]
+    return RecordIndex(path, head, entries, buffer)
+
+
+def _scan_entries(buffer: bytes, position: int, stop: int) -> dict[str, Span] | None:
+    entries: dict[str, Span] = {}
+    find, match = buffer.find, _KEY.match
+    while position < stop:
+        line_end = find(b"\n", position, stop)
+        if line_end < 0:
+            line_end = stop
+        key = match(buffer, position, line_end)
+        if key is None:
+            return None
+        end = line_end
+        # A line break inside the value would leave a line without the comma; then it is not ours.
+        if buffer[end - 1 : end] == b",":
+            end -= 1
+        elif line_end != stop:
+            return None
+        name = _key_text(key[1])
+        if name is None:
+            return None
+        entries[name] = Span(key.end(), end)
+        position = line_end + 1
+    return entries
+
+
+def _key_text(raw: bytes) -> str | None:
+    try:
+        text = json.loads(b'"%b"' % raw) if b"\\" in raw else raw.decode()
+    except ValueError:
+        return None
+    return str(text)
+
+
+def _parse_whole(path: Path, buffer: bytes) -> RecordIndex:
+    tree = _parse_file(path, buffer)
+    if not isinstance(tree, dict) or not isinstance(tree.get("data"), dict):
+        raise DumpFormatError(path, 'is no dump: it has no object "data" with records')
+    head = {key: value for key, value in tree.items() if key != "data"}
+    return RecordIndex(path, head, tree["data"], b"")
+
+
+def _parse_file(path: Path, buffer: bytes) -> Any:
+    try:
+        return parse_json(buffer)
+    except JSON_ERRORS as exc:
+        raise DumpFormatError(path, json_problem(exc)) from exc
+
+
+def _json_kind(tree: JsonTree) -> str:
+    return {list: "list", str: "string", bool: "boolean", type(None): "null"}.get(
+        type(tree), "number"
+    )

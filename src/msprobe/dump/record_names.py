@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the name of a record says: which call, which direction, which repetition.
+
+    Functional.linear.0.forward                  API call 0 of F.linear
+    Module.blk.0.Linear.forward.2                third forward call of module ``blk.0``
+    Cell.fc.Dense.parameters_grad                gradients of a module's own parameters
+    loss.0.debug, loss_grad.0.debug              values handed to ``save()``
+
+Module paths may hold dots, digits and the words ``forward`` or ``backward``, so names are read from
+the right. A name of no known form is kept as `RecordKind.OTHER`; nothing is ever refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+
+class RecordKind(StrEnum):
+    """What a record holds."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    PARAMETERS_GRAD = "parameters_grad"
+    PARAMETERS_GRAD_REDUCED = "parameters_grad_reduced"
+    DEBUG = "debug"
+    OTHER = "other"
+
+
+MODULE_PREFIXES: Final = ("Module", "Cell")
+_API_PREFIXES: Final = frozenset(
+    (
+        "Aten",
+        "Distributed",
+        "Functional",
+        "Jit",
+        "MindSpeed",
+        "Mint",
+        "MintDistributed",
+        "MintFunctional",
+        "NPU",
+        "Primitive",
+        "Tensor",
+        "Torch",
+        "VF",
+    )
+)
+_PASS: Final = re.compile(r"pass(\d{1,18})")
+_DIRECTIONS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
+_PARAMETER_KINDS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordName:
+    """A record name, taken apart.
+
+    Attributes:
+        full: the name itself, the key in ``dump.json``.
+        kind: what the record holds.
+        prefix: ``Functional``, ``Tensor``, ``Module``, ``Cell`` …; empty for debug and other names.
+        path: the module's path (empty for a root model), the API, or the name given to ``save()``.
+        class_name: the module's class; None for everything else.
+        index: number of the call within the step, from 0; None where the name carries none.
+        recompute: whether the call repeats an earlier one for activation checkpointing.
+        backward_pass: which backward pass over the same call (``….backward.pass1``), from 0.
+    """
+
+    full: str
+    kind: RecordKind
+    prefix: str = ""
+    path: str = ""
+    class_name: str | None = None
+    index: int | None = None
+    recompute: bool = False
+    backward_pass: int = 0
+
+    @property
+    def is_module(self) -> bool:
+        """Whether a module (or cell) made the record, rather than an API or ``save()``."""
+        return self.class_name is not None
+
+    @property
+    def base(self) -> str:
+        """The name without direction and number: the same for all calls of one module or API."""
+        parts = (self.prefix, self.path, self.class_name or "")
+        return ".".join(part for part in parts if part)
+
+
+def parse_record_name(name: str, *, level: str | None = None) -> RecordName:
+    """Return what `name` says.
+
+    Args:
+        name: the key of a record.
+        level: level of the dump; at ``debug`` the oldest names end with their number alone.
+    """
+    parts = name.split(".")
+    recompute = parts[-1] == "recompute"
+    later_pass = _PASS.fullmatch(parts[-1])
+    if recompute or later_pass:
+        parts = parts[:-1]
+    parsed = (
+        _debug_name(name, parts, level)
+        or _parameters_name(name, parts)
+        or _module_name(name, parts)
+        or _api_name(name, parts)
+        or RecordName(full=name, kind=RecordKind.OTHER, path=name)
+    )
+    if recompute and parsed.kind in _DIRECTIONS:
+        return replace(parsed, recompute=True)
+    if later_pass and parsed.kind in _DIRECTIONS:
+        return replace(parsed, backward_pass=int(later_pass[1]))
+    return parsed
+
+
+def backward_name(forward: RecordName) -> str:
+    """Return the name of the record with the gradients of the call that `forward` names."""
+    if forward.is_module:
+        return f"{forward.base}.backward.{forward.index}"
+    return f"{forward.base}.{forward.index}.backward"
+
+
+def _number(text: str) -> int | None:
+    # 18 digits: a call number that fits in 64 bits; anything longer is part of somebody's name.
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+def _debug_name(name: str, parts: list[str], level: str | None) -> RecordName | None:
+    if len(parts) >= 3 and parts[-1] == "debug" and _number(parts[-2]) is not None:
+        path, index = parts[:-2], _number(parts[-2])
+    elif level == "debug" and len(parts) >= 2 and _number(parts[-1]) is not None:
+        path, index = parts[:-1], _number(parts[-1])
+    else:
+        return None
+    return RecordName(full=name, kind=RecordKind.DEBUG, path=".".join(path), index=index)
+
+
+def _parameters_name(name: str, parts: list[str]) -> RecordName | None:
+    index = None
+    if len(parts) > 1 and parts[-2] in _PARAMETER_KINDS:
+        index = _number(parts[-1])
+        if index is None:
+            return None
+        parts = parts[:-1]
+    if len(parts) < 3 or parts[-1] not in _PARAMETER_KINDS:
+        return None
+    return RecordName(
+        full=name,
+        kind=RecordKind(parts[-1]),
+        prefix=parts[0],
+        path=".".join(parts[1:-2]),
+        class_name=parts[-2],
+        index=index,
+    )
+
+
+def _module_name(name: str, parts: list[str]) -> RecordName | None:
+    if len(parts) < 4 or parts[0] not in MODULE_PREFIXES:
+        return None
+    if parts[-2] in _DIRECTIONS and _number(parts[-1]) is not None:
+        direction, index = parts[-2], _number(parts[-1])
+    elif parts[-1] in _DIRECTIONS and _number(parts[-2]) is not None:
+        direction, index = parts[-1], _number(parts[-2])  # oldest dumps: number first
+    else:
+        return None
+    return RecordName(
+        full=name,
+        kind=RecordKind(direction),
+        prefix=parts[0],
+        path=".".join(parts[1:-3]),
+        class_name=parts[-3],
+        index=index,
+    )
+
+
+def _api_name(name: str, parts: list[str]) -> RecordName | None:
+    if len(parts) < 4 or parts[-1] not in _DIRECTIONS or _number(parts[-2]) is None:
+        return None
+    # A registered API's prefix is a module name, dots and all; the known prefixes have none.
+    split = 1 if parts[0] in _API_PREFIXES else len(parts) - 3
+    return RecordName(
+        full=name,
+        kind=RecordKind(parts[-1]),
+        prefix=".".join(parts[:split]),
+        path=".".join(parts[split:-2]),
+        index=_number(parts[-2]),
+    )

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of dumped tensors: ``.npy`` and ``.pt`` files, read without trusting them.
+
+Neither framework is needed. A ``.pt`` file is read straight from its zip archive (see
+`msprobe.dump.tensor_archive`); NumPy has no bfloat16 or float8, so `StoredTensor.array` holds such
+values as raw unsigned integers and `StoredTensor.values` widens them to float32, exactly. Special
+tensors (sparse, quantised, subclasses …) are left to torch. Nothing in a file is ever executed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from msprobe.errors import DumpFormatError, RecordNotFoundError, UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_READ_ERRORS: Final = (OSError, ValueError, EOFError, OverflowError, MemoryError, SyntaxError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor's values as they were saved.
+
+    Attributes:
+        array: the values; bfloat16 as uint16 and float8 as uint8 bit patterns.
+        dtype: the true type without a framework's prefix: ``float32``, ``bfloat16`` …
+    """
+
+    array: NDArray[Any]
+    dtype: str
+
+    def values(self) -> NDArray[Any]:
+        """Return numbers to compute with: bfloat16 and float8 widened to float32, exactly.
+
+        Raises:
+            UnsupportedError: a packed type (float4) that has no element-wise values.
+        """
+        if self.dtype == "bfloat16":
+            return _widen_bfloat16(self.array)
+        if self.dtype in _FLOAT8:
+            widened: NDArray[Any] = _float8_table(self.dtype)[self.array]
+            return widened
+        if self.dtype.startswith("float4"):
+            raise UnsupportedError(f"{self.dtype}: two values share a byte; use .array")
+        return self.array
+
+
+def read_tensor(directory: Path, data_name: str) -> StoredTensor:
+    """Return the tensor saved as `data_name` in a ``dump_tensor_data`` folder.
+
+    Args:
+        directory: the folder.
+        data_name: the file, as the record names it.
+
+    Raises:
+        RecordNotFoundError: there is no such file.
+        DumpFormatError: the name leaves the folder, or the file is damaged or hostile.
+        UnsupportedError: a special tensor (sparse, quantised …) that only torch can read.
+    """
+    path = locate_tensor_file(directory, data_name)
+    try:
+        if path.suffix == ".npy":
+            return _read_npy(path)
+        return _read_pt(path)
+    except _READ_ERRORS as exc:
+        raise DumpFormatError(path, f"cannot be read: {_first_line(exc)}") from exc
+
+
+def locate_tensor_file(directory: Path, data_name: str) -> Path:
+    """Return the file that `data_name` means, once it is certain to lie inside `directory`.
+
+    Raises:
+        RecordNotFoundError: there is no such file.
+        DumpFormatError: the name points outside the folder, or at something that is no file, or
+            is of an unknown kind.
+    """
+    relative = Path(data_name)
+    if "\0" in data_name or relative.is_absolute() or ".." in relative.parts:
+        raise DumpFormatError(directory, f"data_name {data_name!r} leaves the folder")
+    if relative.suffix not in (".npy", ".pt"):
+        raise DumpFormatError(directory, f"data_name {data_name!r} is neither .npy nor .pt")
+    try:
+        # The folder itself may be a link to a larger disk; what is in it must stay in it.
+        base = directory.resolve(strict=True)
+        path = (base / relative).resolve(strict=True)
+        mode = path.stat().st_mode
+    except FileNotFoundError as exc:
+        raise RecordNotFoundError(directory / relative, "there is no such tensor file") from exc
+    except (OSError, RuntimeError, ValueError) as exc:
+        raise DumpFormatError(directory, f"data_name {data_name!r}: {_first_line(exc)}") from exc
+    if not path.is_relative_to(base):
+        raise DumpFormatError(directory, f"data_name {data_name!r} is a link out of the folder")
+    if not stat.S_ISREG(mode):
+        raise DumpFormatError(path, "is not a plain file")
+    return path
+
+
+def _read_npy(path: Path) -> StoredTensor:
+    import numpy as np
+
+    with path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+        header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
+        if header is None:
+            raise DumpFormatError(path, f"unknown .npy version {version}")
+        shape, fortran_order, dtype = header(file)
+        # The header is checked against the file before anything of its size is allocated.
+        _check_npy(path, file, shape, dtype)
+        flat = np.frombuffer(file.read(), dtype=dtype)
+    array = flat.reshape(shape, order="F" if fortran_order else "C")
+    return StoredTensor(array=array, dtype=_numpy_dtype_name(array.dtype))
+
+
+def _check_npy(path: Path, file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject or dtype.kind not in "biufcUSV":
+        raise DumpFormatError(path, f"holds {dtype} objects, not numbers")
+    found = os.fstat(file.fileno()).st_size - file.tell()
+    expected = math.prod(shape) * dtype.itemsize
+    if any(size < 0 for size in shape) or found != expected:
+        raise DumpFormatError(
+            path, f"shape {shape} of {dtype} takes {expected} bytes, the file has {found}"
+        )
+
+
+def _numpy_dtype_name(dtype: np.dtype[Any]) -> str:
+    return str(dtype.name) if dtype.kind in "biufc" else str(dtype)
+
+
+def _read_pt(path: Path) -> StoredTensor:
+    from msprobe.dump.tensor_archive import SpecialTensorError, read_archive
+
+    try:
+        array, dtype = read_archive(path)
+    except SpecialTensorError as exc:
+        hint = "torch.load(view.tensor_path(…), weights_only=True) may read it"
+        raise UnsupportedError(f"{path}: {exc}; {hint}") from exc
+    return StoredTensor(array=array, dtype=dtype)
+
+
+# Exponent bits, mantissa bits, bias: the OCP 8-bit formats and AMD's "fnuz" variants, as
+# https://pytorch.org/docs/stable/tensor_attributes.html lists them.
+_FLOAT8: Final = {
+    "float8_e4m3fn": (4, 3, 7),
+    "float8_e5m2": (5, 2, 15),
+    "float8_e4m3fnuz": (4, 3, 8),
+    "float8_e5m2fnuz": (5, 2, 16),
+    "float8_e8m0fnu": (8, 0, 127),
+}
+
+
+def _widen_bfloat16(raw: NDArray[Any]) -> NDArray[Any]:
+    import numpy as np
+
+    # bfloat16 is the upper half of a float32.
+    widened = np.ascontiguousarray(raw).astype(np.uint32) << 16
+    return widened.view(np.float32).reshape(raw.shape)
+
+
+@cache
+def _float8_table(dtype: str) -> NDArray[Any]:
+    import numpy as np
+
+    return np.array([_float8_value(dtype, bits) for bits in range(256)], dtype=np.float32)
+
+
+def _float8_value(dtype: str, bits: int) -> float:
+    exponent_bits, mantissa_bits, bias = _FLOAT8[dtype]
+    if dtype == "float8_e8m0fnu":
+        return math.nan if bits == 0xFF else math.ldexp(1.0, bits - bias)
+    sign = -1.0 if bits & 0x80 else 1.0
+    exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissa = bits & ((1 << mantissa_bits) - 1)
+    if dtype.endswith("fnuz") and bits == 0x80:
+        return math.nan
+    if dtype == "float8_e4m3fn" and bits & 0x7F == 0x7F:
+        return math.nan
+    if dtype == "float8_e5m2" and exponent == 31:
+        return math.nan if mantissa else sign * math.inf
+    if exponent == 0:
+        return sign * math.ldexp(mantissa, 1 - bias - mantissa_bits)
+    return sign * math.ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits)
+
+
+def _first_line(exc: BaseException) -> str:
+    text = str(exc).strip()
+    return text.splitlines()[0][:200] if text else type(exc).__name__

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of a rank as trees: what ran inside what, in the order of execution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.record_names import RecordKind, RecordName
+
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+SAVED_VALUES: Final = "saved values"
+
+_SECTIONS: Final = {
+    RecordKind.BACKWARD: BACKWARD,
+    RecordKind.PARAMETERS_GRAD: BACKWARD,
+    RecordKind.PARAMETERS_GRAD_REDUCED: BACKWARD,
+    RecordKind.DEBUG: SAVED_VALUES,
+}
+
+
+@dataclass(slots=True)
+class CallNode:
+    """One call.
+
+    Attributes:
+        name: its record name, taken apart.
+        is_recorded: whether the dump holds a record of it (or only its place in the tree).
+        children: calls that ran inside it.
+    """
+
+    name: RecordName
+    is_recorded: bool
+    children: list[CallNode] = field(default_factory=list)
+
+    def count(self) -> int:
+        """Return the number of calls below this one."""
+        return sum(1 for _ in walk(self.children))
+
+
+def walk(nodes: list[CallNode]) -> Iterator[CallNode]:
+    """Yield nodes and everything below them, parents first."""
+    waiting = nodes[::-1]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += node.children[::-1]
+
+
+def call_forest(view: RankView, selected: set[str] | None = None) -> dict[str, list[CallNode]]:
+    """Return the trees of a rank by section: ``forward``, ``backward``, ``saved values``.
+
+    Args:
+        view: the rank.
+        selected: keep only these records and what encloses them; None keeps all.
+    """
+    parents = {
+        # construct.json also has bare groups: "optimizer", "clip_grad".
+        name: parent
+        for name, parent in view.parents.items()
+        if view.records.parsed(name).kind is not RecordKind.OTHER
+    }
+    wanted = _with_ancestors(parents, selected)
+    nodes = {
+        name: CallNode(view.records.parsed(name), name in view.records)
+        for name in (*parents, *view.records)
+        if wanted is None or name in wanted
+    }
+    return _sections(nodes, _acyclic(parents))
+
+
+def _with_ancestors(parents: dict[str, str | None], selected: set[str] | None) -> set[str] | None:
+    if selected is None:
+        return None
+    wanted: set[str] = set()
+    for name in selected:
+        current: str | None = name
+        while current is not None and current not in wanted:
+            wanted.add(current)
+            current = parents.get(current)
+    return wanted
+
+
+def _acyclic(parents: dict[str, str | None]) -> dict[str, str | None]:
+    """Cut every circle that a damaged file describes, so that each call hangs below a root."""
+    safe: set[str] = set()
+    result = dict(parents)
+    for name in parents:
+        trail: dict[str, None] = {}
+        current: str | None = name
+        while current is not None and current not in safe:
+            trail[current] = None
+            parent = result.get(current)
+            if parent in trail:
+                result[current] = parent = None
+            current = parent
+        safe.update(trail)
+    return result
+
+
+def _sections(
+    nodes: dict[str, CallNode], parents: dict[str, str | None]
+) -> dict[str, list[CallNode]]:
+    sections: dict[str, list[CallNode]] = {FORWARD: [], BACKWARD: [], SAVED_VALUES: []}
+    backwards = _backward_of_modules(nodes)
+    for name, node in nodes.items():
+        parent = parents.get(name)
+        if name not in parents and "parameters_grad" in node.name.kind:
+            parent = backwards.get(node.name.base)
+        above = nodes.get(parent) if parent is not None else None
+        section = sections[_SECTIONS.get(node.name.kind, FORWARD)]
+        (section if above is None else above.children).append(node)
+    return {title: roots for title, roots in sections.items() if roots}
+
+
+def _backward_of_modules(nodes: dict[str, CallNode]) -> dict[str, str]:
+    """Module → its last backward call, under which gradients of its parameters are shown."""
+    return {
+        node.name.base: name
+        for name, node in nodes.items()
+        if node.name.is_module and node.name.kind is RecordKind.BACKWARD
+    }

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of text that fit a given width.
+
+Not `rich.table`: it measures every cell of every row first and cuts names at their end, where
+records differ most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column.
+
+    Attributes:
+        title: its heading.
+        width: its width in terminal cells.
+        right: whether text stands at its right edge, as numbers do.
+    """
+
+    title: str
+    width: int
+    right: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A piece of text with a style, between a dimmed `lead`, which is never cut, and `tail`."""
+
+    text: str
+    style: str = ""
+    lead: str = ""
+    tail: str = ""
+
+
+def heading(columns: Sequence[Column], gap: int = 2) -> Text:
+    """Return the line with the titles of the columns."""
+    return row(columns, [Cell(column.title, "bold dim") for column in columns], gap)
+
+
+def row(columns: Sequence[Column], cells: Sequence[Cell], gap: int = 2) -> Text:
+    """Return one line; cells that are too long are cut in the middle."""
+    line = Text(no_wrap=True, overflow="crop", end="")
+    for position, (column, cell) in enumerate(zip(columns, cells, strict=True)):
+        if position:
+            line.append(" " * gap)
+        room = max(column.width - cell_len(cell.lead), 1)
+        text, tail = cell.text, cell.tail
+        if cell_len(text + tail) > room:
+            text, tail = cut_middle(text + tail, room), ""
+        padding = " " * (room - cell_len(text + tail))
+        line.append(cell.lead, "dim")
+        if column.right:
+            line.append(padding)
+        line.append(text, cell.style)
+        line.append(tail, "dim")
+        if not column.right:
+            line.append(padding)
+    line.rstrip()
+    return line
+
+
+def cut_middle(text: str, width: int) -> str:
+    """Return text in at most `width` cells; what is too much goes from the middle."""
+    if cell_len(text) <= width:
+        return text
+    if width < 4:
+        return set_cell_size(text, width).rstrip()
+    keep = width - 1
+    front = set_cell_size(text, keep // 3)
+    back = text[-(keep - keep // 3) :]
+    while cell_len(back) > keep - keep // 3:
+        back = back[1:]
+    return f"{front}…{back}"

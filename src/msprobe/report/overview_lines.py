@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a dump is, in a few lines: where from, how much, complete or not, where NaN begins."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rich.text import Text
+
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.reader import Dump
+from msprobe.dump.records import JsonTree
+from msprobe.errors import DumpFormatError
+from msprobe.report.value_text import BORN, nonfinite_mark, plain, size_text
+
+_LABEL_WIDTH: Final = 12
+_MAX_LISTED: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonfiniteSummary:
+    """Where a rank's records hold NaN or infinities.
+
+    Attributes:
+        count: number of records that hold any.
+        first: the first record in order of execution whose results hold some though its arguments
+            do not; the first of all where there is none such; None if there are none at all.
+    """
+
+    count: int
+    first: str | None
+
+
+def find_nonfinite(view: RankView) -> NonfiniteSummary:
+    """Look for NaN and infinities in the statistics of a rank; only candidates are parsed."""
+    count, first, born = 0, None, None
+    for name in view.records:
+        if not view.records.may_be_nonfinite(name):
+            continue
+        try:
+            mark = nonfinite_mark(view.records[name])
+        except DumpFormatError:
+            continue  # the tree marks damaged records
+        if mark:
+            count += 1
+            first = first or name
+            born = born or (name if mark == BORN else None)
+    return NonfiniteSummary(count=count, first=born or first)
+
+
+def overview_lines(dump: Dump, view: RankView, *, width: int) -> Iterator[Text]:
+    """Yield the overview of a dump, of which one rank is shown.
+
+    Raises:
+        DumpFormatError: the rank's files are damaged.
+    """
+    yield Text(plain(str(view.directory)), "bold")
+    head = view.head
+    task = ", ".join(
+        f"{label}{plain(word)}"
+        for label, word in (("", head.framework), ("task ", head.task), ("level ", head.level))
+        if word
+    )
+    yield from _fact("capture", task or "unknown", width)
+    yield from _fact("steps", _listed(dump.steps, view.step or 0), width)
+    step = dump.steps[view.step or 0]
+    shown = next((key for key, other in step.ranks.items() if other is view), None)
+    yield from _fact("ranks", _listed(step.ranks, shown), width)
+    yield from _fact("records", _records(view), width)
+    yield from _completeness(view, width)
+    found = find_nonfinite(view)
+    if found.first is None:
+        yield from _fact("NaN/Inf", "none in any statistic" if len(view.records) else "-", width)
+    else:
+        text = f"! in {found.count:,} records; first: {plain(found.first)}"
+        yield from _fact("NaN/Inf", text, width, style="bold red")
+
+
+def _fact(label: str, text: str, width: int, *, style: str = "") -> Iterator[Text]:
+    room = max(width - _LABEL_WIDTH, 20)
+    # Long names are worth a line of their own, whole: they are there to be copied.
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    for position, line in enumerate(lines):
+        title = f"  {label}" if position == 0 else ""
+        yield Text.assemble((title.ljust(_LABEL_WIDTH), "dim"), (line, style))
+
+
+def _listed(keys: Mapping[int, object] | Mapping[int | str, object], shown: object) -> str:
+    names = [plain(str(key)) for key in keys]
+    text = ", ".join(names[:_MAX_LISTED])
+    if len(names) > _MAX_LISTED:
+        text += f" … {names[-1]} ({len(names)})"
+    return text if len(names) == 1 else f"{text}; shown: {shown}"
+
+
+def _records(view: RankView) -> str:
+    kinds = Counter(view.records.parsed(name).kind for name in view.records)
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+    if not kinds and view.parents:
+        return f"none; {len(view.parents):,} calls in the structure"
+    return f"{len(view.records):,}" + (f": {counts}" if len(kinds) > 1 else "")
+
+
+def _completeness(view: RankView, width: int) -> Iterator[Text]:
+    account = view.account or {}
+    if view.incomplete_reason is not None:
+        yield from _fact("complete", f"NO: {view.incomplete_reason}", width, style="bold yellow")
+    else:
+        known = "yes" if account.get("complete") is True else "unknown (no account.json)"
+        yield from _fact("complete", known, width)
+    cost = _cost(account)
+    if cost:
+        yield from _fact("cost", cost, width)
+    for label in ("skipped", "errors"):
+        entries = account.get(label)
+        if isinstance(entries, dict) and entries:
+            counted = ", ".join(f"{count} {reason}" for reason, count in entries.items())
+            yield from _fact(label, plain(counted), width)
+    notes = account.get("notes")
+    for note in notes if isinstance(notes, list) else []:
+        yield from _fact("note", plain(str(note)), width)
+
+
+def _cost(account: Mapping[str, JsonTree]) -> str:
+    said = []
+    if isinstance(size := account.get("bytes"), int):
+        said.append(size_text(size))
+    if isinstance(tensors := account.get("tensors"), int) and tensors:
+        said.append(f"{tensors:,} tensors")
+    if isinstance(spent_ms := account.get("capture_ms"), (int, float)):
+        said.append(f"{spent_ms:.1f} ms in capture")
+    return ", ".join(said)

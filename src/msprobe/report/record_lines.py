@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One record in detail: every value, where in the source it was called, what it ran inside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Final
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.record_names import RecordKind, RecordName
+from msprobe.dump.record_views import Leaf, Record, TensorValue, part_label
+from msprobe.report.grid import Cell, Column, cut_middle, heading, row
+from msprobe.report.value_text import (
+    is_nonfinite,
+    leaf_text,
+    nonfinite_text,
+    number_text,
+    plain,
+    scalar_text,
+)
+
+_FRAME: Final = re.compile(r"File (?P<path>.*), line (?P<line>\d+), in (?P<function>.*)", re.DOTALL)
+_LIBRARY: Final = re.compile(r"[/\\](site-packages|dist-packages|torch|mindspore)[/\\]")
+_STATISTICS: Final = ("min", "max", "mean", "norm")
+_ALARM: Final = "bold red"
+# Shown in the columns already, or only of use to programs.
+_SHOWN_KEYS: Final = frozenset(
+    ("nan_count", "pos_inf_count", "neg_inf_count", "value_id", "finite_max", "finite_min")
+)
+
+
+def record_lines(view: RankView, record: Record, *, width: int) -> Iterator[Text]:
+    """Yield everything that is known of one record.
+
+    Raises:
+        DumpFormatError: the record, the stacks or the structure are damaged.
+    """
+    name = record.name
+    yield Text(plain(name.full), "bold")
+    yield _fact("what", _description(name))
+    chain = view.ancestors(name.full)
+    for position, ancestor in enumerate(chain):
+        yield _fact("inside" if position == 0 else "", plain(ancestor))
+    frames = view.frames(_forward_name(name))
+    if frames:
+        where, code = _frame_parts(_user_frame(frames))
+        yield _fact("source", where)
+        if code:
+            yield _fact("", code, "italic")
+    for key, value in record.notes.items():
+        yield from _note(key, value)
+    yield Text()
+    yield from _values(record, width)
+    if frames and name.kind is RecordKind.FORWARD:
+        yield Text()
+        yield from _stack(frames, width)
+
+
+def _stack(frames: list[str], width: int) -> Iterator[Text]:
+    yield Text("  call stack, innermost first", "bold dim")
+    for is_library, group in groupby(map(_frame_parts, frames), key=_is_library):
+        if is_library:
+            yield Text(f"  … {len(list(group))} frames of installed packages", "dim")
+            continue
+        for where, code in group:
+            yield Text(f"  {cut_middle(where, max(width - 2, 20))}")
+            if code:
+                yield Text(f"      {cut_middle(code, max(width - 6, 20))}", "italic")
+
+
+def _fact(label: str, text: str, style: str = "") -> Text:
+    return Text.assemble((f"  {label}".ljust(12), "dim"), (text, style), end="")
+
+
+def _note(key: str, value: object) -> Iterator[Text]:
+    if isinstance(value, dict):
+        for where, text in value.items():
+            yield _fact(plain(key), f"{plain(where)}: {scalar_text(text, 200)}", "yellow")
+    elif key == "recomputed":
+        yield _fact("recomputed", f"{scalar_text(value)} times in the backward pass", "yellow")
+    else:
+        yield _fact(plain(key), scalar_text(value, 200), "yellow")
+
+
+def _description(name: RecordName) -> str:
+    number = "" if name.index is None else f" {name.index}"
+    owner = f"module {name.path or '(root)'} ({name.class_name})"
+    match name.kind:
+        case RecordKind.FORWARD | RecordKind.BACKWARD:
+            who = owner if name.is_module else f"{name.prefix}.{name.path}"
+            extra = ", recomputed" if name.recompute else ""
+            extra += f", backward pass {name.backward_pass}" if name.backward_pass else ""
+            return plain(f"{name.kind} call{number} of {who}{extra}")
+        case RecordKind.PARAMETERS_GRAD | RecordKind.PARAMETERS_GRAD_REDUCED:
+            reduced = " after reduction" if name.kind != RecordKind.PARAMETERS_GRAD else ""
+            arrival = f", arrival{number}" if number else ""
+            return plain(f"parameter gradients of {owner}{reduced}{arrival}")
+        case RecordKind.DEBUG:
+            return plain(f"value {name.path}, save(){number}")
+    return "a record of no known kind"
+
+
+def _forward_name(name: RecordName) -> str:
+    """Stacks are kept of forward calls only; a backward call shows that of its forward."""
+    if name.kind is not RecordKind.BACKWARD or name.index is None:
+        return name.full
+    if name.is_module:
+        return f"{name.base}.forward.{name.index}"
+    return f"{name.base}.{name.index}.forward"
+
+
+def _is_library(parts: tuple[str, str]) -> bool:
+    return _LIBRARY.search(parts[0]) is not None
+
+
+def _user_frame(frames: list[str]) -> str:
+    """Return the innermost frame outside the frameworks."""
+    own = (frame for frame in frames if not _is_library(_frame_parts(frame)))
+    return next(own, frames[0])
+
+
+def _frame_parts(frame: str) -> tuple[str, str]:
+    where, _, code = frame.partition("\n")
+    found = _FRAME.fullmatch(where.strip().rstrip(","))
+    if found is None:
+        return plain(where.strip()), plain(code.strip())
+    return plain(f"{found['path']}:{found['line']} in {found['function']}"), plain(code.strip())
+
+
+def _values(record: Record, width: int) -> Iterator[Text]:
+    leaves = [(part_label(path), leaf) for path, leaf in record.leaves()]
+    if not leaves:
+        yield Text("  no values", "dim")
+        return
+    columns, gap = _columns(leaves, width)
+    yield heading(columns, gap)
+    for label, leaf in leaves:
+        yield _value_row(columns, gap, label, leaf)
+        details = _details(leaf) if isinstance(leaf, TensorValue) else ""
+        if details:
+            yield Text.assemble("      ", (cut_middle(details, max(width - 6, 20)), "dim"), end="")
+
+
+def _columns(leaves: list[tuple[str, Leaf]], width: int) -> tuple[list[Column], int]:
+    gap, number = (2, 9) if width >= 100 else (1, 8)
+    room = width - 2 - gap - len(_STATISTICS) * (number + gap)
+    labels = max(cell_len(plain(label)) for label, _ in leaves)
+    labels = min(max(labels, len("value")), max(room * 3 // 5, room - 20))
+    kinds = max(cell_len(leaf_text(leaf, short=width < 100)) for _, leaf in leaves)
+    kinds = min(max(kinds, len("type")), max(room - labels - gap, 4))
+    numbers = [Column(title=title, width=number, right=True) for title in _STATISTICS]
+    fixed = [
+        Column(title="", width=2),
+        Column(title="value", width=labels),
+        Column(title="type", width=kinds),
+    ]
+    return [*fixed, *numbers], gap
+
+
+def _value_row(columns: list[Column], gap: int, label: str, leaf: Leaf) -> Text:
+    short = gap == 1
+    if not isinstance(leaf, TensorValue):
+        # No statistics follow, so the value may run on over their columns.
+        used = sum(column.width for column in columns[:2]) + 2 * gap
+        room = sum(column.width + gap for column in columns[2:]) - gap
+        line = row(columns[:2], [Cell(""), Cell(plain(label))], gap)
+        line.pad_right(max(used - cell_len(line.plain), 0))
+        style = "dim" if leaf is None else "cyan"
+        return line.append(cut_middle(leaf_text(leaf), room), style)
+    mark = "!" if leaf.has_nan or leaf.has_inf else ""
+    alarm = _ALARM if mark else ""
+    cells = [
+        Cell(mark, alarm),
+        Cell(plain(label), alarm),
+        Cell(leaf_text(leaf, short=short), "green"),
+    ]
+    for column in columns[3:]:
+        value = getattr(leaf, column.title)
+        style = _ALARM if is_nonfinite(value) else ""
+        cells.append(Cell(number_text(value, column.width), style))
+    return row(columns, cells, gap)
+
+
+def _details(tensor: TensorValue) -> str:
+    """Return what the columns do not show, in one line."""
+    said = []
+    if nonfinite := nonfinite_text(tensor):
+        said.append(nonfinite)
+        low, high = tensor.extra.get("finite_min"), tensor.extra.get("finite_max")
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+            said.append(f"finite from {number_text(low)} to {number_text(high)}")
+    if tensor.requires_grad:
+        said.append("requires grad")
+    if tensor.value_id is not None:
+        said.append(f"value {tensor.value_id}")
+    if not tensor.type.endswith((".Tensor", "ndarray")):
+        said.append(tensor.type)
+    if tensor.md5:
+        said.append(f"md5 {tensor.md5}")
+    if tensor.data_name:
+        said.append(tensor.data_name)
+    said += [f"{key} {scalar_text(v)}" for key, v in tensor.extra.items() if key not in _SHOWN_KEYS]
+    return plain(" · ".join(said))

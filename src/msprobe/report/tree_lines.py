@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tree of calls: one line each, with the statistics of what the call returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.record_names import RecordKind, RecordName
+from msprobe.dump.record_views import Record, TensorValue
+from msprobe.errors import DumpFormatError
+from msprobe.report.call_nodes import SAVED_VALUES, CallNode, call_forest
+from msprobe.report.grid import Cell, Column, heading, row
+from msprobe.report.value_text import (
+    BORN,
+    PRESENT,
+    is_nonfinite,
+    leaf_text,
+    nonfinite_mark,
+    number_text,
+    plain,
+    tensor_text,
+)
+
+_WIDE_FROM: Final = 110
+_STATISTICS: Final = ("min", "max", "mean", "norm")
+_MIN_NAME_WIDTH: Final = 16
+_ALARM: Final = "bold red"
+_DAMAGED: Final = "?"
+_LEGEND: Final = {
+    BORN: "!! NaN or Inf appear here first: the arguments are finite",
+    PRESENT: "!  NaN or Inf present",
+    _DAMAGED: "?  the record is damaged; look at it by name to see how",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeOptions:
+    """How much of the tree to show, and how.
+
+    Attributes:
+        width: of the terminal, in columns.
+        depth: levels to show; 0 shows all.
+        limit: lines to show; 0 shows all.
+        selected: only these records and what encloses them; None for all.
+        unicode: whether line-drawing characters may be used.
+    """
+
+    width: int = 80
+    depth: int = 0
+    limit: int = 0
+    selected: set[str] | None = None
+    unicode: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """How a call is called in the tree; `tail` is of less weight, such as a module's class."""
+
+    text: str
+    tail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    lead: str
+    label: _Label
+    hidden: int = 0
+    mark: str = ""
+    tensor: TensorValue | None = None
+    more: int = 0
+    is_argument: bool = False
+    remark: str = ""
+
+
+@dataclass(slots=True)
+class _Budget:
+    """How many lines may still be shown, and how many were not."""
+
+    left: int
+    skipped: int = field(default=0)
+
+    def take(self) -> bool:
+        if self.left > 0:
+            self.left -= 1
+            return True
+        self.skipped += 1
+        return False
+
+
+def tree_lines(view: RankView, options: TreeOptions) -> Iterator[Text]:
+    """Yield the lines of the tree of one rank.
+
+    Raises:
+        DumpFormatError: the dump's files are damaged (one damaged record is only marked).
+    """
+    budget = _Budget(options.limit or 1 << 62)
+    forest = call_forest(view, options.selected)
+    sections = {
+        title: list(_section(view, roots, options, budget)) for title, roots in forest.items()
+    }
+    layout = _Layout.fit([line for lines in sections.values() for line in lines], options.width)
+    for position, (title, lines) in enumerate(sections.items()):
+        if lines:
+            if position:
+                yield Text()
+            yield layout.heading(title, "value" if title == SAVED_VALUES else "output")
+            yield from (layout.line(line) for line in lines)
+    marks = {line.mark for lines in sections.values() for line in lines}
+    if any(marks):
+        yield Text()
+        yield from (Text(text, "dim") for mark, text in _LEGEND.items() if mark in marks)
+    if budget.skipped:
+        yield Text()
+        yield Text(f"{budget.skipped:,} more calls: use --filter, --depth or --limit 0", "italic")
+
+
+def _section(
+    view: RankView, roots: list[CallNode], options: TreeOptions, budget: _Budget
+) -> Iterator[_Line]:
+    guides = _Guides(options)
+    # An explicit stack: hostile files nest deeper than Python's own.
+    waiting = [(root, "", "", 1, "") for root in reversed(roots)]
+    while waiting:
+        node, lead, below, depth, parent_path = waiting.pop()
+        is_closed = options.depth and depth >= options.depth
+        children = [] if is_closed else node.children
+        if budget.take():
+            hidden = node.count() if is_closed else 0
+            yield _line(view, node, lead, _label(node.name, parent_path), hidden)
+        path = node.name.path if node.name.is_module else parent_path
+        last = len(children) - 1
+        waiting += [
+            (
+                child,
+                below + (guides.last if position == last else guides.branch),
+                below + (guides.blank if position == last else guides.bar),
+                depth + 1,
+                path,
+            )
+            for position, child in reversed(list(enumerate(children)))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Guides:
+    options: TreeOptions
+
+    @property
+    def branch(self) -> str:
+        return self._pick("├─ ", "├ ", "|- ")
+
+    @property
+    def last(self) -> str:
+        return self._pick("└─ ", "└ ", "`- ")
+
+    @property
+    def bar(self) -> str:
+        return self._pick("│  ", "│ ", "|  ")
+
+    @property
+    def blank(self) -> str:
+        return self._pick("   ", "  ", "   ")
+
+    def _pick(self, wide: str, narrow: str, ascii_only: str) -> str:
+        if not self.options.unicode:
+            return ascii_only
+        return wide if self.options.width >= _WIDE_FROM else narrow
+
+
+def _label(name: RecordName, parent_path: str) -> _Label:
+    number = f" #{name.index}" if name.index else ""
+    if name.kind in (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED):
+        path = "" if name.path == parent_path else f"{name.path} "
+        return _Label(plain(f"{path}{name.kind}{number}"))
+    number += f" pass {name.backward_pass}" if name.backward_pass else ""
+    number += " (recompute)" if name.recompute else ""
+    if name.is_module:
+        path = name.path.removeprefix(parent_path + ".") if parent_path else name.path
+        text, tail = (path, f" {name.class_name}") if path else (str(name.class_name), "")
+        return _Label(plain(text), plain(tail + number))
+    # The number belongs to an API's name: without it, no call can be told from the next.
+    index = "" if name.index is None else f".{name.index}"
+    extra = number.removeprefix(f" #{name.index}")
+    return _Label(plain(f"{name.prefix}.{name.path}{index}".removeprefix(".")), extra)
+
+
+def _line(view: RankView, node: CallNode, lead: str, label: _Label, hidden: int) -> _Line:
+    if not node.is_recorded:
+        remark = "not recorded" if len(view.records) else ""
+        return _Line(lead=lead, label=label, hidden=hidden, remark=remark)
+    try:
+        record = view.records[node.name.full]
+        tensor, more, is_argument = _main_tensor(record)
+        mark = nonfinite_mark(record)
+    except DumpFormatError:
+        return _Line(lead=lead, label=label, hidden=hidden, remark="damaged record", mark=_DAMAGED)
+    return _Line(
+        lead=lead,
+        label=label,
+        hidden=hidden,
+        mark=mark,
+        tensor=tensor,
+        more=more,
+        is_argument=is_argument,
+        remark=_remark(record, tensor),
+    )
+
+
+def _remark(record: Record, tensor: TensorValue | None) -> str:
+    if "raised" in record.notes:
+        return "raised"
+    if tensor is not None:
+        return ""
+    part = "output" if "output" in record.parts else None
+    values = [leaf for _, leaf in record.leaves(part) if leaf is not None]
+    return leaf_text(values[0]) if values else "None"
+
+
+def _main_tensor(record: Record) -> tuple[TensorValue | None, int, bool]:
+    """Return the tensor that stands for the call, how many more there are, and if it is an input.
+
+    The first output; where nothing came out, the first input.
+    """
+    for part in ("output", None):
+        tensors = [tensor for _, tensor in record.tensors(part)]
+        if tensors:
+            is_argument = part is None and ("output" in record.parts or "input" in record.parts)
+            return tensors[0], len(tensors) - 1, is_argument
+    return None, 0, False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    columns: Sequence[Column]
+    gap: int
+    is_wide: bool
+
+    @classmethod
+    def fit(cls, lines: Sequence[_Line], width: int) -> _Layout:
+        is_wide = width >= _WIDE_FROM
+        gap, number = (2, 9) if is_wide else (1, 8)
+        room = width - 2 - gap - len(_STATISTICS) * (number + gap)
+        kinds = max((cell_len(_kind(line, is_wide)) for line in lines), default=0)
+        names = max(
+            (cell_len(line.lead + line.label.text + _tail(line)) for line in lines), default=0
+        )
+        names = max(names, len(SAVED_VALUES), _MIN_NAME_WIDTH)
+        kinds = min(max(kinds, len("output")), max(room // 2, room - names - gap))
+        names = min(names, max(room - kinds - gap, _MIN_NAME_WIDTH))
+        numbers = [Column(title=title, width=number, right=True) for title in _STATISTICS]
+        mark, name, kind = (
+            Column(title="", width=2),
+            Column(title="", width=names),
+            Column(title="output", width=kinds),
+        )
+        return cls(columns=(mark, name, kind, *numbers), gap=gap, is_wide=is_wide)
+
+    def heading(self, title: str, kind: str) -> Text:
+        kinds = replace(self.columns[2], title=kind)
+        text = heading((*self.columns[:2], kinds, *self.columns[3:]), self.gap)
+        start = 2 + self.gap
+        return Text.assemble(" " * start, (title, "bold cyan"), text[start + len(title) :], end="")
+
+    def line(self, line: _Line) -> Text:
+        alarm = _ALARM if line.mark else ""
+        name_style = alarm if line.mark == BORN else ("dim" if line.tensor is None else "")
+        lead = _shortened(line.lead, self.columns[1].width)
+        cells = [
+            Cell(line.mark, alarm),
+            Cell(line.label.text, name_style, lead, _tail(line)),
+            Cell(_kind(line, self.is_wide), "dim" if line.tensor is None else "green"),
+        ]
+        for column in self.columns[3:]:
+            value = getattr(line.tensor, column.title) if line.tensor else None
+            text = number_text(value, column.width) if line.tensor else ""
+            cells.append(Cell(text, _ALARM if is_nonfinite(value) else ""))
+        return row(self.columns, cells, self.gap)
+
+
+def _tail(line: _Line) -> str:
+    return f"{line.label.tail}  +{line.hidden:,} inside" if line.hidden else line.label.tail
+
+
+def _kind(line: _Line, is_wide: bool) -> str:
+    if line.tensor is None:
+        return line.remark
+    arrow = "<- " if line.is_argument else ""
+    more = f" +{line.more}" if line.more else ""
+    raised = " raised" if line.remark else ""
+    return arrow + tensor_text(line.tensor, short=not is_wide) + more + raised
+
+
+def _shortened(lead: str, width: int) -> str:
+    room = max(width // 2, 3)
+    return lead if len(lead) <= room else "…" + lead[-(room - 1) :]

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers, shapes and other values of a dump as short text."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from msprobe.dump.record_views import Leaf, Record, ScalarValue, TensorValue
+from msprobe.dump.records import JsonTree, Statistic
+
+NUMBER_WIDTH: Final = 9
+"""Columns that `number_text` fills at most by default."""
+
+# Where NaN and infinities are, for readers without colour too.
+BORN: Final = "!!"
+PRESENT: Final = "!"
+
+_SHORT_DTYPES: Final = {
+    "float64": "f64",
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "complex64": "c64",
+    "complex128": "c128",
+}
+# Line breaks and escape sequences of a hostile name must not reach the terminal.
+_CONTROLS: Final = dict.fromkeys(
+    (
+        *range(32),
+        *range(0x7F, 0xA0),
+        *(0x200E, 0x200F, 0x2028, 0x2029),
+        *range(0x202A, 0x202F),
+    ),
+    "�",
+)
+
+
+def plain(text: str) -> str:
+    """Return text that a terminal shows as it is: no controls, no lone surrogates."""
+    shown = text.translate(_CONTROLS)
+    return shown if shown.isascii() else shown.encode(errors="replace").decode()
+
+
+def number_text(value: Statistic, width: int = NUMBER_WIDTH) -> str:
+    """Return a statistic in `width` (7 or more) columns: ``1.235e-05``, ``0.2608``, ``nan``, ``-``.
+
+    Four significant digits, or as many as fit.
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int) and len(str(value)) <= width - 1:
+        return str(value)
+    number = float(value)
+    if math.isnan(number):
+        return "nan"
+    if math.isinf(number):
+        return "inf" if number > 0 else "-inf"
+    for digits in (4, 3, 2):
+        text = f"{number:.{digits}g}"
+        if len(text) <= width:
+            return text
+    return f"{number:.0e}"
+
+
+def dtype_text(dtype: str, *, short: bool) -> str:
+    """Return a dtype without its framework: ``float32``, or ``f32`` when `short`."""
+    name = dtype.rpartition(".")[2]
+    return plain(_SHORT_DTYPES.get(name.lower(), name) if short else name) or "?"
+
+
+def tensor_text(tensor: TensorValue, *, short: bool) -> str:
+    """Return type and shape: ``float32[8,64]``, or ``f32[8,64]`` when `short`."""
+    sizes = ",".join(map(str, tensor.shape))
+    return f"{dtype_text(tensor.dtype, short=short)}[{sizes}]"
+
+
+def scalar_text(value: JsonTree, limit: int = 60) -> str:
+    """Return a value that is no tensor, cut at `limit` characters."""
+    text = plain(value if isinstance(value, str) else _json_text(value))
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def leaf_text(leaf: Leaf, *, short: bool = False) -> str:
+    """Return what kind of value a leaf is, and its value when that is short."""
+    if leaf is None:
+        return "None"
+    if isinstance(leaf, TensorValue):
+        return tensor_text(leaf, short=short)
+    return f"{plain(leaf.type)} {scalar_text(leaf.value)}"
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a number of bytes: ``512 B``, ``1.2 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size_bytes) < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
+
+
+def nonfinite_text(tensor: TensorValue) -> str:
+    """Return the NaN and infinities of a tensor: ``3 NaN, 1 +Inf``; empty when there are none."""
+    counts = (("nan_count", "NaN"), ("pos_inf_count", "+Inf"), ("neg_inf_count", "-Inf"))
+    counted = [
+        f"{count} {word}"
+        for key, word in counts
+        if isinstance(count := tensor.extra.get(key), int) and count
+    ]
+    if counted:
+        return ", ".join(counted)
+    words = ["NaN"] * tensor.has_nan + ["Inf"] * tensor.has_inf
+    return ", ".join(words)
+
+
+def is_nonfinite(value: Statistic) -> bool:
+    """Return whether a statistic is NaN or infinite."""
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def nonfinite_mark(record: Record) -> str:
+    """Return ``!!`` if NaN or Inf first appear in the record's results, ``!`` if it has any.
+
+    Results are the outputs of a forward call and the input gradients of a backward call.
+    """
+    results = any(_is_nonfinite(leaf) for _, leaf in record.leaves("output"))
+    arguments = any(
+        _is_nonfinite(leaf)
+        for part in record.parts
+        if part != "output"
+        for _, leaf in record.leaves(part)
+    )
+    if results and not arguments:
+        return BORN
+    return PRESENT if results or arguments else ""
+
+
+def _is_nonfinite(leaf: Leaf) -> bool:
+    if isinstance(leaf, TensorValue):
+        return leaf.has_nan or leaf.has_inf
+    if isinstance(leaf, ScalarValue) and isinstance(leaf.value, float):
+        # An attention mask is often filled with a scalar -inf, so only NaN counts here.
+        return math.isnan(leaf.value)
+    return False
+
+
+def _json_text(value: JsonTree) -> str:
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"integer of {value.bit_length()} bits"
+    if isinstance(value, (list, dict)) and len(value) > 30:
+        return f"{type(value).__name__} of {len(value)}"
+    return str(value)
