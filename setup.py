@@ -15,7 +15,7 @@ from setuptools import Extension, setup
 FLAGS = (
     []
     if sys.platform == "win32"
-    else ["-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-psabi"]
+    else ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing"]
 )
 
 setup(

@@ -3,8 +3,10 @@
  * msprobe.capture._native: one pass over a buffer gives maximum, minimum, mean and L2 norm.
  *
  *   stats(kind, address, count)                  contiguous elements
- *   stats_strided(kind, address, shape, strides) strides in elements
+ *   stats_strided(kind, address, shape, strides, size_bytes)
+ *                                                strides in elements, `size_bytes` may be read
  *     -> (max, min, mean, norm, None | (nan, +inf, -inf, finite max, finite min))
+ *   memory(address, size_bytes)  a read-only view of foreign memory
  *   stack_key(skip)  a 64-bit key of the calling thread's Python stack
  *   use_isa(name)    choose the instruction set (tests); returns the names of those that work here
  *   KINDS            element type name -> kind
@@ -35,14 +37,6 @@
 #define GIL_RELEASE_BYTES 262144
 #define MAX_DIMS 64
 #define LANES 16
-
-typedef float v16f __attribute__((vector_size(64), aligned(4), may_alias));
-typedef double v16d __attribute__((vector_size(128)));
-typedef double v16d_unaligned __attribute__((vector_size(128), aligned(8), may_alias));
-typedef uint16_t v16u16 __attribute__((vector_size(32), aligned(2), may_alias));
-typedef uint32_t v16u32 __attribute__((vector_size(64)));
-typedef int64_t v16i64 __attribute__((vector_size(128), aligned(8), may_alias));
-typedef uint64_t v16u64 __attribute__((vector_size(128), aligned(8), may_alias));
 
 /* ---- sums ----------------------------------------------------------------------------------- */
 
@@ -108,42 +102,30 @@ static double f16_value(uint16_t bits)
 
 /* ---- block kernels, once for each instruction set ------------------------------------------- */
 
-static v16f load_f16_generic(const uint16_t *p)
-{
-    v16u32 bits = __builtin_convertvector(*(const v16u16 *)p, v16u32);
-    v16f magnitude = (v16f)((bits & 0x7fff) << 13) * 0x1p112f;
-    return (v16f)((v16u32)magnitude | ((bits & 0x8000) << 16));
-}
-
 #define ISA(name) name##_generic
 #define TARGET
+#define REGISTER_BYTES 16
 #include "_native_kernels.h"
 #undef ISA
 #undef TARGET
+#undef REGISTER_BYTES
 
 #if defined(__x86_64__)
-#define TARGET __attribute__((target("avx2,fma,f16c,bmi2")))
 #define ISA(name) name##_avx2
-TARGET static inline v16f load_f16_avx2(const uint16_t *p)
-{
-    v16f x;
-    _mm256_storeu_ps((float *)&x, _mm256_cvtph_ps(_mm_loadu_si128((const void *)p)));
-    _mm256_storeu_ps((float *)&x + 8, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8))));
-    return x;
-}
+#define TARGET __attribute__((target("avx2,fma,f16c,bmi2")))
+#define REGISTER_BYTES 32
 #include "_native_kernels.h"
 #undef ISA
 #undef TARGET
+#undef REGISTER_BYTES
 
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi2")))
 #define ISA(name) name##_avx512
-TARGET static inline v16f load_f16_avx512(const uint16_t *p)
-{
-    return (v16f)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
-}
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi2")))
+#define REGISTER_BYTES 64
 #include "_native_kernels.h"
 #undef ISA
 #undef TARGET
+#undef REGISTER_BYTES
 #endif
 
 typedef void (*block_fn)(const void *block, size_t n, struct total *t);
@@ -378,8 +360,14 @@ static void absolute_block(const void *block, size_t n, void *state)
         const double *p = block;
         for (size_t i = 0; i < n; i++) values[i] = hypot(p[2 * i], p[2 * i + 1]);
     } else if (absolutes->kind == &KINDS[K_C64]) {
+        /* In float64 the squares are exact and cannot overflow. */
         const float *p = block;
-        for (size_t i = 0; i < n; i++) values[i] = hypot((double)p[2 * i], (double)p[2 * i + 1]);
+        for (size_t i = 0; i < n; i++) {
+            double re = p[2 * i], im = p[2 * i + 1];
+            values[i] = sqrt(re * re + im * im);
+        }
+        for (size_t i = 0; i < n; i++) /* an infinite part wins over NaN */
+            if (isnan(values[i])) values[i] = hypot((double)p[2 * i], (double)p[2 * i + 1]);
     } else {
         const uint16_t *p = block;
         for (size_t i = 0; i < n; i++)
@@ -762,6 +750,12 @@ static PyObject *empty_tuple(void)
     return Py_BuildValue("(OOOOO)", Py_None, Py_None, Py_None, Py_None, Py_None);
 }
 
+static PyObject *null_address(void)
+{
+    PyErr_SetString(PyExc_ValueError, "the address is null");
+    return NULL;
+}
+
 static int read_kind(PyObject *object)
 {
     long kind = PyLong_AsLong(object);
@@ -783,7 +777,8 @@ static PyObject *stats(PyObject *module, PyObject *const *args, Py_ssize_t nargs
     if (start == NULL && PyErr_Occurred()) return NULL;
     Py_ssize_t n = PyLong_AsSsize_t(args[2]);
     if (n == -1 && PyErr_Occurred()) return NULL;
-    if (n <= 0 || start == NULL) return empty_tuple();
+    if (n <= 0) return empty_tuple();
+    if (start == NULL) return null_address();
     struct layout layout; /* 1 KiB: only what is used gets set */
     layout.start = start;
     layout.itemsize = KINDS[kind].itemsize;
@@ -844,8 +839,8 @@ static Py_ssize_t read_layout(struct layout *layout, PyObject *shape, PyObject *
             continue;
         }
         if (stride < 0) {
-            layout->start += (size - 1) * stride * (Py_ssize_t)layout->itemsize;
-            stride = -stride;
+            PyErr_SetString(PyExc_ValueError, "strides must not be negative");
+            return -1;
         }
         insert_dim(layout, size, stride);
         n *= size;
@@ -857,8 +852,8 @@ static Py_ssize_t read_layout(struct layout *layout, PyObject *shape, PyObject *
 
 static PyObject *stats_strided(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 4 || !PyTuple_Check(args[2]) || !PyTuple_Check(args[3])) {
-        PyErr_SetString(PyExc_TypeError, "stats_strided(kind, address, shape, strides)");
+    if (nargs != 5 || !PyTuple_Check(args[2]) || !PyTuple_Check(args[3])) {
+        PyErr_SetString(PyExc_TypeError, "stats_strided(kind, address, shape, strides, size_bytes)");
         return NULL;
     }
     int kind = read_kind(args[0]);
@@ -866,11 +861,20 @@ static PyObject *stats_strided(PyObject *module, PyObject *const *args, Py_ssize
     struct layout layout;
     layout.start = PyLong_AsVoidPtr(args[1]);
     if (layout.start == NULL && PyErr_Occurred()) return NULL;
-    if (layout.start == NULL) return empty_tuple();
     layout.itemsize = KINDS[kind].itemsize;
+    const int is_null = layout.start == NULL;
+    Py_ssize_t readable_bytes = PyLong_AsSsize_t(args[4]), extent = 1;
+    if (readable_bytes == -1 && PyErr_Occurred()) return NULL;
     Py_ssize_t n = read_layout(&layout, args[2], args[3]);
     if (n < 0) return NULL;
-    return n == 0 ? empty_tuple() : stats_of(&layout, kind, (size_t)n);
+    if (n == 0) return empty_tuple();
+    if (is_null) return null_address();
+    for (int i = 0; i < layout.ndim; i++) extent += (layout.size[i] - 1) * layout.stride[i];
+    if (extent * (Py_ssize_t)layout.itemsize > readable_bytes) {
+        PyErr_SetString(PyExc_ValueError, "the buffer ends before the last element");
+        return NULL;
+    }
+    return stats_of(&layout, kind, (size_t)n);
 }
 
 /* ---- stack key ------------------------------------------------------------------------------ */
@@ -902,6 +906,25 @@ static PyObject *stack_key(PyObject *module, PyObject *arg)
     return PyLong_FromUnsignedLongLong(key ? key : 1);
 }
 
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static PyObject *memory(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "memory(address, size_bytes)");
+        return NULL;
+    }
+    char *start = PyLong_AsVoidPtr(args[0]);
+    if (start == NULL && PyErr_Occurred()) return NULL;
+    Py_ssize_t size = PyLong_AsSsize_t(args[1]);
+    if (size == -1 && PyErr_Occurred()) return NULL;
+    if (size < 0 || start == NULL) {
+        PyErr_SetString(PyExc_ValueError, "memory() needs an address and a size");
+        return NULL;
+    }
+    return PyMemoryView_FromMemory(start, size, PyBUF_READ);
+}
+
 /* ---- module --------------------------------------------------------------------------------- */
 
 static PyObject *use_isa(PyObject *module, PyObject *name)
@@ -931,7 +954,9 @@ static PyMethodDef METHODS[] = {
     {"stats", (PyCFunction)(void (*)(void))stats, METH_FASTCALL,
      "stats(kind, address, count) -> (max, min, mean, norm, nonfinite | None)"},
     {"stats_strided", (PyCFunction)(void (*)(void))stats_strided, METH_FASTCALL,
-     "stats_strided(kind, address, shape, strides) -> as stats(); strides in elements"},
+     "stats_strided(kind, address, shape, strides, size_bytes) -> as stats()"},
+    {"memory", (PyCFunction)(void (*)(void))memory, METH_FASTCALL,
+     "memory(address, size_bytes) -> read-only memoryview; the caller keeps the owner alive"},
     {"stack_key", stack_key, METH_O,
      "stack_key(skip) -> non-zero 64-bit key of the Python stack, `skip` inner frames left out"},
     {"use_isa", use_isa, METH_O,

@@ -75,16 +75,16 @@ class Summary(msgspec.Struct, gc=False, eq=False):
     ready: bool = True
 
 
-_Counts = tuple[int, int, int, float | None, float | None]
-_Raw = tuple[Statistic, Statistic, Statistic, Statistic, _Counts | None]
+Counts = tuple[int, int, int, float | None, float | None]
+RawStatistics = tuple[Statistic, Statistic, Statistic, Statistic, Counts | None]
 
 
 class Native(NamedTuple):
     """The functions of the C extension (see ``_native.c``)."""
 
     kinds: Mapping[str, int]
-    stats: Callable[[int, int, int], _Raw]
-    stats_strided: Callable[[int, int, tuple[int, ...], tuple[int, ...]], _Raw]
+    stats: Callable[[int, int, int], RawStatistics]
+    stats_strided: Callable[[int, int, tuple[int, ...], tuple[int, ...], int], RawStatistics]
 
 
 def native_module() -> ModuleType | None:
@@ -109,9 +109,8 @@ NATIVE: Final = load_native()
 """The C kernels of this process, or None."""
 
 
-def from_raw(raw: _Raw) -> Summary:
-    """Return the summary for what the C kernel gave."""
-    counts = raw[4]
-    if counts is None:
-        return Summary(raw[0], raw[1], raw[2], raw[3])
-    return Summary(raw[0], raw[1], raw[2], raw[3], NonFinite(*counts))
+def from_raw(raw: RawStatistics) -> Summary:
+    """Return the summary for what the C kernels gave."""
+    if raw[4] is None:
+        return Summary(*raw[:4])
+    return Summary(*raw[:4], nonfinite=NonFinite(*raw[4]))

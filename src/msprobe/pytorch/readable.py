@@ -8,6 +8,7 @@ first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -20,6 +21,19 @@ _SPARSE_ROWS: Final = frozenset(
 )
 STORED_VALUES: Final = "stored values only"
 """Note of sparse tensors: the zeros that are not stored do not count."""
+
+
+def _address_of_storage(t: torch.Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+storage_address: Final[Callable[[torch.Tensor], int]] = getattr(
+    torch._C, "_data_address", _address_of_storage
+)
+"""Return the address of the storage of a tensor. Raises RuntimeError when there is none.
+
+Unlike ``data_ptr()``, torch's internal function leaves a lazily cloned tensor uncopied.
+"""
 
 
 def readable(t: torch.Tensor) -> torch.Tensor | str:
