@@ -41,30 +41,6 @@ _WIDE: Final = frozenset({torch.float64, torch.complex128})
 _Parts = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
-class Transfer:
-    """The numbers of a batch on their way to the host."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, parts: list[tuple[_Rows, torch.Tensor, Any]]) -> None:
-        self._parts = parts
-
-    def done(self) -> bool:
-        """Return whether the copy has arrived, so that `finish` will not wait."""
-        return all(event is None or event.query() for _, _, event in self._parts)
-
-    def finish(self) -> None:
-        """Wait for the copy and fill the summaries. May run on any thread; a second call is free.
-
-        Waiting releases the GIL and blocks neither the device nor the training thread.
-        """
-        while self._parts:
-            rows, host, event = self._parts.pop()
-            if event is not None:
-                event.synchronize()
-            rows.fill(host)
-
-
 class DeviceBatch:
     """Summaries of many tensors that become ready together.
 
@@ -76,16 +52,14 @@ class DeviceBatch:
             nearly doubles the work. Without, tensors with a NaN or an infinity say so in `note`.
     """
 
-    __slots__ = ("_count_nonfinite", "_full", "_open")
+    __slots__ = ("_copies", "_count_nonfinite", "_full", "_open")
 
     def __init__(self, *, count_nonfinite: bool = True) -> None:
+        """Make an empty batch; buffers are allocated when the first tensor of a device comes."""
         self._count_nonfinite = count_nonfinite
         self._open: dict[tuple[torch.device, Any], _Rows] = {}
         self._full: list[_Rows] = []
-
-    def __len__(self) -> int:
-        """Return how many summaries are not ready yet."""
-        return sum(len(rows.pending) for rows in (*self._full, *self._open.values()))
+        self._copies: list[tuple[_Rows, torch.Tensor, Any]] = []
 
     def add(self, t: torch.Tensor) -> Summary:
         """Start summarising `t`; the summary is filled by `collect`.
@@ -111,19 +85,28 @@ class DeviceBatch:
             summary.note = STORED_VALUES
         return summary
 
-    def collect(self) -> None:
-        """Copy all numbers to the host, wait for them and fill the summaries."""
-        self.start_copy().finish()
-
-    def start_copy(self) -> Transfer:
-        """Start the copy to the host without waiting and begin a new, empty batch.
-
-        Returns:
-            What waits for the copy and fills the summaries, on whatever thread.
-        """
-        blocks = [*self._full, *self._open.values()]
+    def start_copy(self) -> None:
+        """Start the copy of all numbers so far to the host, without waiting for the device."""
+        for rows in (*self._full, *self._open.values()):
+            self._copies.append((rows, *rows.copy_to_host()))
         self._full, self._open = [], {}
-        return Transfer([(rows, *rows.copy_to_host()) for rows in blocks])
+
+    def done(self) -> bool:
+        """Return whether the copies started have arrived, so that `collect` will not wait."""
+        return all(event is None or event.query() for _, _, event in self._copies)
+
+    def collect(self) -> None:
+        """Wait for the numbers of all tensors so far and fill their summaries.
+
+        After `start_copy` this may run on another thread, as long as nobody adds meanwhile; the
+        waiting then holds up neither the GIL nor the training thread. A second call is free.
+        """
+        self.start_copy()
+        while self._copies:
+            rows, host, event = self._copies.pop()
+            if event is not None:
+                event.synchronize()
+            rows.fill(host)
 
     def _rows_for(self, device: torch.device) -> _Rows:
         stream = _current_stream(device)
@@ -142,6 +125,7 @@ class _Rows:
     __slots__ = ("accumulate", "floats", "pending", "stream", "words")
 
     def __init__(self, device: torch.device, stream: Any) -> None:
+        """Allocate the buffer on the stream that will write it."""
         # MPS has no float64.
         self.accumulate = torch.float32 if device.type == "mps" else torch.float64
         self.words = torch.empty((BLOCK_ROWS, _COLUMNS), dtype=torch.int64, device=device)

@@ -13,10 +13,10 @@ from typing import Final
 import torch
 
 from msprobe.capture.statistics import NATIVE, Native, NonFinite, Summary, from_raw
-from msprobe.pytorch.device_statistics import DeviceBatch, Transfer
+from msprobe.pytorch.device_statistics import DeviceBatch
 from msprobe.pytorch.readable import STORED_VALUES, readable, storage_address
 
-__all__ = ["DeviceBatch", "Transfer", "make_summarise", "summarise"]
+__all__ = ["DeviceBatch", "make_summarise", "summarise"]
 
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -70,10 +70,7 @@ def _of_memory(native: Native, t: torch.Tensor, kind: int, item_bytes: int) -> S
         storage = t.untyped_storage()
         address = storage_address(t) + start
         raw = native.stats_strided(kind, address, t.shape, t.stride(), storage.nbytes() - start)
-    if raw[4] is None:
-        summary = Summary(*raw)  # type: ignore[arg-type]  # the last one is None
-    else:
-        summary = from_raw(raw)
+    summary = Summary(*raw) if raw[4] is None else from_raw(raw)  # type: ignore[arg-type]
     if t.is_neg() and not t.is_complex():
         negate(summary)
     return summary
