@@ -151,12 +151,25 @@ def test_named_pipe_is_refused_instead_of_waited_for(tmp_path):
         load_config(tmp_path / "pipe.json")
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
-def test_unreadable_file(config_file):
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize("closed", ["file", "folder"])
+def test_unreadable_file(config_file, tmp_path, closed):
     path = config_file({})
-    path.chmod(0)
-    with pytest.raises(ConfigFileError, match="no permission"):
-        load_config(path)
+    (path if closed == "file" else tmp_path).chmod(0)
+    if is_root := os.geteuid() == 0:  # root may read everything
+        os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigFileError, match="no permission to read this file"):
+            load_config(path)
+    finally:
+        if is_root:
+            os.seteuid(0)
+        tmp_path.chmod(0o700)
+
+
+def test_too_long_a_path():
+    with pytest.raises(ConfigFileError, match="cannot be read: File name too long"):
+        load_config("x" * 5000 + ".json")
 
 
 def test_huge_file_is_refused_unread(config_file, tmp_path):
@@ -173,7 +186,7 @@ def test_path_that_is_no_path(path):
     assert (caught.value.key, caught.value.found) == ("config_path", path)
 
 
-@pytest.mark.parametrize("path", ["a\0b.json", "\udc80\ud800.json", "~no_such_user_/c.json"])
+@pytest.mark.parametrize("path", ["a\0b.json", "\ud800.json", "~no_such_user_/c.json"])
 def test_path_that_the_system_refuses(path):
     with pytest.raises(ConfigError, match="config_path"):
         load_config(path)

@@ -50,6 +50,13 @@ def test_schema_lists_the_words_that_are_accepted():
     assert set(words["Level"]["enum"]) == set(Level)
 
 
+def test_schema_lets_editors_mark_misspelt_keys():
+    schema = json_schema()
+    sections = [definition for definition in schema["$defs"].values() if "properties" in definition]
+    assert len(sections) == len(SECTION_KEYS) + 1  # and the crops of slice
+    assert all(part["additionalProperties"] is False for part in (schema, *sections))
+
+
 def test_every_reference_inside_the_schema_can_be_followed():
     schema = json_schema()
     text = json.dumps(schema)

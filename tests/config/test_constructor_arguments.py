@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from msprobe.config import Level, Task, TensorSection
@@ -68,12 +69,16 @@ def test_a_bad_value_in_the_file_does_not_matter_when_an_argument_replaces_it(lo
         ({"step": "0-3"}, "step"),
         ({"step": [0, True]}, "step[1]"),
         ({"step": [object()]}, "step[0]"),
+        ({"step": np.arange(3)}, "step"),
+        ({"level": np.zeros(2)}, "level"),
+        ({"dump_path": np.zeros(2)}, "dump_path"),
     ],
 )
 def test_a_bad_argument_is_blamed_on_the_constructor(load, arguments, key):
     with pytest.raises(ConfigError) as caught:
         load(FILE, **arguments)
     assert caught.value.key == key
+    assert "\n" not in str(caught.value)
     assert caught.value.source == "PrecisionDebugger()"
     assert str(caught.value).startswith(f'PrecisionDebugger(): "{key}" is ')
 

@@ -331,6 +331,7 @@ def test_overflow_nums(load, number):
     [
         ({}, Slice()),
         ({"dim": 2}, Slice(dim=2)),
+        ({"dim": None, "size": None, "begin": None, "end": None}, Slice()),
         ({"size": 0}, Slice(size=0)),
         ({"begin": 1, "end": 2}, Slice(begin=1, end=2)),
         ({"begin": -2, "end": -1}, Slice(begin=-2, end=-1)),

@@ -48,6 +48,10 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
             {"task": "tensor", "tensor": {"bench_path": "x"}},
             '"tensor.bench_path" is not supported and ignored',
         ),
+        (
+            {"statistics": {"slice": [{}, {"dim": 0, "stop": 3}]}},
+            '"statistics.slice[1].stop" is not a known key and ignored',
+        ),
         ({"diff_nums": 3}, '"diff_nums" is not supported and ignored'),
     ],
 )

@@ -39,7 +39,7 @@ Scope = Annotated[
         description="Record only from the first to the second of two full record names, both "
         "included; empty for everything. At L1 API names (`Functional.linear.0.forward`), at L0 "
         "module names (`Module.fc.Linear.forward.0`), at mix either. Not with level L2.",
-        extra_json_schema={"maxItems": 2},
+        extra_json_schema={"anyOf": [{"maxItems": 0}, {"minItems": 2, "maxItems": 2}]},
     ),
 ]
 NameFilters = Annotated[

@@ -14,8 +14,9 @@ from msgspec import UNSET
 
 from msprobe.config.checking import convert, parse_choice
 from msprobe.config.choices import Level, RiskLevel, Task
-from msprobe.config.file_keys import SECTION_KEYS, CommonKeys
+from msprobe.config.file_keys import SECTION_KEYS, CommonKeys, SliceKeys
 from msprobe.config.numbers import parse_number_list
+from msprobe.config.paths import parse_api_list, parse_config_path, parse_dump_path
 from msprobe.config.reading import read_config_file
 from msprobe.config.sections import build_section
 from msprobe.config.settings import Config, Section, StatisticsSection, TensorSection
@@ -70,7 +71,7 @@ def load_config(
         ConfigError: the first thing that cannot be used. Keys without effect are only logged as
             warnings.
     """
-    file = _config_path(path)
+    file = parse_config_path(path, source=ARGUMENT)
     values, repeated = read_config_file(file or PACKAGED_DEFAULT)
     given = {"task": task, "dump_path": dump_path, "level": level, "step": step}
     arguments = {key: value for key, value in given.items() if not _is_empty(value)}
@@ -95,24 +96,14 @@ def _is_empty(value: object) -> bool:
 
 
 def _present(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what counts as absent: null, and the empty text for the first three keys."""
+    """Leave out what counts as absent: null, and "" where it means the default."""
+    empty = {"task", "level", "dump_path"}
     return {
         key: value
         for key, value in values.items()
         if not (value is None and key not in SECTION_KEYS)
-        and not (value == "" and key in ("task", "level", "dump_path"))
+        and not (key in empty and isinstance(value, str) and not value)
     }
-
-
-def _config_path(path: object) -> Path | None:
-    if path is None:
-        return None
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError("config_path", path, "the path of a .json file", source=ARGUMENT)
-    name = os.fspath(path)
-    if not isinstance(name, str) or not name:
-        raise ConfigError("config_path", path, "the path of a .json file", source=ARGUMENT)
-    return _user_path(name, "config_path", ARGUMENT)
 
 
 def _resolve(draft: _Draft, file: Path | None) -> Config:
@@ -121,7 +112,7 @@ def _resolve(draft: _Draft, file: Path | None) -> Config:
     values = {**draft.values, "task": task.value, "level": level.value}
     rank = parse_number_list(values.pop("rank", None), "rank", source=draft.file)
     step = parse_number_list(values.pop("step", None), "step", source=draft.source("step"))
-    dump_path = _resolve_dump_path(values.pop("dump_path", None), draft.source("dump_path"))
+    dump_path = parse_dump_path(values.pop("dump_path", None), source=draft.source("dump_path"))
     common = convert(values, CommonKeys, prefix="", source=draft.file)
     section = _resolve_section(draft, task, level)
     return Config(
@@ -137,7 +128,7 @@ def _resolve(draft: _Draft, file: Path | None) -> Config:
         risk_level=_resolve_risk_level(common.risk_level, section, draft),
         dump_enable=None if common.dump_enable is UNSET else common.dump_enable,
         custom_op_namespaces=_resolve_namespaces(common.custom_op_namespaces, draft),
-        api_list=_resolve_api_list(common.api_list, draft, file),
+        api_list=parse_api_list(common.api_list, file=file, source=draft.file),
         record_rng=common.record_rng,
         record_recompute=common.record_recompute,
         compile=common.compile,
@@ -180,12 +171,27 @@ def _resolve_section(draft: _Draft, task: Task, level: Level) -> Section:
     raw = draft.values.get(task.value, {})
     if not isinstance(raw, dict):
         raise ConfigError(task.value, raw, "an object {…}", source=draft.file)
-    raw = {name: value for name, value in raw.items() if value is not None}
+    raw = _without_null(raw)
     draft.warnings.extend(
         warn_unknown(raw, inside, section=task.value, elsewhere=_places_of_keys())
     )
+    if "slice" in inside and isinstance(raw.get("slice"), list):
+        raw["slice"] = _tidy_crops(raw["slice"], f"{task}.slice", draft.warnings)
     typed = convert(raw, keys, prefix=task.value, source=draft.file)
     return build_section(typed, level, source=draft.file, warnings=draft.warnings)
+
+
+def _tidy_crops(crops: list[Any], key: str, warnings: list[str]) -> list[Any]:
+    fields = SliceKeys.__struct_encode_fields__
+    for place, crop in enumerate(crops):
+        if isinstance(crop, dict):
+            path = f"{key}[{place}]"
+            warnings.extend(warn_unknown(crop, fields, section=path, elsewhere={}))
+    return [_without_null(crop) if isinstance(crop, dict) else crop for crop in crops]
+
+
+def _without_null(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _places_of_keys() -> dict[str, str]:
@@ -196,35 +202,6 @@ def _places_of_keys() -> dict[str, str]:
             tasks.setdefault(name, []).append(task)
     places = {name: f"to task {' or '.join(names)}" for name, names in tasks.items()}
     return places | dict.fromkeys(CommonKeys.__struct_encode_fields__, "at the top of the file")
-
-
-def _resolve_dump_path(value: object, source: str | Path) -> Path:
-    rule = "the path of the output folder"
-    if value is None:
-        hint = "it is missing: give it in the file or as the argument dump_path"
-        raise ConfigError("dump_path", None, rule, source=source, hint=hint)
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError("dump_path", value, rule, source=source)
-    path = _user_path(value, "dump_path", source)
-    if path.exists() and not path.is_dir():
-        raise ConfigError("dump_path", value, rule, source=source, hint="this is a file")
-    return path
-
-
-def _user_path(value: str, key: str, source: str | Path) -> Path:
-    """Return an absolute path with `~` expanded; later changes of folder do not move it."""
-    try:
-        path = Path(value).expanduser().absolute()
-        os.fsencode(path)
-        path.exists()
-    except (ValueError, RuntimeError, OSError) as error:
-        rule = "a path that the system accepts"
-        raise ConfigError(key, value, rule, source=source, hint=str(error)) from error
-    if "\0" in value:
-        raise ConfigError(key, value, "a path without NUL characters", source=source)
-    return path
 
 
 def _resolve_risk_level(chosen: RiskLevel, section: Section, draft: _Draft) -> RiskLevel:
@@ -242,16 +219,3 @@ def _resolve_namespaces(names: list[str], draft: _Draft) -> tuple[str, ...]:
             rule = "a namespace of torch.ops, such as my_ops"
             raise ConfigError(key, name, rule, source=draft.file)
     return tuple(dict.fromkeys(names))
-
-
-def _resolve_api_list(value: str, draft: _Draft, file: Path | None) -> Path | None:
-    if not value:
-        return None
-    given = _user_path(value, "api_list", draft.file)
-    if file and not Path(value).expanduser().is_absolute():
-        given = file.parent / value
-    if not given.is_file():
-        rule = "the path of an existing YAML file"
-        hint = f"there is no file {given}"
-        raise ConfigError("api_list", value, rule, source=draft.file, hint=hint)
-    return given

@@ -16,13 +16,17 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def json_schema() -> dict[str, Any]:
     """Return the schema (JSON Schema 2020-12) as plain JSON data.
 
-    It describes types, words and ranges. What depends on several keys at once, such as the names
+    It describes types, words and ranges, and knows no further keys, so that an editor marks a
+    misspelt one. What depends on several keys at once, such as the names
     in `scope` at each level, only `load_config` can judge.
     """
     types = [CommonKeys, *SECTION_KEYS.values()]
     _, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
     common = definitions.pop(CommonKeys.__name__)
     properties = {"$schema": {"type": "string"}, **common["properties"]}
+    for definition in definitions.values():
+        if definition.get("type") == "object":
+            definition["additionalProperties"] = False
     for task, keys in SECTION_KEYS.items():
         properties[task.value] = {"$ref": f"#/$defs/{keys.__name__}"}
     for name, advice in OTHER_TASKS.items():
@@ -33,5 +37,6 @@ def json_schema() -> dict[str, Any]:
         "description": "Settings of a msprobe capture.",
         "type": "object",
         "properties": properties,
+        "additionalProperties": False,
         "$defs": dict(sorted(definitions.items())),
     }
