@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The account of a step: what was kept, what was not and why, and what it cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from msprobe.dump.records import JsonTree
+
+
+@dataclass(slots=True)
+class Account:
+    """Counts of one step; one line of log and ``account.json`` come of it.
+
+    Attributes:
+        step: number of the step.
+        records: records written.
+        skipped: calls that made no record, by reason.
+        notes: facts a reader must know to judge the dump, once each.
+        errors: how often something failed inside capture, by kind.
+        spent_s: seconds of the training thread spent in capture.
+    """
+
+    step: int
+    records: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    notes: dict[str, None] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
+    spent_s: float = 0.0
+
+    def note(self, text: str) -> None:
+        """Add a fact; saying it again changes nothing."""
+        self.notes[text] = None
+
+    def as_json(self, *, bytes_written: int, tensors: int, complete: bool) -> dict[str, JsonTree]:
+        """Return the content of ``account.json``.
+
+        Args:
+            bytes_written: bytes of JSON and tensor files.
+            tensors: number of tensor files, linked ones included.
+            complete: whether everything that was captured reached the disk.
+        """
+        return {
+            "step": self.step,
+            "complete": complete and not self.errors,
+            "records": self.records,
+            "tensors": tensors,
+            "bytes": bytes_written,
+            "capture_ms": round(self.spent_s * 1e3, 3),
+            "skipped": dict(self.skipped),
+            "errors": dict(self.errors),
+            "notes": list(self.notes),
+        }
+
+    def line(self, *, bytes_written: int, tensors: int, complete: bool) -> str:
+        """Return the account as one line for the log."""
+        said = [f"step {self.step}: {self.records} records"]
+        if tensors:
+            said.append(f"{tensors} tensors")
+        said.append(_size(bytes_written))
+        said.append(f"{self.spent_s * 1e3:.1f} ms spent")
+        if self.skipped:
+            said.append("skipped " + ", ".join(f"{n} ({why})" for why, n in self.skipped.items()))
+        if self.errors:
+            failures = ", ".join(f"{n} × {kind}" for kind, n in self.errors.items())
+            said.append(f"FAILED {failures}, see dump_error_info.log")
+        said.append("complete" if complete and not self.errors else "INCOMPLETE")
+        return "; ".join([", ".join(said), *self.notes])
+
+
+def _size(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a framework adapter must offer to the capture core.
+
+An adapter translates: it knows what a tensor is, how to summarise it on its device and how to put
+a copy of it aside. It holds no policy: what is kept, how it is named and where it goes is decided
+in this room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msprobe.capture.stacks import Traits
+from msprobe.dump.records import TensorRecord
+
+if TYPE_CHECKING:
+    from msprobe.capture.call import Draft
+
+# A tensor of whatever framework; only the adapter looks inside.
+Tensor = Any
+
+
+class Adapter(Protocol):
+    """The seam between the neutral core and one framework."""
+
+    @property
+    def framework(self) -> str:
+        """Return the name written into dumps: ``pytorch`` or ``mindspore``."""
+
+    def is_tensor(self, value: object) -> bool:
+        """Return whether `value` is a tensor (subclasses included)."""
+
+    def record_tensor(
+        self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool = False
+    ) -> TensorRecord:
+        """Return the record of `tensor`, saving its value when the draft asks for tensors.
+
+        Args:
+            tensor: any tensor, of any layout, device or subclass; it is only read.
+            draft: the record that it becomes part of.
+            path: the part's path in file names, such as ``input.0``.
+            is_gradient: gradients are recorded with ``requires_grad`` false.
+        """
+
+    def save_tensor(self, tensor: Tensor, record: TensorRecord, draft: Draft, path: str) -> None:
+        """Put the value of `tensor` into a file now and name the file in `record`."""
+
+    def private_copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a gradient that nobody else sees."""
+
+    def add(self, total: Tensor, share: Tensor) -> Tensor:
+        """Return the sum of a private copy and a further share; may reuse the former."""
+
+    def take_batch(self) -> Callable[[], None] | None:
+        """Return what waits for the summaries handed out unfinished so far, and finishes them.
+
+        Called on the training thread, where it may only start a copy; what it returns runs on the
+        writer's thread. None when nothing is unfinished.
+        """
+
+    def fill(self, draft: Draft) -> None:
+        """Write the now finished summaries of `draft.waiting` into their records."""
+
+    def describe(self, value: object, key: str) -> Any:
+        """Return the JSON form of a framework value that is not a tensor, or `NotImplemented`.
+
+        Args:
+            value: a dtype, device, process group …
+            key: the keyword or position under which it was passed.
+        """
+
+    def classify_stack(self, codes: Sequence[CodeType]) -> Traits:
+        """Say what the frames of a call (innermost first) mean for it."""
+
+    def current_rank(self) -> int | None:
+        """Return the rank of this process in the process group, None when there is no group."""

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backward records: gradients of one call, collected as the backward pass delivers them.
+
+``input[i]`` is the gradient of the forward's output i, ``output[i]`` the gradient of its positional
+input i, ``output_kwargs`` those of keyword inputs. What never arrives stays null. Each backward
+pass over a call (a retained graph, a double backward) is a record of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msprobe.capture.call import Call, Draft
+from msprobe.capture.names import later_pass
+from msprobe.capture.values import Position
+from msprobe.dump.records import JsonTree, TensorRecord
+
+SIDE_INPUT: Final = "input"
+SIDE_OUTPUT: Final = "output"
+
+# A layout is the shape of the arguments: None for a leaf, a list or a dict of layouts.
+Layout = Any
+
+
+def layout_of(count: int, positions: list[Position]) -> list[Layout]:
+    """Return the null-filled mirror of `count` positional arguments that hold these tensors."""
+    layout: list[Layout] = [None] * count
+    for position in positions:
+        if type(position) is tuple and type(position[0]) is int:
+            layout[position[0]] = _grow(layout[position[0]], position[1:])
+    return layout
+
+
+def _grow(layout: Layout, path: tuple[int | str, ...]) -> Layout:
+    if not path:
+        return layout
+    head = path[0]
+    if type(head) is int:
+        layout = layout if type(layout) is list else []
+        layout.extend([None] * (head + 1 - len(layout)))
+    else:
+        layout = layout if type(layout) is dict else {}
+        layout.setdefault(head, None)
+    layout[head] = _grow(layout[head], path[1:])
+    return layout
+
+
+def _copy(layout: Layout) -> Layout:
+    if type(layout) is list:
+        return [_copy(item) for item in layout]
+    if type(layout) is dict:
+        return {key: _copy(item) for key, item in layout.items()}
+    return None
+
+
+class Gradients:
+    """What is expected from the backward of one call.
+
+    Attributes:
+        call: the forward call.
+        outputs: number of entries in the record's ``input``.
+        arguments: layout of the positional arguments.
+        keywords: whether tensors were passed by keyword.
+        has_input_edges: whether a gradient with respect to an input can arrive; the last to come.
+        expected: how many gradients arrive in a full pass.
+        remarks: per side and position, why a gradient is missing or what it includes.
+    """
+
+    __slots__ = (
+        "_passes",
+        "arguments",
+        "call",
+        "expected",
+        "has_input_edges",
+        "keywords",
+        "outputs",
+        "remarks",
+    )
+
+    def __init__(
+        self, call: Call, *, outputs: int, arguments: int, positions: list[Position]
+    ) -> None:
+        self.call = call
+        self.outputs = outputs
+        flat = all(type(position) is int for position in positions)
+        self.arguments: int | list[Layout] = (
+            arguments if flat else layout_of(arguments, positions)
+        )
+        self.keywords = any(type(p) is tuple and type(p[0]) is str for p in positions)
+        self.expected = 0
+        self.has_input_edges = False
+        self.remarks: list[tuple[str, Position, str]] | None = None
+        self._passes: dict[int, BackwardPass] | None = None
+
+    def remark(self, side: str, position: Position, text: str) -> None:
+        """Remember a fact about one gradient; it is written with every pass."""
+        if self.remarks is None:
+            self.remarks = []
+        self.remarks.append((side, position, text))
+
+    def pass_of(self, graph_task: int) -> BackwardPass | None:
+        """Return the pass of this graph task, None before its first gradient."""
+        return self._passes.get(graph_task) if self._passes is not None else None
+
+    def next_name(self) -> str:
+        """Return the record name of the pass that `open_pass` would begin."""
+        return later_pass(self.call.backward_name, len(self._passes or ()))
+
+    def open_pass(self, graph_task: int, draft: Draft) -> BackwardPass:
+        """Begin the record of one backward pass in `draft`."""
+        if self._passes is None:
+            self._passes = {}
+        started = self._passes[graph_task] = BackwardPass(self, draft)
+        return started
+
+
+class BackwardPass:
+    """The record of one pass, filled gradient by gradient.
+
+    Attributes:
+        gradients: what it belongs to.
+        draft: the record.
+        remaining: gradients still expected.
+        closed: whether it was handed on; later gradients are dropped.
+        in_scope: whether it began inside the recorded range.
+        shares: per input that several consumers inside the call give a share of its gradient, how
+            many have come and their sum (a private copy).
+    """
+
+    __slots__ = ("closed", "draft", "gradients", "in_scope", "remaining", "shares")
+
+    def __init__(self, gradients: Gradients, draft: Draft) -> None:
+        self.gradients = gradients
+        self.draft = draft
+        self.remaining = gradients.expected
+        self.closed = False
+        self.in_scope = True
+        self.shares: dict[Position, tuple[int, Any]] = {}
+        arguments = gradients.arguments
+        parts = draft.parts
+        parts["input"] = [None] * gradients.outputs
+        parts["output"] = [None] * arguments if type(arguments) is int else _copy(arguments)
+        if gradients.keywords:
+            parts["output_kwargs"] = {}
+
+    def place(self, side: str, position: Position, value: JsonTree) -> None:
+        """Put a described gradient where its tensor stood in the call."""
+        if type(position) is int:
+            self.draft.parts[side][position] = value
+            return
+        assert type(position) is tuple
+        if type(position[0]) is str:
+            self.draft.parts["output_kwargs"][".".join(map(str, position))] = value
+            return
+        target = self.draft.parts[side]
+        for key in position[:-1]:
+            target = target[key]
+        target[position[-1]] = value
+
+
+    def write_remarks(self) -> None:
+        """Say in the record why a gradient is missing, or what else it includes."""
+        for side, position, text in self.gradients.remarks or ():
+            if side not in self.draft.parts:
+                continue
+            entry = self._entry(side, position)
+            if isinstance(entry, TensorRecord):
+                entry.note = text
+            else:
+                remarks = self.draft.parts.setdefault("remarks", {})
+                remarks[gradient_path(side, position)] = text
+
+    def _entry(self, side: str, position: Position) -> JsonTree:
+        if type(position) is int:
+            return self.draft.parts[side][position]
+        assert type(position) is tuple
+        if type(position[0]) is str:
+            return self.draft.parts["output_kwargs"].get(".".join(map(str, position)))
+        entry = self.draft.parts[side]
+        for key in position:
+            entry = entry[key]
+        return entry
+
+
+def gradient_path(side: str, position: Position) -> str:
+    """Return the part of a gradient's file name: ``input.0``, ``output.1.a``, ``kwargs.mask``."""
+    if type(position) is int:
+        return f"{side}.{position}"
+    assert type(position) is tuple
+    joined = ".".join(map(str, position))
+    return f"kwargs.{joined}" if type(position[0]) is str else f"{side}.{joined}"

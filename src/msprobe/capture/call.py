@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The things that live while a call is being observed: drafts of records and their owners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msprobe.dump.records import JsonTree
+from msprobe.dump.writer import RankDump
+
+
+class Draft:
+    """A record in the making.
+
+    Attributes:
+        name: record name, also the stem of its tensor files.
+        parts: the JSON object so far.
+        order: place among the records of the step.
+        files: where the values of its tensors are saved; None when they are not.
+        nonfinite: whether a float in it is NaN or infinite (decides how it is encoded).
+        overflow: whether a tensor in it holds NaN or an infinity.
+        waiting: summaries that the device has not delivered yet, with the records to fill.
+        held: tensors put aside until it is known whether they are saved (overflow check);
+            None when nothing waits for such a decision.
+    """
+
+    __slots__ = (
+        "files",
+        "held",
+        "name",
+        "nonfinite",
+        "order",
+        "overflow",
+        "parts",
+        "waiting",
+    )
+
+    def __init__(self, name: str, order: int, files: RankDump | None = None) -> None:
+        self.name = name
+        self.parts: dict[str, JsonTree] = {}
+        self.order = order
+        self.files = files
+        self.nonfinite = False
+        self.overflow = False
+        self.waiting: list[Any] | None = None
+        self.held: list[tuple[Any, Any, str]] | None = None
+
+
+class Call:
+    """One observed call of a module or an API.
+
+    Attributes:
+        draft: the forward record; None when no part of it is kept.
+        forward_name: name of the forward record.
+        backward_name: name of the backward record.
+        parent: the record that encloses it, or None.
+        backward_parent: the backward record that encloses its backward, or None.
+        call_order: place among the calls of the step.
+        stack: index of its call stack; None when stacks are not wanted.
+        keeps_inputs: whether its inputs are recorded.
+        keeps_outputs: whether its outputs are recorded.
+        keeps_gradients: whether its backward is recorded.
+        expands: for modules under `list` at mix: (forward, backward) of everything inside is kept.
+        takes_gradients: whether gradients are to be tapped (false under no_grad).
+        is_recompute: whether it repeats an earlier call inside a backward pass.
+        step: the step it belongs to; gradients that arrive later are dropped.
+    """
+
+    __slots__ = (
+        "backward_name",
+        "backward_parent",
+        "call_order",
+        "draft",
+        "expands",
+        "forward_name",
+        "is_module",
+        "is_recompute",
+        "keeps_gradients",
+        "keeps_inputs",
+        "keeps_outputs",
+        "own",
+        "parent",
+        "stack",
+        "step",
+        "takes_gradients",
+    )
+
+    def __init__(
+        self,
+        forward_name: str,
+        backward_name: str,
+        *,
+        is_module: bool,
+        call_order: int,
+        parent: str | None,
+        backward_parent: str | None,
+        stack: int | None,
+        step: int,
+    ) -> None:
+        self.forward_name = forward_name
+        self.backward_name = backward_name
+        self.is_module = is_module
+        self.call_order = call_order
+        self.parent = parent
+        self.backward_parent = backward_parent
+        self.stack = stack
+        self.step = step
+        self.draft: Draft | None = None
+        self.keeps_inputs = False
+        self.keeps_outputs = False
+        self.keeps_gradients = False
+        self.takes_gradients = False
+        self.expands = (False, False)
+        self.is_recompute = False
+        # What the adapter keeps with the call between its begin and its end.
+        self.own: Any = None

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the open backward passes of a step and the gradients of parameters."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from msprobe.capture.adapter import Adapter
+from msprobe.capture.backward import (
+    SIDE_INPUT,
+    SIDE_OUTPUT,
+    BackwardPass,
+    Gradients,
+    gradient_path,
+)
+from msprobe.capture.call import Draft
+from msprobe.capture.names import PARAMETERS_GRAD, parameters_grad_name
+from msprobe.capture.recorder import Recorder
+from msprobe.capture.values import Position
+
+# A record whose gradients are still arriving is written after this long, so that a killed process
+# keeps it; the complete one replaces it.
+_UNFINISHED_FOR_S: Final = 0.5
+
+
+class ParameterArrival:
+    """The gradients of one module's parameters, one arrival each."""
+
+    __slots__ = ("draft", "remaining")
+
+    def __init__(self, draft: Draft, remaining: int) -> None:
+        self.draft = draft
+        self.remaining = remaining
+
+
+class GradientBook:
+    """Turns arriving gradients into backward records."""
+
+    def __init__(self, recorder: Recorder, adapter: Adapter) -> None:
+        """Create it for the records of `recorder`."""
+        self._recorder = recorder
+        self._adapter = adapter
+        self._open: dict[BackwardPass, None] = {}
+        self._arrivals: dict[tuple[str, str, str], int] = {}
+        self._parameters: dict[str, ParameterArrival] = {}
+        self._last_write = time.monotonic()
+
+    def gradient(
+        self, gradients: Gradients, graph_task: int, side: str, position: Position, tensor: Any
+    ) -> None:
+        """Take one gradient; `tensor` is only read, now.
+
+        Args:
+            gradients: the call it belongs to.
+            graph_task: the backward pass that delivers it.
+            side: ``input`` (with respect to an output) or ``output`` (to an input).
+            position: which one.
+            tensor: the whole gradient, every share added up.
+        """
+        recorder = self._recorder
+        if gradients.call.step != recorder.step:
+            return  # a graph kept over the end of its step: its record is already closed
+        current = gradients.pass_of(graph_task) or self._open_pass(gradients, graph_task)
+        if current.closed:
+            return
+        mode = recorder.selection.data_mode
+        wanted = mode.input if side == SIDE_INPUT else mode.output
+        if wanted:
+            described = self._adapter.record_tensor(
+                tensor, current.draft, gradient_path(side, position), is_gradient=True
+            )
+            current.place(side, position, described)
+        current.remaining -= 1
+        if current.remaining <= 0 and (gradients.has_input_edges or not gradients.call.is_module):
+            del self._open[current]
+            self._finish(current)
+
+    def share(
+        self,
+        gradients: Gradients,
+        graph_task: int,
+        position: Position,
+        tensor: Any,
+        *,
+        of: int,
+    ) -> None:
+        """Take one of several shares of the gradient with respect to an input.
+
+        The shares are added up in a private copy, for the record only.
+
+        Args:
+            gradients: the call it belongs to.
+            graph_task: the backward pass that delivers it.
+            position: which input.
+            tensor: the share.
+            of: how many shares a full pass delivers.
+        """
+        if gradients.call.step != self._recorder.step:
+            return
+        current = gradients.pass_of(graph_task) or self._open_pass(gradients, graph_task)
+        if current.closed:
+            return
+        known = current.shares.get(position)
+        if known is None:
+            current.shares[position] = (1, self._adapter.private_copy(tensor))
+            return
+        count, total = known[0] + 1, self._adapter.add(known[1], tensor)
+        if count < of:
+            current.shares[position] = (count, total)
+            return
+        del current.shares[position]
+        self.gradient(gradients, graph_task, SIDE_OUTPUT, position, total)
+
+    def _open_pass(self, gradients: Gradients, graph_task: int) -> BackwardPass:
+        recorder = self._recorder
+        call = gradients.call
+        order = recorder.say_backward(call.backward_name, call.backward_parent)
+        draft = recorder.draft(gradients.next_name(), order)
+        current = gradients.open_pass(graph_task, draft)
+        scope = recorder.selection.scope
+        if scope is not None:
+            current.in_scope = scope.begin(call.backward_name)
+        self._open[current] = None
+        return current
+
+    def _finish(self, current: BackwardPass) -> None:
+        gradients = current.gradients
+        current.closed = True
+        for position, (_, total) in current.shares.items():
+            # The other consumers of this input took no part in this pass.
+            described = self._adapter.record_tensor(
+                total, current.draft, gradient_path(SIDE_OUTPUT, position), is_gradient=True
+            )
+            current.place(SIDE_OUTPUT, position, described)
+        current.shares.clear()
+        scope = self._recorder.selection.scope
+        if scope is not None and not (scope.end(gradients.call.backward_name) or current.in_scope):
+            self._recorder.account.skipped["outside scope"] += 1
+            return
+        draft = current.draft
+        if gradients.call.is_module:
+            draft.order = self._recorder.next_order()  # children first
+        mode = self._recorder.selection.data_mode
+        if not mode.input:
+            del draft.parts[SIDE_INPUT]
+        if not mode.output:
+            del draft.parts[SIDE_OUTPUT]
+            draft.parts.pop("output_kwargs", None)
+        current.write_remarks()
+        self._recorder.finish(draft)
+
+    def close_passes(self) -> None:
+        """Finish every open record: the backward pass is over, or the step is."""
+        passes, self._open = list(self._open), {}
+        # Inner calls began later: they come before the modules around them.
+        passes.sort(key=lambda one: -one.gradients.call.call_order)
+        for current in passes:
+            self._finish(current)
+        arrivals, self._parameters = list(self._parameters.values()), {}
+        for arrival in arrivals:
+            self._recorder.finish(arrival.draft)
+
+    def write_unfinished(self) -> None:
+        """Write what is open as it stands, if that was not done for a while."""
+        now = time.monotonic()
+        if now - self._last_write < _UNFINISHED_FOR_S:
+            return
+        self._last_write = now
+        for current in self._open:
+            self._recorder.write_interim(current.draft)
+
+    def parameter(
+        self, module: str, parameter: str, tensor: Any, *, of: int, kind: str = PARAMETERS_GRAD
+    ) -> None:
+        """Take the gradient of a parameter.
+
+        Args:
+            module: base name of the owning module, ``Module.fc.Linear``.
+            parameter: its name in the module, ``weight``.
+            tensor: the gradient.
+            of: how many parameters of this module can get one.
+            kind: as accumulated, or as left by the reduction over ranks.
+        """
+        key = (kind, module, parameter)
+        number = self._arrivals.get(key, 0)
+        self._arrivals[key] = number + 1
+        name = parameters_grad_name(module, number, kind)
+        arrival = self._parameters.get(name)
+        if arrival is None:
+            draft = self._recorder.draft(name, self._recorder.next_order())
+            arrival = self._parameters[name] = ParameterArrival(draft, of)
+        draft = arrival.draft
+        described = self._adapter.record_tensor(tensor, draft, parameter, is_gradient=True)
+        draft.parts[parameter] = [described]
+        arrival.remaining -= 1
+        if arrival.remaining == 0:
+            del self._parameters[name]
+            self._recorder.finish(draft)
+
+    def next_step(self) -> None:
+        """Begin to count again."""
+        self._arrivals.clear()
+        self._last_write = time.monotonic()

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overflow check: keep only calls in which a NaN or an infinity is seen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from msgspec import UNSET
+
+from msprobe.capture.adapter import Adapter
+from msprobe.capture.call import Draft
+from msprobe.dump.records import JsonTree, TensorRecord
+
+logger = logging.getLogger(__name__)
+
+# The parts that a call received. A call whose received values are all finite is a source.
+_RECEIVED: Final = frozenset({"input_args", "input_kwargs", "parameters", "input"})
+
+
+def overflowing(tree: JsonTree) -> bool:
+    """Return whether a tensor record in `tree` holds NaN or infinities."""
+    return any(record.nan_count is not UNSET for record in _tensor_records(tree))
+
+
+def _tensor_records(tree: JsonTree) -> Iterator[TensorRecord]:
+    if isinstance(tree, TensorRecord):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _tensor_records(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _tensor_records(value)
+
+
+class OverflowCheck:
+    """Decides which drafts are kept, and counts.
+
+    Attributes:
+        hits: overflowing records so far in the run.
+        sources: those whose inputs were finite.
+        finished: whether the wanted number was reached.
+    """
+
+    __slots__ = ("_adapter", "_limit", "finished", "hits", "sources")
+
+    def __init__(self, limit: int, adapter: Adapter) -> None:
+        """Create it; `limit` is `overflow_nums`, -1 for no limit."""
+        self._limit = limit
+        self._adapter = adapter
+        self.hits = 0
+        self.sources = 0
+        self.finished = False
+
+    def keeps(self, draft: Draft) -> bool:
+        """Judge a finished draft; the tensors of one that is kept are saved."""
+        held, draft.held = draft.held, None
+        if self.finished or not draft.overflow:
+            return False
+        is_source = not any(
+            overflowing(value) for part, value in draft.parts.items() if part in _RECEIVED
+        )
+        self._count(draft.name, is_source=is_source)
+        draft.parts["overflow"] = "source" if is_source else "inherited"
+        for tensor, record, path in held or ():
+            self._adapter.save_tensor(tensor, record, draft, path)
+        return True
+
+    def _count(self, name: str, *, is_source: bool) -> None:
+        if self.hits == 0:
+            logger.warning(
+                "first overflow: %s (%s)",
+                name,
+                "its inputs are finite: it starts here" if is_source else "its inputs overflow too",
+            )
+        self.hits += 1
+        self.sources += is_source
+        if self.hits == self._limit:
+            self.finished = True
+            logger.info("overflow check ends: %d overflowing calls found", self.hits)
+
+
+def counts(check: OverflowCheck) -> dict[str, Any]:
+    """Return the counts for the account."""
+    return {"overflows": check.hits, "overflow_sources": check.sources}

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From observed calls to records: number, select, describe, hand to the writer.
+
+This is the hot path: it runs on the training thread, for every call. Everything that can be done
+once (names of APIs, formatting of stacks, filters) is done elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from msprobe.capture.account import Account
+from msprobe.capture.adapter import Adapter
+from msprobe.capture.call import Call, Draft
+from msprobe.capture.names import RECOMPUTE, CallCounters, api_names, module_names
+from msprobe.capture.overflow import OverflowCheck
+from msprobe.capture.selection import Selection
+from msprobe.capture.stacks import Stack
+from msprobe.capture.values import Describer, Found
+from msprobe.dump.writer import RankDump
+
+_WAITING_LIMIT: Final = 512  # drafts that may wait for the device before a copy is started
+
+
+class Rerun:
+    """A checkpointed call's record and how often the call was repeated.
+
+    Attributes:
+        draft: the forward record.
+        times: recomputations so far.
+        said: recomputations that the written record knows of.
+    """
+
+    __slots__ = ("draft", "said", "times")
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.times = 0
+        self.said = 0
+
+
+class Recorder:
+    """Makes the records of one step at a time.
+
+    Attributes:
+        modules: the module calls that are open now, outermost first.
+        account: what happened in the current step.
+        step: number of the current step.
+    """
+
+    def __init__(
+        self,
+        *,
+        adapter: Adapter,
+        describer: Describer,
+        selection: Selection,
+        saves_tensors: bool,
+        structure_only: bool,
+        overflow: OverflowCheck | None,
+        keeps_construct: bool,
+        expands_modules: bool,
+        submit: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Create it.
+
+        Args:
+            adapter: the framework.
+            describer: turns values into JSON.
+            selection: what is kept.
+            saves_tensors: whether every kept record gets its tensors saved.
+            structure_only: whether only the tree of calls is recorded.
+            overflow: the overflow check, when that is the task.
+            keeps_construct: whether parents are recorded (not at L1).
+            expands_modules: whether `list` keeps everything inside a matching module (mix).
+            submit: runs something on the writer's thread.
+        """
+        self._adapter = adapter
+        self._describer = describer
+        self.selection = selection
+        self._saves_tensors = saves_tensors
+        self._structure_only = structure_only
+        self.overflow = overflow
+        self._keeps_construct = keeps_construct
+        self._expands_modules = expands_modules
+        self._submit = submit
+        self._counters = CallCounters()
+        self._orders = itertools.count()
+        self._dump: RankDump | None = None
+        self._said_stacks: set[int] = set()
+        self._deferred: list[Draft] = []
+        self._reruns: dict[str, Rerun] = {}
+        self.modules: list[Call] = []
+        self.step = 0
+        self.account = Account(0)
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def use(self, dump: RankDump | None) -> None:
+        """Write to `dump` from now on."""
+        self._dump = dump
+        self._said_stacks.clear()
+
+    def next_step(self, step: int) -> None:
+        """Forget everything that belongs to the step so far."""
+        self._counters.reset()
+        self._orders = itertools.count()
+        self._reruns.clear()
+        self.modules.clear()
+        if self.selection.scope is not None:
+            self.selection.scope.reset()
+        self.step = step
+        self.account = Account(step)
+
+    def next_order(self) -> int:
+        """Return the next place in the order of records and calls."""
+        return next(self._orders)
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def begin(self, base: str, stack: Stack, *, is_module: bool) -> Call:
+        """Number a call and decide what is kept of it.
+
+        Args:
+            base: the name without its number: ``Functional.relu``, ``Module.fc.Linear``.
+            stack: where it was called.
+            is_module: modules become the parents of what follows until `end` or `abandon`.
+        """
+        number = self._counters.take(base)
+        names = module_names if is_module else api_names
+        forward_name, backward_name = names(base, number)
+        modules = self.modules
+        enclosing = modules[-1] if modules else None
+        order = next(self._orders)
+        if enclosing is not None:
+            parent: str | None = enclosing.forward_name
+            backward_parent: str | None = enclosing.backward_name
+        else:
+            parent = backward_parent = stack.traits.owner
+        call = Call(
+            forward_name,
+            backward_name,
+            is_module=is_module,
+            call_order=order,
+            parent=parent,
+            backward_parent=backward_parent,
+            stack=stack.index,
+            step=self.step,
+        )
+        self._select(call, enclosing)
+        self._say_call(call, stack)
+        if is_module:
+            modules.append(call)
+        return call
+
+    def begin_recomputation(self, original: Call, *, keeps_record: bool) -> Call:
+        """Return the call that repeats `original`: same names, no number of its own."""
+        call = Call(
+            original.forward_name,
+            original.backward_name,
+            is_module=original.is_module,
+            call_order=original.call_order,
+            parent=original.parent,
+            backward_parent=original.backward_parent,
+            stack=original.stack,
+            step=self.step,
+        )
+        call.is_recompute = True
+        call.expands = original.expands
+        call.keeps_gradients = original.keeps_gradients
+        if original.draft is not None or original.forward_name in self._reruns:
+            self._count_recomputation(original)
+            if keeps_record:
+                call.keeps_inputs, call.keeps_outputs = original.keeps_inputs, original.keeps_outputs
+                name = f"{original.forward_name}.{RECOMPUTE}"
+                call.draft = self.draft(name, next(self._orders))
+        if call.is_module:
+            self.modules.append(call)
+        return call
+
+    def remember_for_recomputation(self, call: Call) -> None:
+        """Keep the draft of a checkpointed call, so that its record can say it was recomputed."""
+        if call.draft is not None and not call.is_recompute:
+            self._reruns[call.forward_name] = Rerun(call.draft)
+
+    def _count_recomputation(self, original: Call) -> None:
+        known = self._reruns.get(original.forward_name)
+        if known is not None:
+            known.times += 1
+            known.draft.parts["recomputed"] = known.times
+
+    def _select(self, call: Call, enclosing: Call | None) -> None:
+        selection = self.selection
+        mode = selection.data_mode
+        forward, backward = mode.forward, mode.backward
+        inputs = True
+        if not selection.everything:
+            inside = enclosing.expands if enclosing is not None else (False, False)
+            wanted_forward = inside[0] or selection.matches(call.forward_name)
+            wanted_backward = inside[1] or selection.matches(call.backward_name)
+            forward, backward = forward and wanted_forward, backward and wanted_backward
+            if call.is_module and self._expands_modules and selection.has_filters:
+                call.expands = (wanted_forward, wanted_backward)
+            if selection.scope is not None:
+                inputs = selection.scope.begin(call.forward_name)
+        if self._structure_only:
+            return
+        call.keeps_gradients = backward
+        if not forward:
+            self.account.skipped["not selected"] += not backward
+            return
+        call.keeps_inputs = inputs and mode.input
+        call.keeps_outputs = mode.output
+        call.draft = self.draft(call.forward_name, call.call_order)
+
+    def _say_call(self, call: Call, stack: Stack) -> None:
+        dump = self._dump
+        if dump is None:
+            return
+        if stack.index not in self._said_stacks:
+            self._said_stacks.add(stack.index)
+            dump.put_frames(stack.index, stack.frames)
+        if not (self._keeps_construct or call.draft is not None):
+            return
+        dump.put_call(
+            call.forward_name,
+            call.call_order if self._keeps_construct else None,
+            call.parent,
+            call.stack,
+        )
+
+    def say_backward(self, name: str, parent: str | None) -> int:
+        """Note that a backward record begins; return its place in the order."""
+        order = next(self._orders)
+        if self._keeps_construct and self._dump is not None:
+            self._dump.put_call(name, order, parent, None)
+        return order
+
+    def inputs(
+        self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found
+    ) -> None:
+        """Describe what the call received, before it runs (an in-place call changes it)."""
+        draft = call.draft
+        if draft is None or not call.keeps_inputs:
+            return
+        draft.parts["input_args"] = self._describer.arguments(draft, args, found)
+        draft.parts["input_kwargs"] = (
+            self._describer.keywords(draft, kwargs, found) if kwargs else {}
+        )
+
+    def outputs(self, call: Call, output: Any) -> None:
+        """Describe what the call returned."""
+        draft = call.draft
+        if draft is None or not call.keeps_outputs:
+            return
+        scope = self.selection.scope
+        if scope is not None and not scope.end(call.forward_name):
+            return
+        draft.parts["output"] = self._describer.outputs(draft, output)
+
+    def part(self, call: Call, name: str, value: Mapping[str, Any]) -> None:
+        """Describe a further named part, such as a module's own parameters."""
+        draft = call.draft
+        if draft is not None and (call.keeps_inputs or call.keeps_outputs):
+            draft.parts[name] = {
+                key: self._describer.value(item, draft, f"{name}.{key}", [])
+                for key, item in value.items()
+            }
+
+    def end(self, call: Call) -> None:
+        """Hand the forward record on."""
+        if call.is_module:
+            self._leave(call)
+        draft = call.draft
+        if draft is None:
+            return
+        if call.is_module and "output" in draft.parts:
+            draft.order = next(self._orders)  # children first, as readers align by
+        self.finish(draft)
+
+    def abandon(self, call: Call, error: str) -> None:
+        """Hand on what is known of a call that raised."""
+        if call.is_module:
+            self._leave(call)
+        draft = call.draft
+        if draft is not None and draft.parts:
+            draft.parts["raised"] = error
+            self.finish(draft)
+
+    def _leave(self, call: Call) -> None:
+        # A call that never told its end (KeyboardInterrupt skips torch's hooks) goes with it.
+        modules = self.modules
+        if call in modules:
+            del modules[modules.index(call) :]
+
+    # -- records -------------------------------------------------------------------------------
+
+    def draft(self, name: str, order: int) -> Draft:
+        """Return a new record, with the place for its tensors if these are to be saved."""
+        saves = self._saves_tensors or (
+            self.selection.has_tensor_filters and self.selection.saves_tensors(name)
+        )
+        draft = Draft(name, order, self._dump if saves else None)
+        if self.overflow is not None:
+            draft.files, draft.held = self._dump, []
+        return draft
+
+    def finish(self, draft: Draft) -> None:
+        """Write a draft, or let it wait for what the device still computes."""
+        if not draft.parts:
+            self.account.skipped["outside scope"] += 1
+            return
+        if draft.waiting is not None:
+            self._deferred.append(draft)
+            if len(self._deferred) >= _WAITING_LIMIT:
+                self.flush_deferred()
+            return
+        if self.overflow is not None and not self.overflow.keeps(draft):
+            return
+        self._write(draft, self._dump)
+        self.account.records += 1
+
+    def write_interim(self, draft: Draft) -> None:
+        """Write a record that is not complete yet; the complete one replaces it."""
+        if draft.waiting is None and self.overflow is None:
+            self._write(draft, self._dump)
+
+    def rewrite_recomputed(self) -> None:
+        """Write the records of recomputed calls again; readers take the later one."""
+        for known in self._reruns.values():
+            if known.times != known.said and known.draft.waiting is None:
+                known.said = known.times
+                self._write(known.draft, self._dump)
+
+    def _write(self, draft: Draft, dump: RankDump | None) -> None:
+        if dump is not None:
+            dump.put_record(draft.name, draft.order, draft.parts, nonfinite=draft.nonfinite)
+
+    def flush_deferred(self) -> None:
+        """Start the copy of what the device computed; the writer's thread waits for it."""
+        resolve = self._adapter.take_batch()
+        drafts, self._deferred = self._deferred, []
+        if not drafts and resolve is None:
+            return
+        self.account.records += len(drafts)
+        dump = self._dump
+
+        def complete() -> None:
+            if resolve is not None:
+                resolve()
+            for draft in drafts:
+                self._adapter.fill(draft)
+                draft.waiting = None
+                self._write(draft, dump)
+
+        self._submit(complete)

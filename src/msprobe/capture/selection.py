@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls are kept: `list`, `scope`, `black_list` and `data_mode` of the active task.
+
+Pure bookkeeping over record names; the only state is whether execution stands inside the scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msprobe.config import DataMode
+
+
+class Scope:
+    """The range between two record names, both included, in order of execution."""
+
+    __slots__ = ("_end", "_inside", "_start")
+
+    def __init__(self, start: str, end: str) -> None:
+        self._start = start
+        self._end = end
+        self._inside = False
+
+    def begin(self, name: str) -> bool:
+        """Note that `name` begins; return whether its inputs lie in the range."""
+        if name == self._start:
+            self._inside = True
+        return self._inside
+
+    def end(self, name: str) -> bool:
+        """Note that `name` ended; return whether its outputs lie in the range."""
+        inside = self._inside
+        if name == self._end:
+            self._inside = False
+        return inside
+
+    @property
+    def inside(self) -> bool:
+        """Whether execution stands in the range."""
+        return self._inside
+
+    def reset(self) -> None:
+        """Leave the range, as the end of a step does."""
+        self._inside = False
+
+
+class Selection:
+    """Answers, per call, what to keep of it.
+
+    Attributes:
+        everything: True when no filter is set, which callers use as a short cut.
+    """
+
+    __slots__ = ("_filters", "_refused", "_tensor_filters", "data_mode", "everything", "scope")
+
+    def __init__(
+        self,
+        *,
+        name_filters: Sequence[str] = (),
+        scope: tuple[str, str] | None = None,
+        black_list: Sequence[str] = (),
+        tensor_filters: Sequence[str] = (),
+        data_mode: DataMode,
+    ) -> None:
+        self._filters = tuple(name_filters)
+        self._refused = frozenset(black_list)
+        self._tensor_filters = tuple(tensor_filters)
+        self.scope = Scope(*scope) if scope else None
+        self.data_mode = data_mode
+        self.everything = not self._filters and self.scope is None
+
+    def refuses_api(self, api: str, base: str) -> bool:
+        """Return whether the black list names this API (``relu`` or ``Functional.relu``)."""
+        return api in self._refused or base in self._refused
+
+    def matches(self, name: str) -> bool:
+        """Return whether `name` contains an element of `list` (always, when there is none)."""
+        return not self._filters or any(part in name for part in self._filters)
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether `list` is set."""
+        return bool(self._filters)
+
+    def saves_tensors(self, name: str) -> bool:
+        """Return whether `tensor_list` asks for this record's tensors."""
+        return any(part in name for part in self._tensor_filters)
+
+    @property
+    def has_tensor_filters(self) -> bool:
+        """Whether `tensor_list` is set."""
+        return bool(self._tensor_filters)

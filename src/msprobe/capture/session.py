@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of capture: its configuration, its steps, its folder, its account.
+
+The `Session` is the one mutable object of a run. `current_session` is the one global: the session
+that the process-wide debugger uses; `reset_session` ends it, which tests do between runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from msprobe.capture.account import Account
+from msprobe.capture.adapter import Adapter
+from msprobe.capture.gradients import GradientBook
+from msprobe.capture.overflow import OverflowCheck, counts
+from msprobe.capture.recorder import Recorder
+from msprobe.capture.selection import Selection
+from msprobe.capture.stacks import StackTable
+from msprobe.capture.values import Describer
+from msprobe.config import (
+    Config,
+    DataMode,
+    DumpSwitch,
+    Level,
+    OverflowCheckSection,
+    StatisticsSection,
+    Task,
+    TensorSection,
+    reload_dump_enable,
+)
+from msprobe.dump.layout import rank_directory
+from msprobe.dump.locking import RankClaim, claim_rank_directory
+from msprobe.dump.writer import DumpHead, DumpWriter, RankDump
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """The state of one run.
+
+    Attributes:
+        config: the frozen settings.
+        adapter: the framework.
+        stacks: call stacks seen so far.
+        recorder: makes forward records.
+        gradients: makes backward records.
+        capturing: whether execution stands between `start` and `stop`.
+        observing: whether calls are observed now: capturing, and inside the token range.
+        finished: whether the last wanted step is over; nothing is recorded any more.
+        undo: restores what was installed; closed by `stop`.
+        step_undo: restores what must last until the step ends (hooks on parameters).
+        thread: the thread that called `start`; only it is observed.
+    """
+
+    def __init__(self, config: Config, adapter: Adapter, tensor_types: Sequence[type]) -> None:
+        """Create a session that is not capturing yet; nothing is opened or installed.
+
+        Args:
+            config: the settings.
+            adapter: the framework.
+            tensor_types: exact tensor types, see `Describer`.
+        """
+        self.config = config
+        self.adapter = adapter
+        self.stacks = StackTable(adapter.classify_stack)
+        self.describer = Describer(adapter, tensor_types)
+        self.undo = ExitStack()
+        self.step_undo = ExitStack()
+        self.capturing = False
+        self.observing = False
+        self.finished = False
+        self.thread = 0
+        self.dump: RankDump | None = None
+        self._step = 0
+        self._writer: DumpWriter | None = None
+        self._claims: dict[int | None, RankClaim] = {}
+        self._said_rank = False
+        self._switch = DumpSwitch(enabled=config.dump_enable)
+        self._dead = False
+        self.overflow = _overflow_check(config, adapter)
+        self.recorder = Recorder(
+            adapter=adapter,
+            describer=self.describer,
+            selection=_selection(config),
+            saves_tensors=config.task is Task.TENSOR,
+            structure_only=config.task is Task.STRUCTURE,
+            overflow=self.overflow,
+            keeps_construct=config.level is not Level.L1,
+            expands_modules=config.level is Level.MIX,
+            submit=self._submit,
+        )
+        self.gradients = GradientBook(self.recorder, adapter)
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forget)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    @property
+    def step_number(self) -> int:
+        """Number of the current step."""
+        return self._step
+
+    @property
+    def account(self) -> Account:
+        """The account of the current step."""
+        return self.recorder.account
+
+    def set_step(self, step: int) -> None:
+        """Make `step` the current step; its records start anew."""
+        self._step = step
+        self.recorder.next_step(step)
+        self.gradients.next_step()
+
+    # -- start, stop, step ---------------------------------------------------------------------
+
+    def start(self, *, rank: int | None = None) -> bool:
+        """Begin to observe, if this step and rank are wanted.
+
+        Args:
+            rank: overrides the rank of the process group.
+
+        Returns:
+            Whether observing begins: the adapter then installs what it needs.
+        """
+        if self._dead or self.finished or self.capturing:
+            return False
+        last = self.config.last_step
+        if last is not None and self._step > last:
+            self.finished = True
+            logger.info("all wanted steps are recorded: capture ends (last step %d)", last)
+            return False
+        if self.overflow is not None and self.overflow.finished:
+            self.finished = True
+            return False
+        if not self.config.wants_step(self._step) or not self._switched_on():
+            return False
+        if rank is None:
+            rank = self.adapter.current_rank()
+        if not self._wants_rank(rank):
+            return False
+        self._open(rank)
+        self.capturing = self.observing = True
+        self.thread = threading.get_ident()
+        return True
+
+    def stop(self, *, inside_backward: bool = False) -> None:
+        """End observing; gradients of what ran are still taken until `step`.
+
+        Args:
+            inside_backward: whether a backward pass is running, whose records are not complete.
+        """
+        was_capturing = self.capturing
+        self.capturing = self.observing = False
+        self.undo.close()
+        if was_capturing and not inside_backward:
+            self.gradients.close_passes()
+            self.write_json()
+        self._switched_on()
+
+    def step(self) -> None:
+        """End the step: write what is pending, give the account, count on."""
+        self.stop()
+        self.step_undo.close()
+        self._close_dump()
+        self.set_step(self._step + 1)
+
+    def write_json(self) -> None:
+        """Bring everything known so far to the JSON files."""
+        if self.dump is None:
+            return
+        self.recorder.rewrite_recomputed()
+        self.recorder.flush_deferred()
+        self.dump.build_json()
+
+    def close(self) -> None:
+        """End the session: nothing is observed afterwards, everything is on disk."""
+        if self._dead:
+            return
+        self.stop()
+        self.step_undo.close()
+        self._close_dump()
+        self._dead = True
+        if self._writer is not None:
+            self._writer.close()
+        for claim in self._claims.values():
+            claim.release()
+        self._claims.clear()
+        atexit.unregister(self.close)
+
+    # -- errors --------------------------------------------------------------------------------
+
+    def failed(self, where: str, error: BaseException) -> None:
+        """Note that something of ours failed; the user's program goes on."""
+        kind = f"{where}: {type(error).__name__}"
+        self.account.errors[kind] += 1
+        if self.account.errors[kind] == 1:
+            logger.warning("capture failed in %s: %s; the run goes on", where, error)
+            if self.dump is not None:
+                self.dump.log_error(kind, "".join(traceback.format_exception(error)))
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _submit(self, task: object) -> None:
+        if self._writer is not None:
+            self._writer.submit(task)  # type: ignore[arg-type]
+
+    def _switched_on(self) -> bool:
+        if self.config.dump_enable is None or self.config.source is None:
+            return True
+        before = self._switch
+        self._switch = reload_dump_enable(self.config.source, before)
+        if self._switch.problem and self._switch.problem != before.problem:
+            logger.warning("dump_enable keeps its last value: %s", self._switch.problem)
+        return self._switch.is_on
+
+    def _wants_rank(self, rank: int | None) -> bool:
+        if rank is None and self.config.rank and not self._said_rank:
+            self._said_rank = True
+            logger.warning(
+                'config "rank" is %s but no process group is initialised: '
+                "this process counts as rank 0",
+                list(self.config.rank),
+            )
+        return self.config.wants_rank(rank or 0)
+
+    def _open(self, rank: int | None) -> None:
+        if self.dump is not None:
+            return
+        if self._writer is None:
+            self._writer = DumpWriter()
+        claim = self._claims.get(rank)
+        if claim is None:
+            claim = claim_rank_directory(self.config.dump_path, rank)
+            self._claims[rank] = claim
+        directory = rank_directory(claim.dump_path, self._step, claim.name)
+        head = DumpHead(self.config.task, self.config.level, self.adapter.framework)
+        self.dump = self._writer.open(directory, head, extra_info=self.config.extra_info)
+        self.recorder.use(self.dump)
+
+    def _close_dump(self) -> None:
+        dump = self.dump
+        if dump is None:
+            return
+        self.gradients.close_passes()
+        self.recorder.rewrite_recomputed()
+        self.recorder.flush_deferred()
+        written = dump.close()
+        self.dump = None
+        self.recorder.use(None)
+        account = self.account
+        # Device statistics count when their copy is asked for, overflow checks when kept.
+        facts = {
+            "bytes_written": written.bytes_written,
+            "tensors": written.tensors + written.linked,
+            "complete": written.complete,
+        }
+        fields = account.as_json(**facts)
+        fields["write_errors"] = written.errors
+        fields["linked_tensors"] = written.linked
+        if self.overflow is not None:
+            fields |= counts(self.overflow)
+        dump.write_account(fields)
+        logger.info(account.line(**facts))
+
+    def _forget(self) -> None:
+        # A forked child (a data loader's worker) shares nothing with the run.
+        self._dead = True
+        self.capturing = self.observing = False
+        self.finished = True
+        self.dump = None
+        self.recorder.use(None)
+
+
+def _selection(config: Config) -> Selection:
+    section = config.section
+    if isinstance(section, StatisticsSection | TensorSection):
+        return Selection(
+            name_filters=section.name_filters,
+            scope=section.scope,
+            black_list=section.black_list,
+            tensor_filters=(
+                section.tensor_list if isinstance(section, StatisticsSection) else ()
+            ),
+            data_mode=section.data_mode,
+        )
+    return Selection(black_list=section.black_list, data_mode=DataMode())
+
+
+def _overflow_check(config: Config, adapter: Adapter) -> OverflowCheck | None:
+    if isinstance(config.section, OverflowCheckSection):
+        return OverflowCheck(config.section.overflow_nums, adapter)
+    return None
+
+
+@dataclass(slots=True)
+class _Current:
+    session: Session | None = None
+
+
+_current = _Current()
+
+
+def current_session() -> Session | None:
+    """Return the session of the process, None before a debugger was constructed."""
+    return _current.session
+
+
+def use_session(session: Session) -> None:
+    """Make `session` the one of the process; a debugger does this when it is constructed."""
+    _current.session = session
+
+
+def reset_session() -> None:
+    """End the session of the process, if there is one, so that another can begin."""
+    session, _current.session = _current.session, None
+    if session is not None:
+        session.close()

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PyTorch side of the seam: reads tensors, never changes one.
+
+Every method here runs with grad mode off and torch functions disabled (see `quiet`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any, Final
+
+import torch
+from msgspec import UNSET
+from torch import Tensor
+from torch.nn import Parameter
+
+from msprobe.capture.call import Draft
+from msprobe.capture.stacks import Traits
+from msprobe.capture.statistics import Summary
+from msprobe.config import (
+    Config,
+    Slice,
+    StatisticsSection,
+    SummaryMode,
+    Task,
+    TensorSection,
+)
+from msprobe.dump.layout import safe_file_name
+from msprobe.dump.records import TensorRecord
+from msprobe.pytorch.checksum import crc32_hex
+from msprobe.pytorch.describing import describe, placements_of, tensor_type
+from msprobe.pytorch.memo import Memo, Value
+from msprobe.pytorch.stack_traits import classify
+from msprobe.pytorch.statistics import DeviceBatch, summarise
+from msprobe.pytorch.tensor_payload import TensorFile, snapshot
+
+# Exact types whose every property can be read without a detour.
+TENSOR_TYPES: Final = (Tensor, Parameter)
+
+_INFINITY: Final = math.inf
+
+
+class TorchAdapter:
+    """Describes, summarises and saves tensors.
+
+    Attributes:
+        memo: what is known about values that have not changed.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Create it for one configuration."""
+        self.memo = Memo()
+        section = config.section
+        takes_values = isinstance(section, StatisticsSection | TensorSection)
+        self._md5 = takes_values and section.summary_mode is SummaryMode.MD5
+        self._slices: tuple[Slice, ...] = section.slice if takes_values else ()
+        # The overflow check must know before the next call; everything else can wait.
+        self._waits = config.task is not Task.OVERFLOW_CHECK
+        self._batch: DeviceBatch | None = None
+        self._dtype_names: dict[torch.dtype, str] = {}
+
+    @property
+    def framework(self) -> str:
+        """The name in dumps."""
+        return "pytorch"
+
+    def is_tensor(self, value: object) -> bool:
+        """Return whether `value` is a torch tensor of any class."""
+        return isinstance(value, Tensor)
+
+    def describe(self, value: object, key: str) -> Any:
+        """Return the JSON form of a torch value that is not a tensor."""
+        return describe(value)
+
+    def classify_stack(self, codes: Sequence[CodeType]) -> Traits:
+        """Say what the frames of a call mean for it."""
+        return classify(codes)
+
+    def current_rank(self) -> int | None:
+        """Return the rank in the default process group, None when there is none."""
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank()
+        return None
+
+    # -- tensors -------------------------------------------------------------------------------
+
+    def record_tensor(
+        self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool = False
+    ) -> TensorRecord:
+        """Return the record of a tensor; see `msprobe.capture.adapter.Adapter`."""
+        if type(tensor) not in TENSOR_TYPES or torch._C._are_functorch_transforms_active():
+            return self._record_unusual(tensor, draft, path, is_gradient=is_gradient)
+        if self._slices:
+            tensor = crop(tensor, self._slices)
+        value = self._value_of(tensor)
+        summary = value.summary
+        dtype = tensor.dtype
+        name = self._dtype_names.get(dtype)
+        if name is None:
+            name = self._dtype_names[dtype] = str(dtype)
+        record = TensorRecord(
+            "torch.Tensor",
+            name,
+            tuple(tensor.shape),
+            summary.max,
+            summary.min,
+            summary.mean,
+            summary.norm,
+            False if is_gradient else tensor.requires_grad,
+        )
+        if value.id:
+            record.value_id = value.id
+        self._add_details(record, summary, draft)
+        if not tensor.is_cpu:
+            record.device = str(tensor.device)
+        if tensor.layout is torch.strided and not tensor.is_contiguous():
+            record.stride = tensor.stride()
+        self._keep(tensor, record, value, draft, path)
+        return record
+
+    def _add_details(self, record: TensorRecord, summary: Summary, draft: Draft) -> None:
+        if not summary.ready:
+            if draft.waiting is None:
+                draft.waiting = []
+            draft.waiting.append((record, summary))
+            return
+        found = summary.nonfinite
+        if found is not None:
+            draft.nonfinite = draft.overflow = True
+            record.nan_count = found.nan_count
+            record.pos_inf_count = found.pos_inf_count
+            record.neg_inf_count = found.neg_inf_count
+            record.finite_max = found.finite_max
+            record.finite_min = found.finite_min
+        elif summary.norm == _INFINITY:
+            draft.nonfinite = True  # finite elements whose norm is beyond float64
+        if summary.note is not None:
+            record.note = summary.note
+
+    def _keep(
+        self, tensor: Tensor, record: TensorRecord, value: Value, draft: Draft, path: str
+    ) -> None:
+        if self._md5:
+            if value.md5 is None and record.note is UNSET:
+                value.md5 = crc32_hex(tensor)
+            record.md5 = value.md5
+        if draft.held is not None:
+            draft.held.append((tensor.detach(), record, path))
+        elif draft.files is not None:
+            self._save(tensor, record, value, draft, path)
+
+    def save_tensor(self, tensor: Tensor, record: TensorRecord, draft: Draft, path: str) -> None:
+        """Save a tensor that was held back; see `Adapter`."""
+        self._save(tensor, record, Value(Summary(), 0), draft, path)
+
+    def _save(
+        self, tensor: Tensor, record: TensorRecord, value: Value, draft: Draft, path: str
+    ) -> None:
+        if draft.files is None or 0 in record.shape:
+            return
+        name = safe_file_name(f"{draft.name}.{path}.pt")
+        if value.file is not None:
+            draft.files.link_tensor(name, value.file)
+        else:
+            copy = snapshot(tensor)
+            if copy is None:
+                return
+            draft.files.put_tensor(name, TensorFile(copy))
+            value.file = name
+        record.data_name = name
+
+    def _value_of(self, tensor: Tensor) -> Value:
+        memo = self.memo
+        if not memo.active or type(tensor) is not Tensor:
+            return Value(self._summarise(tensor), 0)
+        known = memo.find(tensor)
+        if known is not None:
+            return known
+        try:
+            return self._look_up(tensor)
+        except (RuntimeError, NotImplementedError):
+            # No storage of its own (sparse, meta …): nothing to remember it by.
+            return Value(self._summarise(tensor), 0)
+
+    def _look_up(self, tensor: Tensor) -> Value:
+        memo = self.memo
+        found = memo.find_alias(tensor)
+        if type(found) is Value:
+            memo.attach(tensor, found)
+            return found
+        summary = found if isinstance(found, Summary) else self._summarise(tensor)
+        return memo.remember(tensor, summary) or Value(summary, 0)
+
+    def _summarise(self, tensor: Tensor) -> Summary:
+        if tensor.is_cpu or tensor.is_meta or not self._waits:
+            return summarise(tensor)
+        if self._batch is None:
+            self._batch = DeviceBatch()
+        return self._batch.add(tensor)
+
+    def _record_unusual(
+        self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool
+    ) -> TensorRecord:
+        try:
+            shape = tuple(int(size) for size in tensor.shape)
+        except RuntimeError:  # strided nested tensors have no regular shape
+            shape = (tensor.size(0),)
+        summary = summarise(tensor)
+        record = TensorRecord(
+            tensor_type(tensor),
+            str(tensor.dtype),
+            shape,
+            summary.max,
+            summary.min,
+            summary.mean,
+            summary.norm,
+            False if is_gradient else tensor.requires_grad,
+        )
+        if type(tensor).__name__ == "DTensor":
+            record.device_mesh, record.placements = placements_of(tensor)
+            record.shape = tuple(tensor._local_tensor.shape)  # type: ignore[attr-defined]
+        if not tensor.is_cpu:
+            record.device = str(tensor.device)
+        self._add_details(record, summary, draft)
+        self._keep(tensor, record, Value(summary, 0), draft, path)
+        return record
+
+    def private_copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a gradient that nobody else sees."""
+        return tensor.detach().clone()
+
+    def add(self, total: Tensor, share: Tensor) -> Tensor:
+        """Return the sum of a private copy and a further share."""
+        if total.layout is not share.layout:
+            return total + share.detach()  # sparse and dense shares of one embedding
+        return total.add_(share.detach())
+
+    # -- devices -------------------------------------------------------------------------------
+
+    def take_batch(self) -> Callable[[], None] | None:
+        """Start the copy of the statistics that the device computed; see `Adapter`."""
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return None
+        batch.start_copy()
+        return batch.collect
+
+    def fill(self, draft: Draft) -> None:
+        """Write the finished summaries into the records of `draft`; see `Adapter`."""
+        for record, summary in draft.waiting or ():
+            record.max, record.min = summary.max, summary.min
+            record.mean, record.norm = summary.mean, summary.norm
+            self._add_details(record, summary, draft)
+
+
+def crop(tensor: Tensor, slices: Sequence[Slice]) -> Tensor:
+    """Return the part of `tensor` that the configured slices leave."""
+    for one in slices:
+        if one.dim < tensor.dim() and one.size in (None, tensor.size(one.dim)):
+            size = tensor.size(one.dim)
+            begin, end, _ = slice(one.begin, one.end).indices(size)
+            tensor = tensor.narrow(one.dim, begin, max(0, end - begin))
+    return tensor
+

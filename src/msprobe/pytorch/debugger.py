@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public face of capture in PyTorch: three lines in a training script.
+
+    debugger = PrecisionDebugger(dump_path="./dump", level="mix")
+    for batch in loader:
+        debugger.start(model)
+        loss = model(batch)
+        loss.backward()
+        debugger.stop()
+        optimizer.step()
+        debugger.step()
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from msprobe.capture.session import current_session, use_session
+from msprobe.config import Level, load_config, parse_token_range
+from msprobe.errors import ConfigError, UsageError
+from msprobe.log import ensure_handler
+from msprobe.pytorch.run import Run, as_models
+
+logger = logging.getLogger(__name__)
+
+_lock = threading.RLock()
+
+
+class PrecisionDebugger:
+    """Records what modules and APIs see and produce; one for each process.
+
+    A second construction returns the first object; arguments that differ from the first are
+    ignored with a warning. All methods may be called on the class itself, also in another file than
+    the one that constructs.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> PrecisionDebugger:
+        """Return the one debugger of the process."""
+        with _lock:
+            if _current.run is not None and _current.run.session is current_session():
+                return _current.debugger
+            _current.run = None
+            return super().__new__(cls)
+
+    def __init__(
+        self,
+        config_path: str | Path | None = None,
+        task: str | None = None,
+        dump_path: str | Path | None = None,
+        level: str | None = None,
+        model: nn.Module | Sequence[nn.Module] | None = None,
+        step: list[int | str] | None = None,
+    ) -> None:
+        """Read the configuration; nothing is installed before `start`.
+
+        Args:
+            config_path: a ``config.json``; None for the default settings.
+            task: overrides the file: ``statistics``, ``tensor``, ``structure``, ``overflow_check``.
+            dump_path: overrides the file: folder of the dump, made when needed.
+            level: overrides the file: ``L0``, ``L1``, ``mix``, ``L2``, ``debug``.
+            model: the model to record; may be given to `start` instead.
+            step: overrides the file: numbers and ranges (``"3-5"``) of the steps to record.
+
+        Raises:
+            ConfigError: a value cannot be used; the message names file, key, value and rule.
+        """
+        arguments = {
+            "config_path": config_path,
+            "task": task,
+            "dump_path": dump_path,
+            "level": level,
+            "model": model,
+            "step": step,
+        }
+        with _lock:
+            if _current.run is not None:
+                _warn_of_ignored(arguments)
+                return
+            ensure_handler()
+            models = as_models(model)
+            config = load_config(
+                config_path, task=task, dump_path=dump_path, level=level, step=step
+            )
+            run = Run(config)
+            run.models = models
+            use_session(run.session)
+            _current.run, _current.debugger, _current.arguments = run, self, arguments
+
+    @classmethod
+    def start(
+        cls,
+        model: nn.Module | Sequence[nn.Module] | None = None,
+        token_range: Sequence[int] | None = None,
+        rank_id: int | None = None,
+    ) -> None:
+        """Begin to record. A step or rank that is not wanted records nothing.
+
+        Args:
+            model: the model, or a list of models; needed at L0 and mix unless given before.
+            token_range: first and last forward call of the model to record, both included.
+            rank_id: writes to ``rank{rank_id}`` whatever the process group says.
+
+        Raises:
+            UsageError: no debugger was constructed.
+            ConfigError: `model` or `token_range` cannot be used.
+        """
+        with _lock:
+            run = _running()
+            if run.config.level is Level.DEBUG:
+                return
+            tokens = parse_token_range(token_range)
+            models = as_models(model)
+            if tokens is not None and not (models or run.models):
+                rule = "the model whose forward calls are counted"
+                raise ConfigError("model", None, rule, source="start()", hint="token_range is set")
+            run.start(models, tokens, rank_id)
+
+    @classmethod
+    def stop(cls) -> None:
+        """End recording and bring the JSON files up to date.
+
+        Gradients of what ran before are still recorded until `step`, so `stop` may stand before or
+        after ``loss.backward()``.
+        """
+        with _lock:
+            _running().stop()
+
+    @classmethod
+    def forward_backward_dump_end(cls) -> None:
+        """End the recorded part of a step, as `stop` does; may stand before ``backward()``."""
+        cls.stop()
+
+    @classmethod
+    def step(cls) -> None:
+        """End the step: write everything, log its account, count on."""
+        with _lock:
+            _running().step()
+
+    @classmethod
+    def set_init_step(cls, step: int) -> None:
+        """Make `step` the number of the next step.
+
+        Raises:
+            ConfigError: it is no whole number from 0 on.
+        """
+        with _lock:
+            if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+                rule = "a whole number from 0 on"
+                raise ConfigError("step", step, rule, source="set_init_step()")
+            run = _running()
+            run.session.set_step(step)
+
+
+class _Current:
+    """The debugger of the process, if one was constructed."""
+
+    __slots__ = ("arguments", "debugger", "run")
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self.debugger: Any = None
+        self.arguments: dict[str, Any] = {}
+
+
+_current = _Current()
+
+
+def _running() -> Run:
+    run = _current.run
+    if run is None or run.session is not current_session():
+        raise UsageError("no PrecisionDebugger was constructed; construct one before using it")
+    return run
+
+
+def _warn_of_ignored(arguments: dict[str, Any]) -> None:
+    ignored = [
+        f"{name}={value!r}" if name != "model" else name
+        for name, value in arguments.items()
+        if value is not None and value is not _current.arguments[name]
+        if not (name != "model" and value == _current.arguments[name])
+    ]
+    if ignored:
+        logger.warning(
+            "there is one PrecisionDebugger for each process; the second construction ignores %s",
+            ", ".join(ignored),
+        )

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the gradients that cross the boundary of a call, without adding a node to the graph.
+
+Before a call the gradient edges of its inputs are noted. After it, the graph is walked from the
+outputs back to these edges. A hook on the node behind an output gives the gradient with respect to
+that output; a hook on a node at the boundary gives that node's share of the gradient with respect
+to an input. The walk stops at nodes older than the call, so it never leaves it.
+
+Hooks hold nodes' slots and our own bookkeeping, never a tensor or a node: the graph lives exactly
+as long as it would without us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients
+from msprobe.capture.call import Call
+from msprobe.capture.session import Session
+from msprobe.capture.values import Found, Position
+from msprobe.pytorch.quiet import quietly
+
+_graph_task: Final = torch._C._current_graph_task_id
+_sequence_number: Final = torch._C._autograd._get_sequence_nr
+# AccumulateGrad nodes carry the largest sequence number, so that the engine runs them first.
+_ACCUMULATES: Final = 1 << 62
+_METADATA_KEY: Final = "msprobe"
+
+Edge = tuple[Node, int]
+
+
+class InputEdges:
+    """Where the inputs of a call hang in the graph, taken before the call.
+
+    Attributes:
+        inner: positions by edge, for inputs that were computed.
+        leaves: positions by ``id`` of the leaf tensor.
+        born: the sequence number at entry; older nodes lie outside the call.
+        stale: positions whose edge cannot be read (a stale view).
+    """
+
+    __slots__ = ("born", "inner", "leaves", "stale")
+
+    def __init__(self, found: Found) -> None:
+        self.inner: dict[Edge, list[Position]] = {}
+        self.leaves: dict[int, list[Position]] = {}
+        self.stale: list[Position] = []
+        self.born: int = _sequence_number()
+        for tensor, position in found:
+            if not tensor.requires_grad:
+                continue
+            try:
+                node = tensor.grad_fn
+            except RuntimeError:  # a view whose base was changed in a forbidden way
+                self.stale.append(position)
+                continue
+            if node is None:
+                self.leaves.setdefault(id(tensor), []).append(position)
+            else:
+                self.inner.setdefault((node, tensor.output_nr), []).append(position)
+
+
+class _NodeTap:
+    """A hook on one node; called by the engine with that node's gradients."""
+
+    __slots__ = ("gradients", "inputs", "outputs", "session")
+
+    def __init__(self, session: Session, gradients: Gradients) -> None:
+        self.session = session
+        self.gradients = gradients
+        # (index of the output, output number of the node)
+        self.outputs: list[tuple[int, int]] = []
+        # (input slot of the node, position, shares in all)
+        self.inputs: list[tuple[int, list[Position], list[int]]] = []
+
+    def __call__(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
+        """After the node has run: both sides are known."""
+        quietly(self.session, "backward", self._take, grad_inputs, grad_outputs)
+
+    def _take(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
+        task = _graph_task()
+        book = self.session.gradients
+        gradients = self.gradients
+        note_birth(self.session, grad_outputs)
+        for index, number in self.outputs:
+            gradient = grad_outputs[number]
+            if gradient is not None:
+                book.gradient(gradients, task, SIDE_INPUT, index, gradient)
+        if not self.inputs:
+            return
+        note_birth(self.session, grad_inputs)
+        for slot, positions, shares in self.inputs:
+            gradient = grad_inputs[slot]
+            if gradient is None:
+                continue
+            if shares[0] == 1:
+                book.gradient(gradients, task, SIDE_OUTPUT, positions[0], gradient)
+            else:
+                book.share(gradients, task, positions[0], gradient, of=shares[0])
+
+
+class _OutputTap:
+    """A hook before a node runs: the gradients with respect to outputs (and passed-on inputs)."""
+
+    __slots__ = ("_tap", "passed")
+
+    def __init__(self, tap: _NodeTap, passed: list[tuple[int, Position]] | None = None) -> None:
+        self._tap = tap
+        self.passed = passed
+
+    def __call__(self, grad_outputs: Sequence[Tensor | None]) -> None:
+        tap = self._tap
+        quietly(tap.session, "backward", self._take, grad_outputs)
+
+    def _take(self, grad_outputs: Sequence[Tensor | None]) -> None:
+        tap = self._tap
+        tap._take((), grad_outputs)
+        task = _graph_task()
+        for number, position in self.passed or ():
+            gradient = grad_outputs[number]
+            if gradient is not None:
+                tap.session.gradients.gradient(
+                    tap.gradients, task, SIDE_OUTPUT, position, gradient
+                )
+
+
+class _LeafTap:
+    """A hook on a leaf that a call returned as it was."""
+
+    __slots__ = ("_tap", "index", "positions")
+
+    def __init__(self, tap: _NodeTap, index: int, positions: list[Position]) -> None:
+        self._tap = tap
+        self.index = index
+        self.positions = positions
+
+    def __call__(self, gradient: Tensor) -> None:
+        quietly(self._tap.session, "backward", self._take, gradient)
+
+    def _take(self, gradient: Tensor) -> None:
+        tap, task = self._tap, _graph_task()
+        book = tap.session.gradients
+        book.gradient(tap.gradients, task, SIDE_INPUT, self.index, gradient)
+        for position in self.positions[:1]:
+            book.gradient(tap.gradients, task, SIDE_OUTPUT, position, gradient)
+
+
+def note_birth(session: Session, gradients: Sequence[Tensor | None]) -> None:
+    """Let the memo know gradients: the engine made them inside a backward that is observed."""
+    memo = session.adapter.memo  # type: ignore[attr-defined]
+    if not memo.active:
+        return
+    for gradient in gradients:
+        if type(gradient) is Tensor and gradient.layout is torch.strided:
+            memo.born(gradient, ())
+
+
+class Tapping:
+    """Attaches the taps of one call."""
+
+    __slots__ = ("_edges", "_gradients", "_hits", "_outputs", "_passed", "_session", "_taps")
+
+    def __init__(
+        self, session: Session, call: Call, edges: InputEdges, found: Found, arguments: int
+    ) -> None:
+        self._session = session
+        self._edges = edges
+        self._gradients = Gradients(
+            call, outputs=0, arguments=arguments, positions=[position for _, position in found]
+        )
+        self._taps: dict[Node, _NodeTap] = {}
+        self._outputs: dict[Edge, int] = {}
+        self._passed: dict[Node, list[tuple[int, Position]]] = {}
+        # Shares expected for each input, counted while walking.
+        self._hits: dict[int, list[int]] = {}
+
+    def attach(self, outputs: Sequence[Any]) -> None:
+        """Tap the outputs (a flat list; what is not a tensor takes its place only)."""
+        gradients = self._gradients
+        gradients.outputs = len(outputs)
+        start: list[Node] = []
+        for index, output in enumerate(outputs):
+            if isinstance(output, Tensor) and output.requires_grad:
+                self._output(index, output, start)
+        for position in self._edges.stale:
+            gradients.remark(SIDE_OUTPUT, position, "not reachable: a stale view")
+        self._walk(start)
+        gradients.expected += len(self._hits)
+        gradients.has_input_edges = bool(self._hits) or bool(self._passed)
+        self._register()
+
+    def _output(self, index: int, output: Tensor, start: list[Node]) -> None:
+        gradients = self._gradients
+        try:
+            node = output.grad_fn
+        except RuntimeError:
+            gradients.remark(SIDE_INPUT, index, "not reachable: a stale view")
+            return
+        if node is None:
+            self._leaf(index, output)
+            return
+        edge = (node, output.output_nr)
+        first = self._outputs.get(edge)
+        if first is not None:
+            gradients.remark(SIDE_INPUT, index, f"same as input.{first}")
+            return
+        self._outputs[edge] = index
+        gradients.expected += 1
+        tap = self._tap(node)
+        tap.outputs.append((index, edge[1]))
+        _remember_on_node(node, edge[1], gradients, index)
+        positions = self._edges.inner.get(edge)
+        if positions is None:
+            start.append(node)
+            return
+        gradients.remark(SIDE_INPUT, index, "pass-through: all consumers of the input")
+        gradients.expected += 1
+        self._passed.setdefault(node, []).append((edge[1], positions[0]))
+        self._same(positions)
+
+    def _leaf(self, index: int, output: Tensor) -> None:
+        positions = self._edges.leaves.get(id(output), [])
+        self._gradients.expected += 1 + bool(positions)
+        self._gradients.remark(SIDE_INPUT, index, "pass-through: all consumers of the leaf")
+        self._same(positions)
+        tap = _NodeTap(self._session, self._gradients)
+        handle = output.register_hook(_LeafTap(tap, index, positions))
+        self._session.step_undo.callback(handle.remove)
+
+    def _same(self, positions: list[Position]) -> None:
+        for position in positions[1:]:
+            self._gradients.remark(SIDE_OUTPUT, position, f"same as output.{positions[0]}")
+
+    def _tap(self, node: Node) -> _NodeTap:
+        tap = self._taps.get(node)
+        if tap is None:
+            tap = self._taps[node] = _NodeTap(self._session, self._gradients)
+        return tap
+
+    def _walk(self, todo: list[Node]) -> None:
+        inner, leaves, born = self._edges.inner, self._edges.leaves, self._edges.born
+        outputs = self._outputs
+        seen: set[Node] = set()
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            for slot, edge in enumerate(node.next_functions):
+                parent = edge[0]
+                if parent is None:
+                    continue
+                positions = inner.get(edge) if inner else None
+                if positions is not None:
+                    self._hit(node, slot, positions)
+                    continue
+                number = parent._sequence_nr()
+                if number >= _ACCUMULATES:
+                    positions = leaves.get(id(parent.variable)) if leaves else None
+                    if positions is not None:
+                        self._hit(node, slot, positions)
+                elif number >= born:
+                    if edge in outputs:
+                        self._gradients.remark(
+                            SIDE_INPUT, outputs[edge], "includes the share of another output"
+                        )
+                    todo.append(parent)
+
+    def _hit(self, node: Node, slot: int, positions: list[Position]) -> None:
+        shares = self._hits.get(id(positions))
+        if shares is None:
+            shares = self._hits[id(positions)] = [0]
+            self._same(positions)
+        shares[0] += 1
+        self._tap(node).inputs.append((slot, positions, shares))
+
+    def _register(self) -> None:
+        for node, tap in self._taps.items():
+            passed = self._passed.get(node)
+            if tap.inputs and not passed:
+                node.register_hook(tap)
+            else:
+                node.register_prehook(_OutputTap(tap, passed))
+
+
+def _remember_on_node(node: Node, number: int, gradients: Gradients, index: int) -> None:
+    """Leave a mark on the node, so that ``autograd.grad`` with this tensor as input is understood.
+
+    The engine then runs no hook of the node: the gradient is taken from the result.
+    """
+    metadata = node.metadata
+    marks = metadata.get(_METADATA_KEY)
+    if marks is None:
+        marks = metadata[_METADATA_KEY] = []
+    marks.append((number, gradients, index))
+
+
+def take_result(session: Session, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    """Take gradients from the result of ``autograd.grad(outputs, inputs)``."""
+    for tensor, gradient in zip(inputs, results, strict=True):
+        node = tensor.grad_fn if isinstance(tensor, Tensor) else None
+        if node is None or gradient is None:
+            continue
+        for number, gradients, index in node.metadata.get(_METADATA_KEY, ()):
+            if number == tensor.output_nr:
+                # Outside of a graph task: every such call is a pass of its own.
+                session.gradients.gradient(gradients, id(results), SIDE_INPUT, index, gradient)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run our own tensor code so that neither the user's program nor torch notices.
+
+Grad mode is off, torch functions of subclasses and modes are off (a user's tensor subclass must
+not see our reads), the user's dispatch modes are off (under non-reentrant checkpointing anything
+else would count as a recomputed operation). An exception never gets out: it is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from msprobe.capture.session import Session
+
+T = TypeVar("T")
+
+_DisableTorchFunction: Final = torch._C.DisableTorchFunction
+_set_grad: Final = torch._C._set_grad_enabled
+_is_grad_enabled: Final = torch.is_grad_enabled
+_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
+
+
+def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
+    """Return ``action(*args)``, or None when it raised; the session then knows.
+
+    Args:
+        session: takes note of errors.
+        where: what was being done, for the error log.
+        action: our own code; never the user's.
+        args: passed on.
+    """
+    with _DisableTorchFunction():
+        had_grad = _is_grad_enabled()
+        if had_grad:
+            _set_grad(False)
+        try:
+            if _dispatch_modes():
+                with _disable_current_modes():  # type: ignore[no-untyped-call]
+                    return action(*args)
+            return action(*args)
+        except Exception as error:  # noqa: BLE001 - the user's training must survive us
+            session.failed(where, error)
+            return None
+        finally:
+            if had_grad:
+                _set_grad(True)

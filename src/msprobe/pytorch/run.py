@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a constructed debugger consists of: session, adapter, observers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from msprobe.capture.session import Session
+from msprobe.config import Config, Level
+from msprobe.errors import ConfigError
+from msprobe.pytorch.adapter import TENSOR_TYPES, TorchAdapter
+from msprobe.pytorch.api_table import ApiTable
+from msprobe.pytorch.observer import Observer
+
+_graph_task = torch._C._current_graph_task_id
+
+
+class Run:
+    """One debugger's parts, complete from the start.
+
+    Attributes:
+        config: the settings.
+        session: the state of the run.
+        adapter: reads tensors.
+        table: says what each function is.
+        observer: watches modules and APIs.
+        models: the models given so far.
+        patches: undoes what outlives `stop` (user-registered APIs).
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Build everything for `config`; nothing is installed, no file is touched."""
+        self.config = config
+        self.adapter = TorchAdapter(config)
+        self.session = Session(config, self.adapter, TENSOR_TYPES)
+        self.table = ApiTable.from_yaml(
+            config.api_list, config.custom_op_namespaces, config.section.black_list
+        )
+        self.observer = Observer(self.session, self.adapter, self.table)
+        self.models: tuple[nn.Module, ...] = ()
+        self.patches = ExitStack()
+
+    def start(
+        self, models: Sequence[nn.Module], token_range: tuple[int, int] | None, rank: int | None
+    ) -> None:
+        """Begin to observe, if the step is wanted."""
+        if models:
+            self.models = tuple(models)
+        if not self.models and self.config.level in (Level.L0, Level.MIX):
+            raise ConfigError(
+                "model",
+                None,
+                "the model to record, as in start(model)",
+                source="start()",
+                hint=f"level {self.config.level} records modules",
+            )
+        if not self.session.start(rank=rank):
+            return
+        self.observer.watch(self.models)
+        self.observer.install(token_range)
+
+    def stop(self) -> None:
+        """End observing."""
+        self.session.stop(inside_backward=_graph_task() != -1)
+
+    def step(self) -> None:
+        """End the step."""
+        self.session.step()
+        self.observer.next_step()
+
+
+def as_models(model: Any) -> tuple[nn.Module, ...]:
+    """Return the models in an argument.
+
+    Raises:
+        ConfigError: it is no module and no list or tuple of modules, or one is a ScriptModule.
+    """
+    if model is None:
+        return ()
+    models = tuple(model) if isinstance(model, list | tuple) else (model,)
+    for index, one in enumerate(models):
+        key = f"model[{index}]" if len(models) > 1 else "model"
+        if isinstance(one, torch.jit.ScriptModule):
+            rule = "a module that was not scripted: TorchScript runs without Python, unobserved"
+            raise ConfigError(key, type(one).__name__, rule, source="start()")
+        if not isinstance(one, nn.Module):
+            rule = "a torch.nn.Module, or a list or tuple of them"
+            raise ConfigError(key, one, rule, source="start()")
+    return models

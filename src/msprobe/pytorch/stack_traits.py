@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Python frames of a call say about it: inside an optimiser, a checkpoint, torch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType
+from typing import Final
+
+import torch
+
+from msprobe.capture.stacks import Traits
+
+_TORCH: Final = str(Path(torch.__file__).parent)
+_CHECKPOINT: Final = f"{_TORCH}/utils/checkpoint.py"
+_OPTIMISERS: Final = f"{_TORCH}/optim/"
+_CLIPPING: Final = f"{_TORCH}/nn/utils/clip_grad.py"
+_DISTRIBUTED: Final = f"{_TORCH}/distributed/"
+# Parts of torch.distributed that are mathematics of the model, not machinery.
+_DISTRIBUTED_MODEL_CODE: Final = (f"{_TORCH}/distributed/nn/", f"{_TORCH}/distributed/pipelining/")
+
+
+def classify(codes: Sequence[CodeType]) -> Traits:
+    """Return the traits of a stack whose innermost frame comes first."""
+    files = [code.co_filename for code in codes]
+    return Traits(
+        owner=_owner(files),
+        internal=_is_internal(files),
+        checkpointed=_CHECKPOINT in files,
+    )
+
+
+def _owner(files: Sequence[str]) -> str | None:
+    if _CLIPPING in files:
+        return "clip_grad"
+    if any(file.startswith(_OPTIMISERS) for file in files):
+        return "optimizer"
+    return None
+
+
+def _is_internal(files: Sequence[str]) -> bool:
+    """Return whether the calling code itself is torch.distributed's machinery.
+
+    FSDP2 alone makes about 70 metadata calls a step. The model's own forward, which DDP and FSDP
+    call, stands further in than their frames.
+    """
+    caller = files[0] if files else ""
+    return caller.startswith(_DISTRIBUTED) and not caller.startswith(_DISTRIBUTED_MODEL_CODE)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the tensors in arguments and results."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from torch import Tensor
+
+from msprobe.capture.values import Found
+
+_DEPTH_LIMIT: Final = 50
+
+
+def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found) -> None:
+    """Append every tensor of the arguments with its position to `found`."""
+    for index, value in enumerate(args):
+        if isinstance(value, Tensor):
+            found.append((value, index))
+        elif value is not None and not isinstance(value, int | float | str):
+            _search(value, (index,), found)
+    for key, value in (kwargs or {}).items():
+        _search(value, (key,), found)
+
+
+def _search(value: Any, position: tuple[int | str, ...], found: Found) -> None:
+    if isinstance(value, Tensor):
+        found.append((value, position))
+        return
+    if len(position) > _DEPTH_LIMIT:
+        return
+    for key, child in _children(value):
+        _search(child, (*position, key), found)
+
+
+def _children(value: Any) -> Sequence[tuple[int | str, Any]]:
+    if isinstance(value, Mapping):
+        return [(key if type(key) is str else repr(key), child) for key, child in value.items()]
+    if isinstance(value, tuple | list):
+        names: Sequence[int | str] = getattr(value, "_fields", range(len(value)))
+        return list(zip(names, value, strict=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return [(name, getattr(value, name, None)) for name in names]
+    return ()
+
+
+def output_slots(result: Any) -> list[Any]:
+    """Return a result as a flat list for gradients.
+
+    Every element of a tuple has a place, None when it is no tensor; a nested container gives the
+    places of its tensors.
+    """
+    if isinstance(result, Tensor):
+        return [result]
+    elements = result if type(result) in (tuple, list) else [result]
+    slots: list[Any] = []
+    for element in elements:
+        if isinstance(element, Tensor):
+            slots.append(element)
+            continue
+        found: Found = []
+        _search(element, (), found)
+        slots.extend([tensor for tensor, _ in found] or [None])
+    return slots
