@@ -9,8 +9,10 @@ tensors (sparse, quantised, subclasses …) are left to torch. Nothing in a file
 
 from __future__ import annotations
 
+import ast
 import math
 import os
+import re
 import stat
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +25,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_READ_ERRORS: Final = (OSError, ValueError, EOFError, OverflowError, MemoryError, SyntaxError)
+_READ_ERRORS: Final = (
+    OSError,
+    ValueError,
+    TypeError,
+    EOFError,
+    OverflowError,
+    MemoryError,
+    SyntaxError,
+    RecursionError,
+)
+# As NumPy's own limit: longer ones may crash Python's parser.
+_MAX_NPY_HEADER_BYTES: Final = 10_000
+_NPY_TYPE: Final = re.compile(r"[<>|=][biufcSUV]\d{1,6}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,30 +122,39 @@ def _read_npy(path: Path) -> StoredTensor:
     import numpy as np
 
     with path.open("rb") as file:
-        version = np.lib.format.read_magic(file)
-        header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
-        if header is None:
-            raise DumpFormatError(path, f"unknown .npy version {version}")
-        shape, fortran_order, dtype = header(file)
+        shape, fortran_order, dtype = _read_npy_header(path, file)
         # The header is checked against the file before anything of its size is allocated.
-        _check_npy(path, file, shape, dtype)
+        found = os.fstat(file.fileno()).st_size - file.tell()
+        expected = math.prod(shape) * dtype.itemsize
+        if found != expected:
+            raise DumpFormatError(
+                path, f"shape {shape} of {dtype} takes {expected} bytes, the file has {found}"
+            )
         flat = np.frombuffer(file.read(), dtype=dtype)
     array = flat.reshape(shape, order="F" if fortran_order else "C")
     return StoredTensor(array=array, dtype=_numpy_dtype_name(array.dtype))
 
 
-def _check_npy(path: Path, file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    if dtype.hasobject or dtype.kind not in "biufcUSV":
-        raise DumpFormatError(path, f"holds {dtype} objects, not numbers")
-    found = os.fstat(file.fileno()).st_size - file.tell()
-    expected = math.prod(shape) * dtype.itemsize
-    if any(size < 0 for size in shape) or found != expected:
-        raise DumpFormatError(
-            path, f"shape {shape} of {dtype} takes {expected} bytes, the file has {found}"
-        )
+def _read_npy_header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order and type; stricter than NumPy's reader, which mends old headers."""
+    import numpy as np
+
+    magic = file.read(8)
+    if magic[:6] != b"\x93NUMPY" or magic[6:] not in (b"\1\0", b"\2\0", b"\3\0"):
+        raise DumpFormatError(path, "is not a .npy file of a known version")
+    length = int.from_bytes(file.read(2 if magic[6] == 1 else 4), "little")
+    if length > _MAX_NPY_HEADER_BYTES:
+        raise DumpFormatError(path, f"has a header of {length} bytes")
+    match ast.literal_eval(file.read(length).decode().strip()):
+        case {"descr": str() as descr, "fortran_order": bool() as order, "shape": tuple() as shape}:
+            pass
+        case _:
+            raise DumpFormatError(path, "has a header of an unknown form")
+    if not _NPY_TYPE.fullmatch(descr):
+        raise DumpFormatError(path, f"holds {descr!r}, which are no numbers")
+    if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
+        raise DumpFormatError(path, "has a shape that is no list of sizes")
+    return shape, order, np.dtype(descr)
 
 
 def _numpy_dtype_name(dtype: np.dtype[Any]) -> str:

@@ -25,7 +25,7 @@ from msprobe.report.value_text import (
 )
 
 _FRAME: Final = re.compile(r"File (?P<path>.*), line (?P<line>\d+), in (?P<function>.*)", re.DOTALL)
-_LIBRARY: Final = re.compile(r"[/\\](site-packages|dist-packages|torch|mindspore)[/\\]")
+_LIBRARY: Final = re.compile(r"(^|[/\\])(site-packages|dist-packages|torch|mindspore)[/\\]")
 _STATISTICS: Final = ("min", "max", "mean", "norm")
 _ALARM: Final = "bold red"
 # Shown in the columns already, or only of use to programs.

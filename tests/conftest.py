@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share: golden files and how to refresh them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--overwrite", action="store_true", help="write golden files anew instead of comparing"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with a golden file in the folder ``golden`` beside the test."""
+
+    def check(name: str, text: str) -> None:
+        path = Path(str(request.path)).parent / "golden" / name
+        if request.config.getoption("--overwrite"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"no golden file {path}; make it with pytest --overwrite"
+        assert text == path.read_text(encoding="utf-8")
+
+    return check
