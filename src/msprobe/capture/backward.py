@@ -83,9 +83,7 @@ class Gradients:
         self.call = call
         self.outputs = outputs
         flat = all(type(position) is int for position in positions)
-        self.arguments: int | list[Layout] = (
-            arguments if flat else layout_of(arguments, positions)
-        )
+        self.arguments: int | list[Layout] = arguments if flat else layout_of(arguments, positions)
         self.keywords = any(type(p) is tuple and type(p[0]) is str for p in positions)
         self.expected = 0
         self.has_input_edges = False
@@ -156,7 +154,6 @@ class BackwardPass:
         for key in position[:-1]:
             target = target[key]
         target[position[-1]] = value
-
 
     def write_remarks(self) -> None:
         """Say in the record why a gradient is missing, or what else it includes."""

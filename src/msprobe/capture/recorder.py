@@ -19,6 +19,7 @@ from msprobe.capture.overflow import OverflowCheck
 from msprobe.capture.selection import Selection
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Describer, Found
+from msprobe.dump.journal import OUTSIDE_CONSTRUCT
 from msprobe.dump.writer import RankDump
 
 _WAITING_LIMIT: Final = 512  # drafts that may wait for the device before a copy is started
@@ -89,6 +90,7 @@ class Recorder:
         self._orders = itertools.count()
         self._dump: RankDump | None = None
         self._said_stacks: set[int] = set()
+        self._said_owners: set[str] = set()
         self._deferred: list[Draft] = []
         self._reruns: dict[str, Rerun] = {}
         self.modules: list[Call] = []
@@ -101,6 +103,7 @@ class Recorder:
         """Write to `dump` from now on."""
         self._dump = dump
         self._said_stacks.clear()
+        self._said_owners.clear()
 
     def next_step(self, step: int) -> None:
         """Forget everything that belongs to the step so far."""
@@ -172,7 +175,10 @@ class Recorder:
         if original.draft is not None or original.forward_name in self._reruns:
             self._count_recomputation(original)
             if keeps_record:
-                call.keeps_inputs, call.keeps_outputs = original.keeps_inputs, original.keeps_outputs
+                call.keeps_inputs, call.keeps_outputs = (
+                    original.keeps_inputs,
+                    original.keeps_outputs,
+                )
                 name = f"{original.forward_name}.{RECOMPUTE}"
                 call.draft = self.draft(name, next(self._orders))
         if call.is_module:
@@ -223,9 +229,13 @@ class Recorder:
             dump.put_frames(stack.index, stack.frames)
         if not (self._keeps_construct or call.draft is not None):
             return
+        owner = stack.traits.owner
+        if owner is not None and call.parent == owner and owner not in self._said_owners:
+            self._said_owners.add(owner)
+            dump.put_call(owner, call.call_order, None, None)
         dump.put_call(
             call.forward_name,
-            call.call_order if self._keeps_construct else None,
+            call.call_order if self._keeps_construct else OUTSIDE_CONSTRUCT,
             call.parent,
             call.stack,
         )

@@ -285,9 +285,7 @@ def _selection(config: Config) -> Selection:
             name_filters=section.name_filters,
             scope=section.scope,
             black_list=section.black_list,
-            tensor_filters=(
-                section.tensor_list if isinstance(section, StatisticsSection) else ()
-            ),
+            tensor_filters=(section.tensor_list if isinstance(section, StatisticsSection) else ()),
             data_mode=section.data_mode,
         )
     return Selection(black_list=section.black_list, data_mode=DataMode())

@@ -24,12 +24,12 @@ def python_stack_key(skip: int) -> int:
 
     The keys of the two differ: never mix them in one table.
     """
-    frame: FrameType | None = sys._getframe(1 + skip)
+    frame: FrameType | None = sys._getframe(1)
     trace = []
     while frame is not None:
         trace.append((id(frame.f_code), frame.f_lasti))
         frame = frame.f_back
-    return hash(tuple(trace)) & _MASK or 1
+    return hash(tuple(trace[skip:])) & _MASK or 1
 
 
 def _choose() -> Callable[[int], int]:

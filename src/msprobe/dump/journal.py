@@ -75,8 +75,15 @@ class Span(NamedTuple):
     length: int
 
 
+OUTSIDE_CONSTRUCT: Final = -1
+
+
 class Call(NamedTuple):
-    """One line of ``construct.json`` and the stack of the call."""
+    """One line of ``construct.json`` and the stack of the call.
+
+    An order of `OUTSIDE_CONSTRUCT` keeps the call out of ``construct.json``: at L1 there is no
+    tree, only stacks.
+    """
 
     order: int
     parent: str | None

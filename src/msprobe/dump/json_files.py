@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Final
 
 from msprobe.dump import layout
-from msprobe.dump.journal import DumpHead, JournalContents, JournalIndex, Span, encode_text
+from msprobe.dump.journal import (
+    OUTSIDE_CONSTRUCT,
+    DumpHead,
+    JournalContents,
+    JournalIndex,
+    Span,
+    encode_text,
+)
 
 _BLOCK_BYTES: Final = 64 << 10
 _CACHED_BLOCKS: Final = 256  # 16 MiB: records come nearly in the order in which they were written
@@ -173,6 +180,8 @@ def _record_lines(index: JournalIndex, source: _BlockReader) -> Iterator[bytes]:
 
 def _construct_lines(index: JournalIndex) -> Iterator[bytes]:
     for name, call in sorted(index.calls.items(), key=lambda item: item[1].order):
+        if call.order == OUTSIDE_CONSTRUCT:
+            continue
         parent = b"null" if call.parent is None else encode_text(call.parent)
         yield b"%b: %b" % (encode_text(name), parent)
 

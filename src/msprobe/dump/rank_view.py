@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from msprobe.dump import layout
-from msprobe.dump.journal import DumpHead, JournalContents, read_journal
+from msprobe.dump.journal import OUTSIDE_CONSTRUCT, DumpHead, JournalContents, read_journal
 from msprobe.dump.record_index import (
     RecordIndex,
     Span,
@@ -169,7 +169,9 @@ class RankView:
         """
         if self._journal is not None:
             calls = sorted(self._journal.index.calls.items(), key=lambda item: item[1].order)
-            parents = {name: call.parent for name, call in calls}
+            parents = {
+                name: call.parent for name, call in calls if call.order != OUTSIDE_CONSTRUCT
+            }
             return CallTree(parents=parents, micro_steps={}, micro_step_count=None)
         return _read_call_tree(self.directory / layout.CONSTRUCT_JSON)
 

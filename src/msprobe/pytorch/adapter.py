@@ -264,4 +264,3 @@ def crop(tensor: Tensor, slices: Sequence[Slice]) -> Tensor:
             begin, end, _ = slice(one.begin, one.end).indices(size)
             tensor = tensor.narrow(one.dim, begin, max(0, end - begin))
     return tensor
-

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public face of capture in PyTorch: three lines in a training script.
 
-    debugger = PrecisionDebugger(dump_path="./dump", level="mix")
-    for batch in loader:
-        debugger.start(model)
-        loss = model(batch)
-        loss.backward()
-        debugger.stop()
-        optimizer.step()
-        debugger.step()
+debugger = PrecisionDebugger(dump_path="./dump", level="mix")
+for batch in loader:
+    debugger.start(model)
+    loss = model(batch)
+    loss.backward()
+    debugger.stop()
+    optimizer.step()
+    debugger.step()
 """
 
 from __future__ import annotations

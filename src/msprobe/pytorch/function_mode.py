@@ -195,9 +195,7 @@ class ApiObserver(TorchFunctionMode):
         self._session.account.skipped[f"risk_level {self._risk}"] += 1
         return False
 
-    def _take_inputs(
-        self, opened: _Open, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
+    def _take_inputs(self, opened: _Open, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         call, found = opened.call, opened.found
         self._session.recorder.inputs(call, args, kwargs, found)
         if not found:

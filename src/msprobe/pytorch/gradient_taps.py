@@ -124,9 +124,7 @@ class _OutputTap:
         for number, position in self.passed or ():
             gradient = grad_outputs[number]
             if gradient is not None:
-                tap.session.gradients.gradient(
-                    tap.gradients, task, SIDE_OUTPUT, position, gradient
-                )
+                tap.session.gradients.gradient(tap.gradients, task, SIDE_OUTPUT, position, gradient)
 
 
 class _LeafTap:

@@ -79,7 +79,9 @@ class ParameterGradients:
         self, module: nn.Module, name: str, undo: Callable[[Callable[[], None]], object]
     ) -> None:
         selection = self._session.recorder.selection
-        if not (selection.matches(f"{name}.{PARAMETERS_GRAD}") or selection.matches(f"{name}.backward.")):
+        if not (
+            selection.matches(f"{name}.{PARAMETERS_GRAD}") or selection.matches(f"{name}.backward.")
+        ):
             return
         trained = {
             key: parameter
