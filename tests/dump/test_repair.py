@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`repair_dump` makes the JSON files of captures that died, and touches nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import msprobe
+from msprobe.dump.locking import claim_rank_directory
+from msprobe.dump.repair import REPAIRED_NOTE, repair_dump
+from msprobe.dump.writer import DumpHead, DumpWriter
+from msprobe.errors import DumpFormatError
+
+HEAD = DumpHead("statistics", "mix", "pytorch")
+NAN = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "Max": float("nan")}
+
+
+def killed_capture(dump_path: Path, rank: str = "rank", level: str = "mix") -> Path:
+    """Leave a journal, a torn line and temporary files, as a killed process does."""
+    directory = dump_path / "step0" / rank
+    code = f"""
+import os
+from pathlib import Path
+from msprobe.dump.writer import DumpHead, DumpWriter
+writer = DumpWriter(flush_interval_s=0.01)
+dump = writer.open(Path({str(directory)!r}), DumpHead("statistics", {level!r}, "pytorch"))
+record = {NAN!r}
+for number in range(3):
+    name = f"Functional.relu.{{number}}.forward"
+    dump.put_record(name, 2 - number, {{"output": [record]}}, nonfinite=True)
+    dump.put_call(name, number, None, 0)
+dump.put_frames(0, ["File a.py, line 1, in f, \\n x"])
+dump.build_json()
+os._exit(9)
+""".replace("nan}", "float('nan')}")
+    subprocess.run([sys.executable, "-c", code], check=False)
+    with (directory / "journal.jsonl").open("ab") as file:
+        file.write(b'["r",9,"Functional.relu.9.forw')
+    (directory / "dump.json").unlink(missing_ok=True)
+    (directory / "debug.json").unlink(missing_ok=True)
+    (directory / "dump_tensor_data").mkdir()
+    (directory / "dump_tensor_data" / ".msprobe.tmp.77.1.pt").write_bytes(b"half")
+    (directory / "dump_tensor_data" / "whole.pt").write_bytes(b"whole")
+    (directory / ".msprobe.tmp.77.0.json").write_bytes(b"half")
+    return directory
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def contents(directory: Path) -> dict:
+    view = msprobe.open_dump(directory).step().rank()
+    return {
+        name: ([repr(leaf) for leaf in record.leaves()], view.frames(name), view.parents[name])
+        for name, record in view.records.items()
+    }
+
+
+@pytest.mark.parametrize(("level", "file"), [("mix", "dump.json"), ("debug", "debug.json")])
+def test_journal_becomes_json_that_any_program_reads(tmp_path, level, file):
+    directory = killed_capture(tmp_path, level=level)
+    before = contents(directory)
+    assert list(before) == [f"Functional.relu.{number}.forward" for number in (2, 1, 0)]
+    (done,) = repair_dump(tmp_path)
+    assert (done.directory, done.records, done.is_torn, done.problem) == (directory, 3, True, None)
+    assert len(done.temporaries) == 2
+    assert set(files(directory)) == {
+        "account.json",
+        "construct.json",
+        file,
+        "stack.json",
+        "dump_tensor_data/whole.pt",
+    }
+    assert list(json.loads((directory / file).read_text())["data"]) == list(before)
+    assert contents(directory) == before
+
+
+def test_a_repaired_dump_still_says_that_it_is_incomplete(tmp_path):
+    directory = killed_capture(tmp_path)
+    (directory / "account.json").write_text('{"complete": true, "records": 1, "notes": ["x"]}')
+    repair_dump(tmp_path)
+    account = json.loads((directory / "account.json").read_text())
+    assert account == {"complete": False, "records": 1, "notes": ["x", REPAIRED_NOTE]}
+    assert msprobe.open_dump(tmp_path).step().rank().incomplete_reason is not None
+
+
+def test_dry_run_says_the_same_and_changes_nothing(tmp_path):
+    directory = killed_capture(tmp_path)
+    before = files(directory)
+    planned = repair_dump(tmp_path, dry_run=True)
+    assert files(directory) == before
+    assert repair_dump(tmp_path) == planned
+
+
+def test_repairing_twice_finds_nothing_the_second_time(tmp_path):
+    killed_capture(tmp_path)
+    repair_dump(tmp_path)
+    assert repair_dump(tmp_path) == []
+
+
+def test_a_dump_in_good_order_is_not_touched(tmp_path):
+    writer = DumpWriter()
+    dump = writer.open(tmp_path / "step0" / "rank", HEAD)
+    dump.put_record("Functional.relu.0.forward", 0, {"output": [None]})
+    dump.close()
+    writer.close()
+    before = files(tmp_path)
+    assert repair_dump(tmp_path) == []
+    assert files(tmp_path) == before
+
+
+def test_a_running_capture_is_left_alone(tmp_path):
+    directory = killed_capture(tmp_path)
+    before = files(directory)
+    claim = claim_rank_directory(tmp_path, None)
+    try:
+        (done,) = repair_dump(tmp_path)
+        assert "still writes" in done.problem
+        assert files(directory) == before
+    finally:
+        claim.release()
+    (done,) = repair_dump(tmp_path)
+    assert done.problem is None
+
+
+@pytest.mark.parametrize("text", [b"", b"garbage\n", b'["head",{"version":99}]\n'])
+def test_one_hopeless_journal_does_not_stop_the_others(tmp_path, text):
+    good, bad = killed_capture(tmp_path, "rank0"), killed_capture(tmp_path, "rank1")
+    (bad / "journal.jsonl").write_bytes(text)
+    before = files(bad)
+    done = {rank.directory: rank for rank in repair_dump(tmp_path)}
+    assert done[good].problem is None
+    assert "journal.jsonl" in done[bad].problem
+    assert files(bad) == before
+
+
+def test_damaged_lines_are_left_out_and_counted(tmp_path):
+    directory = killed_capture(tmp_path)
+    journal = directory / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[2:2] = [b"\x00\x01\n", b'["r",1,"x",{]\n', b'["?"]\n']
+    journal.write_bytes(b"".join(lines))
+    (done,) = repair_dump(tmp_path)
+    assert (done.records, done.damaged_lines) == (3, 3)
+
+
+def test_a_folder_that_cannot_be_written_keeps_its_journal(tmp_path):
+    directory = killed_capture(tmp_path)
+    # A folder of that name: the new file cannot take its place, whoever runs the test.
+    (directory / "dump.json").mkdir()
+    (directory / "dump.json" / "x").touch()
+    (done,) = repair_dump(tmp_path)
+    assert done.problem is not None
+    assert (directory / "journal.jsonl").exists()
+    assert not [name for name in files(directory) if ".tmp." in name and "77" not in name]
+
+
+def test_links_to_other_folders_are_not_cleaned(tmp_path):
+    directory = tmp_path / "step0" / "rank"
+    directory.mkdir(parents=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ".msprobe.tmp.1.1.pt").touch()
+    (directory / "dump_tensor_data").symlink_to(elsewhere)
+    (directory / ".msprobe.tmp.1.2.json").touch()
+    (done,) = repair_dump(directory)
+    assert done.temporaries == (directory / ".msprobe.tmp.1.2.json",)
+    assert (elsewhere / ".msprobe.tmp.1.1.pt").exists()
+
+
+def test_nothing_to_repair_there_is_an_error(tmp_path):
+    with pytest.raises(DumpFormatError, match="no dump"):
+        repair_dump(tmp_path)
