@@ -100,6 +100,7 @@ REFUSED_CONFIGS = [
         "statistics.scope[1]",
         API_RULE,
     ),
+    ({"statistics": {"scope": [LINEAR + ".input.0", LINEAR]}}, "statistics.scope[0]", API_RULE),
     (
         {"level": "L0", "statistics": {"scope": [MODULE, LINEAR]}},
         "statistics.scope[1]",

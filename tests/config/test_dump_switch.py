@@ -82,3 +82,13 @@ def test_a_vanished_file_keeps_the_last_good_value_until_it_is_back(config_file)
     config_file({"dump_enable": True})
     back = reload_dump_enable(path, gone)
     assert (back.enabled, back.problem) == (True, "")
+
+
+def test_a_file_that_went_and_came_back_unchanged_is_no_problem_any_more(config_file, tmp_path):
+    path = config_file({"dump_enable": False})
+    good = reload_dump_enable(path, DumpSwitch())
+    path.rename(tmp_path / "away.json")
+    gone = reload_dump_enable(path, good)
+    (tmp_path / "away.json").rename(path)
+    assert gone.problem
+    assert reload_dump_enable(path, gone) == good

@@ -16,6 +16,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     [
         ({"stpe": []}, '"stpe" is not a known key and ignored; did you mean "step"?'),
         ({"Level": "L0"}, '"Level" is not a known key and ignored; did you mean "level"?'),
+        ({"DUMP-PATH": 1}, 'did you mean "dump_path"?'),
         ({"dump_Path": 1}, 'did you mean "dump_path"?'),
         ({"zzz": 1}, '"zzz" is not a known key and ignored'),
         ({"": 1}, '"" is not a known key and ignored'),
