@@ -197,6 +197,8 @@ def _action(identity: Identity, name: str, rules: _Rules) -> Action:
         return Action.BACKWARD_ENTRY
     if identity.internal or identity.op_namespace in rules.silent_op_namespaces:
         return Action.METADATA
+    if identity.path.startswith("torch.distributed."):  # reported by `hook_collectives`
+        return Action.METADATA
     if name in rules.metadata:
         return Action.METADATA
     return Action.FAST_PATH if name in rules.fast_path else Action.RECORD
