@@ -66,28 +66,28 @@ def _crc_of(t: torch.Tensor, crc: int) -> int:
         return crc
     if t.is_conj() or t.is_neg():
         # Lazy views: their memory is not their value.
-        for piece in _rows(t, PIECE_BYTES):
+        for piece in row_pieces(t, PIECE_BYTES):
             crc = _crc_of_memory(piece.resolve_conj().resolve_neg().contiguous(), crc)
         return crc
     if t.is_cpu and t.is_contiguous():
         return _crc_of_memory(t, crc)
     bits = t if t.is_quantized else t.view(_BITS.get(t.element_size(), t.dtype))
-    for piece in _rows(bits, PIECE_BYTES if t.is_cpu else DEVICE_PIECE_BYTES):
+    for piece in row_pieces(bits, PIECE_BYTES if t.is_cpu else DEVICE_PIECE_BYTES):
         crc = _crc_of_memory(piece.contiguous().cpu(), crc)
     return crc
 
 
-def _rows(t: torch.Tensor, limit_bytes: int) -> Iterator[torch.Tensor]:
+def row_pieces(t: torch.Tensor, limit_bytes: int) -> Iterator[torch.Tensor]:
     """Yield views of about `limit_bytes` that together are `t`, in row-major order."""
     size_bytes = t.numel() * t.element_size()
     if size_bytes <= limit_bytes or t.dim() == 0:
         yield t
     elif t.shape[0] == 1:
-        yield from _rows(t[0], limit_bytes)
+        yield from row_pieces(t[0], limit_bytes)
     else:
         step = max(1, t.shape[0] * limit_bytes // size_bytes)
         for start in range(0, t.shape[0], step):
-            yield from _rows(t[start : start + step], limit_bytes)
+            yield from row_pieces(t[start : start + step], limit_bytes)
 
 
 def _crc_of_memory(t: torch.Tensor, crc: int) -> int:

@@ -16,8 +16,8 @@ from torch._C import _functorch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 _TRACED: Final = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor"})
-_SPARSE_ROWS: Final = frozenset(
-    {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+_SPARSE: Final = frozenset(
+    {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 )
 STORED_VALUES: Final = "stored values only"
 """Note of sparse tensors: the zeros that are not stored do not count."""
@@ -91,10 +91,8 @@ def _look_through(t: torch.Tensor) -> torch.Tensor | str:
         return waited
     if t.is_nested:
         return _nested_values(t)
-    if t.layout is torch.sparse_coo:
-        return t._values()
-    if t.layout in _SPARSE_ROWS:
-        return t.values()
+    if t.layout in _SPARSE:
+        return t._values() if t.layout is torch.sparse_coo else t.values()
     return t
 
 
@@ -103,6 +101,11 @@ def _nested_values(t: torch.Tensor) -> torch.Tensor | str:
         values: torch.Tensor = t._values  # type: ignore[assignment]  # an attribute here
         return values
     return t.values() if t.is_contiguous() else "nested with gaps"
+
+
+def note_of_stored_values(t: torch.Tensor) -> str | None:
+    """Return the note that the statistics of a sparse tensor carry, None for others."""
+    return STORED_VALUES if t.layout in _SPARSE else None
 
 
 def is_wrapper(t: torch.Tensor) -> bool:

@@ -13,8 +13,8 @@ from typing import Final
 import torch
 
 from msprobe.capture.statistics import NATIVE, Native, NonFinite, Summary, from_raw
-from msprobe.pytorch.device_statistics import DeviceBatch
-from msprobe.pytorch.readable import STORED_VALUES, readable, storage_address
+from msprobe.pytorch.device_statistics import NOT_COUNTED, DeviceBatch
+from msprobe.pytorch.readable import note_of_stored_values, readable, storage_address
 
 __all__ = ["DeviceBatch", "make_summarise", "summarise"]
 
@@ -48,7 +48,9 @@ def make_summarise(native: Native | None) -> Callable[[torch.Tensor], Summary]:
         known = kinds.get(found.dtype)
         if known is None or not found.is_cpu:
             return _by_reductions(t)
-        return _noted(_of_memory(native, found, *known), t)
+        summary = _of_memory(native, found, *known)
+        summary.note = summary.note or note_of_stored_values(t)
+        return summary
 
     return summarise
 
@@ -88,15 +90,16 @@ def _dense(t: torch.Tensor) -> torch.Tensor | str:
 
 
 def _by_reductions(t: torch.Tensor) -> Summary:
-    batch = DeviceBatch()
-    summary = batch.add(t)
-    batch.collect()
+    summary = _batch_of_one(t, count_nonfinite=False)
+    if summary.note == NOT_COUNTED:  # rare, and counting doubles the work
+        return _batch_of_one(t, count_nonfinite=True)
     return summary
 
 
-def _noted(summary: Summary, t: torch.Tensor) -> Summary:
-    if t.layout is not torch.strided and not t.is_nested:
-        summary.note = STORED_VALUES
+def _batch_of_one(t: torch.Tensor, *, count_nonfinite: bool) -> Summary:
+    batch = DeviceBatch(count_nonfinite=count_nonfinite)
+    summary = batch.add(t)
+    batch.collect()
     return summary
 
 
