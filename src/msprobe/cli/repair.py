@@ -45,15 +45,23 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _what(rank: RepairedRank, dry_run: bool) -> str:
+    from msprobe.report.value_text import count_text
+
     if rank.problem is not None:
         return f"not repaired: {rank.problem}"
     said = []
     if rank.records is not None:
         verb = "would make" if dry_run else "made"
-        lost = f", {rank.damaged_lines} damaged lines left out" if rank.damaged_lines else ""
+        lost = (
+            f", {count_text(rank.damaged_lines, 'damaged line')} left out"
+            if rank.damaged_lines
+            else ""
+        )
         lost += ", the last line was cut off" if rank.is_torn else ""
-        said.append(f"{verb} the JSON files of {rank.records:,} records from the journal{lost}")
+        said.append(
+            f"{verb} the JSON files of {count_text(rank.records, 'record')} from the journal{lost}"
+        )
     if rank.temporaries:
         verb = "would remove" if dry_run else "removed"
-        said.append(f"{verb} {len(rank.temporaries)} temporary files")
+        said.append(f"{verb} {count_text(len(rank.temporaries), 'temporary file')}")
     return "; ".join(said)

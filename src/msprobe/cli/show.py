@@ -138,6 +138,8 @@ def _find(view: RankView, wanted: str) -> list[str]:
 def _console() -> Console:
     from rich.console import Console
 
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # names may hold what the terminal cannot show
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not console.is_terminal and "COLUMNS" not in console._environ:
         console.width = _WIDTH_OF_PIPES
@@ -154,10 +156,12 @@ def _print_lines(console: Console, lines: Any) -> None:
 def _print_details(console: Console, view: RankView, names: list[str]) -> None:
     from msprobe.report.record_lines import record_lines
 
-    for position, name in enumerate(names):
+    # All are made before the first is printed: an error leaves no half of them behind.
+    details = [list(record_lines(view, view.records[name], width=console.width)) for name in names]
+    for position, lines in enumerate(details):
         if position:
             console.print()
-        _print_lines(console, record_lines(view, view.records[name], width=console.width))
+        _print_lines(console, lines)
 
 
 def _print_tree(
@@ -167,11 +171,11 @@ def _print_tree(
     selected: list[str] | None,
     options: argparse.Namespace,
 ) -> None:
+    from msprobe.report.nonfinite import find_nonfinite
     from msprobe.report.overview_lines import overview_lines
     from msprobe.report.tree_lines import TreeOptions, tree_lines
 
-    _print_lines(console, overview_lines(dump, view, width=console.width))
-    console.print()
+    nonfinite = find_nonfinite(view)
     tree = TreeOptions(
         width=console.width,
         depth=options.depth,
@@ -179,7 +183,11 @@ def _print_tree(
         selected=None if selected is None else set(selected),
         unicode=console.encoding.lower().startswith("utf"),
     )
-    _print_lines(console, tree_lines(view, tree))
+    overview = list(overview_lines(dump, view, nonfinite, width=console.width))
+    calls = list(tree_lines(view, nonfinite, tree))
+    _print_lines(console, overview)
+    console.print()
+    _print_lines(console, calls)
 
 
 def _print_json(

@@ -15,7 +15,7 @@ from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import Dump
 from msprobe.dump.record_views import Leaf, Record, TensorValue, part_label
 from msprobe.dump.records import JsonTree
-from msprobe.report.overview_lines import find_nonfinite
+from msprobe.report.nonfinite import find_nonfinite
 
 
 def overview_json(dump: Dump, view: RankView) -> dict[str, JsonTree]:
@@ -38,7 +38,7 @@ def overview_json(dump: Dump, view: RankView) -> dict[str, JsonTree]:
         "records": len(view.records),
         "incomplete": view.incomplete_reason,
         "account": strict(view.account),
-        "nonfinite_records": nonfinite.count,
+        "nonfinite_records": len(nonfinite.marks),
         "first_nonfinite": nonfinite.first,
     }
 

@@ -31,7 +31,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A piece of text with a style, between a dimmed `lead`, which is never cut, and `tail`."""
+    """A piece of text with a style, between a dimmed `lead` and `tail`.
+
+    Where room is short the tail is cut first, at its end, and the lead never.
+    """
 
     text: str
     style: str = ""
@@ -45,7 +48,7 @@ def heading(columns: Sequence[Column], gap: int = 2) -> Text:
 
 
 def row(columns: Sequence[Column], cells: Sequence[Cell], gap: int = 2) -> Text:
-    """Return one line; cells that are too long are cut in the middle."""
+    """Return one line; what is too long is cut in the middle."""
     line = Text(no_wrap=True, overflow="crop", end="")
     for position, (column, cell) in enumerate(zip(columns, cells, strict=True)):
         if position:
@@ -53,7 +56,9 @@ def row(columns: Sequence[Column], cells: Sequence[Cell], gap: int = 2) -> Text:
         room = max(column.width - cell_len(cell.lead), 1)
         text, tail = cell.text, cell.tail
         if cell_len(text + tail) > room:
-            text, tail = cut_middle(text + tail, room), ""
+            left = room - cell_len(text)
+            tail = set_cell_size(tail, left - 1).rstrip() + "…" if left > 3 else ""
+            text = cut_middle(text, room)
         padding = " " * (room - cell_len(text + tail))
         line.append(cell.lead, "dim")
         if column.right:

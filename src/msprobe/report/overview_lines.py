@@ -6,7 +6,6 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from rich.text import Text
@@ -14,45 +13,16 @@ from rich.text import Text
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import Dump
 from msprobe.dump.records import JsonTree
-from msprobe.errors import DumpFormatError
-from msprobe.report.value_text import BORN, nonfinite_mark, plain, size_text
+from msprobe.report.nonfinite import Nonfinite
+from msprobe.report.value_text import count_text, plain, size_text
 
 _LABEL_WIDTH: Final = 12
 _MAX_LISTED: Final = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NonfiniteSummary:
-    """Where a rank's records hold NaN or infinities.
-
-    Attributes:
-        count: number of records that hold any.
-        first: the first record in order of execution whose results hold some though its arguments
-            do not; the first of all where there is none such; None if there are none at all.
-    """
-
-    count: int
-    first: str | None
-
-
-def find_nonfinite(view: RankView) -> NonfiniteSummary:
-    """Look for NaN and infinities in the statistics of a rank; only candidates are parsed."""
-    count, first, born = 0, None, None
-    for name in view.records:
-        if not view.records.may_be_nonfinite(name):
-            continue
-        try:
-            mark = nonfinite_mark(view.records[name])
-        except DumpFormatError:
-            continue  # the tree marks damaged records
-        if mark:
-            count += 1
-            first = first or name
-            born = born or (name if mark == BORN else None)
-    return NonfiniteSummary(count=count, first=born or first)
-
-
-def overview_lines(dump: Dump, view: RankView, *, width: int) -> Iterator[Text]:
+def overview_lines(
+    dump: Dump, view: RankView, nonfinite: Nonfinite, *, width: int
+) -> Iterator[Text]:
     """Yield the overview of a dump, of which one rank is shown.
 
     Raises:
@@ -72,11 +42,10 @@ def overview_lines(dump: Dump, view: RankView, *, width: int) -> Iterator[Text]:
     yield from _fact("ranks", _listed(step.ranks, shown), width)
     yield from _fact("records", _records(view), width)
     yield from _completeness(view, width)
-    found = find_nonfinite(view)
-    if found.first is None:
+    if nonfinite.first is None:
         yield from _fact("NaN/Inf", "none in any statistic" if len(view.records) else "-", width)
     else:
-        text = f"! in {found.count:,} records; first: {plain(found.first)}"
+        text = f"! in {count_text(len(nonfinite.marks), 'record')}; first: {plain(nonfinite.first)}"
         yield from _fact("NaN/Inf", text, width, style="bold red")
 
 
@@ -101,7 +70,7 @@ def _records(view: RankView) -> str:
     kinds = Counter(view.records.parsed(name).kind for name in view.records)
     counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
     if not kinds and view.parents:
-        return f"none; {len(view.parents):,} calls in the structure"
+        return f"none; {count_text(len(view.parents), 'call')} in the structure"
     return f"{len(view.records):,}" + (f": {counts}" if len(kinds) > 1 else "")
 
 
@@ -130,7 +99,7 @@ def _cost(account: Mapping[str, JsonTree]) -> str:
     if isinstance(size := account.get("bytes"), int):
         said.append(size_text(size))
     if isinstance(tensors := account.get("tensors"), int) and tensors:
-        said.append(f"{tensors:,} tensors")
+        said.append(count_text(tensors, "tensor"))
     if isinstance(spent_ms := account.get("capture_ms"), (int, float)):
         said.append(f"{spent_ms:.1f} ms in capture")
     return ", ".join(said)

@@ -16,6 +16,7 @@ from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.record_views import Leaf, Record, TensorValue, part_label
 from msprobe.report.grid import Cell, Column, cut_middle, heading, row
 from msprobe.report.value_text import (
+    count_text,
     is_nonfinite,
     leaf_text,
     nonfinite_text,
@@ -65,7 +66,8 @@ def _stack(frames: list[str], width: int) -> Iterator[Text]:
     yield Text("  call stack, innermost first", "bold dim")
     for is_library, group in groupby(map(_frame_parts, frames), key=_is_library):
         if is_library:
-            yield Text(f"  … {len(list(group))} frames of installed packages", "dim")
+            frames_text = count_text(len(list(group)), "frame")
+            yield Text(f"  … {frames_text} of installed packages", "dim")
             continue
         for where, code in group:
             yield Text(f"  {cut_middle(where, max(width - 2, 20))}")
@@ -82,7 +84,7 @@ def _note(key: str, value: object) -> Iterator[Text]:
         for where, text in value.items():
             yield _fact(plain(key), f"{plain(where)}: {scalar_text(text, 200)}", "yellow")
     elif key == "recomputed":
-        yield _fact("recomputed", f"{scalar_text(value)} times in the backward pass", "yellow")
+        yield _fact("recomputed", f"{scalar_text(value)} x in the backward pass", "yellow")
     else:
         yield _fact(plain(key), scalar_text(value, 200), "yellow")
 
@@ -197,7 +199,7 @@ def _details(tensor: TensorValue) -> str:
     if tensor.requires_grad:
         said.append("requires grad")
     if tensor.value_id is not None:
-        said.append(f"value {tensor.value_id}")
+        said.append(f"value #{tensor.value_id}")
     if not tensor.type.endswith((".Tensor", "ndarray")):
         said.append(tensor.type)
     if tensor.md5:

@@ -16,12 +16,11 @@ from msprobe.dump.record_views import Record, TensorValue
 from msprobe.errors import DumpFormatError
 from msprobe.report.call_nodes import SAVED_VALUES, CallNode, call_forest
 from msprobe.report.grid import Cell, Column, heading, row
+from msprobe.report.nonfinite import BORN, PRESENT, Nonfinite
 from msprobe.report.value_text import (
-    BORN,
-    PRESENT,
+    count_text,
     is_nonfinite,
     leaf_text,
-    nonfinite_mark,
     number_text,
     plain,
     tensor_text,
@@ -30,8 +29,11 @@ from msprobe.report.value_text import (
 _WIDE_FROM: Final = 110
 _STATISTICS: Final = ("min", "max", "mean", "norm")
 _MIN_NAME_WIDTH: Final = 16
+_MIN_KIND_WIDTH: Final = 16
 _ALARM: Final = "bold red"
 _DAMAGED: Final = "?"
+_RAISED: Final = "raised"
+_UNREADABLE: Final = "damaged record"
 _LEGEND: Final = {
     BORN: "!! NaN or Inf appear here first: the arguments are finite",
     PRESENT: "!  NaN or Inf present",
@@ -93,7 +95,7 @@ class _Budget:
         return False
 
 
-def tree_lines(view: RankView, options: TreeOptions) -> Iterator[Text]:
+def tree_lines(view: RankView, nonfinite: Nonfinite, options: TreeOptions) -> Iterator[Text]:
     """Yield the lines of the tree of one rank.
 
     Raises:
@@ -102,7 +104,8 @@ def tree_lines(view: RankView, options: TreeOptions) -> Iterator[Text]:
     budget = _Budget(options.limit or 1 << 62)
     forest = call_forest(view, options.selected)
     sections = {
-        title: list(_section(view, roots, options, budget)) for title, roots in forest.items()
+        title: list(_section(view, nonfinite, roots, options, budget))
+        for title, roots in forest.items()
     }
     layout = _Layout.fit([line for lines in sections.values() for line in lines], options.width)
     for position, (title, lines) in enumerate(sections.items()):
@@ -117,11 +120,16 @@ def tree_lines(view: RankView, options: TreeOptions) -> Iterator[Text]:
         yield from (Text(text, "dim") for mark, text in _LEGEND.items() if mark in marks)
     if budget.skipped:
         yield Text()
-        yield Text(f"{budget.skipped:,} more calls: use --filter, --depth or --limit 0", "italic")
+        hidden = count_text(budget.skipped, "more call")
+        yield Text(f"{hidden}: use --filter, --depth or --limit 0", "italic")
 
 
 def _section(
-    view: RankView, roots: list[CallNode], options: TreeOptions, budget: _Budget
+    view: RankView,
+    nonfinite: Nonfinite,
+    roots: list[CallNode],
+    options: TreeOptions,
+    budget: _Budget,
 ) -> Iterator[_Line]:
     guides = _Guides(options)
     # An explicit stack: hostile files nest deeper than Python's own.
@@ -132,7 +140,8 @@ def _section(
         children = [] if is_closed else node.children
         if budget.take():
             hidden = node.count() if is_closed else 0
-            yield _line(view, node, lead, _label(node.name, parent_path), hidden)
+            mark = nonfinite.marks.get(node.name.full, "")
+            yield _line(view, node, mark, lead, _label(node.name, parent_path), hidden)
         path = node.name.path if node.name.is_module else parent_path
         last = len(children) - 1
         waiting += [
@@ -190,16 +199,18 @@ def _label(name: RecordName, parent_path: str) -> _Label:
     return _Label(plain(f"{name.prefix}.{name.path}{index}".removeprefix(".")), extra)
 
 
-def _line(view: RankView, node: CallNode, lead: str, label: _Label, hidden: int) -> _Line:
+def _line(
+    view: RankView, node: CallNode, mark: str, lead: str, label: _Label, hidden: int
+) -> _Line:
     if not node.is_recorded:
         remark = "not recorded" if len(view.records) else ""
         return _Line(lead=lead, label=label, hidden=hidden, remark=remark)
     try:
         record = view.records[node.name.full]
         tensor, more, is_argument = _main_tensor(record)
-        mark = nonfinite_mark(record)
+        remark = _remark(record, tensor)
     except DumpFormatError:
-        return _Line(lead=lead, label=label, hidden=hidden, remark="damaged record", mark=_DAMAGED)
+        return _Line(lead=lead, label=label, hidden=hidden, remark=_UNREADABLE, mark=_DAMAGED)
     return _Line(
         lead=lead,
         label=label,
@@ -208,13 +219,13 @@ def _line(view: RankView, node: CallNode, lead: str, label: _Label, hidden: int)
         tensor=tensor,
         more=more,
         is_argument=is_argument,
-        remark=_remark(record, tensor),
+        remark=remark,
     )
 
 
 def _remark(record: Record, tensor: TensorValue | None) -> str:
     if "raised" in record.notes:
-        return "raised"
+        return _RAISED
     if tensor is not None:
         return ""
     part = "output" if "output" in record.parts else None
@@ -227,7 +238,7 @@ def _main_tensor(record: Record) -> tuple[TensorValue | None, int, bool]:
 
     The first output; where nothing came out, the first input.
     """
-    for part in ("output", None):
+    for part in ("output",) if "raised" in record.notes else ("output", None):
         tensors = [tensor for _, tensor in record.tensors(part)]
         if tensors:
             is_argument = part is None and ("output" in record.parts or "input" in record.parts)
@@ -251,8 +262,10 @@ class _Layout:
             (cell_len(line.lead + line.label.text + _tail(line)) for line in lines), default=0
         )
         names = max(names, len(SAVED_VALUES), _MIN_NAME_WIDTH)
-        kinds = min(max(kinds, len("output")), max(room // 2, room - names - gap))
-        names = min(names, max(room - kinds - gap, _MIN_NAME_WIDTH))
+        kinds = max(kinds, len("output"))
+        # Names first: a cut shape is easier to bear than a cut name.
+        names = min(names, max(room - min(kinds, _MIN_KIND_WIDTH) - gap, _MIN_NAME_WIDTH))
+        kinds = min(kinds, max(room - names - gap, len("output")))
         numbers = [Column(title=title, width=number, right=True) for title in _STATISTICS]
         mark, name, kind = (
             Column(title="", width=2),
@@ -274,7 +287,7 @@ class _Layout:
         cells = [
             Cell(line.mark, alarm),
             Cell(line.label.text, name_style, lead, _tail(line)),
-            Cell(_kind(line, self.is_wide), "dim" if line.tensor is None else "green"),
+            Cell(_kind(line, self.is_wide), _kind_style(line)),
         ]
         for column in self.columns[3:]:
             value = getattr(line.tensor, column.title) if line.tensor else None
@@ -292,8 +305,13 @@ def _kind(line: _Line, is_wide: bool) -> str:
         return line.remark
     arrow = "<- " if line.is_argument else ""
     more = f" +{line.more}" if line.more else ""
-    raised = " raised" if line.remark else ""
-    return arrow + tensor_text(line.tensor, short=not is_wide) + more + raised
+    return arrow + tensor_text(line.tensor, short=not is_wide) + more
+
+
+def _kind_style(line: _Line) -> str:
+    if line.tensor is not None:
+        return "green"
+    return "bold yellow" if line.remark in (_RAISED, _UNREADABLE) else "dim"
 
 
 def _shortened(lead: str, width: int) -> str:

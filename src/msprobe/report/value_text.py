@@ -6,15 +6,11 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from msprobe.dump.record_views import Leaf, Record, ScalarValue, TensorValue
+from msprobe.dump.record_views import Leaf, TensorValue
 from msprobe.dump.records import JsonTree, Statistic
 
 NUMBER_WIDTH: Final = 9
 """Columns that `number_text` fills at most by default."""
-
-# Where NaN and infinities are, for readers without colour too.
-BORN: Final = "!!"
-PRESENT: Final = "!"
 
 _SHORT_DTYPES: Final = {
     "float64": "f64",
@@ -53,7 +49,7 @@ def plain(text: str) -> str:
 def number_text(value: Statistic, width: int = NUMBER_WIDTH) -> str:
     """Return a statistic in `width` (7 or more) columns: ``1.235e-05``, ``0.2608``, ``nan``, ``-``.
 
-    Four significant digits, or as many as fit.
+    Four significant digits or more, or as many as fit.
     """
     if value is None:
         return "-"
@@ -66,6 +62,8 @@ def number_text(value: Statistic, width: int = NUMBER_WIDTH) -> str:
         return "nan"
     if math.isinf(number):
         return "inf" if number > 0 else "-inf"
+    if 1e3 <= abs(number) < 10 ** (width - 2):
+        return f"{number:.0f}"
     for digits in (4, 3, 2):
         text = f"{number:.{digits}g}"
         if len(text) <= width:
@@ -100,6 +98,11 @@ def leaf_text(leaf: Leaf, *, short: bool = False) -> str:
     return f"{plain(leaf.type)} {scalar_text(leaf.value)}"
 
 
+def count_text(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 record``, ``1,200 records``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def size_text(size_bytes: float) -> str:
     """Return a number of bytes: ``512 B``, ``1.2 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -126,32 +129,6 @@ def nonfinite_text(tensor: TensorValue) -> str:
 def is_nonfinite(value: Statistic) -> bool:
     """Return whether a statistic is NaN or infinite."""
     return isinstance(value, float) and not math.isfinite(value)
-
-
-def nonfinite_mark(record: Record) -> str:
-    """Return ``!!`` if NaN or Inf first appear in the record's results, ``!`` if it has any.
-
-    Results are the outputs of a forward call and the input gradients of a backward call.
-    """
-    results = any(_is_nonfinite(leaf) for _, leaf in record.leaves("output"))
-    arguments = any(
-        _is_nonfinite(leaf)
-        for part in record.parts
-        if part != "output"
-        for _, leaf in record.leaves(part)
-    )
-    if results and not arguments:
-        return BORN
-    return PRESENT if results or arguments else ""
-
-
-def _is_nonfinite(leaf: Leaf) -> bool:
-    if isinstance(leaf, TensorValue):
-        return leaf.has_nan or leaf.has_inf
-    if isinstance(leaf, ScalarValue) and isinstance(leaf.value, float):
-        # An attention mask is often filled with a scalar -inf, so only NaN counts here.
-        return math.isnan(leaf.value)
-    return False
 
 
 def _json_text(value: JsonTree) -> str:

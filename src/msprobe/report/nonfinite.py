@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which records of a rank hold NaN or infinities, and where these began."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.record_views import Leaf, Record, ScalarValue, TensorValue
+from msprobe.errors import DumpFormatError
+
+# Signs beside a record, for readers without colour too.
+BORN: Final = "!!"
+PRESENT: Final = "!"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nonfinite:
+    """Where a rank's records hold NaN or infinities.
+
+    Attributes:
+        marks: record name → ``!!`` where they begin, ``!`` where they merely are.
+        first: the first record in order of execution where they begin; if they begin nowhere (they
+            came in from outside), the first that has any; None if there are none.
+    """
+
+    marks: Mapping[str, str]
+    first: str | None
+
+
+def find_nonfinite(view: RankView) -> Nonfinite:
+    """Look for NaN and infinities in the statistics of a rank.
+
+    They begin in a call whose results have some although its arguments have none. Of calls inside
+    each other only the innermost counts. Records without a NaN or infinity are not even parsed.
+
+    Raises:
+        DumpFormatError: the rank's files are damaged (single damaged records are passed over).
+    """
+    marks: dict[str, str] = {}
+    for name in view.records:
+        if view.records.may_be_nonfinite(name):
+            try:
+                mark = _mark(view.records[name])
+            except DumpFormatError:
+                continue
+            if mark:
+                marks[name] = mark
+    for outer in {outer for name in marks for outer in view.ancestors(name)} & marks.keys():
+        marks[outer] = PRESENT
+    born = (name for name, mark in marks.items() if mark == BORN)
+    return Nonfinite(marks=marks, first=next(born, next(iter(marks), None)))
+
+
+def _mark(record: Record) -> str:
+    """Return the sign of a record by itself.
+
+    Results are the outputs of a forward call and the input gradients of a backward call.
+    """
+    results = any(_is_nonfinite(leaf) for _, leaf in record.leaves("output"))
+    arguments = any(
+        _is_nonfinite(leaf)
+        for part in record.parts
+        if part != "output"
+        for _, leaf in record.leaves(part)
+    )
+    if results and not arguments:
+        return BORN
+    return PRESENT if results or arguments else ""
+
+
+def _is_nonfinite(leaf: Leaf) -> bool:
+    if isinstance(leaf, TensorValue):
+        return leaf.has_nan or leaf.has_inf
+    # A mask is often filled with a scalar -inf on purpose, so of scalars only NaN counts.
+    return (
+        isinstance(leaf, ScalarValue) and isinstance(leaf.value, float) and math.isnan(leaf.value)
+    )
