@@ -34,7 +34,7 @@
 /* 256-bin counting has a fixed cost per block, so its blocks are larger. */
 #define COUNT_BLOCK_BYTES 262144
 /* Below this the work takes less time than releasing and taking the GIL is worth. */
-#define GIL_RELEASE_BYTES 262144
+#define GIL_RELEASE_BYTES (1 << 20)
 #define MAX_DIMS 64
 #define LANES 16
 
@@ -112,7 +112,7 @@ static double f16_value(uint16_t bits)
 
 #if defined(__x86_64__)
 #define ISA(name) name##_avx2
-#define TARGET __attribute__((target("avx2,fma,f16c,bmi2")))
+#define TARGET __attribute__((target("avx2,f16c")))
 #define REGISTER_BYTES 32
 #include "_native_kernels.h"
 #undef ISA
@@ -120,7 +120,7 @@ static double f16_value(uint16_t bits)
 #undef REGISTER_BYTES
 
 #define ISA(name) name##_avx512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi2")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c")))
 #define REGISTER_BYTES 64
 #include "_native_kernels.h"
 #undef ISA
@@ -154,7 +154,7 @@ static struct kernels chosen;
 static int isa_works(size_t index)
 {
 #if defined(__x86_64__)
-    if (index == 1) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (index == 1) return __builtin_cpu_supports("avx2"); /* there since 2013, F16C since 2012 */
     if (index == 2)
         return isa_works(1) && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from msprobe.capture.statistics import native_module
-from msprobe.pytorch.readable import readable, storage_address
+from msprobe.pytorch.readable import memory_of, readable, storage_address
 
 try:
     from isal.isal_zlib import crc32
@@ -52,6 +52,9 @@ def crc32_hex(t: torch.Tensor) -> str | None:
     Returns:
         ``"00000000"`` for an empty tensor; None when there are no bytes to read (meta, released …).
     """
+    plain = memory_of(t)
+    if plain is not None:
+        return f"{crc32(_memory(*plain)):08x}"
     crc = 0
     for part in (*(index(t) for index in _SPARSE_INDEX.get(t.layout, ())), t):
         dense = readable(part)

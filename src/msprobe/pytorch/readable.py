@@ -15,6 +15,8 @@ import torch
 from torch._C import _functorch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Types that hold their data themselves (unless functorch wrapped them)."""
 _TRACED: Final = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor"})
 _SPARSE: Final = frozenset(
     {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
@@ -103,6 +105,26 @@ def _nested_values(t: torch.Tensor) -> torch.Tensor | str:
     return t.values() if t.is_contiguous() else "nested with gaps"
 
 
+def memory_of(t: torch.Tensor) -> tuple[int, int] | None:
+    """Return address and size in bytes of a plain contiguous CPU tensor, None for any other.
+
+    The quick way for the usual case; the memory is certain to be there and to hold the value.
+    """
+    if type(t) not in PLAIN or not t.is_cpu or t.layout is not torch.strided:
+        return None
+    try:
+        if not t.is_contiguous() or t.is_neg() or t.is_conj():
+            return None
+        size_bytes = t.numel() * t.element_size()
+        start: int = t.storage_offset() * t.element_size()  # type: ignore[assignment]  # no SymInt
+        address = storage_address(t)
+        if not address or t.untyped_storage().nbytes() < start + size_bytes:
+            return None
+    except (RuntimeError, NotImplementedError):  # functorch wrapper, strided nested …
+        return None
+    return address + start, size_bytes
+
+
 def note_of_stored_values(t: torch.Tensor) -> str | None:
     """Return the note that the statistics of a sparse tensor carry, None for others."""
     return STORED_VALUES if t.layout in _SPARSE else None
@@ -111,7 +133,7 @@ def note_of_stored_values(t: torch.Tensor) -> str | None:
 def is_wrapper(t: torch.Tensor) -> bool:
     """Return whether `t` is of a class that redefines what its operators do, such as torchao's."""
     kind: Any = type(t)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
+    if kind in PLAIN:
         return False
     return bool(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
 

@@ -14,11 +14,9 @@ import torch
 
 from msprobe.capture.statistics import NATIVE, Native, NonFinite, Summary, from_raw
 from msprobe.pytorch.device_statistics import NOT_COUNTED, DeviceBatch
-from msprobe.pytorch.readable import note_of_stored_values, readable, storage_address
+from msprobe.pytorch.readable import PLAIN, note_of_stored_values, readable, storage_address
 
 __all__ = ["DeviceBatch", "make_summarise", "summarise"]
-
-_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def make_summarise(native: Native | None) -> Callable[[torch.Tensor], Summary]:
@@ -37,7 +35,7 @@ def make_summarise(native: Native | None) -> Callable[[torch.Tensor], Summary]:
 
     def summarise(t: torch.Tensor) -> Summary:
         known = kinds.get(t.dtype)
-        if known is not None and t.is_cpu and type(t) in _PLAIN:
+        if known is not None and t.is_cpu and type(t) in PLAIN:
             try:
                 return _of_memory(native, t, *known)
             except (RuntimeError, NotImplementedError, ValueError):
