@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,32 @@ def test_damaged_files_are_one_line_and_damaged_records_one_mark(capsys, tmp_pat
     assert "damaged record" in out
     assert "int8[7]" in out
     assert '"shape" is ' in refused(capsys, "show", str(tmp_path), "a.b.0.forward")
+
+
+def test_a_structure_without_records_is_shown_as_a_tree(capsys, tmp_path):
+    (tmp_path / "rank").mkdir()
+    (tmp_path / "rank" / "dump.json").write_text('{"task":"structure","level":"mix","data":{}}')
+    construct = {"Module.a.A.forward.0": None, "Tensor.add.0.forward": "Module.a.A.forward.0"}
+    (tmp_path / "rank" / "construct.json").write_text(json.dumps(construct))
+    for arguments in ((), ("add",), ("--json",)):
+        code, out, _ = run(capsys, "show", str(tmp_path), *arguments)
+        assert code == 0
+        assert "--json" in arguments or "└─ Tensor.add.0" in out
+
+
+def test_calls_nested_as_no_program_does_are_shown_quickly(capsys, tmp_path):
+    (tmp_path / "rank").mkdir()
+    nan = {"type": "torch.Tensor", "dtype": "torch.int8", "shape": [], "Max": "NaN"}
+    names = [f"a.b.{number}.forward" for number in range(20_000)]
+    data = {name: {"output": [nan]} for name in names}
+    circle = dict(zip(names, [*names[1:], names[0]], strict=True))
+    (tmp_path / "rank" / "dump.json").write_text(json.dumps({"data": data}))
+    (tmp_path / "rank" / "construct.json").write_text(json.dumps(circle))
+    begin = time.process_time()
+    code, out, _ = run(capsys, "show", str(tmp_path), "--limit", "300")
+    assert code == 0
+    assert "19,700 more calls" in out
+    assert time.process_time() - begin < 5
 
 
 def test_hostile_names_cannot_drive_the_terminal(capsys, tmp_path):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import msprobe
+from msprobe.dump.locking import claim_rank_directory
 from msprobe.dump.records import TensorRecord
 from msprobe.dump.writer import DumpHead, DumpWriter
 
@@ -122,6 +123,17 @@ def test_a_left_over_journal_is_read_and_said_to_be(tmp_path, caplog):
     assert list(view.records["Functional.relu.0.forward"].leaves()) == [(("output", 0), None)]
     assert view.parents == {"Functional.relu.0.forward": "Module.a.A.forward.0"}
     assert view.frames("Functional.relu.0.forward") == ["File a.py, line 1, in f, \n x"]
+
+
+def test_a_capture_that_still_runs_is_told_from_one_that_died(tmp_path):
+    journal(tmp_path / "step0" / "rank")
+    view = msprobe.open_dump(tmp_path).step().rank()
+    assert "ended" in view.incomplete_reason
+    claim = claim_rank_directory(tmp_path, None)
+    try:
+        assert "still capturing" in view.incomplete_reason
+    finally:
+        claim.release()
 
 
 @pytest.mark.parametrize("text", ["", "garbage\n", '["head",{"version":99}]\n', "[" * 99999 + "\n"])

@@ -280,6 +280,16 @@ def test_structure_dump_has_a_tree_and_no_records(tmp_path):
     assert list(view.parents) == ["Module.a.A.forward.0"]
 
 
+def test_an_unloaded_view_reads_again_when_asked(tmp_path):
+    directory = write_rank(tmp_path / "rank", {"a.b.0.forward": {"output": [None]}})
+    view = only_rank(tmp_path)
+    assert (list(view.records), view.head.level) == (["a.b.0.forward"], "mix")
+    write_rank(directory, {}, level="L0")
+    assert len(view.records) == 1
+    view.unload()
+    assert (len(view.records), view.head.level) == (0, "L0")
+
+
 def test_a_missing_record_says_so(tmp_path):
     write_rank(tmp_path / "rank", {})
     records = only_rank(tmp_path).records

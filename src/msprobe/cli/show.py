@@ -78,11 +78,18 @@ def run(options: argparse.Namespace) -> int:
         _print_json(dump, view, selected, options)
         return 0
     console = _console()
-    if options.name is not None and selected is not None and len(selected) <= _MAX_DETAILS:
-        _print_details(console, view, selected)
+    if options.name is not None and _are_few(view, selected):
+        _print_details(console, view, selected or [])
         return 0
     _print_tree(console, dump, view, selected, options)
     return 0
+
+
+def _are_few(view: RankView, selected: list[str] | None) -> bool:
+    """Return whether these records can all be shown in detail; structure dumps hold none."""
+    if selected is None or len(selected) > _MAX_DETAILS:
+        return False
+    return all(name in view.records for name in selected)
 
 
 def _count(text: str) -> int:
@@ -195,10 +202,10 @@ def _print_json(
 ) -> None:
     from msprobe.report.as_json import overview_json, record_json, records_json
 
-    if options.name is not None and selected is not None and len(selected) == 1:
-        tree: Any = record_json(view, view.records[selected[0]])
+    names = [name for name in selected or view.records if name in view.records]
+    if options.name is not None and len(names) == 1:
+        tree: Any = record_json(view, view.records[names[0]])
     else:
-        names = list(view.records) if selected is None else selected
         shown = names[: options.limit] if options.limit else names
         tree = overview_json(dump, view) | {"values": list(records_json(view, shown))}
     json.dump(tree, sys.stdout, indent=1, allow_nan=False)

@@ -14,6 +14,7 @@ import msgspec
 
 from msprobe.dump import layout
 from msprobe.dump.journal import OUTSIDE_CONSTRUCT, DumpHead, JournalContents, read_journal
+from msprobe.dump.locking import is_claimed
 from msprobe.dump.record_index import (
     RecordIndex,
     Span,
@@ -169,9 +170,7 @@ class RankView:
         """
         if self._journal is not None:
             calls = sorted(self._journal.index.calls.items(), key=lambda item: item[1].order)
-            parents = {
-                name: call.parent for name, call in calls if call.order != OUTSIDE_CONSTRUCT
-            }
+            parents = {name: call.parent for name, call in calls if call.order != OUTSIDE_CONSTRUCT}
             return CallTree(parents=parents, micro_steps={}, micro_step_count=None)
         return _read_call_tree(self.directory / layout.CONSTRUCT_JSON)
 
@@ -182,12 +181,12 @@ class RankView:
 
     def ancestors(self, name: str) -> list[str]:
         """Return the records that `name` ran inside, innermost first."""
-        chain: list[str] = []
+        chain: dict[str, None] = {}
         parent = self.parents.get(name)
-        while parent is not None and parent not in chain:
-            chain.append(parent)
+        while parent is not None and parent not in chain:  # a damaged file may go in circles
+            chain[parent] = None
             parent = self.parents.get(parent)
-        return chain
+        return list(chain)
 
     def frames(self, name: str) -> list[str]:
         """Return the call stack of a forward record, innermost frame first; empty if unknown.
@@ -214,10 +213,17 @@ class RankView:
             lost = " (its last line was cut off)" if self._journal.is_torn else ""
             damaged = self._journal.damaged_lines
             lost += f" ({damaged} of its lines are damaged)" if damaged else ""
-            return f"the process ended while capturing; read from its journal{lost}"
+            why = "is still capturing" if is_claimed(self.directory) else "ended while capturing"
+            return f"the process {why}; read from its journal{lost}"
         if self.account is not None and self.account.get("complete") is False:
             return "the capture could not write everything; see account.json"
         return None
+
+    def unload(self) -> None:
+        """Forget everything read so far, to free memory; it is read again when asked for."""
+        for name in ("head", "records", "call_tree", "account", "_journal", "_index"):
+            self.__dict__.pop(name, None)
+        self.__dict__.pop("_frames_by_name", None)
 
     @property
     def tensor_directory(self) -> Path:

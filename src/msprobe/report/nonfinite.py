@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,10 +49,21 @@ def find_nonfinite(view: RankView) -> Nonfinite:
                 continue
             if mark:
                 marks[name] = mark
-    for outer in {outer for name in marks for outer in view.ancestors(name)} & marks.keys():
+    for outer in _enclosing(view, marks) & marks.keys():
         marks[outer] = PRESENT
     born = (name for name, mark in marks.items() if mark == BORN)
     return Nonfinite(marks=marks, first=next(born, next(iter(marks), None)))
+
+
+def _enclosing(view: RankView, names: Iterable[str]) -> set[str]:
+    """Return every record that one of `names` ran inside; each link is followed once."""
+    found: set[str] = set()
+    for name in names:
+        parent = view.parents.get(name)
+        while parent is not None and parent not in found:
+            found.add(parent)
+            parent = view.parents.get(parent)
+    return found
 
 
 def _mark(record: Record) -> str:

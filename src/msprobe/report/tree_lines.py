@@ -28,6 +28,8 @@ from msprobe.report.value_text import (
 
 _WIDE_FROM: Final = 110
 _STATISTICS: Final = ("min", "max", "mean", "norm")
+# Deeper calls are drawn no further to the right: nobody's terminal is that wide.
+_MAX_INDENT: Final = 100
 _MIN_NAME_WIDTH: Final = 16
 _MIN_KIND_WIDTH: Final = 16
 _ALARM: Final = "bold red"
@@ -143,6 +145,8 @@ def _section(
             mark = nonfinite.marks.get(node.name.full, "")
             yield _line(view, node, mark, lead, _label(node.name, parent_path), hidden)
         path = node.name.path if node.name.is_module else parent_path
+        if depth > _MAX_INDENT:
+            below = below[: -len(guides.bar)]
         last = len(children) - 1
         waiting += [
             (
