@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixing every source of chance, so that two runs can be compared."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as nn_functional
+
+from msprobe.errors import ConfigError, UnsupportedError
+
+_LARGEST_SEED: Final = 2**32 - 1  # what numpy takes
+_SOURCE: Final = "seed_all()"
+_NPU_ENVIRONMENT: Final = {
+    "HCCL_DETERMINISTIC": "True",
+    "LCCL_DETERMINISTIC": "1",
+    "CLOSE_MATMUL_K_SHIFT": "1",
+    "ATB_LLM_LCOC_ENABLE": "0",
+}
+
+
+def seed_all(
+    seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_enhanced: bool = False
+) -> None:
+    """Seed Python, numpy and torch (all devices) and ask for reproducible kernels.
+
+    Call it once at the start of the script, before data loaders and models are made. It has an
+    effect of its own whether or not anything is captured.
+
+    Args:
+        seed: 0 to 2**32 - 1.
+        mode: allow deterministic kernels only. They may be slower, and torch raises an error where
+            it has none.
+        rm_dropout: let dropout pass its input through (see `remove_dropout`).
+        is_enhanced: must be False. Putting the generators back before each random call would give
+            every call the same numbers, and never end loops that draw until they find a new one.
+
+    Raises:
+        ConfigError: an argument has a wrong type or range.
+        UnsupportedError: `is_enhanced` is asked for.
+    """
+    _check(seed, {"mode": mode, "rm_dropout": rm_dropout, "is_enhanced": is_enhanced})
+    if is_enhanced:
+        raise UnsupportedError(
+            "seed_all(): is_enhanced=True is not supported; use the seed alone, and "
+            '"record_rng": true in config.json to replay single random calls'
+        )
+    os.environ["PYTHONHASHSEED"] = str(seed)  # for processes started from here
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the generator that users' scripts share
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(mode)
+    _make_cuda_reproducible()
+    _make_npu_reproducible(seed)
+    if rm_dropout:
+        remove_dropout()
+
+
+def remove_dropout() -> None:
+    """Let dropout pass its input through, in existing models and new ones.
+
+    The functions of `torch.nn.functional` are replaced by ones with a probability of zero: every
+    dropout and ``scaled_dot_product_attention``. They draw no random numbers. Not reached: dropout
+    inside fused RNNs, ``torch.dropout``, and names that a script imported before the call.
+    """
+    for name, (_, replacement) in _dropouts().items():
+        setattr(nn_functional, name, replacement)
+
+
+def restore_dropout() -> None:
+    """Undo `remove_dropout`; functions that somebody else has replaced since are left alone."""
+    for name, (original, replacement) in _dropouts().items():
+        if getattr(nn_functional, name) is replacement:
+            setattr(nn_functional, name, original)
+
+
+def _check(seed: Any, switches: dict[str, Any]) -> None:
+    is_int = isinstance(seed, int) and not isinstance(seed, bool)
+    if not is_int or not 0 <= seed <= _LARGEST_SEED:
+        raise ConfigError("seed", seed, f"an integer from 0 to {_LARGEST_SEED}", source=_SOURCE)
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ConfigError(name, value, "True or False", source=_SOURCE)
+
+
+def _make_cuda_reproducible() -> None:
+    if not torch.cuda.is_available():
+        return
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    if torch.version.cuda:
+        # cuBLAS needs a fixed workspace to be reproducible (CUDA 10.2 and later).
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+
+def _make_npu_reproducible(seed: int) -> None:
+    npu = getattr(torch, "npu", None)
+    if npu is None or not npu.is_available():
+        return
+    npu.manual_seed_all(seed)
+    os.environ.update(_NPU_ENVIRONMENT)
+
+
+# The replacements are plain functions with torch's own signatures, so that `torch.jit.script` and
+# `torch.compile` accept them.
+
+_dropout = nn_functional.dropout
+_dropout1d = nn_functional.dropout1d
+_dropout2d = nn_functional.dropout2d
+_dropout3d = nn_functional.dropout3d
+_alpha_dropout = nn_functional.alpha_dropout
+_feature_alpha_dropout = nn_functional.feature_alpha_dropout
+_attention = nn_functional.scaled_dot_product_attention
+
+
+def _check_probability(p: float) -> None:
+    if p < 0.0 or p > 1.0:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+
+
+def _no_dropout(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    _check_probability(p)
+    return _dropout(input, 0.0, training, inplace)
+
+
+def _no_dropout1d(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    _check_probability(p)
+    return _dropout1d(input, 0.0, training, inplace)
+
+
+def _no_dropout2d(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    _check_probability(p)
+    return _dropout2d(input, 0.0, training, inplace)
+
+
+def _no_dropout3d(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    _check_probability(p)
+    return _dropout3d(input, 0.0, training, inplace)
+
+
+def _no_alpha_dropout(
+    input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Tensor:
+    _check_probability(p)
+    return _alpha_dropout(input, 0.0, training, inplace)
+
+
+def _no_feature_alpha_dropout(
+    input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Tensor:
+    _check_probability(p)
+    return _feature_alpha_dropout(input, 0.0, training, inplace)
+
+
+def _attention_without_dropout(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    _check_probability(dropout_p)
+    return _attention(
+        query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _dropouts() -> dict[str, tuple[Any, Any]]:
+    """Return name -> (torch's function, its replacement)."""
+    pairs: dict[str, tuple[Any, Any]] = {
+        "dropout": (_dropout, _no_dropout),
+        "dropout1d": (_dropout1d, _no_dropout1d),
+        "dropout2d": (_dropout2d, _no_dropout2d),
+        "dropout3d": (_dropout3d, _no_dropout3d),
+        "alpha_dropout": (_alpha_dropout, _no_alpha_dropout),
+        "feature_alpha_dropout": (_feature_alpha_dropout, _no_feature_alpha_dropout),
+    }
+    if "enable_gqa" in (_attention.__doc__ or ""):  # torch 2.5
+        pairs["scaled_dot_product_attention"] = (_attention, _attention_without_dropout)
+    return pairs
+
+
+def _take_names() -> None:
+    """Give the replacements torch's names: torch announces them to function modes as its own."""
+    for name, (original, replacement) in _dropouts().items():
+        replacement.__name__ = replacement.__qualname__ = name
+        replacement.__module__ = nn_functional.__name__
+        replacement.__doc__ = original.__doc__
+
+
+_take_names()
