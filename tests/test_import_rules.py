@@ -55,9 +55,15 @@ def room_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
+def is_for_type_checkers(node: ast.AST) -> bool:
+    """Return whether this is ``if TYPE_CHECKING:``, whose imports never happen at run time."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
 def walk(node: ast.AST, in_function: bool = False) -> Iterator[tuple[ast.AST, bool]]:
     for child in ast.iter_child_nodes(node):
         inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        inside = inside or is_for_type_checkers(child)
         yield child, inside
         yield from walk(child, inside)
 
