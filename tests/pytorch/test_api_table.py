@@ -404,6 +404,12 @@ class TestUserTable:
         assert table.lookup(F.batch_norm).writes is WriteEffect.UNVERSIONED
         assert table.lookup(torch.Tensor.add_).writes is WriteEffect.VERSIONED
 
+    def test_what_a_removed_function_may_write_unseen_is_banned(self):
+        entry = ApiTable.from_yaml(black_list=["_foreach_add_", "add_"]).lookup
+        assert entry(torch._foreach_add_).bans
+        assert not entry(torch.Tensor.add_).bans
+        assert not ApiTable().lookup(torch._foreach_add_).bans
+
     def test_names_may_be_added(self, tmp_path):
         table = ApiTable.from_yaml(self.write(tmp_path, "tensor: [item, detach]\n"))
         assert table.lookup(torch.Tensor.item).action is Action.RECORD

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from fnmatch import translate
 from functools import cache
@@ -323,8 +323,9 @@ class ApiTable:
         action = self._user_action(entry, func)
         if action is entry.action:
             return entry
-        fields = {name: getattr(entry, name) for name in ApiEntry.__slots__}
-        return ApiEntry(**fields | {"action": action})
+        # Nobody looks at an excluded call, so what it may write unseen is not to be relied on.
+        bans = entry.bans or entry.writes is WriteEffect.UNVERSIONED
+        return replace(entry, action=action, bans=bans)
 
     def _user_action(self, entry: ApiEntry, func: Any) -> Action:
         if entry.action is Action.BACKWARD_ENTRY:
