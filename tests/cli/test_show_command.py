@@ -83,6 +83,19 @@ def test_show_filter_limit_and_depth(capsys):
     assert "Functional.linear" not in out
 
 
+def test_show_only_what_is_not_finite(capsys):
+    _, out, _ = run(capsys, "show", PEER, "--nonfinite")
+    tree = out.partition("\n\n")[2]
+    assert "!!  Tensor.log.0 " in tree
+    assert "Functional.relu.0" in tree
+    assert "Functional.linear.0" not in tree
+    _, out, _ = run(capsys, "show", PEER, "linear", "--nonfinite")
+    assert "NaN/Inf   ! in 5 records" in out
+    assert "Functional" not in out
+    _, out, _ = run(capsys, "show", PEER, "--nonfinite", "--json")
+    assert len(json.loads(out)["values"]) == 5
+
+
 def test_show_as_json(capsys):
     code, out, _ = run(capsys, "show", PEER, "--json", "--limit", "2")
     assert code == 0

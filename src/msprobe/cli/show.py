@@ -26,6 +26,7 @@ examples:
   msprobe show dump                                  overview and tree of the first step
   msprobe show dump --step 2 --rank 0 --depth 2      only two levels of it
   msprobe show dump --filter '*attn*forward*'        calls whose record name fits
+  msprobe show dump --nonfinite                      calls with NaN or Inf; !! where they begin
   msprobe show dump layers.0.fc                      a module's records in detail
   msprobe show dump Functional.linear.0.forward      one record in detail
 """
@@ -55,6 +56,9 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
     parser.add_argument("--step", type=int, metavar="N", help="the step to show (the first)")
     parser.add_argument("--rank", metavar="R", help="the rank to show (the first)")
     parser.add_argument("--filter", metavar="GLOB", help="only records whose name fits")
+    parser.add_argument(
+        "--nonfinite", action="store_true", help="only records that hold a NaN or an infinity"
+    )
     parser.add_argument("--depth", type=_count, default=0, metavar="N", help="levels of the tree")
     parser.add_argument(
         "--limit",
@@ -74,22 +78,23 @@ def run(options: argparse.Namespace) -> int:
     dump = open_dump(options.dump)
     view = _choose_rank(dump, options.step, options.rank)
     selected = _select(view, options.name, options.filter)
+    if options.nonfinite:
+        selected = _keep_nonfinite(view, selected)
     if options.json:
         _print_json(dump, view, selected, options)
         return 0
     console = _console()
-    if options.name is not None and _are_few(view, selected):
-        _print_details(console, view, selected or [])
+    if options.name is not None and selected is not None and _are_few(view, selected):
+        _print_details(console, view, selected)
         return 0
     _print_tree(console, dump, view, selected, options)
     return 0
 
 
-def _are_few(view: RankView, selected: list[str] | None) -> bool:
+def _are_few(view: RankView, selected: list[str]) -> bool:
     """Return whether these records can all be shown in detail; structure dumps hold none."""
-    if selected is None or len(selected) > _MAX_DETAILS:
-        return False
-    return all(name in view.records for name in selected)
+    recorded = all(name in view.records for name in selected)
+    return recorded and 0 < len(selected) <= _MAX_DETAILS
 
 
 def _count(text: str) -> int:
@@ -121,6 +126,13 @@ def _select(view: RankView, name: str | None, pattern: str | None) -> list[str] 
         if not names:
             raise RecordNotFoundError(view.records_path, f"no record fits {pattern!r}")
     return names
+
+
+def _keep_nonfinite(view: RankView, names: list[str] | None) -> list[str]:
+    from msprobe.report.nonfinite import find_nonfinite
+
+    marks = find_nonfinite(view).marks
+    return [name for name in (view.records if names is None else names) if name in marks]
 
 
 def _find(view: RankView, wanted: str) -> list[str]:
@@ -202,7 +214,8 @@ def _print_json(
 ) -> None:
     from msprobe.report.as_json import overview_json, record_json, records_json
 
-    names = [name for name in selected or view.records if name in view.records]
+    wanted = view.records if selected is None else selected
+    names = [name for name in wanted if name in view.records]
     if options.name is not None and len(names) == 1:
         tree: Any = record_json(view, view.records[names[0]])
     else:
