@@ -10,7 +10,7 @@ from array import array
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe.capture.statistics import NATIVE, NonFinite, from_raw, native_module
@@ -53,6 +53,7 @@ def stats_strided(name, memory, shape, strides, offset=0):
     return from_raw(native.stats_strided(kind, address + start, shape, strides, readable))
 
 
+@settings(deadline=None)
 @given(st.data(), st.sampled_from(sorted(INTEGER_LIMITS)))
 def test_integers_are_exact(data, name):
     low, high = INTEGER_LIMITS[name]
@@ -64,6 +65,7 @@ def test_integers_are_exact(data, name):
     assert found.norm == pytest.approx(math.sqrt(sum(v * v for v in values)), rel=1e-15)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=True),

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe.capture.statistics import NATIVE, NonFinite
@@ -91,6 +91,7 @@ def numbers_of(t):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_bit_pattern_of_any_float_type(summarise, dtype, data):
     top = 2 ** (8 * dtype.itemsize - 1)
@@ -115,6 +116,7 @@ def test_all_codes_of_the_16_bit_types_together_and_the_finite_ones(summarise, d
 
 
 @pytest.mark.parametrize("dtype", SIGNED + UNSIGNED, ids=str)
+@settings(deadline=None)
 @given(data=st.data())
 def test_integers_are_exact(summarise, dtype, data):
     info = torch.iinfo(dtype)
@@ -234,6 +236,7 @@ def test_subnormal_numbers_count_even_when_the_thread_flushes_them():
         torch.set_flush_denormal(False)
 
 
+@settings(deadline=None)
 @given(st.permutations(range(60)))
 def test_the_order_of_the_elements_does_not_show_in_extremes_and_counts(summarise, order):
     x = torch.linspace(-3, 3, 60)
@@ -273,6 +276,7 @@ def views(draw):
     return t
 
 
+@settings(deadline=None)
 @given(views())
 def test_a_view_has_the_statistics_of_its_contiguous_copy(summarise, view):
     found, copy = summarise(view), summarise(view.clone(memory_format=torch.contiguous_format))

@@ -104,13 +104,17 @@ static double f16_value(uint16_t bits)
 
 #define ISA(name) name##_generic
 #define TARGET
-#define REGISTER_BYTES 16
+#define HAS_F16C 0
+/* Two 16-byte registers at a time: with one, halves of a register hold too few 16-bit numbers. */
+#define REGISTER_BYTES 32
 #include "_native_kernels.h"
 #undef ISA
 #undef TARGET
 #undef REGISTER_BYTES
+#undef HAS_F16C
 
 #if defined(__x86_64__)
+#define HAS_F16C 1
 #define ISA(name) name##_avx2
 #define TARGET __attribute__((target("avx2,f16c")))
 #define REGISTER_BYTES 32

@@ -3,7 +3,8 @@
  * The reductions of one block (at most BLOCK_BYTES) into a `struct total`.
  *
  * Included by _native.c once for each instruction set, with ISA(name) giving the names a suffix,
- * TARGET naming the set and REGISTER_BYTES its register width. The order of the additions is fixed
+ * TARGET naming the set, REGISTER_BYTES its register width and HAS_F16C whether it converts float16.
+ * The order of the additions is fixed
  * by LANES, not by the register width, and nothing is contracted, so every instruction set gives
  * the same bits.
  *
@@ -40,9 +41,9 @@ TARGET static inline ISA(vf32) ISA(load_bf16)(const void *p)
 
 TARGET static inline ISA(vf32) ISA(load_f16)(const void *p)
 {
-#if REGISTER_BYTES == 64
+#if HAS_F16C && REGISTER_BYTES == 64
     return (ISA(vf32))_mm256_cvtph_ps(_mm_loadu_si128(p));
-#elif REGISTER_BYTES == 32
+#elif HAS_F16C
     return (ISA(vf32))_mm_cvtph_ps(_mm_loadl_epi64(p));
 #else
     ISA(vu32) bits = __builtin_convertvector(*(const ISA(vu16) *)p, ISA(vu32));
