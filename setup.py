@@ -11,7 +11,7 @@ import sys
 
 from setuptools import Extension, setup
 
-# No contraction of a*b+c: the sums have the same bits on every machine. No vector crosses a function
+# No contraction of a*b+c: the sums have the same bits on every machine. Vectors cross no function
 # call that is not inlined, so the warning about that ABI does not apply.
 FLAGS = (
     []
