@@ -399,6 +399,31 @@ def scenario_fsdp(rank):
     return {"plain": train(None), "observed": train(recorder), "events": recorder.events}
 
 
+def scenario_ddp(rank):
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    def train(recorder):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        model.register_comm_hook(None, allreduce_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        undo = hook_collectives(recorder) if recorder else lambda: None
+        losses = []
+        for step in range(3):
+            torch.manual_seed(step * 2 + rank)
+            loss = model(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item().hex())
+        undo()
+        return losses, [p.detach().tolist() for p in model.parameters()]
+
+    recorder = Recorder()
+    return {"plain": train(None), "observed": train(recorder), "events": recorder.events}
+
+
 # --- the parent -----------------------------------------------------------------------------------
 
 
@@ -594,6 +619,16 @@ def test_fully_sharded_training_is_bit_identical_and_its_collectives_are_seen(sc
         assert any(name.startswith("reduce_scatter") for name in begun)
         ends = [event for event in result["events"] if event[0] == "end"]
         assert len(ends) * 2 == len(result["events"])
+
+
+def test_a_communication_hook_of_ddp_works_on_and_its_buffers_are_not_guessed_at(scenario):
+    for result in scenario("ddp"):
+        assert result["observed"] == result["plain"]
+        begun = [event for event in result["events"] if event[0] == "begin"]
+        ends = [event for event in result["events"] if event[0] == "end"]
+        assert len(begun) == len(ends) >= 3
+        # The hook goes on in a callback of the future: nobody waits for the work itself.
+        assert {event[3] for event in ends} == {False}
 
 
 class TestInstallation:

@@ -77,11 +77,17 @@ class PendingWorks:
         """Finish everything: as readable where the work is done, as unreadable elsewhere."""
         for key, (work_ref, _) in list(self._waiting.items()):
             work = work_ref()
-            if work is not None and self._is_completed(work):
+            if work is not None and self._is_over(work):
                 self._done(key)
         for key in list(self._waiting):
             self._forget(key, None)
         self._finish_lost()
+
+    def _is_over(self, work: Any) -> bool:
+        try:
+            return self._is_completed(work)
+        except RuntimeError:  # works of other backends need not implement it
+            return False
 
     def _reporting(self, name: str) -> Callable[..., Any]:
         original = getattr(self._class, name)
