@@ -57,7 +57,7 @@ def test_show_prints_overview_and_tree(capsys):
 def test_show_one_record(capsys):
     code, out, _ = run(capsys, "show", PEER, "Functional.linear.0.forward")
     assert code == 0
-    assert "inside    Module.backward_0.0.Linear.forward.0" in out
+    assert "inside      Module.backward_0.0.Linear.forward.0" in out
     assert "train.py:11 in forward" in out
     assert "Functional.linear.0.forward.input.0.pt" in out
 

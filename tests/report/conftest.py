@@ -191,6 +191,8 @@ def write_calls(dump) -> None:
             "remarks": {"output.0": "no gradient arrived"},
         },
     )
+    for order in (20, 21):
+        call(dump, order, f"Tensor.add_.{order - 20}.forward", "optimizer", {"output": [x]})
     dump.put_record(
         "Module.layers.0.Block.parameters_grad", 13, {"weight": [tensor((768, 256), -70000.0, 1e5)]}
     )

@@ -82,7 +82,7 @@ def test_depth_and_limit_say_what_they_hide(sample):
     assert "+8 inside" in lines
     assert "Tensor.any.0" not in lines
     lines = text_of(tree(view, width=120, limit=3))
-    assert "11 more calls" in lines
+    assert "14 more calls" in lines
     assert "Functional.embedding.0" in lines
 
 
@@ -108,6 +108,27 @@ def test_nan_from_outside_is_reported_at_its_first_appearance(tmp_path):
     found = find_nonfinite(view_of(tmp_path))
     assert found.first == "Functional.relu.0.forward"
     assert set(found.marks.values()) == {"!"}
+
+
+def test_nan_from_a_literal_begins_in_the_call_and_not_in_its_backward(tmp_path):
+    good = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [], "Max": 1.0}
+    nan = {**good, "Max": math.nan}
+    data = {
+        "Tensor.mul.0.forward": {"input_args": [good, {"type": "float", "value": math.nan}]},
+        "Tensor.sum.0.forward": {"input_args": [nan], "output": [nan]},
+        "Tensor.sum.0.backward": {"input": [good], "output": [nan]},
+        "Tensor.exp.0.forward": {"input_args": [good], "output": [good]},
+        "Tensor.exp.0.backward": {"input": [good], "output": [nan]},
+    }
+    data["Tensor.mul.0.forward"]["output"] = [nan]
+    (tmp_path / "rank").mkdir()
+    (tmp_path / "rank" / "dump.json").write_text(json.dumps({"data": data}))
+    assert find_nonfinite(view_of(tmp_path)).marks == {
+        "Tensor.mul.0.forward": "!!",
+        "Tensor.sum.0.forward": "!",
+        "Tensor.sum.0.backward": "!",
+        "Tensor.exp.0.backward": "!!",
+    }
 
 
 def test_marks_stand_out_with_and_without_colour(sample):

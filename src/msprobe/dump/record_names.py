@@ -114,11 +114,13 @@ def parse_record_name(name: str, *, level: str | None = None) -> RecordName:
     return parsed
 
 
-def backward_name(forward: RecordName) -> str:
-    """Return the name of the record with the gradients of the call that `forward` names."""
-    if forward.is_module:
-        return f"{forward.base}.backward.{forward.index}"
-    return f"{forward.base}.{forward.index}.backward"
+def forward_name(name: RecordName) -> str | None:
+    """Return the name of the forward record that belongs to a backward record; None for others."""
+    if name.kind is not RecordKind.BACKWARD or name.index is None:
+        return None
+    if name.is_module:
+        return f"{name.base}.forward.{name.index}"
+    return f"{name.base}.{name.index}.forward"
 
 
 def _number(text: str) -> int | None:

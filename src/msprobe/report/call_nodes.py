@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -57,12 +57,7 @@ def call_forest(view: RankView, selected: set[str] | None = None) -> dict[str, l
         view: the rank.
         selected: keep only these records and what encloses them; None keeps all.
     """
-    parents = {
-        # construct.json also has bare groups: "optimizer", "clip_grad".
-        name: parent
-        for name, parent in view.parents.items()
-        if view.records.parsed(name).kind is not RecordKind.OTHER
-    }
+    parents = _with_groups(view.parents)
     wanted = _with_ancestors(parents, selected)
     nodes = {
         name: CallNode(view.records.parsed(name), name in view.records)
@@ -70,6 +65,21 @@ def call_forest(view: RankView, selected: set[str] | None = None) -> dict[str, l
         if wanted is None or name in wanted
     }
     return _sections(nodes, _acyclic(parents))
+
+
+def _with_groups(parents: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the links with groups (``optimizer``, ``clip_grad``) at the place of their first call.
+
+    A group need not be an entry of its own, and one without calls is left out.
+    """
+    groups = {parent for parent in parents.values() if parent is not None and "." not in parent}
+    result: dict[str, str | None] = {}
+    for name, parent in parents.items():
+        if parent in groups:
+            result.setdefault(parent, None)
+        if "." in name or name in groups:
+            result.setdefault(name, parent)
+    return result
 
 
 def _with_ancestors(parents: dict[str, str | None], selected: set[str] | None) -> set[str] | None:

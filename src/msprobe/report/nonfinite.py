@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.record_views import Leaf, Record, ScalarValue, TensorValue
+from msprobe.dump.record_names import forward_name
+from msprobe.dump.record_views import Leaf, Record, TensorValue
 from msprobe.errors import DumpFormatError
 
 # Signs beside a record, for readers without colour too.
@@ -35,7 +35,8 @@ def find_nonfinite(view: RankView) -> Nonfinite:
     """Look for NaN and infinities in the statistics of a rank.
 
     They begin in a call whose results have some although its arguments have none. Of calls inside
-    each other only the innermost counts. Records without a NaN or infinity are not even parsed.
+    each other only the innermost counts, and a backward call only if its forward call, whose values
+    it works with, has none. Records without a NaN or infinity are not even parsed.
 
     Raises:
         DumpFormatError: the rank's files are damaged (single damaged records are passed over).
@@ -51,6 +52,9 @@ def find_nonfinite(view: RankView) -> Nonfinite:
                 marks[name] = mark
     for outer in _enclosing(view, marks) & marks.keys():
         marks[outer] = PRESENT
+    for name in marks:
+        if forward_name(view.records.parsed(name)) in marks:
+            marks[name] = PRESENT
     born = (name for name, mark in marks.items() if mark == BORN)
     return Nonfinite(marks=marks, first=next(born, next(iter(marks), None)))
 
@@ -84,9 +88,5 @@ def _mark(record: Record) -> str:
 
 
 def _is_nonfinite(leaf: Leaf) -> bool:
-    if isinstance(leaf, TensorValue):
-        return leaf.has_nan or leaf.has_inf
-    # A mask is often filled with a scalar -inf on purpose, so of scalars only NaN counts.
-    return (
-        isinstance(leaf, ScalarValue) and isinstance(leaf.value, float) and math.isnan(leaf.value)
-    )
+    # Scalars do not count: a mask is filled with -inf on purpose, and a literal NaN is a beginning.
+    return isinstance(leaf, TensorValue) and (leaf.has_nan or leaf.has_inf)

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.record_names import RecordKind, RecordName
+from msprobe.dump.record_names import RecordKind, RecordName, forward_name
 from msprobe.dump.record_views import Leaf, Record, TensorValue, part_label
 from msprobe.report.grid import Cell, Column, cut_middle, heading, row
 from msprobe.report.value_text import (
@@ -28,6 +28,7 @@ from msprobe.report.value_text import (
 _FRAME: Final = re.compile(r"File (?P<path>.*), line (?P<line>\d+), in (?P<function>.*)", re.DOTALL)
 _LIBRARY: Final = re.compile(r"(^|[/\\])(site-packages|dist-packages|torch|mindspore)[/\\]")
 _STATISTICS: Final = ("min", "max", "mean", "norm")
+_LABEL_WIDTH: Final = 14
 _ALARM: Final = "bold red"
 # Shown in the columns already, or only of use to programs.
 _SHOWN_KEYS: Final = frozenset(
@@ -47,7 +48,8 @@ def record_lines(view: RankView, record: Record, *, width: int) -> Iterator[Text
     chain = view.ancestors(name.full)
     for position, ancestor in enumerate(chain):
         yield _fact("inside" if position == 0 else "", plain(ancestor))
-    frames = view.frames(_forward_name(name))
+    # Stacks are kept of forward calls only.
+    frames = view.frames(forward_name(name) or name.full)
     if frames:
         where, code = _frame_parts(_user_frame(frames))
         yield _fact("source", where)
@@ -76,7 +78,7 @@ def _stack(frames: list[str], width: int) -> Iterator[Text]:
 
 
 def _fact(label: str, text: str, style: str = "") -> Text:
-    return Text.assemble((f"  {label}".ljust(12), "dim"), (text, style), end="")
+    return Text.assemble((f"  {label}".ljust(_LABEL_WIDTH), "dim"), (text, style), end="")
 
 
 def _note(key: str, value: object) -> Iterator[Text]:
@@ -105,15 +107,6 @@ def _description(name: RecordName) -> str:
         case RecordKind.DEBUG:
             return plain(f"value {name.path}, save(){number}")
     return "a record of no known kind"
-
-
-def _forward_name(name: RecordName) -> str:
-    """Stacks are kept of forward calls only; a backward call shows that of its forward."""
-    if name.kind is not RecordKind.BACKWARD or name.index is None:
-        return name.full
-    if name.is_module:
-        return f"{name.base}.forward.{name.index}"
-    return f"{name.base}.{name.index}.forward"
 
 
 def _is_library(parts: tuple[str, str]) -> bool:

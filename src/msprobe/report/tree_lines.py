@@ -64,10 +64,17 @@ class TreeOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """How a call is called in the tree; `tail` is of less weight, such as a module's class."""
+    """How a call is called in the tree.
+
+    Attributes:
+        text: its name.
+        tail: what is of less weight, such as a module's class.
+        short: stands in for the name where room is short.
+    """
 
     text: str
     tail: str = ""
+    short: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +196,9 @@ class _Guides:
 def _label(name: RecordName, parent_path: str) -> _Label:
     number = f" #{name.index}" if name.index else ""
     if name.kind in (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED):
-        path = "" if name.path == parent_path else f"{name.path} "
-        return _Label(plain(f"{path}{name.kind}{number}"))
+        if name.path == parent_path:
+            return _Label(f"{name.kind}{number}")
+        return _Label(plain(name.path), f" {name.kind}{number}")
     number += f" pass {name.backward_pass}" if name.backward_pass else ""
     number += " (recompute)" if name.recompute else ""
     if name.is_module:
@@ -200,14 +208,16 @@ def _label(name: RecordName, parent_path: str) -> _Label:
     # The number belongs to an API's name: without it, no call can be told from the next.
     index = "" if name.index is None else f".{name.index}"
     extra = number.removeprefix(f" #{name.index}")
-    return _Label(plain(f"{name.prefix}.{name.path}{index}".removeprefix(".")), extra)
+    short = plain(f"{name.path}{index}")
+    return _Label(plain(f"{name.prefix}.") + short if name.prefix else short, extra, short)
 
 
 def _line(
     view: RankView, node: CallNode, mark: str, lead: str, label: _Label, hidden: int
 ) -> _Line:
     if not node.is_recorded:
-        remark = "not recorded" if len(view.records) else ""
+        is_call = node.name.kind is not RecordKind.OTHER
+        remark = "not recorded" if is_call and len(view.records) else ""
         return _Line(lead=lead, label=label, hidden=hidden, remark=remark)
     try:
         record = view.records[node.name.full]
@@ -290,7 +300,7 @@ class _Layout:
         lead = _shortened(line.lead, self.columns[1].width)
         cells = [
             Cell(line.mark, alarm),
-            Cell(line.label.text, name_style, lead, _tail(line)),
+            Cell(self._name(line, lead), name_style, lead, _tail(line)),
             Cell(_kind(line, self.is_wide), _kind_style(line)),
         ]
         for column in self.columns[3:]:
@@ -298,6 +308,10 @@ class _Layout:
             text = number_text(value, column.width) if line.tensor else ""
             cells.append(Cell(text, _ALARM if is_nonfinite(value) else ""))
         return row(self.columns, cells, self.gap)
+
+    def _name(self, line: _Line, lead: str) -> str:
+        fits = cell_len(lead + line.label.text) <= self.columns[1].width
+        return line.label.text if fits else line.label.short or line.label.text
 
 
 def _tail(line: _Line) -> str:
