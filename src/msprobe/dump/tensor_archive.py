@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import pickletools
 import struct
+import warnings
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -156,7 +157,11 @@ def _is_big_endian(path: Path, archive: zipfile.ZipFile, prefix: str) -> bool:
 
 def _layout(path: Path, pickled: bytes) -> _Layout:
     try:
-        return _read_tensor_call(_PickleAsData().run(pickled))
+        with warnings.catch_warnings():
+            # pickletools warns of bad escapes in text of protocol 0, which torch never writes.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            tree = _PickleAsData().run(pickled)
+        return _read_tensor_call(tree)
     except SpecialTensorError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as exc:
