@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,25 @@ def test_nan_and_infinity_in_every_spelling(tmp_path, written, read, one_line):
     assert view.records.may_be_nonfinite("Functional.relu.0.forward")
 
 
+ODD_NAMES = ["a.b.0.forward", 'quo"te\\', '\n  "x": {', "é\ud800", "", "data", " }"]
+
+
+@pytest.mark.parametrize("indent", [None, 0, 1, 2, "\t"])
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("count", [0, 1, len(ODD_NAMES)])
+def test_formatting_makes_no_difference(tmp_path, indent, order, count):
+    inner = {"output": [None, "\n }\n}", {"data": {"": [], "b": {}}}, 1.5, {}], "data": {"x": None}}
+    data = {name: [inner, None, [], "text"][number % 4] for number, name in enumerate(ODD_NAMES)}
+    data = dict(list(data.items())[:count])
+    tree = {"task": "x", "level": "L0", "framework": "pytorch", "extra": {"data": {}}, "data": data}
+    (tmp_path / "rank").mkdir()
+    text = json.dumps(dict(list(tree.items())[::order]), indent=indent)
+    (tmp_path / "rank" / "dump.json").write_text(text)
+    view = only_rank(tmp_path)
+    assert {name: record.data for name, record in view.records.items()} == data
+    assert (view.head.task, view.head.level) == ("x", "L0")
+
+
 def test_a_line_break_inside_a_value_is_not_taken_for_the_end_of_a_record(tmp_path):
     text = '{"task":"statistics","level":"L1","framework":"pytorch","data":{'
     text += '\n"a": {"output":[\nnull]},\n"b": {"output":[null,\nnull]}\n}}'
@@ -315,14 +335,20 @@ def test_nothing_there_is_said_plainly(tmp_path):
         msprobe.open_dump(tmp_path)
 
 
-def test_a_dump_of_100_000_records_opens_in_a_second(tmp_path):
-    import time
-
-    line = json.dumps({"input_args": [TENSOR] * 3, "input_kwargs": {}, "output": [TENSOR]})
-    head = '{"task":"statistics","level":"L1","framework":"pytorch","dump_data_dir":null,"data":{'
-    lines = ",\n".join(f'"Functional.linear.{n}.forward": {line}' for n in range(100_000))
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_dump_of_100_000_records_opens_in_a_second(tmp_path, indent):
+    record = {"input_args": [TENSOR] * 3, "input_kwargs": {}, "output": [TENSOR]}
+    names = [f"Functional.linear.{n}.forward" for n in range(100_000)]
+    if indent:
+        line = json.dumps(record, indent=1).replace("\n", "\n  ")
+        lines = ",".join(f'\n  "{name}": {line}' for name in names)
+        text = f'{{\n "task": "statistics",\n "data": {{{lines}\n }}\n}}'
+    else:
+        line = json.dumps(record)
+        lines = ",".join(f'\n"{name}": {line}' for name in names)
+        text = f'{{"task":"statistics","data":{{{lines}\n}}}}'
     (tmp_path / "rank").mkdir()
-    (tmp_path / "rank" / "dump.json").write_text(f"{head}\n{lines}\n}}}}")
+    (tmp_path / "rank" / "dump.json").write_text(text)
     begin = time.process_time()
     view = only_rank(tmp_path)
     assert len(view.records) == 100_000

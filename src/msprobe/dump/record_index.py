@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of a ``dump.json``, found without parsing them.
 
-msprobe writes one record a line, so names and positions come from a scan for line breaks: 100,000
-records open in well under a second. Any other formatting (the peer's, with indent 1) is parsed
-whole. Either way a record becomes a Python object only when it is asked for.
+msprobe writes one record a line, and mindstudio-probe indents by one space a level, so names and
+positions come from a scan for line breaks (a JSON string cannot hold one): 100,000 records open in
+well under a second, and become Python objects only when they are asked for. Any other formatting is
+parsed whole.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ _MAX_HEAD_BYTES: Final = 64 << 10
 _HEAD_END: Final = re.compile(rb'"data"\s*:\s*\{$')
 _KEY: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:\s*')
 _TAIL: Final = re.compile(rb"\s*\}\s*\}\s*\Z")
+_INDENTED_DATA: Final = re.compile(rb'\n "data": \{(?=\n)')
+_INDENTED_KEY: Final = re.compile(rb'\n  "((?:[^"\\\n]|\\.)*)": ')
+_INDENTED_TAIL: Final = re.compile(rb"\n \}\n\}\s*\Z")
+_COMMA: Final = ord(",")
 _NONFINITE_WORDS: Final = (b"NaN", b"nan", b"Infinity", b'"inf', b'"-inf')
 
 
@@ -97,7 +102,10 @@ def read_record_index(path: Path) -> RecordIndex:
         DumpFormatError: it cannot be read, is truncated, or is no dump file.
     """
     buffer = read_bytes(path)
-    return _scan_lines(path, buffer) or _parse_whole(path, buffer)
+    index = _scan_lines(path, buffer)
+    if index is None:
+        index = _scan_indented(path, buffer)
+    return _parse_whole(path, buffer) if index is None else index
 
 
 def read_json_object(path: Path) -> dict[str, JsonTree]:
@@ -194,6 +202,31 @@ def _scan_entries(buffer: bytes, position: int, stop: int) -> dict[str, Span] | 
         entries[name] = Span(key.end(), end)
         position = line_end + 1
     return entries
+
+
+def _scan_indented(path: Path, buffer: bytes) -> RecordIndex | None:
+    """Index a file as ``json.dump(…, indent=1)`` writes it; None if it is formatted otherwise."""
+    opening = _INDENTED_DATA.search(buffer, 0, _MAX_HEAD_BYTES)
+    tail = _INDENTED_TAIL.search(buffer, max(len(buffer) - 64, 0))
+    if opening is None or tail is None:
+        return None
+    try:
+        head = parse_json(buffer[: opening.end()] + b"}}")
+    except JSON_ERRORS:
+        return None
+    entries: dict[str, Span] = {}
+    keys = list(_INDENTED_KEY.finditer(buffer, opening.end(), tail.start()))
+    ends = [key.start() - 1 for key in keys[1:]]
+    # Each record but the last is followed by a comma; the first follows the opening at once.
+    if not keys or keys[0].start() != opening.end() or any(buffer[end] != _COMMA for end in ends):
+        return None
+    for key, end in zip(keys, [*ends, tail.start()], strict=True):
+        name = _key_text(key[1])
+        if name is None:
+            return None
+        entries[name] = Span(key.end(), end)
+    del head["data"]
+    return RecordIndex(path, head, entries, buffer)
 
 
 def _key_text(raw: bytes) -> str | None:
