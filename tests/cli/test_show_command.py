@@ -224,8 +224,17 @@ def test_version_and_help():
     assert shell("--version").stdout == f"msprobe {msprobe.__version__}\n"
     assert "show" in shell("--help").stdout
     assert "--filter" in shell("show", "--help").stdout
-    assert shell().returncode == 2
-    assert shell("frobnicate").returncode == 2
+    assert "\n  msprobe show dump --nonfinite " in shell("show", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("frobnicate",), ("show",), ("show", "d", "--step", "x")]
+)
+def test_wrong_arguments_are_one_line(arguments):
+    done = shell(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "--help" in done.stderr
 
 
 def test_a_pipe_gets_whole_names_and_no_colour():

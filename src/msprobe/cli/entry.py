@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from msprobe.cli import repair, schema, show
 from msprobe.errors import MsprobeError
@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     from rich_argparse import RichHelpFormatter
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="msprobe",
         description="Find where a training run first goes wrong, and whether it is a bug or "
         "rounding.",
@@ -67,6 +67,13 @@ def build_parser() -> argparse.ArgumentParser:
     for verb in _VERBS:
         verb.add_parser(verbs, RichHelpFormatter)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, like every other error, instead of with the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 class _PrintVersion(argparse.Action):

@@ -23,28 +23,27 @@ _MAX_DETAILS: Final = 3
 
 _EXAMPLES: Final = """\
 examples:
-  msprobe show dump                                  overview and tree of the first step
-  msprobe show dump --step 2 --rank 0 --depth 2      only two levels of it
-  msprobe show dump --filter '*attn*forward*'        calls whose record name fits
-  msprobe show dump --nonfinite                      calls with NaN or Inf; !! where they begin
-  msprobe show dump layers.0.fc                      a module's records in detail
-  msprobe show dump Functional.linear.0.forward      one record in detail
+  msprobe show dump                            overview and tree of the first step
+  msprobe show dump --step 2 --depth 2         only two levels of the tree of step 2
+  msprobe show dump --filter '*attn*forward*'  calls whose record name fits
+  msprobe show dump --nonfinite                calls with NaN or Inf; !! where they begin
+  msprobe show dump layers.0.fc                a module's records in detail
+  msprobe show dump Tensor.add.0.forward       one record in detail
 """
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
+def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
     """Add the verb to the command line."""
 
-    class Formatter(argparse.RawDescriptionHelpFormatter, formatter):  # type: ignore[valid-type,misc]
-        """Keep the lines of the examples."""
+    from rich_argparse import RawDescriptionRichHelpFormatter
 
     parser = verbs.add_parser(
         "show",
         help="look into a dump: overview, tree of calls, one record in detail",
-        description="Show what a dump holds: an overview and the tree of modules and APIs with "
+        description="Show what a dump holds: an overview and the tree of modules and APIs with\n"
         "their statistics, or with NAME one record in detail.",
         epilog=_EXAMPLES,
-        formatter_class=Formatter,
+        formatter_class=RawDescriptionRichHelpFormatter,
     )
     parser.add_argument("dump", metavar="DUMP", help="a dump path, a step or rank folder, a file")
     parser.add_argument(
