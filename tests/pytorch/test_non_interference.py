@@ -40,11 +40,11 @@ def reference(family: str) -> Fingerprint:
 
 def assert_recorded_something(run: ObservedRun) -> None:
     """A test of a tool that recorded nothing would prove nothing."""
+    assert run.failures(STEPS) == []
     for step in range(STEPS):
         assert run.account(step)["complete"]
-        if run.setting.task != "overflow_check":
+        if run.setting.task not in ("overflow_check", "structure"):
             assert len(run.records(step)) >= 3
-    assert run.failures(STEPS) == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -111,9 +111,9 @@ def test_kernel_level_runs_every_family(family: str, task: str, tmp_path: Path) 
         losses = []
         for step in range(2):
             with run.step_of(case.model):
-                losses.append(float(case.run_step(step)))
+                losses.append(case.run_step(step).item())
     again = FAMILIES[family](SEED)
-    expected = [float(again.run_step(step)) for step in range(2)]
+    expected = [again.run_step(step).item() for step in range(2)]
     assert losses == pytest.approx(expected, rel=1e-3)
     assert len(run.records()) >= 3
     assert run.failures(2) == []

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
 from typing import Any, Final
 
 import torch
-from msgspec import UNSET
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import Parameter
 
 from msprobe.capture.call import Draft
@@ -32,6 +33,7 @@ from msprobe.dump.records import TensorRecord
 from msprobe.pytorch.checksum import crc32_hex
 from msprobe.pytorch.describing import describe, placements_of, tensor_type
 from msprobe.pytorch.memo import Memo, Value
+from msprobe.pytorch.readable import readable
 from msprobe.pytorch.stack_traits import classify
 from msprobe.pytorch.statistics import DeviceBatch, summarise
 from msprobe.pytorch.tensor_payload import TensorFile, snapshot
@@ -40,6 +42,7 @@ from msprobe.pytorch.tensor_payload import TensorFile, snapshot
 TENSOR_TYPES: Final = (Tensor, Parameter)
 
 _INFINITY: Final = math.inf
+_transforms_active: Final = torch._C._are_functorch_transforms_active
 
 
 class TorchAdapter:
@@ -91,8 +94,18 @@ class TorchAdapter:
         self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool = False
     ) -> TensorRecord:
         """Return the record of a tensor; see `msprobe.capture.adapter.Adapter`."""
-        if type(tensor) not in TENSOR_TYPES or torch._C._are_functorch_transforms_active():
-            return self._record_unusual(tensor, draft, path, is_gradient=is_gradient)
+        try:
+            if type(tensor) in TENSOR_TYPES and not _transforms_active() and not tensor.is_nested:
+                return self._record_plain(tensor, draft, path, is_gradient=is_gradient)
+            with _outside_transforms():
+                return self._record_unusual(tensor, draft, path, is_gradient=is_gradient)
+        except Exception as error:  # noqa: BLE001 - one odd tensor must not cost the record
+            note = f"unreadable: {type(error).__name__}: {error}"[:200]
+            return TensorRecord(tensor_type(tensor), str(tensor.dtype), (), note=note)
+
+    def _record_plain(
+        self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool
+    ) -> TensorRecord:
         if self._slices:
             tensor = crop(tensor, self._slices)
         value = self._value_of(tensor)
@@ -144,7 +157,7 @@ class TorchAdapter:
         self, tensor: Tensor, record: TensorRecord, value: Value, draft: Draft, path: str
     ) -> None:
         if self._md5:
-            if value.md5 is None and record.note is UNSET:
+            if value.md5 is None:
                 value.md5 = crc32_hex(tensor)
             record.md5 = value.md5
         if draft.held is not None:
@@ -204,10 +217,8 @@ class TorchAdapter:
     def _record_unusual(
         self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool
     ) -> TensorRecord:
-        try:
-            shape = tuple(int(size) for size in tensor.shape)
-        except RuntimeError:  # strided nested tensors have no regular shape
-            shape = (tensor.size(0),)
+        held = readable(tensor) if tensor.is_nested else tensor
+        shape = tuple(held.shape) if isinstance(held, Tensor) else ()
         summary = summarise(tensor)
         record = TensorRecord(
             tensor_type(tensor),
@@ -254,6 +265,13 @@ class TorchAdapter:
             record.max, record.min = summary.max, summary.min
             record.mean, record.norm = summary.mean, summary.norm
             self._add_details(record, summary, draft)
+
+
+def _outside_transforms() -> AbstractContextManager[object]:
+    """Return a context in which vmap and its like do not wrap what we compute."""
+    if not _transforms_active():
+        return nullcontext()
+    return temporarily_clear_interpreter_stack()  # type: ignore[no-untyped-call,no-any-return]
 
 
 def crop(tensor: Tensor, slices: Sequence[Slice]) -> Tensor:

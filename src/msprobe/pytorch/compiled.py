@@ -4,11 +4,18 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import Any, Final
 
 import torch
 
 from msprobe.capture.session import Session
 from msprobe.config import CompileMode
+
+
+# torch says this when a compiled module is called while global hooks are on. That its wrapper is
+# recorded beside the module itself is what a reader of the dump expects.
+_HOOK_WARNING: Final = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 def run_eagerly(session: Session) -> None:
@@ -17,7 +24,10 @@ def run_eagerly(session: Session) -> None:
     Importing dynamo costs about a second, so it is only asked when it is loaded already. A stance
     that the user sets meanwhile is left alone.
     """
-    if "torch._dynamo" not in sys.modules or session.config.compile is CompileMode.MODULES_ONLY:
+    if "torch._dynamo" not in sys.modules:
+        return
+    _silence_hook_warning(session)
+    if session.config.compile is CompileMode.MODULES_ONLY:
         return
     from torch._dynamo import eval_frame  # noqa: PLC0415 - loaded already, see above
 
@@ -27,11 +37,27 @@ def run_eagerly(session: Session) -> None:
     before = eval_frame._stance
     torch.compiler.set_stance("force_eager")
     ours = eval_frame._stance
-    session.account.note("compiled code ran eagerly")
+    if eval_frame.cached_backends:  # something was compiled
+        session.account.note("compiled code ran eagerly")
 
     def restore() -> None:
         if eval_frame._stance is ours:
             torch.compiler.set_stance(before.stance)
+
+    session.undo.callback(restore)
+
+
+def _silence_hook_warning(session: Session) -> None:
+    warnings.filterwarnings("ignore", message=_HOOK_WARNING, category=UserWarning)
+    ours = warnings.filters[0]
+
+    def restore() -> None:
+        filters: list[Any] = warnings.filters  # type: ignore[assignment]
+        for index, entry in enumerate(filters):
+            if entry is ours:
+                del filters[index]
+                warnings._filters_mutated()  # type: ignore[attr-defined]
+                return
 
     session.undo.callback(restore)
 

@@ -121,6 +121,8 @@ class ModuleObserver:
             self._after, with_kwargs=True, always_call=True
         )
         undo.callback(after.remove)
+        # The handle forgets this table (torch 2.13), and torch then believes that a hook is on.
+        undo.callback(module_code._global_forward_hooks_with_kwargs.pop, after.id, None)
         undo.callback(self._open.clear)
 
     # -- before --------------------------------------------------------------------------------
