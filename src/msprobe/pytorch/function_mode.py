@@ -20,8 +20,10 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
+from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Found
 from msprobe.config import RiskLevel
+from msprobe.pytorch import mode_stack
 from msprobe.pytorch.adapter import TENSOR_TYPES, TorchAdapter
 from msprobe.pytorch.api_table import Action, ApiEntry, ApiTable, WriteEffect, is_kept_at
 from msprobe.pytorch.checkpoint import Recomputations
@@ -36,16 +38,26 @@ _clock: Final = time.perf_counter
 _HANDLE_CODE: Final = overrides.handle_torch_function.__code__
 _redispatch: Final = getattr(overrides, "redispatch_function", None)
 _is_grad_enabled: Final = torch.is_grad_enabled
+_functions_enabled: Final = torch._C._is_torch_function_enabled
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 _RESULT_ENTRIES: Final = frozenset({torch.autograd.grad})
 
 
-class _Open:
-    """What is kept of an API call between its begin and its end."""
+class OpenCall:
+    """What is kept of an API call between its begin and its end.
+
+    Attributes:
+        call: the call.
+        edges: where its inputs hang in the graph; None when no gradients are taken.
+        foreign: storages that it received.
+        found: its tensors.
+        random: compares the random state, for calls that draw numbers.
+    """
 
     __slots__ = ("call", "edges", "foreign", "found", "random")
 
     def __init__(self, call: Call) -> None:
+        """Create it for a call that begins."""
         self.call = call
         self.found: Found = []
         self.edges: InputEdges | None = None
@@ -54,7 +66,12 @@ class _Open:
 
 
 class ApiObserver(TorchFunctionMode):
-    """Turns API calls into events of the session."""
+    """Turns API calls into events of the session.
+
+    Attributes:
+        session: receives the events.
+        muted: above 0, calls are watched for the memo but not recorded.
+    """
 
     def __init__(
         self,
@@ -62,6 +79,7 @@ class ApiObserver(TorchFunctionMode):
         adapter: TorchAdapter,
         table: ApiTable,
         recomputations: Recomputations,
+        redispatch: Callable[..., Any] | None = _redispatch,
     ) -> None:
         """Create it, not yet installed.
 
@@ -70,17 +88,29 @@ class ApiObserver(TorchFunctionMode):
             adapter: its memo learns of births and writes.
             table: says what each function is.
             recomputations: recognises repeated calls of checkpointed code.
+            redispatch: torch's way to run a function with the mode on inside; None where torch has
+                none, then the engine's entry must be observed (see `engine_entry`).
         """
         super().__init__()
-        self._session = session
+        self.session = session
         self._adapter = adapter
         self._memo = adapter.memo
         self._table = table
         self._recomputations = recomputations
         self._risk = session.config.risk_level
         self._keeps_rng = session.config.record_rng
-        # Inside a wrapped API of the user's, and while only one module is dumped: watch, not record.
+        self._redispatch = redispatch
+        # Inside a registered API and while one module alone is dumped.
         self.muted = 0
+
+    def is_on(self) -> bool:
+        """Return whether a call made here and now, in this thread, would reach this mode."""
+        return (
+            self.session.observing
+            and _functions_enabled()
+            and mode_stack.is_installed(self)
+            and not is_tracing()
+        )
 
     def __torch_function__(
         self,
@@ -92,7 +122,7 @@ class ApiObserver(TorchFunctionMode):
         """Handle one call; the result is always that of the user's call."""
         if kwargs is None:
             kwargs = {}
-        session = self._session
+        session = self.session
         if not session.observing or is_tracing():
             return func(*args, **kwargs)
         entry = self._table.lookup(func)
@@ -115,7 +145,7 @@ class ApiObserver(TorchFunctionMode):
         except BaseException as error:
             # Only to note it: the user's exception goes on unchanged.
             if opened is not None:
-                quietly(session, "api error", self._raised, opened, error)
+                quietly(session, "api error", self.raised, opened, error)
             raise
         started = _clock()
         quietly(session, "api end", self._end, entry, opened, args, kwargs, result)
@@ -132,15 +162,15 @@ class ApiObserver(TorchFunctionMode):
         kwargs: dict[str, Any],
     ) -> Any:
         """Run a call with the mode on inside, so that recomputation in a backward is seen."""
-        if any(kind not in TENSOR_TYPES for kind in types) or _redispatch is None:
+        if any(kind not in TENSOR_TYPES for kind in types) or self._redispatch is None:
             # A user's own subclass must get its handler called. Without redispatch the engine
             # entry is wrapped instead (see `engine_entry`).
             result = func(*args, **kwargs)
         else:
             with self:
-                result = _redispatch(func, types, args, kwargs)
+                result = self._redispatch(func, types, args, kwargs)
         if torch._C._current_graph_task_id() == -1:
-            quietly(self._session, "backward end", self._backward_ended, func, args, kwargs, result)
+            quietly(self.session, "backward end", self._backward_ended, func, args, kwargs, result)
         return result
 
     def _backward_ended(
@@ -149,8 +179,8 @@ class ApiObserver(TorchFunctionMode):
         if func in _RESULT_ENTRIES and isinstance(result, tuple):
             inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
             inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
-            take_result(self._session, inputs, result)
-        self._session.gradients.close_passes()
+            take_result(self.session, inputs, result)
+        self.session.gradients.close_passes()
 
     # -- begin ---------------------------------------------------------------------------------
 
@@ -162,8 +192,8 @@ class ApiObserver(TorchFunctionMode):
         with_grad: bool,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-    ) -> _Open | None:
-        session = self._session
+    ) -> OpenCall | None:
+        session = self.session
         session.gradients.write_unfinished()
         if self.muted or not self._is_wanted(entry):
             return None
@@ -174,30 +204,45 @@ class ApiObserver(TorchFunctionMode):
         name = entry.name
         if entry.operator_name is not None and frame is not None:
             name = f"{entry.prefix}.{operator_name(entry, frame)}"
+        opened = self.open_call(name, stack, frame, with_grad, args, kwargs)
+        if entry.draws_random and opened is not None and opened.call.draft is not None:
+            opened.random = RandomWatch(args, kwargs, keeps_state=self._keeps_rng)
+        return opened
+
+    def open_call(
+        self,
+        name: str,
+        stack: Stack,
+        frame: FrameType | None,
+        with_grad: bool,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> OpenCall | None:
+        """Begin a call under `name` and describe its inputs; None when it is not recorded."""
         if stack.traits.checkpointed:
             found = self._recomputations.begin(name, stack, frame, is_module=False)
             if found is None:
                 return None
             call = found
         else:
-            call = session.recorder.begin(name, stack, is_module=False)
-        opened = _Open(call)
+            call = self.session.recorder.begin(name, stack, is_module=False)
+        opened = OpenCall(call)
         self._take_inputs(opened, args, kwargs)
         if with_grad and call.keeps_gradients and not _functorch_active():
             opened.edges = InputEdges(opened.found)
-        if entry.draws_random and call.draft is not None:
-            opened.random = RandomWatch(args, kwargs, keeps_state=self._keeps_rng)
         return opened
 
     def _is_wanted(self, entry: ApiEntry) -> bool:
         if self._risk is RiskLevel.ALL or is_kept_at(entry, self._risk):
             return True
-        self._session.account.skipped[f"risk_level {self._risk}"] += 1
+        self.session.account.skipped[f"risk_level {self._risk}"] += 1
         return False
 
-    def _take_inputs(self, opened: _Open, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _take_inputs(
+        self, opened: OpenCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
         call, found = opened.call, opened.found
-        self._session.recorder.inputs(call, args, kwargs, found)
+        self.session.recorder.inputs(call, args, kwargs, found)
         if not found:
             tensors_in(args, kwargs, found)
         if self._memo.active:
@@ -205,13 +250,14 @@ class ApiObserver(TorchFunctionMode):
 
     # -- end -----------------------------------------------------------------------------------
 
-    def _raised(self, opened: _Open, error: BaseException) -> None:
-        self._session.recorder.abandon(opened.call, type(error).__name__)
+    def raised(self, opened: OpenCall, error: BaseException) -> None:
+        """Hand on what is known of a call that raised."""
+        self.session.recorder.abandon(opened.call, type(error).__name__)
 
     def _end(
         self,
         entry: ApiEntry,
-        opened: _Open | None,
+        opened: OpenCall | None,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         result: Any,
@@ -220,7 +266,6 @@ class ApiObserver(TorchFunctionMode):
             self._note_writes(entry, args, kwargs)
         if opened is None:
             return
-        call = opened.call
         if result is None and entry.returns_mutated and args:
             result = args[0]
         if self._memo.active:
@@ -228,13 +273,18 @@ class ApiObserver(TorchFunctionMode):
                 self._ban((result,), {})
             else:
                 self._note_births(result, opened.foreign)
-        self._session.recorder.outputs(call, result)
+        self.close_call(opened, len(args), result)
+
+    def close_call(self, opened: OpenCall, arguments: int, result: Any) -> None:
+        """Describe the result of a call, tap its gradients and hand its record on."""
+        call = opened.call
+        self.session.recorder.outputs(call, result)
         if opened.random is not None and call.draft is not None:
-            opened.random.report(call.draft, self._session.dump)
+            opened.random.report(call.draft, self.session.dump)
         if opened.edges is not None:
-            tapping = Tapping(self._session, call, opened.edges, opened.found, len(args))
+            tapping = Tapping(self.session, call, opened.edges, opened.found, arguments)
             tapping.attach(output_slots(result))
-        self._session.recorder.end(call)
+        self.session.recorder.end(call)
 
     # -- memo ----------------------------------------------------------------------------------
 
@@ -256,6 +306,15 @@ class ApiObserver(TorchFunctionMode):
             tensors_in((kwargs["out"],), None, found)
             for tensor, _ in found:
                 _tolerantly(memo.wrote, tensor)
+
+    def distrust(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Let the memo know that code which torch does not announce may have written to these."""
+        if not self._memo.active:
+            return
+        found: Found = []
+        tensors_in(args, kwargs, found)
+        for tensor, _ in found:
+            _tolerantly(self._memo.wrote, tensor)
 
     def _ban(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if not self._memo.active:

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record calls that torch does not announce to a function mode.
+
+Registered APIs of the user's and custom autograd functions are such calls. They are recorded by
+the mode's own means; only how one learns of them differs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from msprobe.capture.call import Call
+from msprobe.pytorch.function_mode import ApiObserver, OpenCall
+from msprobe.pytorch.quiet import quietly
+
+_clock: Final = time.perf_counter
+_is_grad_enabled: Final = torch.is_grad_enabled
+
+
+def record_call(
+    apis: ApiObserver,
+    name: str,
+    run: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    hides_inner: bool,
+) -> Any:
+    """Return ``run(*args, **kwargs)``, recorded as one call; its exceptions pass.
+
+    Args:
+        apis: the function mode; it must be on here (`ApiObserver.is_on`).
+        name: the record's name without its number.
+        run: the user's code.
+        args: passed on.
+        kwargs: passed on.
+        hides_inner: calls inside make no records; otherwise this call is their parent.
+    """
+    session = apis.session
+    started = _clock()
+    with_grad = _is_grad_enabled()
+    frame = sys._getframe(1)
+    opened = quietly(session, "api begin", _begin, apis, name, frame, with_grad, args, kwargs)
+    session.account.spent_s += _clock() - started
+    around = _muted(apis) if hides_inner else _enclosing(apis, opened)
+    try:
+        with around:
+            result = run(*args, **kwargs)
+    except BaseException as error:
+        # Only to note it: the user's exception goes on unchanged.
+        if opened is not None:
+            quietly(session, "api error", apis.raised, opened, error)
+        raise
+    started = _clock()
+    quietly(session, "api end", _end, apis, opened, args, kwargs, result)
+    session.account.spent_s += _clock() - started
+    return result
+
+
+def _begin(
+    apis: ApiObserver,
+    name: str,
+    frame: FrameType,
+    with_grad: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> OpenCall | None:
+    session = apis.session
+    session.gradients.write_unfinished()
+    if apis.muted:
+        return None
+    stack = session.stacks.here(3)
+    if stack.traits.internal:
+        session.account.skipped["framework internals"] += 1
+        return None
+    return apis.open_call(name, stack, frame, with_grad, args, kwargs)
+
+
+def _end(
+    apis: ApiObserver,
+    opened: OpenCall | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+) -> None:
+    # Kernels that torch does not know, called inside, may have written to any of these.
+    apis.distrust((args, result), kwargs)
+    if opened is not None:
+        apis.close_call(opened, len(args), result)
+
+
+@contextmanager
+def _muted(apis: ApiObserver) -> Iterator[None]:
+    apis.muted += 1
+    try:
+        yield
+    finally:
+        apis.muted -= 1
+
+
+@contextmanager
+def _enclosing(apis: ApiObserver, opened: OpenCall | None) -> Iterator[None]:
+    """Make the call the parent of what is called inside."""
+    open_calls = apis.session.recorder.modules
+    call: Call | None = opened.call if opened is not None else None
+    if call is not None:
+        call.expands = open_calls[-1].expands if open_calls else (False, False)
+        open_calls.append(call)
+    try:
+        yield
+    finally:
+        if call is not None and call in open_calls:
+            del open_calls[open_calls.index(call) :]
