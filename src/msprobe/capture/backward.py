@@ -67,7 +67,10 @@ class Gradients:
     """
 
     __slots__ = (
-        "_passes",
+        "_count",
+        "_others",
+        "_pass",
+        "_task",
         "arguments",
         "call",
         "expected",
@@ -88,7 +91,12 @@ class Gradients:
         self.expected = 0
         self.has_input_edges = False
         self.remarks: list[tuple[str, Position, str]] | None = None
-        self._passes: dict[int, BackwardPass] | None = None
+        # The newest pass; nearly always there is only one. Few objects: they live as long as the
+        # graph, and Python's garbage collector walks all of them.
+        self._task = -1
+        self._pass: BackwardPass | None = None
+        self._count = 0
+        self._others: dict[int, BackwardPass] | None = None
 
     def remark(self, side: str, position: Position, text: str) -> None:
         """Remember a fact about one gradient; it is written with every pass."""
@@ -97,19 +105,35 @@ class Gradients:
         self.remarks.append((side, position, text))
 
     def pass_of(self, graph_task: int) -> BackwardPass | None:
-        """Return the pass of this graph task, None before its first gradient."""
-        return self._passes.get(graph_task) if self._passes is not None else None
+        """Return the pass of this graph task: None before its first gradient, or `CLOSED`."""
+        if self._task == graph_task:
+            return self._pass
+        return self._others.get(graph_task) if self._others is not None else None
 
     def next_name(self) -> str:
         """Return the record name of the pass that `open_pass` would begin."""
-        return later_pass(self.call.backward_name, len(self._passes or ()))
+        return later_pass(self.call.backward_name, self._count)
 
     def open_pass(self, graph_task: int, draft: Draft) -> BackwardPass:
         """Begin the record of one backward pass in `draft`."""
-        if self._passes is None:
-            self._passes = {}
-        started = self._passes[graph_task] = BackwardPass(self, draft)
-        return started
+        if self._pass is not None:  # a second pass over a retained graph, or one inside another
+            if self._others is None:
+                self._others = {}
+            self._others[self._task] = self._pass
+        self._task = graph_task
+        self._count += 1
+        self._pass = BackwardPass(self, draft)
+        return self._pass
+
+    def close_pass(self, done: BackwardPass) -> None:
+        """Let go of a record that was handed on; its later gradients are dropped."""
+        if self._pass is done:
+            self._pass = CLOSED
+            return
+        others = self._others or {}
+        for task, one in others.items():
+            if one is done:
+                others[task] = CLOSED
 
 
 class BackwardPass:
@@ -119,19 +143,17 @@ class BackwardPass:
         gradients: what it belongs to.
         draft: the record.
         remaining: gradients still expected.
-        closed: whether it was handed on; later gradients are dropped.
         in_scope: whether it began inside the recorded range.
         shares: per input that several consumers inside the call give a share of its gradient, how
             many have come and their sum (a private copy).
     """
 
-    __slots__ = ("closed", "draft", "gradients", "in_scope", "remaining", "shares")
+    __slots__ = ("draft", "gradients", "in_scope", "remaining", "shares")
 
     def __init__(self, gradients: Gradients, draft: Draft) -> None:
         self.gradients = gradients
         self.draft = draft
         self.remaining = gradients.expected
-        self.closed = False
         self.in_scope = True
         self.shares: dict[Position, tuple[int, Any]] = {}
         arguments = gradients.arguments
@@ -177,6 +199,10 @@ class BackwardPass:
         for key in position:
             entry = entry[key]
         return entry
+
+
+# Stands for every pass whose record was handed on.
+CLOSED: Final = BackwardPass.__new__(BackwardPass)
 
 
 def gradient_path(side: str, position: Position) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward import (
+    CLOSED,
     SIDE_INPUT,
     SIDE_OUTPUT,
     BackwardPass,
@@ -62,7 +63,7 @@ class GradientBook:
         if gradients.call.step != recorder.step:
             return  # a graph kept over the end of its step: its record is already closed
         current = gradients.pass_of(graph_task) or self._open_pass(gradients, graph_task)
-        if current.closed:
+        if current is CLOSED:
             return
         mode = recorder.selection.data_mode
         wanted = mode.input if side == SIDE_INPUT else mode.output
@@ -99,7 +100,7 @@ class GradientBook:
         if gradients.call.step != self._recorder.step:
             return
         current = gradients.pass_of(graph_task) or self._open_pass(gradients, graph_task)
-        if current.closed:
+        if current is CLOSED:
             return
         known = current.shares.get(position)
         if known is None:
@@ -126,7 +127,7 @@ class GradientBook:
 
     def _finish(self, current: BackwardPass) -> None:
         gradients = current.gradients
-        current.closed = True
+        gradients.close_pass(current)
         for position, (_, total) in current.shares.items():
             # The other consumers of this input took no part in this pass.
             described = self._adapter.record_tensor(

@@ -172,7 +172,7 @@ class Recorder:
         call.is_recompute = True
         call.expands = original.expands
         call.keeps_gradients = original.keeps_gradients
-        if original.draft is not None or original.forward_name in self._reruns:
+        if original.forward_name in self._reruns:
             self._count_recomputation(original)
             if keeps_record:
                 call.keeps_inputs, call.keeps_outputs = (
@@ -282,7 +282,7 @@ class Recorder:
         """Hand the forward record on."""
         if call.is_module:
             self._leave(call)
-        draft = call.draft
+        draft, call.draft = call.draft, None  # hooks on the graph keep the call, not the record
         if draft is None:
             return
         if call.is_module and "output" in draft.parts:
@@ -293,7 +293,7 @@ class Recorder:
         """Hand on what is known of a call that raised."""
         if call.is_module:
             self._leave(call)
-        draft = call.draft
+        draft, call.draft = call.draft, None
         if draft is not None and draft.parts:
             draft.parts["raised"] = error
             self.finish(draft)
@@ -317,10 +317,14 @@ class Recorder:
         return draft
 
     def finish(self, draft: Draft) -> None:
-        """Write a draft, or let it wait for what the device still computes."""
+        """Hand a draft on unless nothing of it is kept."""
         if not draft.parts:
             self.account.skipped["outside scope"] += 1
             return
+        self.hand_on(draft)
+
+    def hand_on(self, draft: Draft) -> None:
+        """Write a draft, whatever it holds, or let it wait for what the device still computes."""
         if draft.waiting is not None:
             self._deferred.append(draft)
             if len(self._deferred) >= _WAITING_LIMIT:

@@ -167,14 +167,14 @@ class TorchAdapter:
 
     def save_tensor(self, tensor: Tensor, record: TensorRecord, draft: Draft, path: str) -> None:
         """Save a tensor that was held back; see `Adapter`."""
-        self._save(tensor, record, Value(Summary(), 0), draft, path)
+        self._save(tensor, record, Value(Summary()), draft, path)
 
     def _save(
         self, tensor: Tensor, record: TensorRecord, value: Value, draft: Draft, path: str
     ) -> None:
         if draft.files is None or 0 in record.shape:
             return
-        name = safe_file_name(f"{draft.name}.{path}.pt")
+        name = safe_file_name(f"{draft.stem}.{path}.pt")
         if value.file is not None:
             draft.files.link_tensor(name, value.file)
         else:
@@ -188,24 +188,16 @@ class TorchAdapter:
     def _value_of(self, tensor: Tensor) -> Value:
         memo = self.memo
         if not memo.active or type(tensor) is not Tensor:
-            return Value(self._summarise(tensor), 0)
-        known = memo.find(tensor)
-        if known is not None:
-            return known
+            return Value(self._summarise(tensor))
         try:
-            return self._look_up(tensor)
+            found = memo.find(tensor)
+            if type(found) is Value:
+                return found
+            summary = found if isinstance(found, Summary) else self._summarise(tensor)
+            return memo.remember(tensor, summary) or Value(summary)
         except (RuntimeError, NotImplementedError):
             # No storage of its own (sparse, meta …): nothing to remember it by.
-            return Value(self._summarise(tensor), 0)
-
-    def _look_up(self, tensor: Tensor) -> Value:
-        memo = self.memo
-        found = memo.find_alias(tensor)
-        if type(found) is Value:
-            memo.attach(tensor, found)
-            return found
-        summary = found if isinstance(found, Summary) else self._summarise(tensor)
-        return memo.remember(tensor, summary) or Value(summary, 0)
+            return Value(self._summarise(tensor))
 
     def _summarise(self, tensor: Tensor) -> Summary:
         if tensor.is_cpu or tensor.is_meta or not self._waits:
@@ -236,7 +228,7 @@ class TorchAdapter:
         if not tensor.is_cpu:
             record.device = str(tensor.device)
         self._add_details(record, summary, draft)
-        self._keep(tensor, record, Value(summary, 0), draft, path)
+        self._keep(tensor, record, Value(summary), draft, path)
         return record
 
     def private_copy(self, tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ as long as it would without us.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -74,9 +74,9 @@ class _NodeTap:
         self.session = session
         self.gradients = gradients
         # (index of the output, output number of the node)
-        self.outputs: list[tuple[int, int]] = []
+        self.outputs: tuple[tuple[int, int], ...] = ()
         # (input slot of the node, position, shares in all)
-        self.inputs: list[tuple[int, list[Position], list[int]]] = []
+        self.inputs: tuple[tuple[int, Position, int], ...] = ()
 
     def __call__(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
         """After the node has run: both sides are known."""
@@ -94,14 +94,14 @@ class _NodeTap:
         if not self.inputs:
             return
         note_birth(self.session, grad_inputs)
-        for slot, positions, shares in self.inputs:
+        for slot, position, shares in self.inputs:
             gradient = grad_inputs[slot]
             if gradient is None:
                 continue
-            if shares[0] == 1:
-                book.gradient(gradients, task, SIDE_OUTPUT, positions[0], gradient)
+            if shares == 1:
+                book.gradient(gradients, task, SIDE_OUTPUT, position, gradient)
             else:
-                book.share(gradients, task, positions[0], gradient, of=shares[0])
+                book.share(gradients, task, position, gradient, of=shares)
 
 
 class _OutputTap:
@@ -174,8 +174,8 @@ class Tapping:
         self._taps: dict[Node, _NodeTap] = {}
         self._outputs: dict[Edge, int] = {}
         self._passed: dict[Node, list[tuple[int, Position]]] = {}
-        # Shares expected for each input, counted while walking.
-        self._hits: dict[int, list[int]] = {}
+        # While walking: where each input's shares come from, (node, slot of the node).
+        self._hits: dict[int, tuple[Position, list[tuple[Node, int]]]] = {}
 
     def attach(self, outputs: Sequence[Any]) -> None:
         """Tap the outputs (a flat list; what is not a tensor takes its place only)."""
@@ -210,8 +210,7 @@ class Tapping:
         self._outputs[edge] = index
         gradients.expected += 1
         tap = self._tap(node)
-        tap.outputs.append((index, edge[1]))
-        _remember_on_node(node, edge[1], gradients, index)
+        tap.outputs = (*tap.outputs, (index, edge[1]))
         positions = self._edges.inner.get(edge)
         if positions is None:
             start.append(node)
@@ -270,32 +269,44 @@ class Tapping:
                     todo.append(parent)
 
     def _hit(self, node: Node, slot: int, positions: list[Position]) -> None:
-        shares = self._hits.get(id(positions))
-        if shares is None:
-            shares = self._hits[id(positions)] = [0]
+        known = self._hits.get(id(positions))
+        if known is None:
+            known = self._hits[id(positions)] = (positions[0], [])
             self._same(positions)
-        shares[0] += 1
-        self._tap(node).inputs.append((slot, positions, shares))
+        known[1].append((node, slot))
 
     def _register(self) -> None:
+        for position, sources in self._hits.values():
+            for node, slot in sources:
+                tap = self._tap(node)
+                tap.inputs = (*tap.inputs, (slot, position, len(sources)))
         for node, tap in self._taps.items():
             passed = self._passed.get(node)
             if tap.inputs and not passed:
                 node.register_hook(tap)
             else:
                 node.register_prehook(_OutputTap(tap, passed))
+            if tap.outputs:
+                _leave_mark(node, tap)
 
 
-def _remember_on_node(node: Node, number: int, gradients: Gradients, index: int) -> None:
-    """Leave a mark on the node, so that ``autograd.grad`` with this tensor as input is understood.
+def _leave_mark(node: Node, tap: _NodeTap) -> None:
+    """Let the node lead to its tap, so that ``autograd.grad`` with an inner input is understood.
 
-    The engine then runs no hook of the node: the gradient is taken from the result.
+    The engine then runs no hook of the node that made this input: the gradient is in the result.
     """
     metadata = node.metadata
-    marks = metadata.get(_METADATA_KEY)
-    if marks is None:
-        marks = metadata[_METADATA_KEY] = []
-    marks.append((number, gradients, index))
+    others = metadata.get(_METADATA_KEY)
+    metadata[_METADATA_KEY] = tap if others is None else (others, tap)
+
+
+def _marks(node: Node) -> Iterator[_NodeTap]:
+    mark = node.metadata.get(_METADATA_KEY)
+    while type(mark) is tuple:
+        mark, tap = mark
+        yield tap
+    if mark is not None:
+        yield mark
 
 
 def take_result(session: Session, inputs: Sequence[Any], results: Sequence[Any]) -> None:
@@ -304,7 +315,10 @@ def take_result(session: Session, inputs: Sequence[Any], results: Sequence[Any])
         node = tensor.grad_fn if isinstance(tensor, Tensor) else None
         if node is None or gradient is None:
             continue
-        for number, gradients, index in node.metadata.get(_METADATA_KEY, ()):
-            if number == tensor.output_nr:
-                # Outside of a graph task: every such call is a pass of its own.
-                session.gradients.gradient(gradients, id(results), SIDE_INPUT, index, gradient)
+        for tap in _marks(node):
+            for index, number in tap.outputs:
+                if number == tensor.output_nr:
+                    # Outside of a graph task: every such call is a pass of its own.
+                    session.gradients.gradient(
+                        tap.gradients, id(results), SIDE_INPUT, index, gradient
+                    )

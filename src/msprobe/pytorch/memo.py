@@ -18,9 +18,11 @@ be observed while the function mode is on, so the memo is emptied whenever it is
 
 from __future__ import annotations
 
-import weakref
+import math
+from collections.abc import Container
 from typing import Final
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -29,36 +31,32 @@ from msprobe.capture.statistics import Summary
 _PRUNE_AT: Final = 8192  # entries; those of dead storages are then dropped
 
 
-class Value:
+class Value(msgspec.Struct, gc=False, eq=False):
     """What is known about one value.
 
     Attributes:
         summary: its statistics, shared with views of the same elements.
-        id: small integer, the same wherever this value appears in the step.
+        id: small integer, the same wherever this value appears in the step; 0 when unknown.
         md5: its CRC-32, when it was asked for.
         file: name of the tensor file that holds it, when it was saved.
     """
 
-    __slots__ = ("file", "id", "md5", "summary")
-
-    def __init__(self, summary: Summary, number: int) -> None:
-        self.summary = summary
-        self.id = number
-        self.md5: str | None = None
-        self.file: str | None = None
+    summary: Summary
+    id: int = 0
+    md5: str | None = None
+    file: str | None = None
 
 
 class _Storage:
     """An observed storage, held by a weak reference that keeps its address taken."""
 
-    __slots__ = ("__weakref__", "_handle", "banned", "dense", "epoch", "values")
+    __slots__ = ("_handle", "address", "banned", "epoch")
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._handle = storage._weak_ref()  # type: ignore[no-untyped-call]
+        self.address = storage._cdata
         self.epoch = 0
         self.banned = False
-        self.values: dict[tuple[object, ...], Value] = {}
-        self.dense: dict[tuple[object, ...], Summary] = {}
 
     def is_dead(self) -> bool:
         return bool(torch.UntypedStorage._expired(self._handle))  # type: ignore[no-untyped-call]
@@ -67,23 +65,38 @@ class _Storage:
         free(self._handle)  # type: ignore[operator]
 
 
-_Entry = tuple["weakref.ref[Tensor]", int, int, _Storage, int, Value]
+class _Known(msgspec.Struct, gc=False, eq=False):
+    """A value, where it lies and in which state of the memory it was looked at."""
+
+    storage: _Storage
+    epoch: int
+    version: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    is_dense: bool
+    value: Value
+    next: _Known | None  # another view that begins at the same address
 
 
 class Memo:
-    """Values by tensor and by storage, for the time that the function mode is on."""
+    """Values by their place in memory, for the time that the function mode is on.
 
-    __slots__ = ("_next_id", "_objects", "_storages", "active")
+    Attributes:
+        active: whether writes are being observed.
+    """
+
+    __slots__ = ("_known", "_next_id", "_storages", "active")
 
     def __init__(self) -> None:
-        self._objects: dict[int, _Entry] = {}
+        self._known: dict[int, _Known] = {}
         self._storages: dict[int, _Storage] = {}
         self._next_id = 0
         self.active = False
 
     def clear(self) -> None:
         """Forget everything."""
-        self._objects.clear()
+        self._known.clear()
         self._storages.clear()
 
     def next_step(self) -> None:
@@ -91,65 +104,62 @@ class Memo:
         self.clear()
         self._next_id = 0
 
-    def find(self, tensor: Tensor) -> Value | None:
-        """Return what is known about a plain tensor, None when it must be looked at."""
-        entry = self._objects.get(id(tensor))
-        if (
-            entry is not None
-            and entry[0]() is tensor
-            and entry[1] == tensor._version
-            and entry[2] == tensor.data_ptr()
-            and entry[4] == entry[3].epoch
-        ):
-            return entry[5]
-        return None
-
-    def find_alias(self, tensor: Tensor) -> Value | Summary | None:
-        """Return what is known through another tensor on the same storage.
+    def find(self, tensor: Tensor) -> Value | Summary | None:
+        """Return what is known about a plain tensor.
 
         Returns:
-            The value, when that tensor has the same elements in the same order; the statistics,
-            when it has the same elements; else None.
+            Its value; only the statistics, when another view of the same elements was looked at;
+            None when it must be looked at.
         """
-        storage = self._storages.get(tensor.untyped_storage()._cdata)
-        if storage is None or storage.banned:
+        known = self._known.get(tensor.data_ptr())
+        if known is None or tensor.is_neg() or tensor.is_conj():
             return None
-        value = storage.values.get(_geometry(tensor, storage.epoch))
-        if value is not None:
-            return value
-        if not storage.dense or not _is_dense(tensor):
+        storage = known.storage
+        if tensor.untyped_storage()._cdata != storage.address:
             return None
-        return storage.dense.get(_elements(tensor, storage.epoch))
+        version, shape, dtype = tensor._version, tensor.shape, tensor.dtype
+        summary = None
+        while known is not None:
+            if (
+                known.version == version
+                and known.epoch == known.storage.epoch
+                and known.dtype is dtype
+                and known.storage is storage
+            ):
+                if known.shape == shape and known.stride == tensor.stride():
+                    return known.value
+                if summary is None and known.is_dense and _has_elements_of(tensor, known):
+                    summary = known.value.summary
+            known = known.next
+        return summary
 
-    def remember(self, tensor: Tensor, known: Summary) -> Value | None:
+    def remember(self, tensor: Tensor, summary: Summary) -> Value | None:
         """Keep what was found out about a plain tensor; None when it may not be kept."""
         storage = self._storages.get(tensor.untyped_storage()._cdata)
         if storage is None or storage.banned or tensor.is_inference():
             return None
-        self._next_id += 1
-        value = Value(known, self._next_id)
-        storage.values[_geometry(tensor, storage.epoch)] = value
-        if _is_dense(tensor):
-            storage.dense[_elements(tensor, storage.epoch)] = known
-        self.attach(tensor, value, storage)
-        return value
-
-    def attach(self, tensor: Tensor, value: Value, storage: _Storage | None = None) -> None:
-        """Let the tensor object itself lead to a value that was found through an alias."""
-        if storage is None:
-            storage = self._storages[tensor.untyped_storage()._cdata]
-        if len(self._objects) >= _PRUNE_AT:
+        address = tensor.data_ptr()
+        if not address or tensor.is_neg() or tensor.is_conj():
+            return None
+        if len(self._known) >= _PRUNE_AT:
             self._prune()
-        self._objects[id(tensor)] = (
-            weakref.ref(tensor),
-            tensor._version,
-            tensor.data_ptr(),
+        self._next_id += 1
+        value = Value(summary, self._next_id)
+        before = self._known.get(address)
+        self._known[address] = _Known(
             storage,
             storage.epoch,
+            tensor._version,
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            is_dense(tensor),
             value,
+            before if before is not None and _is_current(before, tensor, storage) else None,
         )
+        return value
 
-    def born(self, tensor: Tensor, foreign: set[int]) -> None:
+    def born(self, tensor: Tensor, foreign: Container[int]) -> None:
         """Note that an observed call made this tensor.
 
         Args:
@@ -158,10 +168,8 @@ class Memo:
         """
         storage = tensor.untyped_storage()
         address = storage._cdata
-        known = self._storages.get(address)
-        if known is not None:
-            return  # alive: the weak reference keeps the address taken
-        if address in foreign:
+        # A known one is alive or at least not given back: the weak reference keeps its address.
+        if address in self._storages or address in foreign:
             return
         if len(self._storages) >= _PRUNE_AT:
             self._prune()
@@ -172,8 +180,6 @@ class Memo:
         storage = self._storages.get(tensor.untyped_storage()._cdata)
         if storage is not None:
             storage.epoch += 1
-            storage.values.clear()
-            storage.dense.clear()
 
     def ban(self, tensor: Tensor) -> None:
         """Note that this tensor's storage may from now on change unseen."""
@@ -183,40 +189,30 @@ class Memo:
             known = self._storages[storage._cdata] = _Storage(storage)
         known.banned = True
         known.epoch += 1
-        known.values.clear()
-        known.dense.clear()
 
     def _prune(self) -> None:
-        self._objects = {k: e for k, e in self._objects.items() if e[0]() is not None}
-        self._storages = {k: s for k, s in self._storages.items() if not s.is_dead()}
+        dead = {address for address, one in self._storages.items() if one.is_dead()}
+        self._known = {
+            key: known for key, known in self._known.items() if known.storage.address not in dead
+        }
+        for address in dead:
+            del self._storages[address]
 
 
-def _geometry(tensor: Tensor, epoch: int) -> tuple[object, ...]:
+def _is_current(known: _Known, tensor: Tensor, storage: _Storage) -> bool:
+    """Return whether an older entry is about the same state of the same memory."""
     return (
-        tensor.data_ptr(),
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        tensor.is_conj(),
-        tensor.is_neg(),
-        tensor._version,
-        epoch,
+        known.storage is storage
+        and known.epoch == storage.epoch
+        and known.version == tensor._version
     )
 
 
-def _elements(tensor: Tensor, epoch: int) -> tuple[object, ...]:
-    return (
-        tensor.data_ptr(),
-        tensor.numel(),
-        tensor.dtype,
-        tensor.is_conj(),
-        tensor.is_neg(),
-        tensor._version,
-        epoch,
-    )
+def _has_elements_of(tensor: Tensor, known: _Known) -> bool:
+    return tensor.numel() == math.prod(known.shape) and is_dense(tensor)
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Return whether the elements fill one block of memory without gaps or overlaps."""
     if tensor.is_contiguous():
         return True
