@@ -56,7 +56,10 @@ class Session:
         finished: whether the last wanted step is over; nothing is recorded any more.
         undo: restores what was installed; closed by `stop`.
         step_undo: restores what must last until the step ends (hooks on parameters).
+        run_undo: restores what lasts for the whole run; closed by `close`.
         thread: the thread that called `start`; only it is observed.
+        muted: above 0, API calls make no records: inside a registered API, or while one module
+            alone is dumped.
     """
 
     def __init__(self, config: Config, adapter: Adapter, tensor_types: Sequence[type]) -> None:
@@ -73,10 +76,12 @@ class Session:
         self.describer = Describer(adapter, tensor_types)
         self.undo = ExitStack()
         self.step_undo = ExitStack()
+        self.run_undo = ExitStack()
         self.capturing = False
         self.observing = False
         self.finished = False
         self.thread = 0
+        self.muted = 0
         self.dump: RankDump | None = None
         self._step = 0
         self._writer: DumpWriter | None = None
@@ -186,6 +191,7 @@ class Session:
         self.stop()
         self.step_undo.close()
         self._close_dump()
+        self.run_undo.close()
         self._dead = True
         if self._writer is not None:
             self._writer.close()

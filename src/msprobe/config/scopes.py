@@ -12,6 +12,7 @@ from msprobe.errors import ConfigError
 
 API_PREFIXES: Final = (
     "Aten",
+    "Autograd",
     "Distributed",
     "Functional",
     "Jit",

@@ -33,6 +33,7 @@ MODULE_PREFIXES: Final = ("Module", "Cell")
 _API_PREFIXES: Final = frozenset(
     (
         "Aten",
+        "Autograd",
         "Distributed",
         "Functional",
         "Jit",

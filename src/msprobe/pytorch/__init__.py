@@ -8,6 +8,7 @@ capturing. May import `msprobe.capture`, `msprobe.config`, `msprobe.dump`.
 from __future__ import annotations
 
 from msprobe.pytorch.debugger import PrecisionDebugger
+from msprobe.pytorch.seed import seed_all
+from msprobe.pytorch.single_module import module_dump, module_dump_end
 
-
-__all__ = ["PrecisionDebugger"]
+__all__ = ["PrecisionDebugger", "module_dump", "module_dump_end", "seed_all"]

@@ -52,9 +52,7 @@ class RecordedApi:
         apis = self._apis
         if apis is None or not apis.is_on():
             return self._function(*args, **kwargs)
-        return record_call(
-            apis, self._record_name, self._function, args, kwargs, hides_inner=True
-        )
+        return record_call(apis, self._record_name, self._function, args, kwargs, hides_inner=True)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a function in a class does."""
@@ -94,7 +92,7 @@ class CustomApis:
         if any(known[0] is owner and known[1] == attribute for known in self._registered):
             self.restore(owner, attribute)
             function = getattr(owner, attribute)
-        before = vars(owner).get(attribute, _ABSENT) if hasattr(owner, "__dict__") else _ABSENT
+        before = getattr(owner, "__dict__", {}).get(attribute, _ABSENT)
         raw = before.__func__ if isinstance(before, staticmethod | classmethod) else function
         place = f"{_place(owner)}{attribute}"
         recorded: Any = RecordedApi(raw, f"{prefix}.{attribute}", place, self._apis)
@@ -129,7 +127,7 @@ class CustomApis:
 
 
 def _put_back(owner: Any, attribute: str, recorded: Any, before: Any) -> None:
-    if vars(owner).get(attribute) is not recorded:
+    if getattr(owner, "__dict__", {}).get(attribute) is not recorded:
         return  # somebody else has replaced it since
     if before is _ABSENT:
         delattr(owner, attribute)
@@ -146,7 +144,7 @@ def _look_up(owner: Any, attribute: Any, source: str) -> Callable[..., Any]:
         raise ConfigError("api_name", attribute, rule, source=source)
     if not callable(found):
         raise ConfigError("api_name", attribute, "the name of a function", source=source)
-    return found  # type: ignore[no-any-return]  # any callable
+    return found
 
 
 def _prefix(owner: Any, prefix: Any) -> str:

@@ -29,7 +29,8 @@ from msprobe.pytorch.run import Run, as_models
 
 logger = logging.getLogger(__name__)
 
-_lock = threading.RLock()
+lock = threading.RLock()
+"""Held by whatever changes the state of the debugger."""
 
 
 class PrecisionDebugger:
@@ -42,7 +43,7 @@ class PrecisionDebugger:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> PrecisionDebugger:
         """Return the one debugger of the process."""
-        with _lock:
+        with lock:
             if _current.run is not None and _current.run.session is current_session():
                 return _current.debugger
             _current.run = None
@@ -78,7 +79,7 @@ class PrecisionDebugger:
             "model": model,
             "step": step,
         }
-        with _lock:
+        with lock:
             if _current.run is not None:
                 _warn_of_ignored(arguments)
                 return
@@ -110,8 +111,8 @@ class PrecisionDebugger:
             UsageError: no debugger was constructed.
             ConfigError: `model` or `token_range` cannot be used.
         """
-        with _lock:
-            run = _running()
+        with lock:
+            run = running()
             if run.config.level is Level.DEBUG:
                 return
             tokens = parse_token_range(token_range)
@@ -128,8 +129,8 @@ class PrecisionDebugger:
         Gradients of what ran before are still recorded until `step`, so `stop` may stand before or
         after ``loss.backward()``.
         """
-        with _lock:
-            _running().stop()
+        with lock:
+            running().stop()
 
     @classmethod
     def forward_backward_dump_end(cls) -> None:
@@ -139,8 +140,8 @@ class PrecisionDebugger:
     @classmethod
     def step(cls) -> None:
         """End the step: write everything, log its account, count on."""
-        with _lock:
-            _running().step()
+        with lock:
+            running().step()
 
     @classmethod
     def set_init_step(cls, step: int) -> None:
@@ -149,12 +150,43 @@ class PrecisionDebugger:
         Raises:
             ConfigError: it is no whole number from 0 on.
         """
-        with _lock:
+        with lock:
             if isinstance(step, bool) or not isinstance(step, int) or step < 0:
                 rule = "a whole number from 0 on"
                 raise ConfigError("step", step, rule, source="set_init_step()")
-            run = _running()
+            run = running()
             run.session.set_step(step)
+
+    @classmethod
+    def register_custom_api(cls, module: Any, api_name: str, api_prefix: str | None = None) -> None:
+        """Record the calls of ``module.api_name`` at levels L1 and mix.
+
+        They are named ``{api_prefix}.{api_name}.{number}``. The function is replaced by one that
+        records until `restore_custom_api`, or until the program ends; what it calls makes no
+        records of its own. Names bound before (``from module import api_name``) are not reached.
+
+        Args:
+            module: a module, or a class.
+            api_name: a function in it.
+            api_prefix: first part of the records' names; None for the name of `module`.
+
+        Raises:
+            ConfigError: there is no such function, or the prefix is no text.
+            UsageError: no debugger was constructed.
+        """
+        with lock:
+            running().custom_apis.register(module, api_name, api_prefix)
+
+    @classmethod
+    def restore_custom_api(cls, module: Any, api_name: str) -> None:
+        """Put the function back that `register_custom_api` replaced.
+
+        Raises:
+            ConfigError: there is no such function.
+            UsageError: it is not registered, or no debugger was constructed.
+        """
+        with lock:
+            running().custom_apis.restore(module, api_name)
 
 
 class _Current:
@@ -171,7 +203,12 @@ class _Current:
 _current = _Current()
 
 
-def _running() -> Run:
+def running() -> Run:
+    """Return the parts of the debugger.
+
+    Raises:
+        UsageError: none was constructed.
+    """
     run = _current.run
     if run is None or run.session is not current_session():
         raise UsageError("no PrecisionDebugger was constructed; construct one before using it")

@@ -17,11 +17,20 @@ from typing import Any, Final
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 _MARK: Final = "msprobe diverts this call"
+_FREE_VARIABLES: Final = ((), ("__class__",))
 
 
 def _template(*args: Any, **kwargs: Any) -> Any:
     handler: Any = "msprobe diverts this call"  # the constant is exchanged for the handler
     return handler(args, kwargs)
+
+
+class _Method:
+    def template(*args: Any, **kwargs: Any) -> Any:
+        # Makes room for the closure of a method that calls `super()`.
+        __class__  # type: ignore[name-defined]  # noqa: B018
+        handler: Any = "msprobe diverts this call"
+        return handler(args, kwargs)
 
 
 def divert(function: Any, handler: Handler) -> Callable[[], None]:
@@ -35,10 +44,11 @@ def divert(function: Any, handler: Handler) -> Callable[[], None]:
     Returns: the undo; it does nothing when somebody else has exchanged the code since.
 
     Raises:
-        TypeError: `function` is no Python function, or one with a closure.
+        TypeError: `function` is no Python function, or one with a closure (other than that of
+            ``super()``).
     """
     inner = inspect.unwrap(function)
-    if not isinstance(inner, FunctionType) or inner.__closure__:
+    if not isinstance(inner, FunctionType) or inner.__code__.co_freevars not in _FREE_VARIABLES:
         raise TypeError(f"{function!r} is not a plain Python function")
     original = _copy(inner)
     before = inner.__code__
@@ -59,14 +69,19 @@ def divert(function: Any, handler: Handler) -> Callable[[], None]:
 
 def _copy(function: FunctionType) -> FunctionType:
     copy = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
 def _code_for(function: FunctionType, target: Callable[..., Any]) -> CodeType:
-    template = _template.__code__
+    source = _Method.template if function.__code__.co_freevars else _template
+    template = source.__code__
     constants = tuple(target if value == _MARK else value for value in template.co_consts)
     return template.replace(
         co_consts=constants, co_name=function.__name__, co_qualname=function.__qualname__

@@ -36,7 +36,7 @@ from msprobe.pytorch.tracing import is_tracing
 
 _clock: Final = time.perf_counter
 _HANDLE_CODE: Final = overrides.handle_torch_function.__code__
-_redispatch: Final = getattr(overrides, "redispatch_function", None)
+torch_redispatch: Final = getattr(overrides, "redispatch_function", None)
 _is_grad_enabled: Final = torch.is_grad_enabled
 _functions_enabled: Final = torch._C._is_torch_function_enabled
 _functorch_active: Final = torch._C._are_functorch_transforms_active
@@ -70,7 +70,6 @@ class ApiObserver(TorchFunctionMode):
 
     Attributes:
         session: receives the events.
-        muted: above 0, calls are watched for the memo but not recorded.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class ApiObserver(TorchFunctionMode):
         adapter: TorchAdapter,
         table: ApiTable,
         recomputations: Recomputations,
-        redispatch: Callable[..., Any] | None = _redispatch,
+        redispatch: Callable[..., Any] | None = torch_redispatch,
     ) -> None:
         """Create it, not yet installed.
 
@@ -100,8 +99,6 @@ class ApiObserver(TorchFunctionMode):
         self._risk = session.config.risk_level
         self._keeps_rng = session.config.record_rng
         self._redispatch = redispatch
-        # Inside a registered API and while one module alone is dumped.
-        self.muted = 0
 
     def is_on(self) -> bool:
         """Return whether a call made here and now, in this thread, would reach this mode."""
@@ -195,7 +192,7 @@ class ApiObserver(TorchFunctionMode):
     ) -> OpenCall | None:
         session = self.session
         session.gradients.write_unfinished()
-        if self.muted or not self._is_wanted(entry):
+        if session.muted or not self._is_wanted(entry):
             return None
         stack = session.stacks.here(skip + 3)
         if stack.traits.internal:

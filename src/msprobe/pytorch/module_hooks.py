@@ -43,9 +43,14 @@ class ModuleNames:
 
     __slots__ = ("_by_id",)
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        """Name every module: one model without, several with their index in front."""
+    def __init__(self) -> None:
+        """Create it without a name."""
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+
+    @classmethod
+    def of_models(cls, models: Sequence[nn.Module]) -> ModuleNames:
+        """Name every module: one model without, several with their index in front."""
+        names = cls()
         for index, model in enumerate(models):
             prefix = f"{index}." if len(models) > 1 else ""
             for name, module in model.named_modules():
@@ -53,7 +58,16 @@ class ModuleNames:
                 if kind in _SKIPPED_CLASSES:
                     continue
                 path = f"{prefix}{name}." if name else prefix
-                self._by_id[id(module)] = (weakref.ref(module), f"Module.{path}{kind}")
+                names._by_id[id(module)] = (weakref.ref(module), f"Module.{path}{kind}")
+        return names
+
+    @classmethod
+    def of_one(cls, module: nn.Module, name: str) -> ModuleNames:
+        """Name one module as if it lay at `name`."""
+        names = cls()
+        base = f"Module.{name}.{type(module).__name__}"
+        names._by_id[id(module)] = (weakref.ref(module), base)
+        return names
 
     def find(self, module: nn.Module) -> str | None:
         """Return ``Module.{path}.{Class}``, None for a module of nobody's model."""
@@ -86,7 +100,11 @@ class _Open:
 
 
 class ModuleObserver:
-    """Turns module calls into events of the session."""
+    """Turns module calls into events of the session.
+
+    Attributes:
+        names: the modules to record; None to record none and only watch.
+    """
 
     def __init__(
         self,
@@ -106,7 +124,7 @@ class ModuleObserver:
             gate: limits observation to some forward calls of the root model.
         """
         self._session = session
-        self._names = names
+        self.names = names
         self._recomputations = recomputations
         self._apis = apis
         self._gate = gate
@@ -137,7 +155,7 @@ class ModuleObserver:
             session.account.skipped["module calls in other threads"] += 1
             return
         started = _clock()
-        base = self._names.find(module) if self._names is not None else None
+        base = self.names.find(module) if self.names is not None else None
         fused = self._apis is not None and isinstance(module, FAST_PATH_MODULES)
         if base is not None or fused:
             with_grad = torch.is_grad_enabled()
@@ -161,7 +179,9 @@ class ModuleObserver:
             return
         name = base or f"Torch.{type(module).__name__}"
         stack = session.stacks.here(3)
-        call = self._begin_call(name, stack, frame, is_module=base is not None)
+        call = None
+        if base is not None or not session.muted:
+            call = self._begin_call(name, stack, frame, is_module=base is not None)
         opened = _Open(module, call, len(args))
         self._open.append(opened)
         if fused and self._apis is not None and mode_stack.is_installed(self._apis):

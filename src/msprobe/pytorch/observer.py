@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from msprobe.capture.session import Session
-from msprobe.config import Level, Task
+from msprobe.config import CompileMode, Level, Task
 from msprobe.pytorch import mode_stack
 from msprobe.pytorch.adapter import TorchAdapter
 from msprobe.pytorch.api_table import ApiTable
-from msprobe.pytorch.compiled import run_eagerly
+from msprobe.pytorch.autograd_functions import watch_autograd_functions
 from msprobe.pytorch.checkpoint import Recomputations
-from msprobe.pytorch.function_mode import ApiObserver
+from msprobe.pytorch.compiled import run_eagerly
+from msprobe.pytorch.engine_entry import observe_engine
+from msprobe.pytorch.function_mode import ApiObserver, torch_redispatch
 from msprobe.pytorch.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.parameter_gradients import ParameterGradients
 from msprobe.pytorch.token_range import TokenGate
@@ -33,31 +36,75 @@ class Observer:
         apis: the function mode; None at levels that do not record APIs.
     """
 
-    def __init__(self, session: Session, adapter: TorchAdapter, table: ApiTable) -> None:
-        """Create it; nothing is installed."""
+    def __init__(
+        self,
+        session: Session,
+        adapter: TorchAdapter,
+        table: ApiTable,
+        *,
+        redispatch: Callable[..., Any] | None = torch_redispatch,
+    ) -> None:
+        """Create it; nothing is installed.
+
+        Args:
+            session: receives what is seen.
+            adapter: reads tensors.
+            table: says what each function is.
+            redispatch: see `ApiObserver`.
+        """
         self._session = session
         self._adapter = adapter
         self.recomputations = Recomputations(session)
         level = session.config.level
         self.apis: ApiObserver | None = None
         if level in (Level.L1, Level.MIX):
-            self.apis = ApiObserver(session, adapter, table, self.recomputations)
+            self.apis = ApiObserver(session, adapter, table, self.recomputations, redispatch)
         self._records_modules = level in (Level.L0, Level.MIX)
         self._models: tuple[nn.Module, ...] = ()
         self._names: ModuleNames | None = None
         self._parameters: ParameterGradients | None = None
+        self._enters_engine = redispatch is None
+        self._modules: ModuleObserver | None = None
+        # While one module alone is dumped.
+        self._only: ModuleNames | None = None
+        self._only_parameters: ParameterGradients | None = None
 
     def watch(self, models: Sequence[nn.Module]) -> None:
         """Record the modules of these models from the next `install` on."""
         if tuple(models) == self._models:
             return
         self._models = tuple(models)
-        self._names = ModuleNames(models) if self._records_modules else None
-        self._parameters = None
+        self._names = ModuleNames.of_models(models) if self._records_modules else None
+        self._parameters = self._parameters_of(self._names)
+
+    def _parameters_of(self, names: ModuleNames | None) -> ParameterGradients | None:
         takes_gradients = self._session.recorder.selection.data_mode.backward
         structure = self._session.config.task is Task.STRUCTURE
-        if self._names is not None and takes_gradients and not structure:
-            self._parameters = ParameterGradients(self._session, self._names)
+        if names is None or not takes_gradients or structure:
+            return None
+        return ParameterGradients(self._session, names)
+
+    def begin_only(self, names: ModuleNames) -> None:
+        """Record the modules of `names` and nothing else until `end_only`."""
+        self._only = names
+        self._only_parameters = self._parameters_of(names)
+        self._session.muted += 1
+        if self._modules is not None:
+            self._modules.names = names
+        if self._only_parameters is not None and self._session.capturing:
+            self._only_parameters.install()
+
+    def end_only(self) -> None:
+        """Record everything again."""
+        self._only = self._only_parameters = None
+        self._session.muted -= 1
+        if self._modules is not None:
+            self._modules.names = self._names
+
+    @property
+    def dumps_one_module(self) -> bool:
+        """Whether execution stands between `begin_only` and `end_only`."""
+        return self._only is not None
 
     def install(self, token_range: tuple[int, int] | None) -> None:
         """Begin to watch; the session's undo stack gets every way back.
@@ -71,13 +118,18 @@ class Observer:
             if len(self._models) > 1:
                 logger.warning("token_range counts the forward calls of the first model only")
             gate = TokenGate(session, self._adapter.memo, self._models[0], token_range)
-        modules = ModuleObserver(session, self._names, self.recomputations, self.apis, gate)
+        names = self._names if self._only is None else self._only
+        modules = ModuleObserver(session, names, self.recomputations, self.apis, gate)
         modules.install()
+        self._modules = modules
         run_eagerly(session)
         if self._parameters is not None:
             self._parameters.install()
+        if self._only_parameters is not None:
+            self._only_parameters.install()
         if self.apis is not None:
             self._install_mode(self.apis)
+            self._install_diversions(self.apis)
 
     def _install_mode(self, apis: ApiObserver) -> None:
         # The engine restores the mode stack after each node: inside it only the flag changes.
@@ -86,6 +138,18 @@ class Observer:
         mode_stack.install_lowest(apis)
         self._adapter.memo.active = True
         self._session.undo.callback(self._remove_mode, apis)
+
+    def _install_diversions(self, apis: ApiObserver) -> None:
+        session = self._session
+        if session.config.compile is not CompileMode.MODULES_ONLY:
+            session.undo.callback(watch_autograd_functions(apis))
+        if not self._enters_engine:
+            return
+        undo = observe_engine(apis)
+        if undo is not None:
+            session.undo.callback(undo)
+        else:
+            session.account.note("this version of torch hides what is recomputed in a backward")
 
     def _remove_mode(self, apis: ApiObserver) -> None:
         self._adapter.memo.active = False

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,9 @@ from msprobe.config import Config, Level
 from msprobe.errors import ConfigError
 from msprobe.pytorch.adapter import TENSOR_TYPES, TorchAdapter
 from msprobe.pytorch.api_table import ApiTable
+from msprobe.pytorch.custom_api import CustomApis
+from msprobe.pytorch.function_mode import torch_redispatch
+from msprobe.pytorch.loop_following import LoopFollower
 from msprobe.pytorch.observer import Observer
 
 _graph_task = torch._C._current_graph_task_id
@@ -30,20 +32,32 @@ class Run:
         table: says what each function is.
         observer: watches modules and APIs.
         models: the models given so far.
-        patches: undoes what outlives `stop` (user-registered APIs).
+        custom_apis: the functions that the user registered.
+        loop: starts and ends steps by the batches of the training loop; None unless asked for.
     """
 
-    def __init__(self, config: Config) -> None:
-        """Build everything for `config`; nothing is installed, no file is touched."""
+    def __init__(
+        self, config: Config, *, redispatch: Callable[..., Any] | None = torch_redispatch
+    ) -> None:
+        """Build everything for `config`; no file is touched.
+
+        Nothing is installed either, except that `enable_dataloader` follows data loaders from now
+        on until the session is closed.
+
+        Args:
+            config: the settings.
+            redispatch: see `ApiObserver`.
+        """
         self.config = config
         self.adapter = TorchAdapter(config)
         self.session = Session(config, self.adapter, TENSOR_TYPES)
         self.table = ApiTable.from_yaml(
             config.api_list, config.custom_op_namespaces, config.section.black_list
         )
-        self.observer = Observer(self.session, self.adapter, self.table)
+        self.observer = Observer(self.session, self.adapter, self.table, redispatch=redispatch)
         self.models: tuple[nn.Module, ...] = ()
-        self.patches = ExitStack()
+        self.custom_apis = CustomApis(self.observer.apis, self.session.run_undo)
+        self.loop = LoopFollower(self) if config.enable_dataloader else None
 
     def start(
         self, models: Sequence[nn.Module], token_range: tuple[int, int] | None, rank: int | None
@@ -51,7 +65,19 @@ class Run:
         """Begin to observe, if the step is wanted."""
         if models:
             self.models = tuple(models)
-        if not self.models and self.config.level in (Level.L0, Level.MIX):
+        if self.loop is not None:
+            self.loop.explicit_start()
+        else:
+            self.begin(token_range, rank)
+
+    @property
+    def lacks_model(self) -> bool:
+        """Whether the level records modules and no model is known yet."""
+        return not self.models and self.config.level in (Level.L0, Level.MIX)
+
+    def begin(self, token_range: tuple[int, int] | None, rank: int | None) -> None:
+        """Begin to observe the models given so far, if the step is wanted."""
+        if self.lacks_model:
             raise ConfigError(
                 "model",
                 None,
@@ -66,10 +92,24 @@ class Run:
 
     def stop(self) -> None:
         """End observing."""
-        self.session.stop(inside_backward=_graph_task() != -1)
+        if self.loop is not None:
+            self.loop.skipped("stop()")
+        else:
+            self.end()
 
     def step(self) -> None:
         """End the step."""
+        if self.loop is not None:
+            self.loop.skipped("step()")
+        else:
+            self.end_step()
+
+    def end(self) -> None:
+        """End observing, whoever asks."""
+        self.session.stop(inside_backward=_graph_task() != -1)
+
+    def end_step(self) -> None:
+        """End the step, whoever asks."""
         self.session.step()
         self.observer.next_step()
 

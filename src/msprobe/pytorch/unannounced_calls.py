@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from msprobe.capture.call import Call
+from msprobe.capture.session import Session
 from msprobe.pytorch.function_mode import ApiObserver, OpenCall
 from msprobe.pytorch.quiet import quietly
 
@@ -49,7 +50,7 @@ def record_call(
     frame = sys._getframe(1)
     opened = quietly(session, "api begin", _begin, apis, name, frame, with_grad, args, kwargs)
     session.account.spent_s += _clock() - started
-    around = _muted(apis) if hides_inner else _enclosing(apis, opened)
+    around = _muted(session) if hides_inner else _enclosing(apis, opened)
     try:
         with around:
             result = run(*args, **kwargs)
@@ -74,7 +75,7 @@ def _begin(
 ) -> OpenCall | None:
     session = apis.session
     session.gradients.write_unfinished()
-    if apis.muted:
+    if session.muted:
         return None
     stack = session.stacks.here(3)
     if stack.traits.internal:
@@ -97,12 +98,12 @@ def _end(
 
 
 @contextmanager
-def _muted(apis: ApiObserver) -> Iterator[None]:
-    apis.muted += 1
+def _muted(session: Session) -> Iterator[None]:
+    session.muted += 1
     try:
         yield
     finally:
-        apis.muted -= 1
+        session.muted -= 1
 
 
 @contextmanager
