@@ -37,7 +37,7 @@ def run_eagerly(session: Session) -> None:
     before = eval_frame._stance
     torch.compiler.set_stance("force_eager")
     ours = eval_frame._stance
-    if eval_frame.cached_backends:  # something was compiled
+    if any(backend is not None for backend in eval_frame.cached_backends.values()):
         session.account.note("compiled code ran eagerly")
 
     def restore() -> None:
