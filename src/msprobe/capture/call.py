@@ -13,7 +13,8 @@ class Draft:
     """A record in the making.
 
     Attributes:
-        name: record name, also the stem of its tensor files.
+        name: record name.
+        stem: what the names of its tensor files begin with; as a rule the record name.
         parts: the JSON object so far.
         order: place among the records of the step.
         files: where the values of its tensors are saved; None when they are not.
@@ -32,12 +33,15 @@ class Draft:
         "order",
         "overflow",
         "parts",
+        "stem",
         "waiting",
     )
 
     def __init__(self, name: str, order: int, files: RankDump | None = None) -> None:
         self.name = name
-        self.parts: dict[str, JsonTree] = {}
+        self.stem = name
+        # A dict of parts; a value that the user saved stands here as it was described.
+        self.parts: JsonTree = {}
         self.order = order
         self.files = files
         self.nonfinite = False

@@ -21,6 +21,7 @@ from msprobe.capture.adapter import Adapter
 from msprobe.capture.gradients import GradientBook
 from msprobe.capture.overflow import OverflowCheck, counts
 from msprobe.capture.recorder import Recorder
+from msprobe.capture.saved_values import SavedValues
 from msprobe.capture.selection import Selection
 from msprobe.capture.stacks import StackTable
 from msprobe.capture.values import Describer
@@ -51,6 +52,7 @@ class Session:
         stacks: call stacks seen so far.
         recorder: makes forward records.
         gradients: makes backward records.
+        saved: makes the records of level debug.
         capturing: whether execution stands between `start` and `stop`.
         observing: whether calls are observed now: capturing, and inside the token range.
         finished: whether the last wanted step is over; nothing is recorded any more.
@@ -102,6 +104,7 @@ class Session:
             submit=self._submit,
         )
         self.gradients = GradientBook(self.recorder, adapter)
+        self.saved = SavedValues(self.recorder, self.describer, adapter)
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._forget)
 
@@ -122,6 +125,7 @@ class Session:
         self._step = step
         self.recorder.next_step(step)
         self.gradients.next_step()
+        self.saved.next_step()
 
     # -- start, stop, step ---------------------------------------------------------------------
 
@@ -134,7 +138,21 @@ class Session:
         Returns:
             Whether observing begins: the adapter then installs what it needs.
         """
-        if self._dead or self.finished or self.capturing:
+        if self.capturing or not self._open_if_wanted(rank):
+            return False
+        self.capturing = self.observing = True
+        self.thread = threading.get_ident()
+        return True
+
+    def open_for_saving(self) -> bool:
+        """Open the dump for a value that the user saves; return whether this step is wanted.
+
+        Level debug knows no `start`: the first saved value of a step opens its folder.
+        """
+        return self.dump is not None or self._open_if_wanted(None)
+
+    def _open_if_wanted(self, rank: int | None) -> bool:
+        if self._dead or self.finished:
             return False
         last = self.config.last_step
         if last is not None and self._step > last:
@@ -151,8 +169,6 @@ class Session:
         if not self._wants_rank(rank):
             return False
         self._open(rank)
-        self.capturing = self.observing = True
-        self.thread = threading.get_ident()
         return True
 
     def stop(self, *, inside_backward: bool = False) -> None:
@@ -247,7 +263,8 @@ class Session:
             self._claims[rank] = claim
         directory = rank_directory(claim.dump_path, self._step, claim.name)
         head = DumpHead(self.config.task, self.config.level, self.adapter.framework)
-        self.dump = self._writer.open(directory, head, extra_info=self.config.extra_info)
+        calls = self.config.extra_info and self.config.level is not Level.DEBUG
+        self.dump = self._writer.open(directory, head, extra_info=calls)
         self.recorder.use(self.dump)
 
     def _close_dump(self) -> None:
@@ -255,6 +272,7 @@ class Session:
         if dump is None:
             return
         self.gradients.close_passes()
+        self.saved.close_records()
         self.recorder.rewrite_recomputed()
         self.recorder.flush_deferred()
         written = dump.close()

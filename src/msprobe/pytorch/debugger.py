@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from msprobe.capture.session import current_session, use_session
@@ -26,6 +27,7 @@ from msprobe.config import Level, load_config, parse_token_range
 from msprobe.errors import ConfigError, UsageError
 from msprobe.log import ensure_handler
 from msprobe.pytorch.run import Run, as_models
+from msprobe.pytorch.saved_values import prepare_saving, save
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +116,7 @@ class PrecisionDebugger:
         with lock:
             run = running()
             if run.config.level is Level.DEBUG:
+                prepare_saving(run.session)
                 return
             tokens = parse_token_range(token_range)
             models = as_models(model)
@@ -142,6 +145,28 @@ class PrecisionDebugger:
         """End the step: write everything, log its account, count on."""
         with lock:
             running().step()
+
+    @classmethod
+    def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
+        """Record a value under a name of your own; only at level ``debug``, else nothing happens.
+
+        Needs no `start`. The file is complete after `step` or at the end of the process. In compiled
+        code values can only be saved between `start` and `stop`, where it runs eagerly.
+
+        Args:
+            variable: a tensor, number or text, or lists, tuples and dicts of these; None and other
+                objects inside are recorded as null.
+            name: counted from 0 in each step: ``{name}.{count}.debug``.
+            save_backward: whether the gradients of the tensors are recorded too, as
+                ``{name}_grad.{count}.debug``.
+
+        Raises:
+            UsageError: no debugger was constructed.
+        """
+        if torch.compiler.is_compiling():
+            return  # traced code has no values yet; `start` makes compiled code run eagerly
+        with lock:
+            save(running().session, variable, name, save_backward)
 
     @classmethod
     def set_init_step(cls, step: int) -> None:

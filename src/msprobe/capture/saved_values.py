@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that the user hands over by name (level debug), and their gradients.
+
+    save({"a": x}, "pair")   pair.0.debug       {"a": {...}}       file pair.0.tensor.a.pt
+                             pair_grad.0.debug  {"a": null}        until its gradient arrives
+
+A name is counted from 0 within a step. The gradient record has the shape of the value, with null
+where no gradient came. What cannot be recorded (None, an object, a container inside itself) is null
+in both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from msprobe.capture.adapter import Adapter
+from msprobe.capture.call import Draft
+from msprobe.capture.recorder import Recorder
+from msprobe.capture.values import Describer
+from msprobe.dump.records import JsonTree
+
+logger = logging.getLogger(__name__)
+
+_RECORDED: Final = (bool, int, float, str, np.ndarray, np.generic)
+_DEPTH_LIMIT: Final = 100
+# What cannot stand in a file name; the record's name must say the same as its files.
+_UNSAFE: Final = re.compile("[/\\\\\x00-\x1f\x7f\ud800-\udfff]|\\.(?=\\.)|^\\.")
+
+Keys = tuple[str | int, ...]
+
+
+class GradientSlot:
+    """The place of one tensor's gradient; the first gradient that arrives takes it."""
+
+    __slots__ = ("_keys", "_path", "_record", "is_filled", "tensor")
+
+    def __init__(self, record: _GradientRecord, keys: Keys, path: str, tensor: Any) -> None:
+        """Make the slot for `tensor`, which stood under `keys` and has `path` in file names."""
+        self._record = record
+        self._keys = keys
+        self._path = path
+        # Only until the adapter has begun to watch it: a slot must not keep a tensor alive.
+        self.tensor = tensor
+        self.is_filled = False
+
+    def take(self, gradient: Any) -> None:
+        """Describe the gradient now, and put it where the tensor stood."""
+        if not self.is_filled:
+            self.is_filled = True
+            self._record.take(self._keys, self._path, gradient)
+
+
+class _GradientRecord:
+    """The record ``{name}_grad.{count}.debug`` while gradients may arrive."""
+
+    __slots__ = ("_owner", "draft", "is_closed", "remaining")
+
+    def __init__(self, owner: SavedValues, draft: Draft, skeleton: JsonTree) -> None:
+        self._owner = owner
+        self.draft = draft
+        draft.parts = skeleton
+        self.remaining = 0
+        self.is_closed = False
+
+    def take(self, keys: Keys, path: str, gradient: Any) -> None:
+        if self.is_closed:
+            return
+        described = self._owner.describe_gradient(gradient, self.draft, path)
+        if keys:
+            place = self.draft.parts
+            for key in keys[:-1]:
+                place = place[key]
+            place[keys[-1]] = described
+        else:
+            self.draft.parts = described
+        self.remaining -= 1
+        if self.remaining == 0:
+            self._owner.finish(self)
+
+
+class _Walk:
+    """One walk through a saved value: its description, its skeleton, its tensors."""
+
+    __slots__ = ("_around", "_describer", "_draft", "_is_tensor", "_paths", "found", "unsupported")
+
+    def __init__(self, describer: Describer, adapter: Adapter, draft: Draft) -> None:
+        self._describer = describer
+        self._is_tensor = adapter.is_tensor
+        self._draft = draft
+        self._paths: set[str] = set()
+        # Containers that the walk stands in: one that holds itself must not be followed.
+        self._around: set[int] = set()
+        self.found: list[tuple[Any, Keys, str]] = []
+        self.unsupported: dict[str, None] = {}
+
+    def value(self, value: Any, keys: Keys = ()) -> tuple[JsonTree, JsonTree]:
+        """Return the description of `value` and the skeleton of its gradients."""
+        if self._is_tensor(value):
+            path = self._path(keys)
+            self.found.append((value, keys, path))
+            return self._describer.value(value, self._draft, path, []), None
+        children = _children(value)
+        if children is not None and len(keys) < _DEPTH_LIMIT and id(value) not in self._around:
+            return self._container(value, children, keys)
+        if children is not None or not isinstance(value, _RECORDED):
+            self.unsupported[type(value).__qualname__] = None
+            return None, None
+        return self._describer.value(value, self._draft, self._path(keys), []), None
+
+    def _container(
+        self, value: Any, children: Iterable[tuple[Any, Any]], keys: Keys
+    ) -> tuple[JsonTree, JsonTree]:
+        self._around.add(id(value))
+        if isinstance(value, list | tuple):
+            pairs = [self.value(child, (*keys, index)) for index, child in children]
+            result: tuple[JsonTree, JsonTree] = ([p[0] for p in pairs], [p[1] for p in pairs])
+        else:
+            described: dict[str, JsonTree] = {}
+            skeleton: dict[str, JsonTree] = {}
+            for key, child in children:
+                name = _unused(_key_text(key), described)
+                described[name], skeleton[name] = self.value(child, (*keys, name))
+            result = described, skeleton
+        self._around.discard(id(value))
+        return result
+
+    def _path(self, keys: Keys) -> str:
+        path = _unused(".".join(("tensor", *map(str, keys))), self._paths)
+        self._paths.add(path)
+        return path
+
+
+class SavedValues:
+    """Names, counts and records what the user saves in a step."""
+
+    __slots__ = ("_adapter", "_describer", "_next", "_open", "_recorder", "_said", "_used")
+
+    def __init__(self, recorder: Recorder, describer: Describer, adapter: Adapter) -> None:
+        """Create it for the records of `recorder`."""
+        self._recorder = recorder
+        self._describer = describer
+        self._adapter = adapter
+        self._next: dict[str, int] = {}
+        self._used: set[str] = set()
+        self._open: dict[_GradientRecord, None] = {}
+        self._said: set[str] = set()
+
+    def save(self, value: Any, name: str, *, with_gradients: bool) -> list[GradientSlot]:
+        """Record a value.
+
+        Args:
+            value: a tensor, a number, a text, or lists, tuples, dicts and dataclasses of these.
+            name: the user's name for it.
+            with_gradients: whether a record for its gradients is made.
+
+        Returns:
+            A slot for each tensor whose gradient is wanted; the adapter watches those tensors that
+            can get one and passes it to the slot.
+        """
+        stem, gradient_stem = self._take_names(_safe(name), with_gradients=with_gradients)
+        draft = self._draft(stem)
+        walk = _Walk(self._describer, self._adapter, draft)
+        draft.parts, skeleton = walk.value(value)
+        self._recorder.hand_on(draft)
+        self._warn_of_unsupported(name, walk.unsupported)
+        if not with_gradients:
+            return []
+        record = _GradientRecord(self, self._draft(gradient_stem), skeleton)
+        self._recorder.write_interim(record.draft)
+        self._open[record] = None
+        return [GradientSlot(record, keys, path, tensor) for tensor, keys, path in walk.found]
+
+    def expect(self, slot: GradientSlot) -> None:
+        """Count a slot whose tensor can get a gradient; its record waits for it."""
+        slot.tensor = None
+        slot._record.remaining += 1
+
+    def describe_gradient(self, gradient: Any, draft: Draft, path: str) -> JsonTree:
+        """Return the record of a gradient, which is only read, now."""
+        return self._adapter.record_tensor(gradient, draft, path, is_gradient=True)
+
+    def finish(self, record: _GradientRecord) -> None:
+        """Write a gradient record; gradients that arrive later are dropped."""
+        record.is_closed = True
+        self._open.pop(record, None)
+        self._recorder.hand_on(record.draft)
+
+    def close_records(self) -> None:
+        """Write what still waits for gradients: the step is over."""
+        for record in list(self._open):
+            self.finish(record)
+
+    def next_step(self) -> None:
+        """Begin to count again."""
+        self._next.clear()
+        self._used.clear()
+        self._open.clear()
+
+    def _draft(self, stem: str) -> Draft:
+        draft = self._recorder.draft(f"{stem}.debug", self._recorder.next_order())
+        draft.stem = stem
+        return draft
+
+    def _take_names(self, name: str, *, with_gradients: bool) -> tuple[str, str]:
+        """Return the stems of value and gradient.
+
+        A number is passed over where it would hit a record that is there already: the gradient of
+        ``y`` and a value that the user calls ``y_grad`` share their names.
+        """
+        number = self._next.get(name, 0)
+        while True:
+            stem, gradient_stem = f"{name}.{number}", f"{name}_grad.{number}"
+            number += 1
+            if stem in self._used or (with_gradients and gradient_stem in self._used):
+                continue
+            break
+        self._next[name] = number
+        self._used.add(stem)
+        if with_gradients:
+            self._used.add(gradient_stem)
+        return stem, gradient_stem
+
+    def _warn_of_unsupported(self, name: str, kinds: Mapping[str, None]) -> None:
+        kinds = {kind: None for kind in kinds if kind != "NoneType"}
+        if kinds and name not in self._said:
+            self._said.add(name)
+            logger.warning("save(%r): %s cannot be saved and is null", name, ", ".join(kinds))
+
+
+def _children(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return the keys and values of a container, None when it is none."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, list | tuple):
+        return enumerate(list(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return [(name, getattr(value, name, None)) for name in names]
+    return None
+
+
+def _key_text(key: Any) -> str:
+    if isinstance(key, str | int | float | bool):
+        return str(key)
+    return f"<{type(key).__qualname__}>"
+
+
+def _unused(wanted: str, taken: Iterable[str]) -> str:
+    """Return `wanted`, or with a number behind it when two keys have the same text."""
+    name, number = wanted, 1
+    while name in taken:
+        name = f"{wanted}_{number}"
+        number += 1
+    return name
+
+
+def _safe(name: str) -> str:
+    """Return the name without what cannot stand in a file name."""
+    return _UNSAFE.sub("_", name) or "_"
