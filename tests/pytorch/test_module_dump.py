@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`module_dump`: one module alone, at every level."""
+
+import pytest
+import torch
+from observed_run import Setting, observed
+from torch import nn
+
+from msprobe.errors import ConfigError, UsageError
+from msprobe.pytorch import module_dump, module_dump_end
+
+pytestmark = pytest.mark.torch
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.relu(self.inner(x)) * self.scale
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.block = Block()
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        module_dump(self.block, "chosen")
+        try:
+            x = self.block(x)
+        finally:
+            module_dump_end()
+        return self.last(x)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_only_the_module_is_recorded_and_recording_resumes(level, tmp_path):
+    model = Net()
+    with observed(tmp_path, Setting(level, "statistics")) as run:
+        with run.step_of(model):
+            model(torch.randn(2, 4)).sum().backward()
+        records = run.records()
+        assert run.account()["errors"] == {}
+    inside = records["Module.chosen.Block.forward.0"]
+    assert list(inside["parameters"]) == ["scale"]
+    assert {"input_args", "output"} <= set(inside)
+    backward = records["Module.chosen.Block.backward.0"]
+    assert backward["input"][0]["shape"] == backward["output"][0]["shape"] == [2, 4]
+    gradients = records["Module.chosen.Block.parameters_grad"]
+    assert gradients["scale"][0]["Norm"] == pytest.approx(model.block.scale.grad.norm().item())
+    names = list(records)
+    assert not [name for name in names if "relu" in name or "__mul__" in name]
+    assert not [name for name in names if "inner" in name and "parameters_grad" not in name]
+    expected = "Functional.linear.1.forward" if level == "L1" else "Module.last.Linear.forward.0"
+    assert expected in names
+
+
+def test_each_call_has_its_number_and_a_name_of_ones_own(tmp_path):
+    layer = nn.Linear(3, 3)
+    with observed(tmp_path, Setting("L1", "statistics")) as run:
+        with run.step_of(None):
+            module_dump(layer, "a.b")
+            layer(layer(torch.ones(1, 3)))
+            module_dump_end()
+        names = list(run.records())
+    assert names == ["Module.a.b.Linear.forward.0", "Module.a.b.Linear.forward.1"]
+
+
+def test_fused_modules_inside_make_no_record(tmp_path):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    outer = Outer().eval()
+    x = torch.randn(1, 3, 8)
+    with torch.no_grad():
+        plain = outer(x)
+    with observed(tmp_path, Setting("L1", "statistics")) as run:
+        with run.step_of(None), torch.no_grad():
+            module_dump(outer, "outer")
+            seen = outer(x)
+            module_dump_end()
+        assert list(run.records()) == ["Module.outer.Outer.forward.0"]
+    assert torch.equal(plain, seen)
+
+
+def test_outside_of_capture_nothing_is_recorded_and_nothing_breaks(tmp_path):
+    layer = nn.Linear(3, 3)
+    with observed(tmp_path, Setting("L1", "statistics")) as run:
+        module_dump(layer, "early")
+        layer(torch.ones(1, 3))
+        with run.step_of(None):
+            layer(torch.ones(1, 3))
+            module_dump_end()
+            torch.relu(torch.ones(1))
+        names = list(run.records())
+    assert names[0] == "Module.early.Linear.forward.0"
+    assert "Torch.relu.0.forward" in names
+    assert "Functional.linear.0.forward" not in names
+
+
+def test_an_exception_in_the_module_leaves_a_clean_state(tmp_path):
+    layer = nn.Linear(3, 3)
+    with observed(tmp_path, Setting("mix", "statistics")) as run:
+        with run.step_of(nn.Identity()):
+            module_dump(layer, "broken")
+            with pytest.raises(RuntimeError):
+                layer(torch.ones(1, 5))
+            module_dump_end()
+            layer(torch.ones(1, 3))
+        records = run.records()
+    assert records["Module.broken.Linear.forward.0"]["raised"]
+    assert "Functional.linear.0.forward" in records
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "key"),
+    [(3, "a", "module"), (nn.Identity(), 3, "name"), (nn.Identity(), "", "name")],
+)
+def test_wrong_arguments_are_refused(module, name, key, tmp_path):
+    with observed(tmp_path, Setting("L1", "statistics")):
+        with pytest.raises(ConfigError) as caught:
+            module_dump(module, name)
+        assert caught.value.key == key
+
+
+def test_order_and_a_missing_debugger_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="PrecisionDebugger"):
+        module_dump(nn.Identity(), "a")
+    with pytest.raises(UsageError, match="PrecisionDebugger"):
+        module_dump_end()
+    with observed(tmp_path, Setting("L1", "statistics")):
+        with pytest.raises(UsageError, match="no module_dump"):
+            module_dump_end()
+        module_dump(nn.Identity(), "a")
+        with pytest.raises(UsageError, match="module_dump_end"):
+            module_dump(nn.Identity(), "b")
