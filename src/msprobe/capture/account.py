@@ -9,6 +9,21 @@ from dataclasses import dataclass, field
 from msprobe.dump.records import JsonTree
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What reached the disk.
+
+    Attributes:
+        size_bytes: bytes of JSON and tensor files.
+        tensors: number of tensor files, linked ones included.
+        complete: whether everything that was captured is there.
+    """
+
+    size_bytes: int
+    tensors: int
+    complete: bool
+
+
 @dataclass(slots=True)
 class Account:
     """Counts of one step; one line of log and ``account.json`` come of it.
@@ -33,39 +48,33 @@ class Account:
         """Add a fact; saying it again changes nothing."""
         self.notes[text] = None
 
-    def as_json(self, *, bytes_written: int, tensors: int, complete: bool) -> dict[str, JsonTree]:
-        """Return the content of ``account.json``.
-
-        Args:
-            bytes_written: bytes of JSON and tensor files.
-            tensors: number of tensor files, linked ones included.
-            complete: whether everything that was captured reached the disk.
-        """
+    def as_json(self, written: Written) -> dict[str, JsonTree]:
+        """Return the content of ``account.json``."""
         return {
             "step": self.step,
-            "complete": complete and not self.errors,
+            "complete": written.complete and not self.errors,
             "records": self.records,
-            "tensors": tensors,
-            "bytes": bytes_written,
+            "tensors": written.tensors,
+            "bytes": written.size_bytes,
             "capture_ms": round(self.spent_s * 1e3, 3),
             "skipped": dict(self.skipped),
             "errors": dict(self.errors),
             "notes": list(self.notes),
         }
 
-    def line(self, *, bytes_written: int, tensors: int, complete: bool) -> str:
+    def line(self, written: Written) -> str:
         """Return the account as one line for the log."""
         said = [f"step {self.step}: {self.records} records"]
-        if tensors:
-            said.append(f"{tensors} tensors")
-        said.append(_size(bytes_written))
+        if written.tensors:
+            said.append(f"{written.tensors} tensors")
+        said.append(_size(written.size_bytes))
         said.append(f"{self.spent_s * 1e3:.1f} ms spent")
         if self.skipped:
             said.append("skipped " + ", ".join(f"{n} ({why})" for why, n in self.skipped.items()))
         if self.errors:
-            failures = ", ".join(f"{n} × {kind}" for kind, n in self.errors.items())
+            failures = ", ".join(f"{n} of {kind}" for kind, n in self.errors.items())
             said.append(f"FAILED {failures}, see dump_error_info.log")
-        said.append("complete" if complete and not self.errors else "INCOMPLETE")
+        said.append("complete" if written.complete and not self.errors else "INCOMPLETE")
         return "; ".join([", ".join(said), *self.notes])
 
 

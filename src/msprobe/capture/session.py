@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from msprobe.capture.account import Account
+from msprobe.capture.account import Account, Written
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.gradients import GradientBook
 from msprobe.capture.overflow import OverflowCheck, counts
@@ -280,18 +280,18 @@ class Session:
         self.recorder.use(None)
         account = self.account
         # Device statistics count when their copy is asked for, overflow checks when kept.
-        facts = {
-            "bytes_written": written.bytes_written,
-            "tensors": written.tensors + written.linked,
-            "complete": written.complete,
-        }
-        fields = account.as_json(**facts)
+        facts = Written(
+            size_bytes=written.bytes_written,
+            tensors=written.tensors + written.linked,
+            complete=written.complete,
+        )
+        fields = account.as_json(facts)
         fields["write_errors"] = written.errors
         fields["linked_tensors"] = written.linked
         if self.overflow is not None:
             fields |= counts(self.overflow)
         dump.write_account(fields)
-        logger.info(account.line(**facts))
+        logger.info(account.line(facts))
 
     def _forget(self) -> None:
         # A forked child (a data loader's worker) shares nothing with the run.

@@ -130,7 +130,7 @@ class Describer:
         if name is not None:
             return _scalar(name, value, draft)
         if kind in self._tensor_types or self._is_tensor(value):
-            found.append((value, position[0] if _is_plain(position) else position))
+            found.append((value, _plain(position)))
             return self._record_tensor(value, draft, path)
         if len(position) >= _DEPTH_LIMIT:
             return {"type": _type_name(kind), "value": "…"}
@@ -168,8 +168,9 @@ class Describer:
         return {"type": _type_name(type(value)), "value": safe_repr(value)}
 
 
-def _is_plain(position: tuple[int | str, ...]) -> bool:
-    return len(position) == 1 and type(position[0]) is int
+def _plain(position: tuple[int | str, ...]) -> Position:
+    first = position[0] if len(position) == 1 else None
+    return first if isinstance(first, int) else position
 
 
 def _is_structseq(value: Any) -> bool:

@@ -55,7 +55,7 @@ class TensorRecord(msgspec.Struct):
     device_mesh: Any = UNSET
     placements: Any = UNSET
     data_name: str | UnsetType = UNSET
-    md5: str | None | UnsetType = UNSET
+    md5: str | UnsetType | None = UNSET
     device: str | UnsetType = UNSET
     stride: tuple[int, ...] | list[int] | UnsetType = UNSET
     value_id: int | UnsetType = UNSET

@@ -55,10 +55,12 @@ class TorchAdapter:
     def __init__(self, config: Config) -> None:
         """Create it for one configuration."""
         self.memo = Memo()
+        self._md5 = False
+        self._slices: tuple[Slice, ...] = ()
         section = config.section
-        takes_values = isinstance(section, StatisticsSection | TensorSection)
-        self._md5 = takes_values and section.summary_mode is SummaryMode.MD5
-        self._slices: tuple[Slice, ...] = section.slice if takes_values else ()
+        if isinstance(section, StatisticsSection | TensorSection):
+            self._md5 = section.summary_mode is SummaryMode.MD5
+            self._slices = section.slice
         # The overflow check must know before the next call; everything else can wait.
         self._waits = config.task is not Task.OVERFLOW_CHECK
         self._batch: DeviceBatch | None = None
@@ -211,7 +213,7 @@ class TorchAdapter:
     ) -> TensorRecord:
         held = readable(tensor) if tensor.is_nested else tensor
         shape = tuple(held.shape) if isinstance(held, Tensor) else ()
-        summary = summarise(tensor)
+        summary = self._summarise_unusual(tensor)
         record = TensorRecord(
             tensor_type(tensor),
             str(tensor.dtype),
@@ -230,6 +232,12 @@ class TorchAdapter:
         self._add_details(record, summary, draft)
         self._keep(tensor, record, Value(summary), draft, path)
         return record
+
+    def _summarise_unusual(self, tensor: Tensor) -> Summary:
+        if tensor.is_cpu or not self._waits:
+            return summarise(tensor)
+        held = readable(tensor)
+        return Summary(note=held) if isinstance(held, str) else self._summarise(held)
 
     def private_copy(self, tensor: Tensor) -> Tensor:
         """Return a copy of a gradient that nobody else sees."""
@@ -263,7 +271,7 @@ def _outside_transforms() -> AbstractContextManager[object]:
     """Return a context in which vmap and its like do not wrap what we compute."""
     if not _transforms_active():
         return nullcontext()
-    return temporarily_clear_interpreter_stack()  # type: ignore[no-untyped-call,no-any-return]
+    return temporarily_clear_interpreter_stack()
 
 
 def crop(tensor: Tensor, slices: Sequence[Slice]) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 from msprobe.capture.session import Session
 from msprobe.config import CompileMode
 
-
 # torch says this when a compiled module is called while global hooks are on. That its wrapper is
 # recorded beside the module itself is what a reader of the dump expects.
 _HOOK_WARNING: Final = r"Using `torch\.compile\(module\)` when there are global hooks"
@@ -29,7 +28,7 @@ def run_eagerly(session: Session) -> None:
     _silence_hook_warning(session)
     if session.config.compile is CompileMode.MODULES_ONLY:
         return
-    from torch._dynamo import eval_frame  # noqa: PLC0415 - loaded already, see above
+    from torch._dynamo import eval_frame
 
     if eval_frame._stance.stance != "default":
         session.account.note(f"compiled code ran under the stance {eval_frame._stance.stance!r}")

@@ -31,8 +31,6 @@ _sequence_number: Final = torch._C._autograd._get_sequence_nr
 _ACCUMULATES: Final = 1 << 62
 _METADATA_KEY: Final = "msprobe"
 
-Edge = tuple[Node, int]
-
 
 class InputEdges:
     """Where the inputs of a call hang in the graph, taken before the call.
@@ -47,7 +45,7 @@ class InputEdges:
     __slots__ = ("born", "inner", "leaves", "stale")
 
     def __init__(self, found: Found) -> None:
-        self.inner: dict[Edge, list[Position]] = {}
+        self.inner: dict[tuple[Node | None, int], list[Position]] = {}
         self.leaves: dict[int, list[Position]] = {}
         self.stale: list[Position] = []
         self.born: int = _sequence_number()
@@ -161,7 +159,16 @@ def note_birth(session: Session, gradients: Sequence[Tensor | None]) -> None:
 class Tapping:
     """Attaches the taps of one call."""
 
-    __slots__ = ("_edges", "_gradients", "_hits", "_outputs", "_passed", "_session", "_taps")
+    __slots__ = (
+        "_edges",
+        "_gradients",
+        "_hits",
+        "_outputs",
+        "_passed",
+        "_received",
+        "_session",
+        "_taps",
+    )
 
     def __init__(
         self, session: Session, call: Call, edges: InputEdges, found: Found, arguments: int
@@ -171,8 +178,9 @@ class Tapping:
         self._gradients = Gradients(
             call, outputs=0, arguments=arguments, positions=[position for _, position in found]
         )
+        self._received = frozenset(id(tensor) for tensor, _ in found)
         self._taps: dict[Node, _NodeTap] = {}
-        self._outputs: dict[Edge, int] = {}
+        self._outputs: dict[tuple[Node | None, int], int] = {}
         self._passed: dict[Node, list[tuple[int, Position]]] = {}
         # While walking: where each input's shares come from, (node, slot of the node).
         self._hits: dict[int, tuple[Position, list[tuple[Node, int]]]] = {}
@@ -185,6 +193,9 @@ class Tapping:
         for index, output in enumerate(outputs):
             if isinstance(output, Tensor) and output.requires_grad:
                 self._output(index, output, start)
+                if output._is_view() and id(output) in self._received:
+                    # Later uses of the base and of other views do not pass this view's node.
+                    gradients.remark(SIDE_INPUT, index, "a view changed in place: see its base")
         for position in self._edges.stale:
             gradients.remark(SIDE_OUTPUT, position, "not reachable: a stale view")
         self._walk(start)
@@ -226,7 +237,9 @@ class Tapping:
         self._gradients.remark(SIDE_INPUT, index, "pass-through: all consumers of the leaf")
         self._same(positions)
         tap = _NodeTap(self._session, self._gradients)
-        handle = output.register_hook(_LeafTap(tap, index, positions))
+        handle = output.register_hook(  # type: ignore[no-untyped-call]
+            _LeafTap(tap, index, positions)
+        )
         self._session.step_undo.callback(handle.remove)
 
     def _same(self, positions: list[Position]) -> None:
@@ -249,7 +262,7 @@ class Tapping:
                 continue
             seen.add(node)
             for slot, edge in enumerate(node.next_functions):
-                parent = edge[0]
+                parent: Any = edge[0]  # torch's stubs know neither `variable` nor `metadata`
                 if parent is None:
                     continue
                 positions = inner.get(edge) if inner else None
@@ -295,13 +308,14 @@ def _leave_mark(node: Node, tap: _NodeTap) -> None:
 
     The engine then runs no hook of the node that made this input: the gradient is in the result.
     """
-    metadata = node.metadata
+    metadata: Any = node.metadata
     others = metadata.get(_METADATA_KEY)
     metadata[_METADATA_KEY] = tap if others is None else (others, tap)
 
 
 def _marks(node: Node) -> Iterator[_NodeTap]:
-    mark = node.metadata.get(_METADATA_KEY)
+    metadata: Any = node.metadata
+    mark = metadata.get(_METADATA_KEY)
     while type(mark) is tuple:
         mark, tap = mark
         yield tap

@@ -53,13 +53,13 @@ class _Storage:
     __slots__ = ("_handle", "address", "banned", "epoch")
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._handle = storage._weak_ref()  # type: ignore[no-untyped-call]
+        self._handle = storage._weak_ref()
         self.address = storage._cdata
         self.epoch = 0
         self.banned = False
 
     def is_dead(self) -> bool:
-        return bool(torch.UntypedStorage._expired(self._handle))  # type: ignore[no-untyped-call]
+        return bool(torch.UntypedStorage._expired(self._handle))
 
     def __del__(self, free: object = torch.UntypedStorage._free_weak_ref) -> None:
         free(self._handle)  # type: ignore[operator]

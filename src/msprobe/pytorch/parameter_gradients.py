@@ -25,13 +25,15 @@ from msprobe.pytorch.quiet import quietly
 class _Owner:
     """The module that a parameter is recorded under."""
 
-    __slots__ = ("count", "module", "parameter", "session")
+    __slots__ = ("count", "module", "others", "parameter", "session")
 
     def __init__(self, session: Session, module: str, parameter: str, count: int) -> None:
         self.session = session
         self.module = module
         self.parameter = parameter
         self.count = count
+        # Further modules that share the parameter: it is recorded once, under the first wanted.
+        self.others: list[_Owner] = []
 
     def accumulated(self, parameter: Tensor) -> None:
         """Take the gradient that was just accumulated."""
@@ -39,15 +41,18 @@ class _Owner:
 
     def take(self, parameter: Tensor, kind: str) -> None:
         gradient = parameter.grad
-        recorder = self.session.recorder
         if gradient is None or self.session.dump is None:
             return
-        scope = recorder.selection.scope
-        if scope is not None and not scope.inside:
-            return
-        self.session.gradients.parameter(
-            self.module, self.parameter, gradient, of=self.count, kind=kind
-        )
+        owner = self.wanted()
+        if owner is not None:
+            self.session.gradients.parameter(
+                owner.module, owner.parameter, gradient, of=owner.count, kind=kind
+            )
+
+    def wanted(self) -> _Owner | None:
+        """Return the owner that the parameter is recorded under now, if it is."""
+        wants = self.session.recorder.wants_parameters_of
+        return next((one for one in (self, *self.others) if wants(one.module)), None)
 
 
 class ParameterGradients:
@@ -78,22 +83,20 @@ class ParameterGradients:
     def _watch(
         self, module: nn.Module, name: str, undo: Callable[[Callable[[], None]], object]
     ) -> None:
-        selection = self._session.recorder.selection
-        if not (
-            selection.matches(f"{name}.{PARAMETERS_GRAD}") or selection.matches(f"{name}.backward.")
-        ):
-            return
         trained = {
             key: parameter
             for key, parameter in module._parameters.items()
             if parameter is not None and parameter.requires_grad and parameter.is_leaf
         }
         for key, parameter in trained.items():
-            if id(parameter) in self._owners:
-                continue  # shared: recorded once, under its first owner
             owner = _Owner(self._session, name, key, len(trained))
+            if id(parameter) in self._owners:
+                self._owners[id(parameter)][1].others.append(owner)
+                continue
             with contextlib.suppress(RuntimeError):  # tensors that refuse hooks keep theirs
-                handle = parameter.register_post_accumulate_grad_hook(owner.accumulated)
+                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    owner.accumulated
+                )
                 _make_first(parameter, handle.id)
                 undo(handle.remove)
                 self._owners[id(parameter)] = (parameter, owner)
@@ -106,12 +109,14 @@ class ParameterGradients:
         quietly(self._session, "reduced gradient", self._take_reduced, optimizer)
 
     def _take_reduced(self, optimizer: Optimizer) -> None:
-        known = [
+        watched = [
             self._owners[id(parameter)]
             for group in optimizer.param_groups
             for parameter in group["params"]
             if id(parameter) in self._owners and parameter.grad is not None
         ]
+        wanted = [(parameter, owner.wanted()) for parameter, owner in watched]
+        known = [(parameter, owner) for parameter, owner in wanted if owner is not None]
         per_module = Counter(owner.module for _, owner in known)
         for parameter, owner in known:
             self._session.gradients.parameter(
@@ -124,7 +129,7 @@ class ParameterGradients:
 
 
 def _make_first(parameter: Tensor, hook_id: int) -> None:
-    hooks = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    hooks: Any = parameter._post_accumulate_grad_hooks  # an OrderedDict
     hooks.move_to_end(hook_id, last=False)
 
 

@@ -39,7 +39,7 @@ def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) 
             _set_grad(False)
         try:
             if _dispatch_modes():
-                with _disable_current_modes():  # type: ignore[no-untyped-call]
+                with _disable_current_modes():
                     return action(*args)
             return action(*args)
         except Exception as error:  # noqa: BLE001 - the user's training must survive us

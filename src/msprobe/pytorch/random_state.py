@@ -81,4 +81,4 @@ def _generators(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Generato
 def _equal(before: Tensor | int, after: Tensor | int) -> bool:
     if isinstance(before, Tensor) and isinstance(after, Tensor):
         return torch.equal(before, after)
-    return before == after
+    return bool(before == after)

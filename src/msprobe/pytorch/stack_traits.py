@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python frames of a call say about it: inside an optimiser, a checkpoint, torch itself."""
+"""What the frames of a call say about it: inside an optimiser, a checkpoint, torch itself."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ def _owner(files: Sequence[str]) -> str | None:
 
 
 def _is_internal(files: Sequence[str]) -> bool:
-    """Return whether the calling code itself is torch.distributed's machinery.
+    """Return whether the calling code itself is machinery of torch.distributed or checkpointing.
 
     FSDP2 alone makes about 70 metadata calls a step. The model's own forward, which DDP and FSDP
     call, stands further in than their frames.
     """
     caller = files[0] if files else ""
+    if caller == _CHECKPOINT:
+        return True  # detaching inputs for the recomputation is no part of it
     return caller.startswith(_DISTRIBUTED) and not caller.startswith(_DISTRIBUTED_MODEL_CODE)

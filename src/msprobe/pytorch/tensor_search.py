@@ -42,8 +42,8 @@ def _children(value: Any) -> Sequence[tuple[int | str, Any]]:
         names: Sequence[int | str] = getattr(value, "_fields", range(len(value)))
         return list(zip(names, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return [(name, getattr(value, name, None)) for name in names]
+        fields = [field.name for field in dataclasses.fields(value)]
+        return [(name, getattr(value, name, None)) for name in fields]
     return ()
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -13,14 +14,19 @@ _jit_state: Final = torch._C._get_tracing_state
 _TRACERS: Final = frozenset({"FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode"})
 
 
+_cuda_is_up: Final[Callable[[], bool]] = torch.cuda.is_initialized
+_stream_capturing: Final = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+
+
 def is_tracing() -> bool:
-    """Return whether a call now only builds a graph: jit, make_fx, fake tensors, export, AOT."""
+    """Return whether a call now only builds a graph.
+
+    That is so under jit, make_fx, fake tensors, export and AOT compilation; and while a CUDA graph
+    is captured, where our own kernels would become part of it.
+    """
     if torch.compiler.is_compiling() or _jit_state() is not None:
         return True
     count = _dispatch_modes()
-    return count > 0 and any(type(_mode_at(i)).__name__ in _TRACERS for i in range(count))
-
-
-def is_capturing_cuda_graph() -> bool:
-    """Return whether kernels now go into a CUDA graph, where our own must not be."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    if count > 0 and any(type(_mode_at(i)).__name__ in _TRACERS for i in range(count)):
+        return True
+    return _stream_capturing is not None and _cuda_is_up() and bool(_stream_capturing())
