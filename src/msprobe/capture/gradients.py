@@ -116,12 +116,10 @@ class GradientBook:
     def _open_pass(self, gradients: Gradients, graph_task: int) -> BackwardPass:
         recorder = self._recorder
         call = gradients.call
-        order = recorder.say_backward(call.backward_name, call.backward_parent)
-        draft = recorder.draft(gradients.next_name(), order)
+        name = gradients.next_name()
+        draft = recorder.draft(name, recorder.say_backward(name, call.backward_parent))
         current = gradients.open_pass(graph_task, draft)
-        scope = recorder.selection.scope
-        if scope is not None:
-            current.in_scope = scope.begin(call.backward_name)
+        current.in_scope = recorder.begin_backward_in_scope(call)
         self._open[current] = None
         return current
 

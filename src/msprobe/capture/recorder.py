@@ -14,7 +14,14 @@ from typing import Any, Final
 from msprobe.capture.account import Account
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.call import Call, Draft
-from msprobe.capture.names import RECOMPUTE, CallCounters, api_names, module_names
+from msprobe.capture.names import (
+    BACKWARD,
+    PARAMETERS_GRAD,
+    RECOMPUTE,
+    CallCounters,
+    api_names,
+    module_names,
+)
 from msprobe.capture.overflow import OverflowCheck
 from msprobe.capture.selection import Selection
 from msprobe.capture.stacks import Stack
@@ -93,6 +100,9 @@ class Recorder:
         self._said_owners: set[str] = set()
         self._deferred: list[Draft] = []
         self._reruns: dict[str, Rerun] = {}
+        # Modules whose backward `list` wants, and whose backward lay in `scope`.
+        self._wanted_modules: set[str] = set()
+        self._modules_in_scope: set[str] = set()
         self.modules: list[Call] = []
         self.step = 0
         self.account = Account(0)
@@ -110,6 +120,8 @@ class Recorder:
         self._counters.reset()
         self._orders = itertools.count()
         self._reruns.clear()
+        self._wanted_modules.clear()
+        self._modules_in_scope.clear()
         self.modules.clear()
         if self.selection.scope is not None:
             self.selection.scope.reset()
@@ -206,8 +218,11 @@ class Recorder:
             wanted_forward = inside[0] or selection.matches(call.forward_name)
             wanted_backward = inside[1] or selection.matches(call.backward_name)
             forward, backward = forward and wanted_forward, backward and wanted_backward
-            if call.is_module and self._expands_modules and selection.has_filters:
-                call.expands = (wanted_forward, wanted_backward)
+            if call.is_module and selection.has_filters:
+                if self._expands_modules:
+                    call.expands = (wanted_forward, wanted_backward)
+                if wanted_backward:
+                    self._wanted_modules.add(_base_of(call))
             if selection.scope is not None:
                 inputs = selection.scope.begin(call.forward_name)
         if self._structure_only:
@@ -240,6 +255,28 @@ class Recorder:
             call.stack,
         )
 
+    def begin_backward_in_scope(self, call: Call) -> bool:
+        """Note that the backward of `call` begins; return whether that is inside the scope."""
+        scope = self.selection.scope
+        if scope is None:
+            return True
+        inside = scope.begin(call.backward_name)
+        if inside and call.is_module:
+            self._modules_in_scope.add(_base_of(call))
+        return inside
+
+    def wants_parameters_of(self, module: str) -> bool:
+        """Return whether the gradients of this module's parameters are recorded now.
+
+        They belong to the module's backward: they are wanted with it.
+        """
+        selection = self.selection
+        if selection.everything:
+            return True
+        listed = module in self._wanted_modules or selection.matches(f"{module}.{PARAMETERS_GRAD}")
+        scope = selection.scope
+        return listed and (scope is None or scope.inside or module in self._modules_in_scope)
+
     def say_backward(self, name: str, parent: str | None) -> int:
         """Note that a backward record begins; return its place in the order."""
         order = next(self._orders)
@@ -261,13 +298,19 @@ class Recorder:
 
     def outputs(self, call: Call, output: Any) -> None:
         """Describe what the call returned."""
+        scope = self.selection.scope
+        if scope is not None and not scope.end(call.forward_name):
+            if call.draft is not None and not call.keeps_inputs:
+                self._drop(call)
+            return
         draft = call.draft
         if draft is None or not call.keeps_outputs:
             return
-        scope = self.selection.scope
-        if scope is not None and not scope.end(call.forward_name):
-            return
         draft.parts["output"] = self._describer.outputs(draft, output)
+
+    def _drop(self, call: Call) -> None:
+        call.draft = None
+        self.account.skipped["outside scope"] += 1
 
     def part(self, call: Call, name: str, value: Mapping[str, Any]) -> None:
         """Describe a further named part, such as a module's own parameters."""
@@ -293,8 +336,10 @@ class Recorder:
         """Hand on what is known of a call that raised."""
         if call.is_module:
             self._leave(call)
+        scope = self.selection.scope
+        inside = scope is None or scope.end(call.forward_name) or call.keeps_inputs
         draft, call.draft = call.draft, None
-        if draft is not None and draft.parts:
+        if draft is not None and draft.parts and inside:
             draft.parts["raised"] = error
             self.finish(draft)
 
@@ -369,3 +414,8 @@ class Recorder:
                 self._write(draft, dump)
 
         self._submit(complete)
+
+
+def _base_of(call: Call) -> str:
+    """Return ``Module.fc.Linear`` for a module call."""
+    return call.backward_name.rpartition(f".{BACKWARD}.")[0]

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients
@@ -30,6 +31,7 @@ _sequence_number: Final = torch._C._autograd._get_sequence_nr
 # AccumulateGrad nodes carry the largest sequence number, so that the engine runs them first.
 _ACCUMULATES: Final = 1 << 62
 _METADATA_KEY: Final = "msprobe"
+_CHANGED_VIEW: Final = "a view changed in place: its gradient may reach its base alone"
 
 
 class InputEdges:
@@ -100,6 +102,20 @@ class _NodeTap:
                 book.gradient(gradients, task, SIDE_OUTPUT, position, gradient)
             else:
                 book.share(gradients, task, position, gradient, of=shares)
+
+
+class _CustomNodeTap(_NodeTap):
+    """A hook after the backward of a custom function, which writes where it likes, unannounced."""
+
+    __slots__ = ()
+
+    def _take(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
+        memo = self.session.adapter.memo  # type: ignore[attr-defined]
+        if memo.active:
+            for gradient in (*grad_inputs, *grad_outputs):
+                if type(gradient) is Tensor and gradient.layout is torch.strided:
+                    memo.wrote(gradient)
+        super()._take(grad_inputs, grad_outputs)
 
 
 class _OutputTap:
@@ -178,7 +194,7 @@ class Tapping:
         self._gradients = Gradients(
             call, outputs=0, arguments=arguments, positions=[position for _, position in found]
         )
-        self._received = frozenset(id(tensor) for tensor, _ in found)
+        self._received = {id(tensor): position for tensor, position in found}
         self._taps: dict[Node, _NodeTap] = {}
         self._outputs: dict[tuple[Node | None, int], int] = {}
         self._passed: dict[Node, list[tuple[int, Position]]] = {}
@@ -193,9 +209,11 @@ class Tapping:
         for index, output in enumerate(outputs):
             if isinstance(output, Tensor) and output.requires_grad:
                 self._output(index, output, start)
-                if output._is_view() and id(output) in self._received:
+                position = self._received.get(id(output))
+                if position is not None and output._is_view():
                     # Later uses of the base and of other views do not pass this view's node.
-                    gradients.remark(SIDE_INPUT, index, "a view changed in place: see its base")
+                    gradients.remark(SIDE_INPUT, index, _CHANGED_VIEW)
+                    gradients.remark(SIDE_OUTPUT, position, _CHANGED_VIEW)
         for position in self._edges.stale:
             gradients.remark(SIDE_OUTPUT, position, "not reachable: a stale view")
         self._walk(start)
@@ -295,12 +313,24 @@ class Tapping:
                 tap.inputs = (*tap.inputs, (slot, position, len(sources)))
         for node, tap in self._taps.items():
             passed = self._passed.get(node)
-            if tap.inputs and not passed:
+            if isinstance(node, BackwardCFunction):
+                self._register_custom(node, tap, passed)
+            elif tap.inputs and not passed:
                 node.register_hook(tap)
             else:
                 node.register_prehook(_OutputTap(tap, passed))
             if tap.outputs:
                 _leave_mark(node, tap)
+
+    def _register_custom(
+        self, node: Node, tap: _NodeTap, passed: list[tuple[int, Position]] | None
+    ) -> None:
+        """Tap a node whose backward is the user's: it may write into what it is given."""
+        if tap.outputs or passed:
+            node.register_prehook(_OutputTap(tap, passed))
+        after = _CustomNodeTap(self._session, self._gradients)
+        after.inputs = tap.inputs
+        node.register_hook(after)
 
 
 def _leave_mark(node: Node, tap: _NodeTap) -> None:
