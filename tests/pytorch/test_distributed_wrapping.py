@@ -54,7 +54,7 @@ class Recorder:
         self.events.append(["begin", collective.api, values_of(args)])
         return (collective.api, args, kwargs)
 
-    def end(self, token, result, *, completed):
+    def end(self, token, result, *, completed, error=None):
         api, args, kwargs = token
         values = [values_of(args), values_of(kwargs)] if completed else None
         self.events.append(["end", api, values, completed])
@@ -296,7 +296,7 @@ class Broken:
     def begin(self, collective, args, kwargs):
         raise RuntimeError("begin is broken")
 
-    def end(self, token, result, *, completed):
+    def end(self, token, result, *, completed, error=None):
         raise RuntimeError("end is broken")
 
 
@@ -392,7 +392,7 @@ def scenario_fsdp(rank):
             self.events.append(["begin", collective.api])
             return collective.api
 
-        def end(self, token, result, *, completed):
+        def end(self, token, result, *, completed, error=None):
             self.events.append(["end", token, completed])
 
     recorder = Names()

@@ -312,6 +312,13 @@ class ApiTable:
         """Return the strictest `risk_level` that still keeps `entry`."""
         return entry.risk
 
+    def wants(self, prefix: str, api: str) -> bool:
+        """Return whether the user's lists keep an API, by name alone (collectives)."""
+        if any(name in self._choice.black_list for name in self._spellings(prefix, [api])):
+            return False
+        listed = self._choice.listed.get(prefix)
+        return listed is None or api in listed
+
     def _remember(self, func: Any) -> ApiEntry:
         if len(self._entries) >= _MOST_ENTRIES:
             self._entries.clear()

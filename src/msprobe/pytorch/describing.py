@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any, Final
 
 import torch
@@ -24,19 +23,21 @@ def tensor_type(tensor: torch.Tensor) -> str:
     if _functorch.is_functorch_wrapped_tensor(tensor):
         return "BatchedTensor" if _functorch.is_batchedtensor(tensor) else "GradTrackingTensor"
     kind = type(tensor)
+    known = _TYPE_NAMES.get(kind.__name__)
+    if known is not None:  # also of parameters: torch calls a marked DTensor a Parameter
+        return known
     if kind is torch.Tensor or isinstance(tensor, torch.nn.Parameter):
         return "torch.Tensor"
-    return _TYPE_NAMES.get(kind.__name__, f"{kind.__module__}.{kind.__qualname__}")
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def group_description(group: Any) -> dict[str, JsonTree]:
-    """Return the ranks of a process group and an id made of them.
+    """Return the ranks of a process group and an id made of them (see `describe_group`)."""
+    from msprobe.pytorch.distributed import describe_group
 
-    The id is the CRC-32 of the text of the rank list: the same on every rank and in every run.
-    """
-    ranks = torch.distributed.get_process_group_ranks(group)
-    identity = f"{zlib.crc32(str(ranks).encode()):08x}"
-    return {"type": "torch.ProcessGroup", "group_ranks": ranks, "group_id": identity}
+    found = describe_group(group)
+    ranks = list(found.ranks)
+    return {"type": "torch.ProcessGroup", "group_ranks": ranks, "group_id": found.group_id}
 
 
 def placements_of(tensor: Any) -> tuple[JsonTree, JsonTree]:
@@ -80,6 +81,9 @@ def _describe_distributed(value: object) -> JsonTree:
     if isinstance(value, distributed.ProcessGroup):
         return group_description(value)
     if isinstance(value, distributed.ReduceOp | distributed.ReduceOp.RedOpType):
-        name = value.op if isinstance(value, distributed.ReduceOp) else value
+        # A ReduceOp holds one of the named operations; torch calls each an instance of the other.
+        name = getattr(value, "op", value)
         return {"type": "torch.distributed.ReduceOp", "value": str(name)}
+    if type(value).__name__ == "DeviceMesh":
+        return {"type": "torch.distributed.DeviceMesh", "value": value.mesh.tolist()}  # type: ignore[attr-defined]
     return NotImplemented

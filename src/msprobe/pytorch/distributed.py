@@ -43,11 +43,18 @@ class Collective:
         api: its name; records are named ``Distributed.{api}``.
         fills: a buffer that is output only: before the call it holds nothing of interest.
         sends: a buffer that is input only: after the call it holds nothing new.
+        returns: whether what it computes is its result, not in its arguments.
     """
 
     api: str
     fills: Argument | None = None
     sends: Argument | None = None
+    returns: bool = False
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether a buffer may be input and output at once."""
+        return self.fills is None and self.sends is None and not self.returns
 
 
 COLLECTIVES: Final[Mapping[str, Collective]] = {
@@ -113,14 +120,23 @@ class CollectiveObserver(Protocol):
         Returns: a token for `end`, or None when this call is of no interest.
         """
 
-    def end(self, token: Any, result: object, *, completed: bool) -> None:
+    def end(
+        self,
+        token: Any,
+        result: object,
+        *,
+        completed: bool,
+        error: BaseException | None = None,
+    ) -> None:
         """Take note that a collective is over. Called once for each token.
 
         Args:
             token: what `begin` returned.
-            result: what the function returned; None for asynchronous calls.
+            result: what the function returned, or a function that returns it, to be called once
+                and quietly (functional collectives); None for asynchronous calls.
             completed: whether the buffers hold the result. False when the call raised, or when the
                 user's program never asked whether an asynchronous one is done: do not read them.
+            error: what the call raised.
         """
 
 
@@ -200,8 +216,8 @@ class _Hooks:
         try:
             token = self._guarded(self._observer.begin, collective, args, kwargs)
             result = original(*args, **kwargs)
-        except BaseException:
-            self._end(token, None, completed=False)
+        except BaseException as error:
+            self._end(token, None, completed=False, error=error)
             raise
         finally:
             thread.inside = False
@@ -265,9 +281,11 @@ class _Hooks:
                 for token in queue:
                     self._end(token, None, completed)
 
-    def _end(self, token: Any, result: object, completed: bool) -> None:
+    def _end(
+        self, token: Any, result: object, completed: bool, error: BaseException | None = None
+    ) -> None:
         if token is not None:
-            self._guarded(self._observer.end, token, result, completed=completed)
+            self._guarded(self._observer.end, token, result, completed=completed, error=error)
 
     def _guarded(self, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from msprobe.pytorch.adapter import TorchAdapter
 from msprobe.pytorch.api_table import ApiTable
 from msprobe.pytorch.autograd_functions import watch_autograd_functions
 from msprobe.pytorch.checkpoint import Recomputations
+from msprobe.pytorch.collectives import CollectiveRecorder
 from msprobe.pytorch.compiled import run_eagerly
 from msprobe.pytorch.engine_entry import observe_engine
 from msprobe.pytorch.function_mode import ApiObserver, torch_redispatch
@@ -26,6 +28,7 @@ from msprobe.pytorch.token_range import TokenGate
 
 logger = logging.getLogger(__name__)
 
+_LAUNCHED_WITH: Final = "WORLD_SIZE"  # set by torchrun and its like
 _graph_task = torch._C._current_graph_task_id
 
 
@@ -34,6 +37,7 @@ class Observer:
 
     Attributes:
         apis: the function mode; None at levels that do not record APIs.
+        collectives: records collectives; None likewise.
     """
 
     def __init__(
@@ -57,8 +61,10 @@ class Observer:
         self.recomputations = Recomputations(session)
         level = session.config.level
         self.apis: ApiObserver | None = None
+        self.collectives: CollectiveRecorder | None = None
         if level in (Level.L1, Level.MIX):
             self.apis = ApiObserver(session, adapter, table, self.recomputations, redispatch)
+            self.collectives = CollectiveRecorder(session, adapter, table, self.recomputations)
         self._records_modules = level in (Level.L0, Level.MIX)
         self._models: tuple[nn.Module, ...] = ()
         self._names: ModuleNames | None = None
@@ -127,9 +133,22 @@ class Observer:
             self._parameters.install()
         if self._only_parameters is not None:
             self._only_parameters.install()
+        if self.collectives is not None:
+            self._install_collectives(self.collectives)
         if self.apis is not None:
             self._install_mode(self.apis)
             self._install_diversions(self.apis)
+
+    def _install_collectives(self, recorder: CollectiveRecorder) -> None:
+        if not _may_communicate():
+            return
+        from msprobe.pytorch.distributed import hook_collectives
+        from msprobe.pytorch.functional_collectives import hook_functional_collectives
+
+        undo = self._session.undo
+        undo.callback(recorder.write_left_over)
+        undo.callback(hook_collectives(recorder))
+        undo.callback(hook_functional_collectives(recorder))
 
     def _install_mode(self, apis: ApiObserver) -> None:
         # The engine restores the mode stack after each node: inside it only the flag changes.
@@ -163,3 +182,11 @@ class Observer:
         self._adapter.memo.next_step()
         if self.apis is not None and _graph_task() == -1:
             mode_stack.remove(self.apis)  # left behind by a stop inside a backward pass
+
+
+def _may_communicate() -> bool:
+    """Return whether this process belongs to a group, or was launched to join one."""
+    distributed = torch.distributed
+    return distributed.is_available() and (
+        distributed.is_initialized() or _LAUNCHED_WITH in os.environ
+    )

@@ -21,6 +21,8 @@ _TRACED: Final = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor"})
 _SPARSE: Final = frozenset(
     {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 )
+IN_FLIGHT: Final = "collective in flight"
+"""Note of results of collectives that the program has not waited for."""
 STORED_VALUES: Final = "stored values only"
 """Note of sparse tensors: the zeros that are not stored do not count."""
 
@@ -42,7 +44,7 @@ def readable(t: torch.Tensor) -> torch.Tensor | str:
     """Return the strided tensor that holds the elements of `t`, or why there is none.
 
     Wrappers are looked through: functorch's (vmap, grad), DTensor (this rank's shard), collectives
-    in flight (waits for them), nested and sparse tensors (their values). Nothing is copied, except
+    (unless still in flight), nested and sparse tensors (their values). Nothing is copied, except
     that nested tensors of padded or permuted storage are refused rather than copied.
 
     Grad mode must be off, and torch functions of subclasses and the user's modes disabled.
@@ -88,9 +90,9 @@ def _look_through(t: torch.Tensor) -> torch.Tensor | str:
         local: torch.Tensor = t._local_tensor  # type: ignore[attr-defined]
         return local
     if name == "AsyncCollectiveTensor":
-        # Waiting here is what the user's first use of it would do; a second wait does nothing.
-        waited: torch.Tensor = torch.ops._c10d_functional.wait_tensor(t.elem)  # type: ignore[attr-defined]
-        return waited
+        # Waiting would be a synchronisation that the program did not ask for.
+        elements: torch.Tensor = t.elem  # type: ignore[attr-defined]
+        return elements if t.completed else IN_FLIGHT  # type: ignore[attr-defined]
     if t.is_nested:
         return _nested_values(t)
     if t.layout in _SPARSE:

@@ -14,8 +14,11 @@ from msprobe.capture.stacks import Traits
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _CHECKPOINT: Final = f"{_TORCH}/utils/checkpoint.py"
+# Detaching the inputs of a recomputation and keeping random states are no part of the model.
+_MACHINERY: Final = (_CHECKPOINT, f"{_TORCH}/random.py")
 _OPTIMISERS: Final = f"{_TORCH}/optim/"
 _CLIPPING: Final = f"{_TORCH}/nn/utils/clip_grad.py"
+_OPERATORS: Final = f"{_TORCH}/_ops.py"  # the Python frame of every operator that is called
 _DISTRIBUTED: Final = f"{_TORCH}/distributed/"
 # Parts of torch.distributed that are mathematics of the model, not machinery.
 _DISTRIBUTED_MODEL_CODE: Final = (f"{_TORCH}/distributed/nn/", f"{_TORCH}/distributed/pipelining/")
@@ -45,7 +48,7 @@ def _is_internal(files: Sequence[str]) -> bool:
     FSDP2 alone makes about 70 metadata calls a step. The model's own forward, which DDP and FSDP
     call, stands further in than their frames.
     """
-    caller = files[0] if files else ""
-    if caller == _CHECKPOINT:
-        return True  # detaching inputs for the recomputation is no part of it
+    caller = next((file for file in files if file != _OPERATORS), "")
+    if caller in _MACHINERY:
+        return True
     return caller.startswith(_DISTRIBUTED) and not caller.startswith(_DISTRIBUTED_MODEL_CODE)

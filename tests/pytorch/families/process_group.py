@@ -93,6 +93,111 @@ def pipeline(seed: int) -> TrainCase:
     return TrainCase(model, run_step, [optimizer])
 
 
+def fully_sharded(seed: int) -> TrainCase:
+    """FSDP2: parameters and gradients are DTensors, whole weights exist only while in use."""
+    from torch.distributed.fsdp import fully_shard
+
+    seed_everything(seed)
+    model = nn.Sequential(
+        nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+    )
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    x = _own_batch(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def run_step(step: int) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x + step).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss
+
+    return TrainCase(model, run_step, [optimizer])
+
+
+def tensor_parallel(seed: int) -> TrainCase:
+    """A feed-forward block cut by columns and rows, with sequence parallelism around it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    seed_everything(seed)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = nn.Sequential()
+    model.add_module("norm", nn.LayerNorm(WIDTH))
+    model.add_module("up", nn.Linear(WIDTH, 2 * WIDTH))
+    model.add_module("act", nn.ReLU())
+    model.add_module("down", nn.Linear(2 * WIDTH, WIDTH))
+    model.add_module("head", nn.Linear(WIDTH, 2))
+    plan = {
+        "norm": SequenceParallel(sequence_dim=0),
+        "up": ColwiseParallel(input_layouts=Shard(0)),
+        "down": RowwiseParallel(),
+        "head": PrepareModuleInput(
+            input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),), use_local_output=True
+        ),
+    }
+    model = parallelize_module(model, mesh, plan)
+    x = torch.randn(4, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run_step(step: int) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x + step).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return TrainCase(model, run_step, [optimizer])
+
+
+def scheduled_pipeline(seed: int) -> TrainCase:
+    """Two stages of `torch.distributed.pipelining` under the 1F1B schedule, four micro-batches."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    seed_everything(seed)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    x, y = torch.randn(8, WIDTH), torch.randn(8, WIDTH)
+    stage = PipelineStage(model, rank, ranks, torch.device("cpu"), input_args=(x[:2],))
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=F.mse_loss)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run_step(_step: int) -> Tensor:
+        optimizer.zero_grad()
+        losses: list[Tensor] = []
+        if rank == 0:
+            schedule.step(x)
+        elif rank == ranks - 1:
+            case.extra["output"] = schedule.step(target=y, losses=losses)
+        else:
+            schedule.step()
+        optimizer.step()
+        return torch.stack(losses).mean() if losses else torch.zeros(())
+
+    case = TrainCase(model, run_step, [optimizer])
+    return case
+
+
+def _own_batch(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + dist.get_rank())
+    return torch.randn(4, WIDTH, generator=generator)
+
+
+SHARDED_FAMILIES: Final[dict[str, Callable[[int], TrainCase]]] = {
+    build.__name__: build for build in (fully_sharded, tensor_parallel, scheduled_pipeline)
+}
+"""Families of torch's newer parallelisms; DTensor digests are those of the local shard."""
+
 DISTRIBUTED_FAMILIES: Final[dict[str, Callable[[int], TrainCase]]] = {
     build.__name__: build for build in (data_parallel, pipeline)
 }
@@ -158,7 +263,7 @@ _PROLOGUE = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from families.process_group import DISTRIBUTED_FAMILIES, join, write_report
+from families.process_group import DISTRIBUTED_FAMILIES, SHARDED_FAMILIES, join, write_report
 from families.training import train
 rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 options = json.loads({options})
