@@ -96,9 +96,11 @@ class Recomputations:
         position = region.position.get(task, 0)
         if position >= len(region.calls):
             return None
-        region.position[task] = position + 1
         original = region.calls[position]
-        return original if original.forward_name.startswith(f"{base}.") else None
+        if not original.forward_name.startswith(f"{base}."):
+            return None  # something extra, which the first run did not call
+        region.position[task] = position + 1
+        return original
 
     def _region(self, owner: Any) -> _Region:
         region = self._regions.get(id(owner))

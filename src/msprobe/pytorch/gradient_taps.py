@@ -31,6 +31,7 @@ _sequence_number: Final = torch._C._autograd._get_sequence_nr
 # AccumulateGrad nodes carry the largest sequence number, so that the engine runs them first.
 _ACCUMULATES: Final = 1 << 62
 _METADATA_KEY: Final = "msprobe"
+_CUSTOM_NODE: Final[Any] = BackwardCFunction  # by its stub it could be no Node
 _CHANGED_VIEW: Final = "a view changed in place: its gradient may reach its base alone"
 
 
@@ -114,7 +115,7 @@ class _CustomNodeTap(_NodeTap):
         if memo.active:
             for gradient in (*grad_inputs, *grad_outputs):
                 if type(gradient) is Tensor and gradient.layout is torch.strided:
-                    memo.wrote(gradient)
+                    memo.ban(gradient)
         super()._take(grad_inputs, grad_outputs)
 
 
@@ -313,7 +314,7 @@ class Tapping:
                 tap.inputs = (*tap.inputs, (slot, position, len(sources)))
         for node, tap in self._taps.items():
             passed = self._passed.get(node)
-            if isinstance(node, BackwardCFunction):
+            if isinstance(node, _CUSTOM_NODE):
                 self._register_custom(node, tap, passed)
             elif tap.inputs and not passed:
                 node.register_hook(tap)
@@ -326,11 +327,11 @@ class Tapping:
         self, node: Node, tap: _NodeTap, passed: list[tuple[int, Position]] | None
     ) -> None:
         """Tap a node whose backward is the user's: it may write into what it is given."""
+        after = _CustomNodeTap(self._session, self._gradients)
+        after.inputs, tap.inputs = tap.inputs, ()
+        node.register_hook(after)
         if tap.outputs or passed:
             node.register_prehook(_OutputTap(tap, passed))
-        after = _CustomNodeTap(self._session, self._gradients)
-        after.inputs = tap.inputs
-        node.register_hook(after)
 
 
 def _leave_mark(node: Node, tap: _NodeTap) -> None:
