@@ -112,6 +112,7 @@ class RankDump:
         self._built_at = 0.0
         self._account = WriteAccount()
         self._problems: dict[str, None] = {}
+        self._is_reported = False
         self._error_lock = threading.Lock()
         self._error_kinds: set[str] = set()
         # The two questions of every put, each one attribute: may records, may tensors still come?
@@ -432,6 +433,10 @@ class RankDump:
         advice = _ADVICE.get(code, "the dump is incomplete from here on")
         problem = DumpWriteError(path, f"cannot be written: {exc.strerror or exc}: {advice}")
         self._problems.setdefault(str(problem))
+        if self._is_reported:  # what follows from the first problem would only confuse
+            logger.debug("%s", problem)
+            return
+        self._is_reported = True
         self._report(problem, code)
 
     def _note_text(self, kind: str, text: str) -> None:
