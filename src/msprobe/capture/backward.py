@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from msprobe.capture.call import Call, Draft
 from msprobe.capture.names import later_pass
 from msprobe.capture.values import Position
@@ -53,8 +55,10 @@ def _copy(layout: Layout) -> Layout:
     return None
 
 
-class Gradients:
+class Gradients(msgspec.Struct, gc=False, eq=False):
     """What is expected from the backward of one call.
+
+    It lives as long as the graph does, like `Call`; its passes are let go when they are written.
 
     Attributes:
         call: the forward call.
@@ -66,37 +70,28 @@ class Gradients:
         remarks: per side and position, why a gradient is missing or what it includes.
     """
 
-    __slots__ = (
-        "_count",
-        "_others",
-        "_pass",
-        "_task",
-        "arguments",
-        "call",
-        "expected",
-        "has_input_edges",
-        "keywords",
-        "outputs",
-        "remarks",
-    )
+    call: Call
+    arguments: int | list[Layout]
+    keywords: bool
+    outputs: int = 0
+    expected: int = 0
+    has_input_edges: bool = False
+    remarks: list[tuple[str, Position, str]] | None = None
+    # The newest pass; nearly always there is only one.
+    _task: int = -1
+    _pass: BackwardPass | None = None
+    _count: int = 0
+    _others: dict[int, BackwardPass] | None = None
 
-    def __init__(
-        self, call: Call, *, outputs: int, arguments: int, positions: list[Position]
-    ) -> None:
-        self.call = call
-        self.outputs = outputs
+    @classmethod
+    def expect(cls, call: Call, arguments: int, positions: list[Position]) -> Gradients:
+        """Return it for a call with this many positional arguments and tensors at these places."""
         flat = all(type(position) is int for position in positions)
-        self.arguments: int | list[Layout] = arguments if flat else layout_of(arguments, positions)
-        self.keywords = any(type(p) is tuple and type(p[0]) is str for p in positions)
-        self.expected = 0
-        self.has_input_edges = False
-        self.remarks: list[tuple[str, Position, str]] | None = None
-        # The newest pass; nearly always there is only one. Few objects: they live as long as the
-        # graph, and Python's garbage collector walks all of them.
-        self._task = -1
-        self._pass: BackwardPass | None = None
-        self._count = 0
-        self._others: dict[int, BackwardPass] | None = None
+        return cls(
+            call,
+            arguments if flat else layout_of(arguments, positions),
+            any(type(p) is tuple and type(p[0]) is str for p in positions),
+        )
 
     def remark(self, side: str, position: Position, text: str) -> None:
         """Remember a fact about one gradient; it is written with every pass."""

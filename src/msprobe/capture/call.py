@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from msprobe.dump.records import JsonTree
 from msprobe.dump.writer import RankDump
 
@@ -50,8 +52,11 @@ class Draft:
         self.held: list[tuple[Any, Any, str]] | None = None
 
 
-class Call:
+class Call(msgspec.Struct, gc=False, eq=False):
     """One observed call of a module or an API.
+
+    Hooks on the autograd graph keep it, so there are many: a struct that Python's collector does
+    not have to walk.
 
     Attributes:
         draft: the forward record; None when no part of it is kept.
@@ -65,56 +70,21 @@ class Call:
         keeps_outputs: whether its outputs are recorded.
         keeps_gradients: whether its backward is recorded.
         expands: for modules under `list` at mix: (forward, backward) of everything inside is kept.
-        takes_gradients: whether gradients are to be tapped (false under no_grad).
         is_recompute: whether it repeats an earlier call inside a backward pass.
         step: the step it belongs to; gradients that arrive later are dropped.
     """
 
-    __slots__ = (
-        "backward_name",
-        "backward_parent",
-        "call_order",
-        "draft",
-        "expands",
-        "forward_name",
-        "is_module",
-        "is_recompute",
-        "keeps_gradients",
-        "keeps_inputs",
-        "keeps_outputs",
-        "own",
-        "parent",
-        "stack",
-        "step",
-        "takes_gradients",
-    )
-
-    def __init__(
-        self,
-        forward_name: str,
-        backward_name: str,
-        *,
-        is_module: bool,
-        call_order: int,
-        parent: str | None,
-        backward_parent: str | None,
-        stack: int | None,
-        step: int,
-    ) -> None:
-        self.forward_name = forward_name
-        self.backward_name = backward_name
-        self.is_module = is_module
-        self.call_order = call_order
-        self.parent = parent
-        self.backward_parent = backward_parent
-        self.stack = stack
-        self.step = step
-        self.draft: Draft | None = None
-        self.keeps_inputs = False
-        self.keeps_outputs = False
-        self.keeps_gradients = False
-        self.takes_gradients = False
-        self.expands = (False, False)
-        self.is_recompute = False
-        # What the adapter keeps with the call between its begin and its end.
-        self.own: Any = None
+    forward_name: str
+    backward_name: str
+    is_module: bool
+    call_order: int
+    parent: str | None
+    backward_parent: str | None
+    stack: int | None
+    step: int
+    draft: Draft | None = None
+    keeps_inputs: bool = False
+    keeps_outputs: bool = False
+    keeps_gradients: bool = False
+    expands: tuple[bool, bool] = (False, False)
+    is_recompute: bool = False

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
@@ -66,18 +67,20 @@ class InputEdges:
                 self.inner.setdefault((node, tensor.output_nr), []).append(position)
 
 
-class _NodeTap:
-    """A hook on one node; called by the engine with that node's gradients."""
+class _NodeTap(msgspec.Struct, gc=False, eq=False):
+    """A hook on one node; called by the engine with that node's gradients.
 
-    __slots__ = ("gradients", "inputs", "outputs", "session")
+    Attributes:
+        session: receives them.
+        gradients: the call they belong to.
+        outputs: (index of the output, output number of the node) of each output it made.
+        inputs: (input slot of the node, position, shares in all) of each input it reaches.
+    """
 
-    def __init__(self, session: Session, gradients: Gradients) -> None:
-        self.session = session
-        self.gradients = gradients
-        # (index of the output, output number of the node)
-        self.outputs: tuple[tuple[int, int], ...] = ()
-        # (input slot of the node, position, shares in all)
-        self.inputs: tuple[tuple[int, Position, int], ...] = ()
+    session: Session
+    gradients: Gradients
+    outputs: tuple[tuple[int, int], ...] = ()
+    inputs: tuple[tuple[int, Position, int], ...] = ()
 
     def __call__(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
         """After the node has run: both sides are known."""
@@ -105,10 +108,8 @@ class _NodeTap:
                 book.share(gradients, task, position, gradient, of=shares)
 
 
-class _CustomNodeTap(_NodeTap):
+class _CustomNodeTap(_NodeTap, gc=False, eq=False):
     """A hook after the backward of a custom function, which writes where it likes, unannounced."""
-
-    __slots__ = ()
 
     def _take(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
         memo = self.session.adapter.memo  # type: ignore[attr-defined]
@@ -116,17 +117,14 @@ class _CustomNodeTap(_NodeTap):
             for gradient in (*grad_inputs, *grad_outputs):
                 if type(gradient) is Tensor and gradient.layout is torch.strided:
                     memo.ban(gradient)
-        super()._take(grad_inputs, grad_outputs)
+        _NodeTap._take(self, grad_inputs, grad_outputs)
 
 
-class _OutputTap:
+class _OutputTap(msgspec.Struct, gc=False, eq=False):
     """A hook before a node runs: the gradients with respect to outputs (and passed-on inputs)."""
 
-    __slots__ = ("_tap", "passed")
-
-    def __init__(self, tap: _NodeTap, passed: list[tuple[int, Position]] | None = None) -> None:
-        self._tap = tap
-        self.passed = passed
+    _tap: _NodeTap
+    passed: list[tuple[int, Position]] | None = None
 
     def __call__(self, grad_outputs: Sequence[Tensor | None]) -> None:
         tap = self._tap
@@ -192,9 +190,7 @@ class Tapping:
     ) -> None:
         self._session = session
         self._edges = edges
-        self._gradients = Gradients(
-            call, outputs=0, arguments=arguments, positions=[position for _, position in found]
-        )
+        self._gradients = Gradients.expect(call, arguments, [position for _, position in found])
         self._received = {id(tensor): position for tensor, position in found}
         self._taps: dict[Node, _NodeTap] = {}
         self._outputs: dict[tuple[Node | None, int], int] = {}
