@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msprobe.capture.account import Account
 from msprobe.capture.adapter import Adapter
@@ -49,12 +49,23 @@ class Rerun:
         self.said = 0
 
 
+class CallWatcher(Protocol):
+    """Follows the calls that are open, for level L2."""
+
+    def began(self, call: Call) -> None:
+        """Note that a call begins."""
+
+    def ended(self, call: Call) -> None:
+        """Note that a call ended, or raised."""
+
+
 class Recorder:
     """Makes the records of one step at a time.
 
     Attributes:
         modules: the module calls that are open now, outermost first.
         account: what happened in the current step.
+        watcher: is told of calls, at level L2.
         step: number of the current step.
     """
 
@@ -78,7 +89,7 @@ class Recorder:
             describer: turns values into JSON.
             selection: what is kept.
             saves_tensors: whether every kept record gets its tensors saved.
-            structure_only: whether only the tree of calls is recorded.
+            structure_only: whether APIs and modules only make the tree of calls.
             overflow: the overflow check, when that is the task.
             keeps_construct: whether parents are recorded (not at L1).
             expands_modules: whether `list` keeps everything inside a matching module (mix).
@@ -104,6 +115,7 @@ class Recorder:
         self._wanted_modules: set[str] = set()
         self._modules_in_scope: set[str] = set()
         self.modules: list[Call] = []
+        self.watcher: CallWatcher | None = None
         self.step = 0
         self.account = Account(0)
 
@@ -167,6 +179,8 @@ class Recorder:
         self._say_call(call, stack)
         if is_module:
             modules.append(call)
+        if self.watcher is not None:
+            self.watcher.began(call)
         return call
 
     def begin_recomputation(self, original: Call, *, keeps_record: bool) -> Call:
@@ -195,6 +209,50 @@ class Recorder:
                 call.draft = self.draft(name, next(self._orders))
         if call.is_module:
             self.modules.append(call)
+        if self.watcher is not None:
+            self.watcher.began(call)
+        return call
+
+    def begin_kernel(
+        self,
+        base: str,
+        stack: Stack,
+        parent: str | None,
+        enclosing: Sequence[str],
+        *,
+        in_backward: bool,
+    ) -> Call | None:
+        """Number a kernel (level L2) and decide what is kept of it; None for nothing.
+
+        Args:
+            base: the name without its number: ``Aten.add``.
+            stack: where it was called.
+            parent: the call whose kernel it is.
+            enclosing: names of all calls around it; `list` may select any of them.
+            in_backward: whether it runs in a backward pass.
+        """
+        forward_name, backward_name = api_names(base, self._counters.take(base))
+        selection = self.selection
+        mode = selection.data_mode
+        is_selected = not selection.has_filters or any(
+            selection.matches(name) for name in (forward_name, *enclosing)
+        )
+        if not is_selected or not (mode.backward if in_backward else mode.forward):
+            self.account.skipped["not selected"] += 1
+            return None
+        call = Call(
+            forward_name,
+            backward_name,
+            is_module=False,
+            call_order=next(self._orders),
+            parent=parent if parent is not None else stack.traits.owner,
+            backward_parent=None,
+            stack=stack.index,
+            step=self.step,
+        )
+        call.keeps_inputs, call.keeps_outputs = mode.input, mode.output
+        call.draft = self.draft(forward_name, call.call_order)
+        self._say_call(call, stack)
         return call
 
     def remember_for_recomputation(self, call: Call) -> None:
@@ -323,6 +381,8 @@ class Recorder:
 
     def end(self, call: Call) -> None:
         """Hand the forward record on."""
+        if self.watcher is not None:
+            self.watcher.ended(call)
         if call.is_module:
             self._leave(call)
         draft, call.draft = call.draft, None  # hooks on the graph keep the call, not the record
@@ -334,6 +394,8 @@ class Recorder:
 
     def abandon(self, call: Call, error: str) -> None:
         """Hand on what is known of a call that raised."""
+        if self.watcher is not None:
+            self.watcher.ended(call)
         if call.is_module:
             self._leave(call)
         scope = self.selection.scope

@@ -97,7 +97,7 @@ class Session:
             describer=self.describer,
             selection=_selection(config),
             saves_tensors=config.task is Task.TENSOR,
-            structure_only=config.task is Task.STRUCTURE,
+            structure_only=config.task is Task.STRUCTURE or config.level is Level.L2,
             overflow=self.overflow,
             keeps_construct=config.level is not Level.L1,
             expands_modules=config.level is Level.MIX,

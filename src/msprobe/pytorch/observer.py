@@ -22,6 +22,7 @@ from msprobe.pytorch.collectives import CollectiveRecorder
 from msprobe.pytorch.compiled import run_eagerly
 from msprobe.pytorch.engine_entry import observe_engine
 from msprobe.pytorch.function_mode import ApiObserver, torch_redispatch
+from msprobe.pytorch.kernels import ApisAboveKernels, KernelObserver
 from msprobe.pytorch.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.parameter_gradients import ParameterGradients
 from msprobe.pytorch.token_range import TokenGate
@@ -38,6 +39,7 @@ class Observer:
     Attributes:
         apis: the function mode; None at levels that do not record APIs.
         collectives: records collectives; None likewise.
+        kernels: the dispatch mode of level L2, where APIs and modules only give their names.
     """
 
     def __init__(
@@ -65,7 +67,12 @@ class Observer:
         if level in (Level.L1, Level.MIX):
             self.apis = ApiObserver(session, adapter, table, self.recomputations, redispatch)
             self.collectives = CollectiveRecorder(session, adapter, table, self.recomputations)
-        self._records_modules = level in (Level.L0, Level.MIX)
+        self.kernels: KernelObserver | None = None
+        if level is Level.L2:
+            apis = ApisAboveKernels(table)
+            self.apis = ApiObserver(session, adapter, apis, self.recomputations, redispatch)
+            self.kernels = KernelObserver(session, table)
+        self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
         self._models: tuple[nn.Module, ...] = ()
         self._names: ModuleNames | None = None
         self._parameters: ParameterGradients | None = None
@@ -86,7 +93,7 @@ class Observer:
     def _parameters_of(self, names: ModuleNames | None) -> ParameterGradients | None:
         takes_gradients = self._session.recorder.selection.data_mode.backward
         structure = self._session.config.task is Task.STRUCTURE
-        if names is None or not takes_gradients or structure:
+        if names is None or not takes_gradients or structure or self.kernels is not None:
             return None
         return ParameterGradients(self._session, names)
 
@@ -135,6 +142,8 @@ class Observer:
             self._only_parameters.install()
         if self.collectives is not None:
             self._install_collectives(self.collectives)
+        if self.kernels is not None:
+            self.kernels.install()
         if self.apis is not None:
             self._install_mode(self.apis)
             self._install_diversions(self.apis)
@@ -155,7 +164,8 @@ class Observer:
         if _graph_task() != -1:
             return
         mode_stack.install_lowest(apis)
-        self._adapter.memo.active = True
+        # At L2 there is none: operators write what no API tells.
+        self._adapter.memo.active = self.kernels is None
         self._session.undo.callback(self._remove_mode, apis)
 
     def _install_diversions(self, apis: ApiObserver) -> None:
@@ -180,6 +190,8 @@ class Observer:
         """Forget what belongs to the step that is over."""
         self.recomputations.next_step()
         self._adapter.memo.next_step()
+        if self.kernels is not None:
+            self.kernels.next_step()
         if self.apis is not None and _graph_task() == -1:
             mode_stack.remove(self.apis)  # left behind by a stop inside a backward pass
 
