@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forked children record nothing and leave the parent's dump alone; other threads are counted."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+from observed_run import Setting, observed, read
+from torch import nn
+from torch.autograd import Function
+from torch.utils.data import DataLoader, Dataset
+
+pytestmark = pytest.mark.torch
+
+MIX = Setting("mix", "tensor")
+
+
+class Doubled(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class Computing(Dataset):
+    """Its items are made with modules, APIs and custom functions, in the worker."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        x = torch.full((2,), float(index), requires_grad=True)
+        Doubled.apply(self.model(x)).sum().backward()
+        return torch.erf(x.grad)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_workers_that_are_forked_while_capturing_record_nothing(tmp_path):
+    model = nn.Linear(2, 2)
+    with observed(tmp_path, MIX) as run:
+        with run.step_of(model):
+            loader = DataLoader(Computing(model), num_workers=2, multiprocessing_context="fork")
+            for batch in loader:
+                model(batch)
+        records = run.records()
+        account = run.account()
+    names = list(records)
+    assert not [name for name in names if "erf" in name or "Doubled" in name]
+    assert [name for name in names if name.startswith("Module.Linear.forward")] == [
+        f"Module.Linear.forward.{n}" for n in range(4)
+    ]
+    assert account["complete"]
+    assert sorted(one.name for one in tmp_path.glob("step*")) == ["step0"]
+    assert not list(tmp_path.rglob("journal*"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_that_uses_the_debugger_and_exits_normally_does_no_harm(tmp_path):
+    script = textwrap.dedent(
+        """
+        import os, sys, torch
+        from msprobe.pytorch import PrecisionDebugger
+
+        debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L1", task="statistics")
+        debugger.start()
+        torch.relu(torch.ones(2))
+        child = os.fork()
+        if child == 0:
+            torch.erf(torch.ones(2))
+            debugger.stop()
+            debugger.step()
+            debugger.start()
+            torch.erf(torch.ones(2))
+            sys.exit(0)  # runs what is registered for the exit
+        _, status = os.waitpid(child, 0)
+        assert status == 0, status
+        torch.sin(torch.ones(2))
+        debugger.stop()
+        debugger.step()
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    names = list(read(tmp_path, 0, "rank", "dump.json")["data"])
+    assert [name for name in names if "ones" not in name] == [
+        "Torch.relu.0.forward",
+        "Torch.sin.0.forward",
+    ]
+    assert read(tmp_path, 0, "rank", "account.json")["complete"]
+    assert sorted(one.name for one in tmp_path.glob("step*")) == ["step0"]
+
+
+def test_other_threads_run_unobserved_and_are_counted(tmp_path):
+    model, other = nn.Linear(2, 2), nn.Linear(3, 3)
+
+    def elsewhere():
+        Doubled.apply(other(torch.ones(3))).sum().backward()
+
+    with observed(tmp_path, MIX) as run:
+        with run.step_of(nn.ModuleList([model, other])):
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            model(torch.ones(2))
+        names = list(run.records())
+        account = run.account()
+    assert "Module.0.Linear.forward.0" in names
+    assert not [name for name in names if "Module.1" in name and "parameters_grad" not in name]
+    assert not [name for name in names if "Doubled" in name]
+    assert account["skipped"]["module calls in other threads"] == 1
+    assert account["errors"] == {}
+    assert other.weight.grad is not None
