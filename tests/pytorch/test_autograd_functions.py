@@ -2,6 +2,7 @@
 """Custom `torch.autograd.Function`s have records of their own, with their gradients."""
 
 import inspect
+import json
 import warnings
 
 import pytest
@@ -11,6 +12,9 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
+
+from msprobe.capture.session import reset_session
+from msprobe.pytorch import PrecisionDebugger
 
 pytestmark = pytest.mark.torch
 
@@ -247,3 +251,27 @@ def test_nothing_is_diverted_where_it_is_not_wanted(level, tmp_path):
         else:
             run.debugger.start(nn.Identity())
         assert vars(Function)["apply"].__func__.__code__ is code
+
+
+def test_the_black_list_leaves_a_class_out_but_looks_inside(tmp_path):
+    with observed(tmp_path, L1, black_list=["Cube"]) as run:
+        with run.step_of(None):
+            Cube.apply(torch.ones(2), 1.0)
+        names = list(run.records())
+    assert "Autograd.Cube.0.forward" not in names
+    assert "Torch.pow.0.forward" in names
+
+
+def test_with_module_boundaries_only_nothing_is_diverted(tmp_path):
+    code = vars(Function)["apply"].__func__.__code__
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps({"level": "L1", "dump_path": str(tmp_path), "compile": "modules_only"})
+    )
+    reset_session()
+    debugger = PrecisionDebugger(config_path=str(config))
+    try:
+        debugger.start()
+        assert vars(Function)["apply"].__func__.__code__ is code
+    finally:
+        reset_session()

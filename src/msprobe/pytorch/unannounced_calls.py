@@ -45,6 +45,8 @@ def record_call(
         hides_inner: calls inside make no records; otherwise this call is their parent.
     """
     session = apis.session
+    if session.recorder.selection.refuses_api(name.rpartition(".")[2], name):
+        return run(*args, **kwargs)
     started = _clock()
     with_grad = _is_grad_enabled()
     frame = sys._getframe(1)
