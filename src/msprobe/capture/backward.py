@@ -179,7 +179,8 @@ class BackwardPass:
                 continue
             entry = self._entry(side, position)
             if isinstance(entry, TensorRecord):
-                entry.note = text
+                # A copy: the description may stand in other records too.
+                self.place(side, position, msgspec.structs.replace(entry, note=text))
             else:
                 remarks = self.draft.parts.setdefault("remarks", {})
                 remarks[gradient_path(side, position)] = text

@@ -257,6 +257,9 @@ class Session:
             return
         if self._writer is None:
             self._writer = DumpWriter()
+            # At exit, handlers run in reverse: ours must come before the writer's.
+            atexit.unregister(self.close)
+            atexit.register(self.close)
         claim = self._claims.get(rank)
         if claim is None:
             claim = claim_rank_directory(self.config.dump_path, rank)

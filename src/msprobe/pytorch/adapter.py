@@ -30,13 +30,14 @@ from msprobe.config import (
 )
 from msprobe.dump.layout import safe_file_name
 from msprobe.dump.records import TensorRecord
+from msprobe.pytorch.buffer_pool import BufferPool
 from msprobe.pytorch.checksum import crc32_hex
 from msprobe.pytorch.describing import describe, placements_of, tensor_type
 from msprobe.pytorch.memo import Memo, Value
 from msprobe.pytorch.readable import readable
 from msprobe.pytorch.stack_traits import classify
 from msprobe.pytorch.statistics import DeviceBatch, summarise
-from msprobe.pytorch.tensor_payload import TensorFile, snapshot
+from msprobe.pytorch.tensor_payload import snapshot
 
 # Exact types whose every property can be read without a detour.
 TENSOR_TYPES: Final = (Tensor, Parameter)
@@ -64,6 +65,7 @@ class TorchAdapter:
         # The overflow check must know before the next call; everything else can wait.
         self._waits = config.task is not Task.OVERFLOW_CHECK
         self._batch: DeviceBatch | None = None
+        self._buffers = BufferPool()
         self._dtype_names: dict[torch.dtype, str] = {}
 
     @property
@@ -111,6 +113,18 @@ class TorchAdapter:
         if self._slices:
             tensor = crop(tensor, self._slices)
         value = self._value_of(tensor)
+        requires_grad = False if is_gradient else tensor.requires_grad
+        is_bare = draft.files is None and draft.held is None
+        record = value.record
+        if record is None or not is_bare or record.requires_grad is not requires_grad:
+            record = self._new_record(tensor, value, requires_grad)
+            if is_bare and value.id and value.summary.ready:
+                value.record = record
+        self._add_details(record, value.summary, draft)
+        self._keep(tensor, record, value, draft, path)
+        return record
+
+    def _new_record(self, tensor: Tensor, value: Value, requires_grad: bool) -> TensorRecord:
         summary = value.summary
         dtype = tensor.dtype
         name = self._dtype_names.get(dtype)
@@ -124,16 +138,14 @@ class TorchAdapter:
             summary.min,
             summary.mean,
             summary.norm,
-            False if is_gradient else tensor.requires_grad,
+            requires_grad,
         )
         if value.id:
             record.value_id = value.id
-        self._add_details(record, summary, draft)
         if not tensor.is_cpu:
             record.device = str(tensor.device)
         if tensor.layout is torch.strided and not tensor.is_contiguous():
             record.stride = tensor.stride()
-        self._keep(tensor, record, value, draft, path)
         return record
 
     def _add_details(self, record: TensorRecord, summary: Summary, draft: Draft) -> None:
@@ -163,29 +175,36 @@ class TorchAdapter:
                 value.md5 = crc32_hex(tensor)
             record.md5 = value.md5
         if draft.held is not None:
-            draft.held.append((tensor.detach(), record, path))
+            copy = snapshot(tensor)  # the call itself, or the user later, may overwrite it
+            if copy is not None:
+                draft.held.append((copy, record, path))
         elif draft.files is not None:
             self._save(tensor, record, value, draft, path)
 
     def save_tensor(self, tensor: Tensor, record: TensorRecord, draft: Draft, path: str) -> None:
-        """Save a tensor that was held back; see `Adapter`."""
-        self._save(tensor, record, Value(Summary()), draft, path)
+        """Save a copy that was held back; see `Adapter`."""
+        if 0 not in record.shape:
+            self._put(tensor, record, draft, path)
+
+    @staticmethod
+    def _put(copy: Tensor, record: TensorRecord, draft: Draft, path: str) -> str:
+        name = record.data_name = safe_file_name(f"{draft.stem}.{path}.pt")
+        if draft.files is not None:
+            draft.files.put_tensor(name, TensorFile(copy))
+        return name
 
     def _save(
         self, tensor: Tensor, record: TensorRecord, value: Value, draft: Draft, path: str
     ) -> None:
         if draft.files is None or 0 in record.shape:
             return
-        name = safe_file_name(f"{draft.stem}.{path}.pt")
         if value.file is not None:
-            draft.files.link_tensor(name, value.file)
-        else:
-            copy = snapshot(tensor)
-            if copy is None:
-                return
-            draft.files.put_tensor(name, TensorFile(copy))
-            value.file = name
-        record.data_name = name
+            record.data_name = safe_file_name(f"{draft.stem}.{path}.pt")
+            draft.files.link_tensor(record.data_name, value.file)
+            return
+        copy = snapshot(tensor)
+        if copy is not None:
+            value.file = self._put(copy, record, draft, path)
 
     def _value_of(self, tensor: Tensor) -> Value:
         memo = self.memo

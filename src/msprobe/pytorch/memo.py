@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from msprobe.capture.statistics import Summary
+from msprobe.dump.records import TensorRecord
 
 _PRUNE_AT: Final = 8192  # entries; those of dead storages are then dropped
 
@@ -39,12 +40,14 @@ class Value(msgspec.Struct, gc=False, eq=False):
         id: small integer, the same wherever this value appears in the step; 0 when unknown.
         md5: its CRC-32, when it was asked for.
         file: name of the tensor file that holds it, when it was saved.
+        record: its description, shared by the records in which nothing else stands about it.
     """
 
     summary: Summary
     id: int = 0
     md5: str | None = None
     file: str | None = None
+    record: TensorRecord | None = None
 
 
 class _Storage:
