@@ -13,9 +13,8 @@ VENV   ?= $(if $(strip $(TORCH)),.venv,.venv-system)
 JOBS   ?= auto
 ARGS   ?=
 
-BIN       := $(VENV)/bin
-PIP       := $(BIN)/python -m pip --disable-pip-version-check
-DEMO_OUT  := demo_output
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 # An environment is made anew when what it is made from changes.
 MADE_FROM := $(wildcard pyproject.toml setup.py src/msprobe/*/*.c src/msprobe/*/*.h)
 
@@ -27,13 +26,7 @@ help: ## list the commands
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: $(VENV)/.ready ## train a small transformer twice, record it, show what was recorded
-	@rm -rf $(DEMO_OUT)
-	@echo; echo "=== 1 of 3: a healthy run"; echo
-	@$(BIN)/python examples/char_transformer.py --dump $(DEMO_OUT)/healthy
-	@echo; echo "=== 2 of 3: the same run with a bug planted in the attention mask"; echo
-	@$(BIN)/python examples/char_transformer.py --dump $(DEMO_OUT)/broken --plant-bug
-	@echo; echo "=== 3 of 3: what was recorded"
-	@$(BIN)/python examples/show_demo.py $(DEMO_OUT)
+	@scripts/demo $(BIN)
 
 test: $(VENV)/.ready-dev ## run all tests
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
@@ -57,12 +50,12 @@ docs: $(VENV)/.ready-dev ## build the documentation into site/
 check: lint types docs test ## everything that CI runs
 
 bench: $(VENV)/.ready ## measure what recording costs
-	$(BIN)/python benchmarks/capture_cost.py $(ARGS)
+	$(BIN)/python benchmarks/capture.py $(ARGS)
 
 setup: $(VENV)/.ready-dev ## make the environment only
 
 clean: ## remove what the commands made
-	rm -rf $(DEMO_OUT) site build dist .venv .venv-system .pytest_cache .mypy_cache .ruff_cache
+	rm -rf demo_output site build dist .venv .venv-system .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "msprobe needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -6,7 +6,7 @@
 
 The text is the language reference that comes with every Python (`pydoc_data.topics`), so nothing is
 downloaded. With `--plant-bug` one document in the batch of step 20 is empty. Attention over nothing
-is 0/0; the loss of step 20 leaves the empty document out and looks fine, but its gradients do not,
+is 0/0. The loss of step 20 leaves the empty document out and looks fine, but the gradients do not,
 and from step 21 on every weight is NaN. The recording shows where that came from.
 
 What msprobe needs are the lines marked with `# msprobe`.
@@ -56,7 +56,9 @@ class Attention(nn.Module):
         parts = self.query_key_value(x).view(batch, context, 3, HEADS, WIDTH // HEADS)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         scores = query @ key.transpose(-2, -1) / (WIDTH // HEADS) ** 0.5
-        weights = F.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+        # A softmax over the visible positions. Where none is visible it divides zero by zero.
+        weights = scores.exp() * visible
+        weights = weights / weights.sum(dim=-1, keepdim=True)
         return self.project((weights @ value).transpose(1, 2).reshape(batch, context, WIDTH))
 
 
