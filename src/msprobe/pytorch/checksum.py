@@ -54,7 +54,7 @@ def crc32_hex(t: torch.Tensor) -> str | None:
     """
     plain = memory_of(t)
     if plain is not None:
-        return f"{crc32(_memory(*plain)):08x}"
+        return f"{crc32(memory_at(*plain)):08x}"
     crc = 0
     for part in (*(index(t) for index in _SPARSE_INDEX.get(t.layout, ())), t):
         dense = readable(part)
@@ -97,7 +97,7 @@ def _crc_of_memory(t: torch.Tensor, crc: int) -> int:
     """Go on with the checksum over a contiguous CPU tensor, which `t` keeps alive meanwhile."""
     item_bytes = t.element_size()
     start = storage_address(t) + int(t.storage_offset()) * item_bytes
-    return crc32(_memory(start, t.numel() * item_bytes), crc)
+    return crc32(memory_at(start, t.numel() * item_bytes), crc)
 
 
 def _memory_by_ctypes(address: int, size_bytes: int) -> memoryview:
@@ -109,4 +109,4 @@ def _choose_memory() -> Callable[[int, int], memoryview]:
     return _memory_by_ctypes if native is None else native.memory
 
 
-_memory: Final = _choose_memory()
+memory_at: Final = _choose_memory()
