@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.torch
 
@@ -292,6 +293,36 @@ def test_what_the_users_own_mode_lets_through_is_recorded(tmp_path: Path) -> Non
         assert torch._C._len_torch_dispatch_stack() == 0
         run.debugger.step()
         assert list(run.records()) == ["Aten.mul.0.forward", "Aten.neg.0.forward"]
+
+
+def test_a_flop_counter_counts_the_same(tmp_path: Path) -> None:
+    def flops() -> int:
+        with FlopCounterMode(display=False) as counter:
+            train_once(Model())
+        return int(counter.get_total_flops())
+
+    expected = flops()
+    with observed(tmp_path, L2) as run:
+        with run.step_of(None):
+            found = flops()
+        assert run.failures(1) == []
+        assert any(".addmm." in name for name in run.records())
+    assert found == expected > 0
+
+
+def test_a_double_backward_is_recorded(tmp_path: Path) -> None:
+    with observed(tmp_path, L2) as run:
+        with run.step_of(None):
+            x = torch.ones(3, requires_grad=True)
+            (slope,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+            slope.sum().backward()
+        assert run.failures(1) == []
+        powers = [name for name in run.records() if ".pow." in name]
+        tree = parents(run)
+    assert tree[powers[0]] == "Tensor.__pow__.0.forward"
+    assert tree[powers[1]] == "Tensor.__pow__.0.backward"
+    assert x.grad is not None
+    assert x.grad.tolist() == [6.0] * 3
 
 
 def test_everything_is_restored_also_after_an_exception(tmp_path: Path) -> None:

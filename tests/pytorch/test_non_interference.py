@@ -86,7 +86,7 @@ def test_saving_every_module_output_is_bit_identical(
         def around(_case: TrainCase, step: int) -> object:
             return run.step_of(None) if step >= 0 else None
 
-        expected = train(_with_output_hooks(FAMILIES[family](SEED), lambda *_: None), STEPS)
+        expected = train(_with_output_hooks(REFERENCES[family](SEED), lambda *_: None), STEPS)
         case = _with_output_hooks(FAMILIES[family](SEED), run.debugger.save)
         found = train(case, STEPS, around)
     assert differences(expected, found) == []

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -296,3 +298,39 @@ def test_gradients_stay_bit_identical_and_no_graph_is_kept(tmp_path: Path) -> No
         run.debugger.step()
         assert len(run.records()) == 6
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_values_may_come_from_other_threads_hooks_and_transforms(tmp_path: Path) -> None:
+    with observed(tmp_path, STATISTICS) as run:
+        save = run.debugger.save
+        thread = threading.Thread(target=save, args=(torch.ones(2), "thread", False))
+        thread.start()
+        thread.join()
+        y = torch.ones(2, requires_grad=True) * 2
+        y.register_hook(lambda gradient: save(gradient * 3, "hook", False))
+        y.sum().backward()
+        torch.func.vmap(lambda row: (save(row, "vmap"), row * 2)[1])(torch.ones(2, 3))
+        torch.func.grad(lambda x: (save(x, "grad"), (x * 2).sum())[1])(torch.ones(3))
+        run.debugger.step()
+        assert run.failures(1) == []
+        records = run.records()
+    assert records["thread.0.debug"]["Mean"] == 1.0
+    assert records["hook.0.debug"]["Mean"] == 3.0
+    assert records["vmap.0.debug"]["Max"] == 1.0
+    assert records["grad.0.debug"]["Max"] == 1.0
+
+
+def test_neither_the_value_nor_its_graph_is_kept_alive(tmp_path: Path) -> None:
+    with observed(tmp_path, STATISTICS) as run:
+        for seen in range(2):
+            y = torch.ones(2, requires_grad=True) * 2
+            value, input_ = weakref.ref(y), weakref.ref(y.grad_fn.next_functions[0][0].variable)
+            run.debugger.save([y], "y")
+            if seen:
+                y.sum().backward()
+            del y
+            assert value() is None
+            assert input_() is None
+        run.debugger.step()
+        assert run.records()["y_grad.0.debug"] == [None]
+        assert run.records()["y_grad.1.debug"][0]["Mean"] == 1.0

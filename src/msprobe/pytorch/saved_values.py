@@ -9,6 +9,7 @@ pass ends at that tensor (``autograd.grad(loss, y)``), which hooks on nodes do n
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
@@ -25,6 +26,7 @@ from msprobe.pytorch.tracing import is_tracing
 
 logger = logging.getLogger(__name__)
 
+_clock: Final = time.perf_counter
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 
 
@@ -49,7 +51,9 @@ def save(session: Session, variable: Any, name: Any, save_backward: Any) -> None
         return
     if is_tracing():
         return
+    started = _clock()
     quietly(session, "save", _save, session, variable, name, save_backward)
+    session.account.spent_s += _clock() - started
 
 
 def prepare_saving(session: Session) -> None:
@@ -83,7 +87,9 @@ class _Arrival:
 
     def __call__(self, gradient: Tensor | None) -> None:
         if gradient is not None and not self._slot.is_filled:
+            started = _clock()
             quietly(self._session, "saved gradient", self._slot.take, gradient)
+            self._session.account.spent_s += _clock() - started
 
 
 def _watch(session: Session, tensor: Tensor, slot: GradientSlot) -> None:
