@@ -44,9 +44,6 @@ class Adapter(Protocol):
             is_gradient: gradients are recorded with ``requires_grad`` false.
         """
 
-    def save_tensor(self, tensor: Tensor, record: TensorRecord, draft: Draft, path: str) -> None:
-        """Put the value of `tensor` into a file now and name the file in `record`."""
-
     def private_copy(self, tensor: Tensor) -> Tensor:
         """Return a copy of a gradient that nobody else sees."""
 

@@ -64,7 +64,7 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
         call: the forward call.
         outputs: number of entries in the record's ``input``.
         arguments: layout of the positional arguments.
-        keywords: whether tensors were passed by keyword.
+        keywords: paths of the tensors that were passed by keyword.
         has_input_edges: whether a gradient with respect to an input can arrive; the last to come.
         expected: how many gradients arrive in a full pass.
         remarks: per side and position, why a gradient is missing or what it includes.
@@ -72,7 +72,7 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
 
     call: Call
     arguments: int | list[Layout]
-    keywords: bool
+    keywords: tuple[str, ...]
     outputs: int = 0
     expected: int = 0
     has_input_edges: bool = False
@@ -90,7 +90,11 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
         return cls(
             call,
             arguments if flat else layout_of(arguments, positions),
-            any(type(p) is tuple and type(p[0]) is str for p in positions),
+            ()
+            if flat
+            else tuple(
+                ".".join(map(str, p)) for p in positions if type(p) is tuple and type(p[0]) is str
+            ),
         )
 
     def remark(self, side: str, position: Position, text: str) -> None:
@@ -156,7 +160,7 @@ class BackwardPass:
         parts["input"] = [None] * gradients.outputs
         parts["output"] = [None] * arguments if type(arguments) is int else _copy(arguments)
         if gradients.keywords:
-            parts["output_kwargs"] = {}
+            parts["output_kwargs"] = dict.fromkeys(gradients.keywords)
 
     def place(self, side: str, position: Position, value: JsonTree) -> None:
         """Put a described gradient where its tensor stood in the call."""
@@ -179,11 +183,17 @@ class BackwardPass:
                 continue
             entry = self._entry(side, position)
             if isinstance(entry, TensorRecord):
-                # A copy: the description may stand in other records too.
-                self.place(side, position, msgspec.structs.replace(entry, note=text))
+                if self._is_waiting(entry):
+                    entry.note = text
+                else:  # a copy: the description may stand in other records too
+                    self.place(side, position, msgspec.structs.replace(entry, note=text))
             else:
                 remarks = self.draft.parts.setdefault("remarks", {})
                 remarks[gradient_path(side, position)] = text
+
+    def _is_waiting(self, entry: TensorRecord) -> bool:
+        """Return whether a device has yet to deliver its statistics, into this very object."""
+        return any(record is entry for record, _ in self.draft.waiting or ())
 
     def _entry(self, side: str, position: Position) -> JsonTree:
         if type(position) is int:

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from msprobe.dump.records import JsonTree
-from msprobe.dump.writer import RankDump
+from msprobe.dump.layout import safe_file_name
+from msprobe.dump.records import JsonTree, TensorRecord
+from msprobe.dump.writer import RankDump, TensorPayload
 
 
 class Draft:
@@ -23,8 +24,8 @@ class Draft:
         nonfinite: whether a float in it is NaN or infinite (decides how it is encoded).
         overflow: whether a tensor in it holds NaN or an infinity.
         waiting: summaries that the device has not delivered yet, with the records to fill.
-        held: tensors put aside until it is known whether they are saved (overflow check);
-            None when nothing waits for such a decision.
+        held: copies of tensors put aside until it is known whether they are saved (overflow
+            check), with record and path; None when nothing waits for such a decision.
     """
 
     __slots__ = (
@@ -49,7 +50,18 @@ class Draft:
         self.nonfinite = False
         self.overflow = False
         self.waiting: list[Any] | None = None
-        self.held: list[tuple[Any, Any, str]] | None = None
+        self.held: list[tuple[TensorPayload, TensorRecord, str]] | None = None
+
+    def file_name(self, path: str) -> str:
+        """Return the file name of the tensor at `path`, such as ``input.0``."""
+        return safe_file_name(f"{self.stem}.{path}.pt")
+
+    def save(self, payload: TensorPayload, record: TensorRecord, path: str) -> str:
+        """Hand the value of the tensor at `path` to the writer; its record names the file."""
+        name = record.data_name = self.file_name(path)
+        if self.files is not None:
+            self.files.put_tensor(name, payload)
+        return name
 
 
 class Call(msgspec.Struct, gc=False, eq=False):

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from msgspec import UNSET
 
-from msprobe.capture.adapter import Adapter
 from msprobe.capture.call import Draft
 from msprobe.dump.records import JsonTree, TensorRecord
 
@@ -44,12 +43,11 @@ class OverflowCheck:
         finished: whether the wanted number was reached.
     """
 
-    __slots__ = ("_adapter", "_limit", "finished", "hits", "sources")
+    __slots__ = ("_limit", "finished", "hits", "sources")
 
-    def __init__(self, limit: int, adapter: Adapter) -> None:
+    def __init__(self, limit: int) -> None:
         """Create it; `limit` is `overflow_nums`, -1 for no limit."""
         self._limit = limit
-        self._adapter = adapter
         self.hits = 0
         self.sources = 0
         self.finished = False
@@ -64,8 +62,8 @@ class OverflowCheck:
         )
         self._count(draft.name, is_source=is_source)
         draft.parts["overflow"] = "source" if is_source else "inherited"
-        for tensor, record, path in held or ():
-            self._adapter.save_tensor(tensor, record, draft, path)
+        for payload, record, path in held or ():
+            draft.save(payload, record, path)
         return True
 
     def _count(self, name: str, *, is_source: bool) -> None:

@@ -91,7 +91,7 @@ class Session:
         self._said_rank = False
         self._switch = DumpSwitch(enabled=config.dump_enable)
         self._dead = False
-        self.overflow = _overflow_check(config, adapter)
+        self.overflow = _overflow_check(config)
         self.recorder = Recorder(
             adapter=adapter,
             describer=self.describer,
@@ -318,9 +318,9 @@ def _selection(config: Config) -> Selection:
     return Selection(black_list=section.black_list, data_mode=DataMode())
 
 
-def _overflow_check(config: Config, adapter: Adapter) -> OverflowCheck | None:
+def _overflow_check(config: Config) -> OverflowCheck | None:
     if isinstance(config.section, OverflowCheckSection):
-        return OverflowCheck(config.section.overflow_nums, adapter)
+        return OverflowCheck(config.section.overflow_nums)
     return None
 
 

@@ -28,7 +28,6 @@ from msprobe.config import (
     Task,
     TensorSection,
 )
-from msprobe.dump.layout import safe_file_name
 from msprobe.dump.records import TensorRecord
 from msprobe.pytorch.buffer_pool import BufferPool
 from msprobe.pytorch.checksum import crc32_hex
@@ -175,23 +174,12 @@ class TorchAdapter:
                 value.md5 = crc32_hex(tensor)
             record.md5 = value.md5
         if draft.held is not None:
-            copy = snapshot(tensor)  # the call itself, or the user later, may overwrite it
-            if copy is not None:
-                draft.held.append((copy, record, path))
+            # The call itself may overwrite it, or the user later.
+            payload = None if 0 in record.shape else snapshot(tensor, self._buffers)
+            if payload is not None:
+                draft.held.append((payload, record, path))
         elif draft.files is not None:
             self._save(tensor, record, value, draft, path)
-
-    def save_tensor(self, tensor: Tensor, record: TensorRecord, draft: Draft, path: str) -> None:
-        """Save a copy that was held back; see `Adapter`."""
-        if 0 not in record.shape:
-            self._put(tensor, record, draft, path)
-
-    @staticmethod
-    def _put(copy: Tensor, record: TensorRecord, draft: Draft, path: str) -> str:
-        name = record.data_name = safe_file_name(f"{draft.stem}.{path}.pt")
-        if draft.files is not None:
-            draft.files.put_tensor(name, TensorFile(copy))
-        return name
 
     def _save(
         self, tensor: Tensor, record: TensorRecord, value: Value, draft: Draft, path: str
@@ -199,12 +187,12 @@ class TorchAdapter:
         if draft.files is None or 0 in record.shape:
             return
         if value.file is not None:
-            record.data_name = safe_file_name(f"{draft.stem}.{path}.pt")
+            record.data_name = draft.file_name(path)
             draft.files.link_tensor(record.data_name, value.file)
             return
-        copy = snapshot(tensor)
-        if copy is not None:
-            value.file = self._put(copy, record, draft, path)
+        payload = snapshot(tensor, self._buffers)
+        if payload is not None:
+            value.file = draft.save(payload, record, path)
 
     def _value_of(self, tensor: Tensor) -> Value:
         memo = self.memo

@@ -19,7 +19,6 @@ import torch
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found
-from msprobe.config import Task
 from msprobe.dump.records import JsonTree
 from msprobe.pytorch.adapter import TorchAdapter
 from msprobe.pytorch.api_table import ApiTable
@@ -83,7 +82,6 @@ class CollectiveRecorder:
         self._memo = adapter.memo
         self._table = table
         self._recomputations = recomputations
-        self._checks_overflow = session.config.task is Task.OVERFLOW_CHECK
         # Calls that ended in threads that do not record; written by the one that does.
         self._elsewhere: list[Token] = []
 
@@ -172,9 +170,6 @@ class CollectiveRecorder:
         args, kwargs = _opened(*without(collective.fills, args, kwargs), hides="irecv")
         self._session.recorder.inputs(call, args, kwargs, [])
         _unwrap_operations(draft.parts.get("input_args"), draft.parts.get("input_kwargs"))
-        if self._checks_overflow and draft.held and collective.overwrites:
-            # Whether they are saved is known only when the call has overwritten them.
-            draft.held = [(tensor.clone(), record, path) for tensor, record, path in draft.held]
 
     def _ban(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Let the memo forget every buffer: communication writes without moving a version."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients
+from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients, gradient_path
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found, Position
@@ -259,7 +259,8 @@ class Tapping:
 
     def _same(self, positions: list[Position]) -> None:
         for position in positions[1:]:
-            self._gradients.remark(SIDE_OUTPUT, position, f"same as output.{positions[0]}")
+            first = gradient_path(SIDE_OUTPUT, positions[0])
+            self._gradients.remark(SIDE_OUTPUT, position, f"same as {first}")
 
     def _tap(self, node: Node) -> _NodeTap:
         tap = self._taps.get(node)
