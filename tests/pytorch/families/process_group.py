@@ -143,7 +143,9 @@ def tensor_parallel(seed: int) -> TrainCase:
         "up": ColwiseParallel(input_layouts=Shard(0)),
         "down": RowwiseParallel(),
         "head": PrepareModuleInput(
-            input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),), use_local_output=True
+            input_layouts=(Replicate(),),
+            desired_input_layouts=(Replicate(),),
+            use_local_output=True,
         ),
     }
     model = parallelize_module(model, mesh, plan)

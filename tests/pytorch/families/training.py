@@ -118,6 +118,8 @@ def _feed(update: Callable[[bytes], None], value: object) -> None:
 
 def _feed_tensor(update: Callable[[bytes], None], tensor: Tensor) -> None:
     update(f"{tensor.dtype}{tensor.layout}{tensor.requires_grad}".encode())
+    if type(tensor).__name__ == "DTensor":  # what this rank holds of it
+        tensor = tensor._local_tensor
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce()
         parts = [tensor.indices(), tensor.values()]
