@@ -74,6 +74,9 @@ MODULE_DICTS = (
     "_state_dict_pre_hooks",
 )
 
+# Python's own notes on a module or class: what was warned about, what copy and pickle looked up.
+INTERPRETER_NOTES = frozenset({"__warningregistry__", "__slotnames__"})
+
 Snapshot = dict[str, Any]
 
 
@@ -88,7 +91,7 @@ def _namespaces() -> Snapshot:
     for space in NAMESPACES:
         label = getattr(space, "__name__", str(space))
         for name, value in vars(space).items():
-            if not _is_late_import(value):
+            if name not in INTERPRETER_NOTES and not _is_late_import(value):
                 found[f"{label}.{name}"] = value
     return found
 

@@ -161,7 +161,7 @@ def _failing_training(fault: str) -> TrainCase:
     seed_everything(3)
     model = Fragile()
     x = torch.randn(5, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # the same calls in every step
 
     def run_step(step: int) -> Tensor:
         optimizer.zero_grad()
