@@ -66,13 +66,13 @@ def test_index_points_at_the_values(writer, tmp_path):
     dump.build_json()
     contents = read_journal(tmp_path / "step0" / "rank" / "journal.jsonl")
     name = 'Functional."op"\\.19.forward'
-    order, offset, length = contents.index.records[name]
-    assert order == 81
-    value = contents.path.read_bytes()[offset : offset + length]
+    span = contents.index.records[name]
+    assert span.order == 81
+    value = contents.path.read_bytes()[span.offset : span.offset + span.length]
     assert json.loads(value)["output"][0] == 19.0
     assert contents.index.calls[name] == Call(19, "Module.ä", 1)
-    _, offset, length = contents.index.stacks[2]
-    frames = json.loads(contents.path.read_bytes()[offset : offset + length])
+    span = contents.index.stacks[2]
+    frames = json.loads(contents.path.read_bytes()[span.offset : span.offset + span.length])
     assert frames == ["File x.py, line 2, in f, \n call()"]
 
 

@@ -27,7 +27,8 @@ class BackgroundQueue:
     """Runs tasks one after the other on a daemon thread, which starts with the first task.
 
     Called from that thread itself, `put` and `run` execute the task at once: waiting for oneself
-    would never end, and everything queued before is done.
+    would never end, and everything queued before is done. While `run` executes a task on its
+    caller's thread, because nothing else is to be done, that thread counts as the queue's own.
 
     Args:
         limit_bytes: size of the waiting tasks at which `put` blocks. A single larger task is
@@ -46,6 +47,8 @@ class BackgroundQueue:
         self._later: dict[Hashable, tuple[float, Task]] = {}
         self._thread: threading.Thread | None = None
         self._is_closing = False
+        self._is_busy = False  # the thread executes a task
+        self._stand_in: int | None = None  # thread that executes a task in its place
         self.peak_bytes = 0
 
     def put(self, task: Task, size_bytes: int = 0) -> None:
@@ -68,6 +71,15 @@ class BackgroundQueue:
 
     def run(self, task: Task) -> None:
         """Run a task behind everything queued so far, and wait until it is done."""
+        if not self._is_own_thread() and self._stand_in_if_idle():
+            # On one core, handing over to the thread and back takes milliseconds.
+            try:
+                _run_safely(task)
+            finally:
+                with self._lock:
+                    self._stand_in = None
+                    self._has_work.notify()
+            return
         done = threading.Event()
 
         def run_and_tell() -> None:
@@ -102,7 +114,18 @@ class BackgroundQueue:
             thread.join()
 
     def _is_own_thread(self) -> bool:
-        return self._thread is not None and self._thread.ident == threading.get_ident()
+        current = threading.get_ident()
+        return self._stand_in == current or (
+            self._thread is not None and self._thread.ident == current
+        )
+
+    def _stand_in_if_idle(self) -> bool:
+        """Let the calling thread execute a task itself; False while there is anything before it."""
+        with self._lock:
+            if self._tasks or self._is_busy or self._stand_in is not None:
+                return False
+            self._stand_in = threading.get_ident()
+            return True
 
     def _start(self) -> bool:
         """Start the thread; False when there can be none: closed, or the interpreter is ending."""
@@ -127,16 +150,22 @@ class BackgroundQueue:
             task_bytes = queued.size_bytes
             del queued  # the task holds its payload; let go before memory is counted as free
             with self._lock:
+                self._is_busy = False
                 self._waiting_bytes -= task_bytes
                 self._has_room.notify_all()
 
     def _next(self) -> _Queued | None:
         with self._lock:
             while True:
+                if self._stand_in is not None:
+                    self._has_work.wait()
+                    continue
                 due_task = self._pop_due()
                 if due_task is not None:
+                    self._is_busy = True
                     return _Queued(due_task, 0)
                 if self._tasks:
+                    self._is_busy = True
                     return self._tasks.popleft()
                 if self._is_closing:
                     return None

@@ -21,7 +21,7 @@ import re
 import threading
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -38,7 +38,6 @@ _BUFFER_BYTES: Final = 8 << 20
 _RECORD_LINE: Final = re.compile(rb'\["r",(-?\d+),("(?:[^"\\]|\\.)*"),')
 _END: Final = b"]\n"
 _ENCODE_TEXT: Final = msgspec.json.Encoder().encode
-_new_tuple: Final = tuple.__new__  # a third of the time of Span(...), once for each record
 
 _PARSE: Final = msgspec.json.Decoder()
 _CHECK: Final = msgspec.json.Decoder(msgspec.Raw)  # syntax only, a quarter of the time
@@ -67,8 +66,11 @@ class DumpHead:
     extra_info: bool = True
 
 
-class Span(NamedTuple):
-    """Where the bytes of one value stand in the journal, and its place in the order."""
+class Span(msgspec.Struct, gc=False, frozen=True):
+    """Where the bytes of one value stand in the journal, and its place in the order.
+
+    Like `Call` no tuple: there is one for each record, and Python's collector looks at tuples.
+    """
 
     order: int
     offset: int
@@ -78,7 +80,7 @@ class Span(NamedTuple):
 OUTSIDE_CONSTRUCT: Final = -1
 
 
-class Call(NamedTuple):
+class Call(msgspec.Struct, gc=False, frozen=True):
     """One line of ``construct.json`` and the stack of the call.
 
     An order of `OUTSIDE_CONSTRUCT` keeps the call out of ``construct.json``: at L1 there is no
@@ -200,7 +202,7 @@ class Journal:
             index = self.index
             offset = index.size_bytes + len(start)
             index.size_bytes = end = offset + size + len(_END)
-            index.records[name] = _new_tuple(Span, (order, offset, size))
+            index.records[name] = Span(order, offset, size)
         if end - self._written > _BUFFER_BYTES:
             self.flush()
 

@@ -25,6 +25,11 @@ class BufferPool:
     def __init__(self) -> None:
         self._idle: dict[int, list[Tensor]] = {}
 
+    @property
+    def idle_bytes(self) -> int:
+        """What is kept for the next copies."""
+        return sum(size * len(buffers) for size, buffers in list(self._idle.items()))
+
     def take(self, size_bytes: int) -> Tensor:
         """Return a buffer (uint8) of at least this size, with anything in it."""
         capacity = capacity_for(size_bytes)
@@ -39,8 +44,7 @@ class BufferPool:
     def give(self, buffer: Tensor) -> None:
         """Take a buffer back that nobody uses any more."""
         capacity = buffer.numel()
-        kept = sum(size * len(buffers) for size, buffers in list(self._idle.items()))
-        if kept + capacity > MAX_IDLE_BYTES:
+        if self.idle_bytes + capacity > MAX_IDLE_BYTES:
             # Other sizes may be wanted now than those which have gathered here.
             self._idle = {}
         if capacity <= MAX_IDLE_BYTES:
