@@ -23,12 +23,14 @@ class Draft:
         files: where the values of its tensors are saved; None when they are not.
         nonfinite: whether a float in it is NaN or infinite (decides how it is encoded).
         overflow: whether a tensor in it holds NaN or an infinity.
+        error: what went wrong while a tensor of it was described, None when nothing did.
         waiting: summaries that the device has not delivered yet, with the records to fill.
         held: copies of tensors put aside until it is known whether they are saved (overflow
             check), with record and path; None when nothing waits for such a decision.
     """
 
     __slots__ = (
+        "error",
         "files",
         "held",
         "name",
@@ -49,6 +51,7 @@ class Draft:
         self.files = files
         self.nonfinite = False
         self.overflow = False
+        self.error: BaseException | None = None
         self.waiting: list[Any] | None = None
         self.held: list[tuple[TensorPayload, TensorRecord, str]] | None = None
 
@@ -80,6 +83,7 @@ class Call(msgspec.Struct, gc=False, eq=False):
         stack: index of its call stack; None when stacks are not wanted.
         keeps_inputs: whether its inputs are recorded.
         keeps_outputs: whether its outputs are recorded.
+        only_bounds: whether its backward is followed for the scope alone, and not recorded.
         keeps_gradients: whether its backward is recorded.
         expands: for modules under `list` at mix: (forward, backward) of everything inside is kept.
         is_recompute: whether it repeats an earlier call inside a backward pass.
@@ -97,6 +101,7 @@ class Call(msgspec.Struct, gc=False, eq=False):
     draft: Draft | None = None
     keeps_inputs: bool = False
     keeps_outputs: bool = False
+    only_bounds: bool = False
     keeps_gradients: bool = False
     expands: tuple[bool, bool] = (False, False)
     is_recompute: bool = False

@@ -81,6 +81,7 @@ class Recorder:
         keeps_construct: bool,
         expands_modules: bool,
         submit: Callable[[Callable[[], None]], None],
+        failed: Callable[[str, BaseException], None],
     ) -> None:
         """Create it.
 
@@ -94,6 +95,7 @@ class Recorder:
             keeps_construct: whether parents are recorded (not at L1).
             expands_modules: whether `list` keeps everything inside a matching module (mix).
             submit: runs something on the writer's thread.
+            failed: takes note of something of ours that failed, and where.
         """
         self._adapter = adapter
         self._describer = describer
@@ -104,6 +106,7 @@ class Recorder:
         self._keeps_construct = keeps_construct
         self._expands_modules = expands_modules
         self._submit = submit
+        self._failed = failed
         self._counters = CallCounters()
         self._orders = itertools.count()
         self._dump: RankDump | None = None
@@ -283,6 +286,8 @@ class Recorder:
                     self._wanted_modules.add(_base_of(call))
             if selection.scope is not None:
                 inputs = selection.scope.begin(call.forward_name)
+                if not backward and selection.scope.is_bound(call.backward_name):
+                    backward = call.only_bounds = True
         if self._structure_only:
             return
         call.keeps_gradients = backward
@@ -432,6 +437,8 @@ class Recorder:
 
     def hand_on(self, draft: Draft) -> None:
         """Write a draft, whatever it holds, or let it wait for what the device still computes."""
+        if draft.error is not None:
+            self._failed("reading a tensor", draft.error)
         if draft.waiting is not None:
             self._deferred.append(draft)
             if len(self._deferred) >= _WAITING_LIMIT:
@@ -468,10 +475,14 @@ class Recorder:
         dump = self._dump
 
         def complete() -> None:
-            if resolve is not None:
-                resolve()
+            try:
+                if resolve is not None:
+                    resolve()
+                for draft in drafts:
+                    self._adapter.fill(draft)
+            except Exception as error:  # noqa: BLE001 - a record without numbers beats none
+                self._failed("statistics from the device", error)
             for draft in drafts:
-                self._adapter.fill(draft)
                 draft.waiting = None
                 self._write(draft, dump)
 

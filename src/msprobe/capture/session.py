@@ -102,11 +102,11 @@ class Session:
             keeps_construct=config.level is not Level.L1,
             expands_modules=config.level is Level.MIX,
             submit=self._submit,
+            failed=self.failed,
         )
         self.gradients = GradientBook(self.recorder, adapter)
         self.saved = SavedValues(self.recorder, self.describer, adapter)
         atexit.register(self.close)
-        os.register_at_fork(after_in_child=self._forget)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -296,8 +296,8 @@ class Session:
         dump.write_account(fields)
         logger.info(account.line(facts))
 
-    def _forget(self) -> None:
-        # A forked child (a data loader's worker) shares nothing with the run.
+    def forget(self) -> None:
+        """Take no further part in the run: this is a forked child, such as a loader's worker."""
         self._dead = True
         self.capturing = self.observing = False
         self.finished = True
@@ -347,3 +347,12 @@ def reset_session() -> None:
     session, _current.session = _current.session, None
     if session is not None:
         session.close()
+
+
+def _forget_in_child() -> None:
+    if _current.session is not None:
+        _current.session.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

@@ -103,6 +103,7 @@ class TorchAdapter:
             with _outside_transforms():
                 return self._record_unusual(tensor, draft, path, is_gradient=is_gradient)
         except Exception as error:  # noqa: BLE001 - one odd tensor must not cost the record
+            draft.error = error
             note = f"unreadable: {type(error).__name__}: {error}"[:200]
             return TensorRecord(tensor_type(tensor), str(tensor.dtype), (), note=note)
 
