@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recording import recording
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 pytestmark = pytest.mark.torch
 

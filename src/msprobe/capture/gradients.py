@@ -67,7 +67,7 @@ class GradientBook:
             return
         mode = recorder.selection.data_mode
         wanted = mode.input if side == SIDE_INPUT else mode.output
-        if wanted:
+        if wanted and not gradients.call.only_bounds:
             described = self._adapter.record_tensor(
                 tensor, current.draft, gradient_path(side, position), is_gradient=True
             )
@@ -126,7 +126,8 @@ class GradientBook:
     def _finish(self, current: BackwardPass) -> None:
         gradients = current.gradients
         gradients.close_pass(current)
-        for position, (_, total) in current.shares.items():
+        left_over = () if gradients.call.only_bounds else current.shares.items()
+        for position, (_, total) in left_over:
             # The other consumers of this input took no part in this pass.
             described = self._adapter.record_tensor(
                 total, current.draft, gradient_path(SIDE_OUTPUT, position), is_gradient=True
@@ -134,7 +135,10 @@ class GradientBook:
             current.place(SIDE_OUTPUT, position, described)
         current.shares.clear()
         scope = self._recorder.selection.scope
-        if scope is not None and not (scope.end(gradients.call.backward_name) or current.in_scope):
+        inside = scope is None or scope.end(gradients.call.backward_name) or current.in_scope
+        if gradients.call.only_bounds:
+            return
+        if not inside:
             self._recorder.account.skipped["outside scope"] += 1
             return
         draft = current.draft

@@ -27,6 +27,10 @@ class Scope:
             self._inside = True
         return self._inside
 
+    def is_bound(self, name: str) -> bool:
+        """Return whether the range begins or ends with `name`."""
+        return name in (self._start, self._end)
+
     def end(self, name: str) -> bool:
         """Note that `name` ended; return whether its outputs lie in the range."""
         inside = self._inside
