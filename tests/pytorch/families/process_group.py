@@ -230,20 +230,21 @@ def run_ranks(
         )
         for argument in arguments
     ]
-    return [_report_of(process, folder, rank) for rank, process in enumerate(processes)]
+    outputs = [_output_of(process) for process in processes]
+    reports = [folder / f"report{rank}.json" for rank in range(ranks)]
+    # A process group may abort while it is torn down; by then the report is already written.
+    # Where one rank fails the others wait for it in vain: only all outputs together tell why.
+    missing = [rank for rank, report in enumerate(reports) if not report.exists()]
+    assert not missing, f"ranks {missing} did not report:\n" + "\n-----\n".join(outputs)
+    return [json.loads(report.read_text()) for report in reports]
 
 
-def _report_of(process: subprocess.Popen[str], folder: Path, rank: int) -> Fingerprint:
+def _output_of(process: subprocess.Popen[str]) -> str:
     try:
-        output, _ = process.communicate(timeout=120)
+        return process.communicate(timeout=120)[0]
     except subprocess.TimeoutExpired:
         process.kill()
-        output, _ = process.communicate()
-    report = folder / f"report{rank}.json"
-    # A process group may abort while it is torn down; by then the report is already written.
-    assert report.exists(), f"rank {rank} did not report:\n{output}"
-    found: Fingerprint = json.loads(report.read_text())
-    return found
+        return process.communicate()[0]
 
 
 def join(rank: int, ranks: int, folder: Path) -> None:
