@@ -38,6 +38,18 @@ _functorch_active: Final = torch._C._are_functorch_transforms_active
 _SKIPPED_CLASSES: Final = frozenset({"FullyShardedDataParallel"})
 
 
+def class_name(module: nn.Module) -> str:
+    """Return the class under which a module is recorded: that of the unsharded model.
+
+    FSDP2 swaps the class of a module for one that it makes, ``FSDPLinear`` for a ``Linear``.
+    """
+    kind = type(module)
+    made_of = kind.__mro__[1:3]
+    if len(made_of) == 2 and made_of[0].__name__ == "FSDPModule":
+        return made_of[1].__name__
+    return kind.__name__
+
+
 class ModuleNames:
     """Record names of the modules of the user's models."""
 
@@ -54,7 +66,7 @@ class ModuleNames:
         for index, model in enumerate(models):
             prefix = f"{index}." if len(models) > 1 else ""
             for name, module in model.named_modules():
-                kind = type(module).__name__
+                kind = class_name(module)
                 if kind in _SKIPPED_CLASSES:
                     continue
                 path = f"{prefix}{name}." if name else prefix
@@ -65,7 +77,7 @@ class ModuleNames:
     def of_one(cls, module: nn.Module, name: str) -> ModuleNames:
         """Name one module as if it lay at `name`."""
         names = cls()
-        base = f"Module.{name}.{type(module).__name__}"
+        base = f"Module.{name}.{class_name(module)}"
         names._by_id[id(module)] = (weakref.ref(module), base)
         return names
 
