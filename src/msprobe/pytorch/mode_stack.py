@@ -34,11 +34,19 @@ def install_lowest(mode: TorchFunctionMode) -> None:
         return
 
     def place(modes: list[Any]) -> list[Any]:
-        lowest_is_device = bool(modes) and isinstance(modes[0], DeviceContext)
-        position = 1 if lowest_is_device else 0
+        position = 1 if modes and _must_be_lowest(modes[0]) else 0
         return [*modes[:position], mode, *modes[position:]]
 
     _rebuild(place)
+
+
+def _must_be_lowest(mode: Any) -> bool:
+    """Return whether torch takes `mode` from the bottom of the stack when it ends.
+
+    That of ``torch.set_default_device`` is; that of ``with torch.device(…)``, which was never
+    entered by its Python method, is taken from the top, wherever it lies.
+    """
+    return isinstance(mode, DeviceContext) and hasattr(mode, "old_device")
 
 
 def remove(mode: TorchFunctionMode) -> None:

@@ -261,7 +261,7 @@ class ModuleObserver:
                 if is_ours and finished:
                     self._end(opened, opened.call, output)
                 else:
-                    self._session.recorder.abandon(opened.call, "exception")
+                    self._session.recorder.abandon(opened.call, _error_name())
             if is_ours:
                 return
 
@@ -272,6 +272,12 @@ class ModuleObserver:
             tapping = Tapping(self._session, call, opened.edges, opened.found, opened.arguments)
             tapping.attach(output_slots(output))
         recorder.end(call)
+
+
+def _error_name() -> str:
+    """Return the class of the exception that ends a module: torch is handling it right now."""
+    kind = sys.exc_info()[0]
+    return kind.__name__ if kind is not None else "exception"
 
 
 def _own_parameters(module: nn.Module) -> dict[str, Any]:
