@@ -334,3 +334,35 @@ def test_observing_does_not_import_the_compiler(tmp_path: Path) -> None:
     with recording(tmp_path, "mix") as run, run.step_of(nn.Identity()):
         torch.relu(BATCH)
     assert "torch._dynamo" not in sys.modules
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_compiled_model_may_stay_compiled_and_shows_its_boundary(
+    level: str, tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+    compiled = torch.compile(model, backend="eager")
+    with recording(tmp_path, level, compile="modules_only") as run:
+        with run.step_of(compiled):  # the compiler meets our hooks
+            observed = compiled(BATCH)
+            observed.sum().backward()
+        assert run.account()["errors"] == {}
+        assert run.names("OptimizedModule") == [
+            "Module.OptimizedModule.forward.0",
+            "Module.OptimizedModule.backward.0",
+        ]
+    torch._dynamo.reset()
+    assert torch.equal(observed, model(BATCH))
+
+
+def test_gradients_that_arrive_after_their_step_are_dropped_quietly(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    with recording(tmp_path, "mix") as run:
+        with run.step_of(model):
+            loss = model(BATCH).sum()
+        with run.step_of(model):
+            loss.backward()
+        assert "Module.Linear.forward.0" in run.records(0)
+        assert run.names("Linear.backward", step=1) == []
+        assert run.account(1)["errors"] == {}

@@ -34,6 +34,7 @@ from msprobe.pytorch.token_range import TokenGate
 from msprobe.pytorch.tracing import is_tracing
 
 _clock: Final = time.perf_counter
+_is_compiling: Final = torch.compiler.is_compiling
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 _SKIPPED_CLASSES: Final = frozenset({"FullyShardedDataParallel"})
 
@@ -158,6 +159,8 @@ class ModuleObserver:
     # -- before --------------------------------------------------------------------------------
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if _is_compiling():  # the compiler would follow us into our own objects
+            return
         session = self._session
         if self._gate is not None:
             self._gate.before(module)
@@ -243,6 +246,8 @@ class ModuleObserver:
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         # torch calls this with (kwargs, output), after an exception with (output,) alone.
+        if _is_compiling():  # the compiler would follow us into our own objects
+            return
         if not self._open or not any(opened.module is module for opened in self._open):
             return
         session = self._session
