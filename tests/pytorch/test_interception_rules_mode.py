@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -329,11 +330,18 @@ def test_a_stance_is_restored_and_one_that_the_user_sets_stays(tmp_path: Path) -
 
 
 def test_observing_does_not_import_the_compiler(tmp_path: Path) -> None:
-    if "torch._dynamo" in sys.modules:
-        pytest.skip("another test has imported it")
-    with recording(tmp_path, "mix") as run, run.step_of(nn.Identity()):
-        torch.relu(BATCH)
-    assert "torch._dynamo" not in sys.modules
+    script = f"""
+import sys, torch
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(dump_path={str(tmp_path)!r}, level="mix")
+debugger.start(torch.nn.Identity())
+torch.relu(torch.ones(2))
+debugger.stop()
+debugger.step()
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    assert (tmp_path / "step0" / "rank" / "dump.json").exists()
 
 
 @pytest.mark.slow
