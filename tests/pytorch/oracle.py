@@ -143,10 +143,14 @@ def at(record: Any, path: Path) -> Any:
 
 @dataclass
 class Observation:
-    """What one call saw: statistics by place in its forward record and in its backward record."""
+    """What one call saw: statistics by place in its forward record and in its backward record.
+
+    `repeats_inputs`: one tensor was passed twice, so torch's hooks tell its gradient in shares.
+    """
 
     forward: dict[Path, Statistics] = field(default_factory=dict)
     backward: dict[Path, Statistics] = field(default_factory=dict)
+    repeats_inputs: bool = False
 
     def saw(self, pairs: Iterator[tuple[Path, Tensor]]) -> None:
         """Add tensors of the forward call as they are now."""
@@ -178,48 +182,68 @@ class ModuleOracle:
         calls: ``Module.fc.Linear.forward.0`` -> what that call saw.
     """
 
-    def __init__(self, model: nn.Module, *, gradients: bool) -> None:
+    def __init__(self, model: nn.Module, *, gradients: bool, index: int | None = None) -> None:
+        """Start watching; `index` is the model's place when a run observes several."""
+        prefix = "Module." if index is None else f"Module.{index}."
         self.calls: dict[str, Observation] = {}
         self._counts: Counter[str] = Counter()
         self._open: dict[nn.Module, list[Observation]] = {}
         self._backward: dict[nn.Module, list[Observation]] = {}
         self._handles = []
         for name, module in model.named_modules():
-            label = f"Module.{name}.{type(module).__name__}" if name else ""
-            if not label:
+            if not name:
                 continue
-            before = self._before(label)
-            self._handles += [
-                module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(self._after),
-            ]
-            if gradients:
-                self._handles.append(module.register_full_backward_hook(self._gradient))
+            label = f"{prefix}{name}.{type(module).__name__}"
+            self._handles += self._watch(module, label, gradients)
 
-    def _before(self, label: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen = Observation()
-            seen.saw(tensors_in(args, ("input_args",)))
-            seen.saw(tensors_in(kwargs, ("input_kwargs",)))
-            seen.saw(tensors_in(dict(module._parameters), ("parameters",)))
-            self.calls[f"{label}.forward.{self._counts[label]}"] = seen
-            self._counts[label] += 1
-            self._open.setdefault(module, []).append(seen)
+    def _watch(self, module: nn.Module, label: str, gradients: bool) -> list[Any]:
+        # Functions, not methods: a deep copy of the model must not take a copy of the oracle along.
+        def before(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if called is module and self._counts_now(module):
+                self._begin(module, label, args, kwargs)
 
-        return hook
+        def after(called: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+            if called is module and self._counts_now(module):
+                seen = self._open[module].pop()
+                seen.saw(outputs_in(output))
+                if any(t.requires_grad for _, t in outputs_in(output)):
+                    self._backward.setdefault(module, []).append(seen)
 
-    def _after(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        seen = self._open[module].pop()
-        seen.saw(outputs_in(output))
-        self._backward.setdefault(module, []).append(seen)
+        def gradient(called: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+            if called is module:
+                self._gradient(self._backward[module].pop(), inputs, outputs)
+
+        handles: list[Any] = [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after),
+        ]
+        if gradients:
+            handles.append(module.register_full_backward_hook(gradient))
+        return handles
+
+    def _counts_now(self, module: nn.Module) -> bool:
+        """Not in a recomputation, and not where evaluation fuses several modules into one call."""
+        return module.training and torch._C._current_graph_task_id() == -1
+
+    def _begin(
+        self, module: nn.Module, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        seen = Observation()
+        seen.saw(tensors_in(args, ("input_args",)))
+        seen.saw(tensors_in(kwargs, ("input_kwargs",)))
+        seen.saw(tensors_in(dict(module._parameters), ("parameters",)))
+        passed = [id(tensor) for _, tensor in tensors_in(args)]
+        seen.repeats_inputs = len(set(passed)) < len(passed)
+        self.calls[f"{label}.forward.{self._counts[label]}"] = seen
+        self._counts[label] += 1
+        self._open.setdefault(module, []).append(seen)
 
     def _gradient(
-        self, module: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Any, ...]
+        self, seen: Observation, inputs: tuple[Any, ...], outputs: tuple[Any, ...]
     ) -> None:
-        seen = self._backward[module].pop()  # the last call is the first to run backward
         for index, gradient in enumerate(outputs):
             seen.got(("input", index), gradient)
-        for index, gradient in enumerate(inputs):
+        for index, gradient in enumerate(() if seen.repeats_inputs else inputs):
             seen.got(("output", index), gradient)
 
     def close(self) -> None:
@@ -243,7 +267,7 @@ OPERATORS = frozenset(
 def api_name(func: Any) -> str | None:
     """``Functional.linear`` for a function; None where its record's name is not sure."""
     path = resolve_name(func) or ""
-    known = re.fullmatch(r"torch\.(nn\.functional|Tensor|[a-z]+)?\.?(\w+)", path)
+    known = re.fullmatch(r"torch\.(?:(nn\.functional|Tensor|[a-z]+)\.)?(\w+)", path)
     if known is None:
         return None
     room, api = known.groups()
@@ -251,6 +275,8 @@ def api_name(func: Any) -> str | None:
         return None if api in OPERATORS else f"Tensor.{api}"
     if room == "nn.functional":
         return f"Functional.{api}"
+    if api in ("lstm", "gru", "lstm_cell", "gru_cell"):  # what nn.LSTM and its like call
+        return f"VF.{api}"
     return f"Torch.{api}"
 
 
@@ -275,18 +301,27 @@ class _Replay:
             output = self.func(*self.args, **self.kwargs)
         found = [tensor for _, tensor in outputs_in(output)]
         wanted = [t for t in dict.fromkeys(self.leaves.values()) if t.requires_grad]
-        given = [(found[i], gradient) for i, gradient in self.output_gradients.items()]
+        given = {found[i]: gradient for i, gradient in self.output_gradients.items()}
         if not wanted or not given:
             return
-        gradients = torch.autograd.grad(
-            [output for output, _ in given],
-            wanted,
-            [gradient for _, gradient in given],
-            allow_unused=True,
-        )
+        from_outside = [self._from_outside(output, given) for output in given]
+        gradients = torch.autograd.grad(list(given), wanted, from_outside, allow_unused=True)
         by_leaf = dict(zip(wanted, gradients, strict=True))
         for path, leaf in self.leaves.items():
-            self.observation.got(path, by_leaf.get(leaf))
+            # one tensor passed twice has one gradient, which the record has at its first place
+            self.observation.got(path, by_leaf.pop(leaf, None))
+
+    @staticmethod
+    def _from_outside(output: Tensor, given: dict[Tensor, Tensor]) -> Tensor:
+        """Without what an output gets from another one made of it (an LSTM cell's c from its h)."""
+        total = given[output]
+        for other, gradient in given.items():
+            if other is not output:
+                (share,) = torch.autograd.grad(
+                    other, output, gradient, allow_unused=True, retain_graph=True
+                )
+                total = total if share is None else total - share
+        return total
 
 
 class ApiOracle(TorchFunctionMode):
@@ -372,7 +407,8 @@ class ApiOracle(TorchFunctionMode):
 
 def _keeper(replay: _Replay, index: int, path: Path) -> Callable[[Tensor], None]:
     def keep(gradient: Tensor) -> None:
-        replay.output_gradients[index] = gradient.detach().clone()
-        replay.observation.got(("input", *path[1:]), gradient)
+        if index not in replay.output_gradients:  # a later pass is a record of its own
+            replay.output_gradients[index] = gradient.detach().clone()
+            replay.observation.got(("input", *path[1:]), gradient)
 
     return keep

@@ -57,7 +57,7 @@ class StateSpaceScan(nn.Module):
         step = F.softplus(step).clamp_(max=4.0)
         keep = torch.exp(-self.decay.abs() * step)
         state = torch.zeros_like(value[:, 0])
-        out = torch.empty_like(value)
+        out = torch.zeros_like(value)
         for t in range(x.shape[1]):
             state = state * keep[:, t]
             state.add_(value[:, t]).mul_(0.9).neg_().neg_()
