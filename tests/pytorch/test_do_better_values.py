@@ -91,9 +91,26 @@ def test_keys_that_are_no_text_and_texts_that_are_no_utf8(tmp_path: Path) -> Non
     assert record["negative"]["value"] == -(10**30)
 
 
+def test_keys_of_equal_text_keep_their_values_and_files_apart(tmp_path: Path) -> None:
+    odd = {1: 1.0, "1": 2.0, torch.float16: 3.0, torch.float32: 4.0, "a.b": 5.0, "a_b": 6.0}
+    values: dict[Any, Any] = {key: torch.tensor(number) for key, number in odd.items()}
+    values |= {"a": {"b": torch.tensor(7.0)}, "c.d": torch.tensor(8.0)}
+    (record,) = described(tmp_path, values, task="tensor")
+    files = tmp_path / "dump" / "step0" / "rank" / "dump_tensor_data"
+    leaves = [*record.values(), record["a"]["b"]]
+    found = {leaf["Max"]: leaf["data_name"] for leaf in leaves if "data_name" in leaf}
+    assert sorted(found) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    for number, name in found.items():
+        assert torch.load(files / name).item() == number, name
+    assert record["1"]["Max"] == 2.0
+    assert found[8.0].endswith(".input.0.c.d.pt")
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
+        (iter([1]), {"type": "list_iterator", "value": "<list_iterator>"}),
+        ((number for number in [1]), {"type": "generator", "value": "<generator>"}),
         (torch.float16, {"type": "torch.dtype", "value": "torch.float16"}),
         (torch.device("cpu"), {"type": "torch.device", "value": "cpu"}),
         (1j, {"type": "complex", "value": "1j"}),

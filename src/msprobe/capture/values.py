@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 import numpy as np
@@ -42,7 +42,9 @@ class _ShortRepr(reprlib.Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         if type(x).__module__ == "builtins" and not callable(x):
-            return super().repr_instance(x, level)
+            text = super().repr_instance(x, level)
+            # Iterators, generators and their like say nothing but where they are.
+            return f"<{type(x).__qualname__}>" if text.startswith("<") else text
         if isinstance(x, enum.Enum):
             return f"{type(x).__qualname__}.{x.name}"
         name = x if hasattr(x, "__qualname__") else type(x)
@@ -138,9 +140,10 @@ class Describer:
         if children is None:
             return self._leaf(value, draft, path, position)
         keys, values, is_object = children
+        parts = _file_parts(keys) if is_object else keys
         described = [
-            self._value(child, draft, f"{path}.{key}", found, (*position, key))
-            for key, child in zip(keys, values, strict=True)
+            self._value(child, draft, f"{path}.{part}", found, (*position, key))
+            for key, part, child in zip(keys, parts, values, strict=True)
         ]
         if is_object:
             return dict(zip(map(str, keys), described, strict=True))
@@ -182,7 +185,7 @@ def _children(value: Any) -> tuple[Sequence[int | str], Sequence[Any], bool] | N
     """Return (keys, values, whether it is described as an object) of a container."""
     if isinstance(value, Mapping):
         items = list(value.items())
-        return [_key(k) for k, _ in items], [v for _, v in items], True
+        return key_texts([key for key, _ in items]), [child for _, child in items], True
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return list(value._fields), list(value), True
     if isinstance(value, tuple | list):
@@ -201,8 +204,45 @@ def _attributes(value: Any) -> Sequence[str] | Mapping[str, Any]:
     return own if own is not None else [f.name for f in dataclasses.fields(value)]
 
 
-def _key(key: Any) -> str:
-    return key if type(key) is str else safe_repr(key)
+def key_texts(keys: Sequence[Any]) -> list[str]:
+    """Return the keys of a mapping as texts that differ, also where ``1`` and ``"1"`` meet."""
+    if all(type(key) is str for key in keys):
+        return list(keys)
+    taken = {key for key in keys if type(key) is str}
+    texts: list[str] = []
+    for key in keys:
+        if type(key) is str:
+            texts.append(key)
+            continue
+        text = _unused(safe_repr(key), taken)
+        taken.add(text)
+        texts.append(text)
+    return texts
+
+
+def _file_parts(keys: Sequence[int | str]) -> Sequence[int | str]:
+    """Return what stands for each key in file names.
+
+    It is the key, but where "a.b" stands beside "a" it could also mean what is at "b" inside "a".
+    """
+    dotted = [key for key in keys if type(key) is str and "." in key]
+    if not dotted:
+        return keys
+    taken = set(keys)
+    parts: dict[int | str, int | str] = {}
+    for key in dotted:
+        pieces = key.split(".")
+        if any(".".join(pieces[:count]) in taken for count in range(1, len(pieces))):
+            parts[key] = _unused("_".join(pieces), taken)
+            taken.add(parts[key])
+    return [parts.get(key, key) for key in keys]
+
+
+def _unused(wanted: str, taken: Set[Any]) -> str:
+    text, number = wanted, 1
+    while text in taken:
+        text, number = f"{wanted}_{number}", number + 1
+    return text
 
 
 def _slice_bound(bound: Any) -> int | float | str | None:

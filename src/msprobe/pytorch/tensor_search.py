@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from msprobe.capture.values import Found
+from msprobe.capture.values import Found, key_texts
 
 _DEPTH_LIMIT: Final = 50
 
@@ -37,7 +37,8 @@ def _search(value: Any, position: tuple[int | str, ...], found: Found) -> None:
 
 def _children(value: Any) -> Sequence[tuple[int | str, Any]]:
     if isinstance(value, Mapping):
-        return [(key if type(key) is str else repr(key), child) for key, child in value.items()]
+        items = list(value.items())
+        return list(zip(key_texts([key for key, _ in items]), [v for _, v in items], strict=True))
     if isinstance(value, tuple | list):
         names: Sequence[int | str] = getattr(value, "_fields", range(len(value)))
         return list(zip(names, value, strict=True))
