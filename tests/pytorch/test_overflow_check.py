@@ -85,6 +85,24 @@ def test_an_overflowing_gradient_is_found(tmp_path: Path, caplog: pytest.LogCapt
     assert "first overflow: Torch.sqrt.0.backward" in caplog.text
 
 
+def test_gradients_of_parameters_are_no_source_when_something_overflowed_before(
+    tmp_path: Path,
+) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    with recording(tmp_path, "mix", "overflow_check", section={"overflow_nums": -1}) as run:
+        with run.step_of(model):
+            (model(torch.ones(1, 2)) * INFINITY).sum().backward()
+        records = run.records(0)
+        assert records["Module.Linear.parameters_grad"]["overflow"] == "inherited"
+        with run.step_of(model):  # the gradient of the first step is still there
+            model(torch.ones(1, 2)).sum().backward()
+        records = run.records(1)
+        assert {name: parts["overflow"] for name, parts in records.items()} == {
+            "Module.Linear.parameters_grad": "source"
+        }
+        assert run.account(1)["overflows"] == run.account(1)["overflow_sources"] == 1
+
+
 def test_saved_inputs_are_those_that_the_call_received(tmp_path: Path) -> None:
     class Overwrites(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

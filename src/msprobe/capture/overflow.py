@@ -14,7 +14,8 @@ from msprobe.dump.records import JsonTree, TensorRecord
 
 logger = logging.getLogger(__name__)
 
-# The parts that a call received. A call whose received values are all finite is a source.
+# The parts that a call received. A call whose received values are all finite is a source. Gradients
+# of parameters show no inputs: one is a source only where nothing overflowed before it in the step.
 _RECEIVED: Final = frozenset({"input_args", "input_kwargs", "parameters", "input"})
 
 
@@ -38,28 +39,33 @@ class OverflowCheck:
     """Decides which drafts are kept, and counts.
 
     Attributes:
-        hits: overflowing records so far in the run.
+        hits: overflowing records so far in this step.
         sources: those whose inputs were finite.
-        finished: whether the wanted number was reached.
+        finished: whether the wanted number was reached, in all steps together.
     """
 
-    __slots__ = ("_limit", "finished", "hits", "sources")
+    __slots__ = ("_earlier", "_limit", "finished", "hits", "sources")
 
     def __init__(self, limit: int) -> None:
         """Create it; `limit` is `overflow_nums`, -1 for no limit."""
         self._limit = limit
+        self._earlier = 0
         self.hits = 0
         self.sources = 0
         self.finished = False
+
+    def begin_step(self) -> None:
+        """Count the hits of another step."""
+        self._earlier += self.hits
+        self.hits = self.sources = 0
 
     def keeps(self, draft: Draft) -> bool:
         """Judge a finished draft; the tensors of one that is kept are saved."""
         held, draft.held = draft.held, None
         if self.finished or not draft.overflow:
             return False
-        is_source = not any(
-            overflowing(value) for part, value in draft.parts.items() if part in _RECEIVED
-        )
+        received = [value for part, value in draft.parts.items() if part in _RECEIVED]
+        is_source = not any(map(overflowing, received)) and (bool(received) or self.hits == 0)
         self._count(draft.name, is_source=is_source)
         draft.parts["overflow"] = "source" if is_source else "inherited"
         for payload, record, path in held or ():
@@ -67,7 +73,7 @@ class OverflowCheck:
         return True
 
     def _count(self, name: str, *, is_source: bool) -> None:
-        if self.hits == 0:
+        if self._earlier + self.hits == 0:
             logger.warning(
                 "first overflow: %s (%s)",
                 name,
@@ -75,11 +81,11 @@ class OverflowCheck:
             )
         self.hits += 1
         self.sources += is_source
-        if self.hits == self._limit:
+        if self._earlier + self.hits == self._limit:
             self.finished = True
-            logger.info("overflow check ends: %d overflowing calls found", self.hits)
+            logger.info("overflow check ends: %d overflowing calls found", self._limit)
 
 
 def counts(check: OverflowCheck) -> dict[str, Any]:
-    """Return the counts for the account."""
+    """Return the counts for the account of a step."""
     return {"overflows": check.hits, "overflow_sources": check.sources}

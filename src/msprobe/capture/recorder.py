@@ -292,7 +292,8 @@ class Recorder:
             return
         call.keeps_gradients = backward
         if not forward:
-            self.account.skipped["not selected"] += not backward
+            if not backward:
+                self.account.skipped["not selected"] += 1
             return
         call.keeps_inputs = inputs and mode.input
         call.keeps_outputs = mode.output

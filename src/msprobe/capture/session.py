@@ -268,6 +268,8 @@ class Session:
         head = DumpHead(self.config.task, self.config.level, self.adapter.framework)
         calls = self.config.extra_info and self.config.level is not Level.DEBUG
         self.dump = self._writer.open(directory, head, extra_info=calls)
+        if self.overflow is not None:
+            self.overflow.begin_step()
         self.recorder.use(self.dump)
 
     def _close_dump(self) -> None:
