@@ -62,6 +62,23 @@ def test_show_one_record(capsys):
     assert "Functional.linear.0.forward.input.0.pt" in out
 
 
+@pytest.mark.parametrize("options", [["--json"], ["--step", "0"], ["--limit", "3", "--json"]])
+def test_options_may_stand_before_between_and_after(capsys, options):
+    name = "Functional.linear.0.forward"
+    after = run(capsys, "show", PEER, name, *options)
+    assert after[0] == 0
+    assert run(capsys, "show", *options, PEER, name) == after
+    assert run(capsys, "show", PEER, *options, name) == after
+    assert "unrecognized arguments: more" in refused_by_parser(capsys, "show", PEER, name, "more")
+
+
+def refused_by_parser(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
 def test_show_a_module_shows_all_its_records_in_detail(capsys):
     _, out, _ = run(capsys, "show", PEER, "backward_0.0")
     for record in ("forward.0", "backward.0", "parameters_grad.0"):

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 2 an error.
     """
-    options = build_parser().parse_args(arguments)
+    options = _parse(arguments)
     from msprobe.log import ensure_handler
 
     ensure_handler()
@@ -50,6 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = "set MSPROBE_LOG_LEVEL=0 to see where"
         return _fail(f"unexpected {type(exc).__name__}: {exc} ({hint})")
     return code
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = build_parser()
+    options, rest = parser.parse_known_args(arguments)
+    # Where options stand between DUMP and NAME, argparse takes NAME as absent and leaves it over.
+    if len(rest) == 1 and not rest[0].startswith("-") and getattr(options, "name", "") is None:
+        options.name = rest.pop()
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return options
 
 
 def build_parser() -> argparse.ArgumentParser:
