@@ -85,6 +85,9 @@ class Process:
 
     def __init__(self, python: str, tool: str, setup: Setup, folder: Path) -> None:
         settings = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MSPROBE_LOG_LEVEL": "3"}
+        inherited = dict(os.environ)
+        if python != sys.executable:  # our sources on the path would hide the other tool
+            inherited.pop("PYTHONPATH", None)
         self._errors = (folder.parent / f"{folder.name}.log").open("w+")
         self._process = subprocess.Popen(
             [python, str(WORKER), "--tool", tool, *setup.options(), "--folder", str(folder)],
@@ -92,7 +95,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**os.environ, **settings},
+            env=inherited | settings,
         )
         self._read()
 
