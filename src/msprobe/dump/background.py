@@ -196,37 +196,52 @@ class Ticker:
         self._interval_s = interval_s
         self._action = action
         self._name = name
-        self._is_on = threading.Event()
-        self._is_closing = threading.Event()
+        # One condition for both flags: the action itself may switch off while `close` waits.
+        self._changed = threading.Condition()
+        self._is_on = False
+        self._is_closing = False
         self._thread: threading.Thread | None = None
 
     def switch_on(self) -> None:
         """Start calling."""
-        if self._thread is None and not self._is_closing.is_set():
-            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                logger.debug("no thread %s can be started any more", self._name)
+        with self._changed:
+            if self._is_on or self._is_closing:
                 return
-            self._thread = thread
-        self._is_on.set()
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    logger.debug("no thread %s can be started any more", self._name)
+                    return
+                self._thread = thread
+            self._is_on = True
+            self._changed.notify()
 
     def switch_off(self) -> None:
         """Stop calling; the thread sleeps."""
-        self._is_on.clear()
+        with self._changed:
+            self._is_on = False
 
     def close(self) -> None:
         """End the thread."""
-        self._is_closing.set()
-        self._is_on.set()
-        if self._thread is not None and self._thread.ident != threading.get_ident():
-            self._thread.join()
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread.ident != threading.get_ident():
+            thread.join()
 
     def _work(self) -> None:
-        while not self._is_closing.wait(self._interval_s):
+        while self._sleep():
             _run_safely(self._action)
-            self._is_on.wait()
+
+    def _sleep(self) -> bool:
+        """Wait until the next call is due; return whether there is one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_on or self._is_closing)
+            self._changed.wait_for(lambda: self._is_closing, self._interval_s)
+            return not self._is_closing
 
 
 def _run_safely(task: Task) -> None:
