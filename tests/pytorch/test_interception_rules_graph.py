@@ -59,6 +59,23 @@ def test_each_backward_pass_is_a_record_of_its_own(tmp_path: Path) -> None:
     assert "Torch.tanh.0.backward.pass1" in parents
 
 
+def test_calls_of_a_later_pass_are_under_the_modules_of_that_pass(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    with recording(tmp_path, "mix") as run:
+        with run.step_of(model):
+            loss = model(torch.ones(2, 4, requires_grad=True)).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        parents = run.parents()
+    first = {name: parent for name, parent in parents.items() if name.endswith("backward")}
+    assert first["Torch.tanh.0.backward"] == "Module.1.Tanh.backward.0"
+    for name, parent in parents.items():
+        if name.endswith(".pass1"):
+            before = parents[name.removesuffix(".pass1")]
+            assert parent == (f"{before}.pass1" if before else None), name
+    assert parents["Module.1.Tanh.backward.0.pass1"] == "Module.Sequential.backward.0.pass1"
+
+
 def test_a_double_backward_is_a_second_pass(tmp_path: Path) -> None:
     x = torch.linspace(0.1, 1, 4).requires_grad_()
     with recording(tmp_path, "L1") as run:

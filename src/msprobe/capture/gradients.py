@@ -43,6 +43,10 @@ class GradientBook:
         self._recorder = recorder
         self._adapter = adapter
         self._open: dict[BackwardPass, None] = {}
+        # Records of modules that are not their call's first pass, by graph task and first record.
+        self._later: dict[tuple[int, str], str] = {}
+        # Records of later passes whose module may begin after them: name, order, task, parent.
+        self._misplaced: list[tuple[str, int, int, str]] = []
         self._arrivals: dict[tuple[str, str, str], int] = {}
         self._parameters: dict[str, ParameterArrival] = {}
         self._last_write = time.monotonic()
@@ -121,6 +125,11 @@ class GradientBook:
         current = gradients.open_pass(graph_task, draft)
         current.in_scope = recorder.begin_backward_in_scope(call)
         self._open[current] = None
+        if name != call.backward_name:
+            if call.is_module:
+                self._later[graph_task, call.backward_name] = name
+            if call.backward_parent is not None:
+                self._misplaced.append((name, draft.order, graph_task, call.backward_parent))
         return current
 
     def _finish(self, current: BackwardPass) -> None:
@@ -153,6 +162,15 @@ class GradientBook:
         current.write_remarks()
         self._recorder.finish(draft)
 
+    def _place_later_passes(self) -> None:
+        """Put records of later passes under their module's record of the same pass."""
+        for name, order, graph_task, first in self._misplaced:
+            parent = self._later.get((graph_task, first))
+            if parent is not None:
+                self._recorder.correct_parent(name, order, parent)
+        self._misplaced.clear()
+        self._later.clear()
+
     def close_passes(self) -> None:
         """Finish every open record: the backward pass is over, or the step is."""
         passes, self._open = list(self._open), {}
@@ -160,6 +178,7 @@ class GradientBook:
         passes.sort(key=lambda one: -one.gradients.call.call_order)
         for current in passes:
             self._finish(current)
+        self._place_later_passes()
         arrivals, self._parameters = list(self._parameters.values()), {}
         for arrival in arrivals:
             self._recorder.finish(arrival.draft)
@@ -204,4 +223,6 @@ class GradientBook:
     def next_step(self) -> None:
         """Begin to count again."""
         self._arrivals.clear()
+        self._misplaced.clear()
+        self._later.clear()
         self._last_write = time.monotonic()

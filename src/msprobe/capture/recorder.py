@@ -348,6 +348,11 @@ class Recorder:
             self._dump.put_call(name, order, parent, None)
         return order
 
+    def correct_parent(self, name: str, order: int, parent: str) -> None:
+        """Replace the parent that `say_backward` noted for a record."""
+        if self._keeps_construct and self._dump is not None:
+            self._dump.put_call(name, order, parent, None)
+
     def inputs(
         self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found
     ) -> None:
