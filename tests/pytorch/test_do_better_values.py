@@ -234,6 +234,33 @@ def test_parameter_gradients_are_counted_as_they_accumulate(tmp_path: Path) -> N
     assert records["Module.Linear.parameters_grad.1"]["weight"][0]["Max"] == 2.0
 
 
+def test_parameters_that_get_their_first_gradients_in_different_passes_are_all_recorded(
+    tmp_path: Path,
+) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(2))
+            self.b = nn.Parameter(torch.ones(2))
+
+        def forward(self, name: str) -> torch.Tensor:
+            return (getattr(self, name) * 3).sum()
+
+    model = Branches()
+    with recording(tmp_path, "L0") as run:
+        for name in ("a", "b", "b"):
+            run.debugger.start(model)
+            model(name).backward()
+            run.debugger.stop()
+            assert name in run.records()["Module.Branches.parameters_grad"]
+        run.debugger.step()
+        records = run.records()
+        assert run.account()["records"] == len(records)
+    first, second = (records[f"Module.Branches.parameters_grad{k}"] for k in ("", ".1"))
+    assert {name: value[0]["Max"] for name, value in first.items()} == {"a": 3.0, "b": 3.0}
+    assert {name: value[0]["Max"] for name, value in second.items()} == {"b": 6.0}
+
+
 def test_three_hundred_lists_inside_each_other_are_no_problem(tmp_path: Path) -> None:
     nested: Any = BATCH
     for _ in range(300):

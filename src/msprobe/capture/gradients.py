@@ -172,13 +172,23 @@ class GradientBook:
         self._later.clear()
 
     def close_passes(self) -> None:
-        """Finish every open record: the backward pass is over, or the step is."""
+        """Finish the records of passes: the backward pass is over, or recording stops."""
         passes, self._open = list(self._open), {}
         # Inner calls began later: they come before the modules around them.
         passes.sort(key=lambda one: -one.gradients.call.call_order)
         for current in passes:
             self._finish(current)
         self._place_later_passes()
+        for arrival in self._parameters.values():
+            self._recorder.write_interim(arrival.draft)
+
+    def close_step(self) -> None:
+        """Finish every open record, for the step is over.
+
+        Until then a parameter that the first backward passes of the step left out may still get its
+        first gradient, which belongs into the record of its module's first arrivals.
+        """
+        self.close_passes()
         arrivals, self._parameters = list(self._parameters.values()), {}
         for arrival in arrivals:
             self._recorder.finish(arrival.draft)

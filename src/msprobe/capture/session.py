@@ -276,7 +276,7 @@ class Session:
         dump = self.dump
         if dump is None:
             return
-        self.gradients.close_passes()
+        self.gradients.close_step()
         self.saved.close_records()
         self.recorder.rewrite_recomputed()
         self.recorder.flush_deferred()
