@@ -356,12 +356,26 @@ def test_a_compiled_model_may_stay_compiled_and_shows_its_boundary(
             observed = compiled(BATCH)
             observed.sum().backward()
         assert run.account()["errors"] == {}
-        assert run.names("OptimizedModule") == [
-            "Module.OptimizedModule.forward.0",
-            "Module.OptimizedModule.backward.0",
+        assert run.names("Sequential.") == [
+            "Module.Sequential.forward.0",
+            "Module.Sequential.backward.0",
         ]
+        assert any("module boundaries" in note for note in run.account()["notes"])
     torch._dynamo.reset()
     assert torch.equal(observed, model(BATCH))
+
+
+def test_a_compiled_model_is_recorded_under_the_names_of_the_model_itself(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    names = []
+    for folder, observed in (("plain", model), ("compiled", torch.compile(model, backend="eager"))):
+        with recording(tmp_path / folder, "mix") as run:
+            with run.step_of(observed):
+                observed(BATCH).sum().backward()
+            names.append(set(run.records()))
+    torch._dynamo.reset()
+    assert "Module.0.Linear.forward.0" in names[0]
+    assert names[0] == names[1]
 
 
 def test_gradients_that_arrive_after_their_step_are_dropped_quietly(tmp_path: Path) -> None:

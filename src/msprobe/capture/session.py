@@ -264,6 +264,7 @@ class Session:
         if claim is None:
             claim = claim_rank_directory(self.config.dump_path, rank)
             self._claims[rank] = claim
+            logger.info("recording to %s, rank folder %s", claim.dump_path, claim.name)
         directory = rank_directory(claim.dump_path, self._step, claim.name)
         head = DumpHead(self.config.task, self.config.level, self.adapter.framework)
         calls = self.config.extra_info and self.config.level is not Level.DEBUG

@@ -26,17 +26,20 @@ def run_eagerly(session: Session) -> None:
     if "torch._dynamo" not in sys.modules:
         return
     _silence_hook_warning(session)
-    if session.config.compile is CompileMode.MODULES_ONLY:
-        return
     from torch._dynamo import eval_frame
 
+    compiled = any(backend is not None for backend in eval_frame.cached_backends.values())
+    if session.config.compile is CompileMode.MODULES_ONLY:
+        if compiled:
+            session.account.note("compiled code stayed compiled, seen at its module boundaries")
+        return
     if eval_frame._stance.stance != "default":
         session.account.note(f"compiled code ran under the stance {eval_frame._stance.stance!r}")
         return
     before = eval_frame._stance
     torch.compiler.set_stance("force_eager")
     ours = eval_frame._stance
-    if any(backend is not None for backend in eval_frame.cached_backends.values()):
+    if compiled:
         session.account.note("compiled code ran eagerly")
 
     def restore() -> None:

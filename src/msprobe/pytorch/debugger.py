@@ -25,7 +25,7 @@ from torch import nn
 from msprobe.capture.session import current_session, use_session
 from msprobe.config import Level, load_config, parse_token_range
 from msprobe.errors import ConfigError, UsageError
-from msprobe.log import ensure_handler
+from msprobe.log import ensure_handler, warn_once
 from msprobe.pytorch.run import Run, as_models
 from msprobe.pytorch.saved_values import prepare_saving, save
 
@@ -47,7 +47,8 @@ class PrecisionDebugger:
         """Return the one debugger of the process."""
         with lock:
             if _current.run is not None and _current.run.session is current_session():
-                return _current.debugger
+                first: PrecisionDebugger = _current.debugger
+                return first
             _current.run = None
             return super().__new__(cls)
 
@@ -101,6 +102,7 @@ class PrecisionDebugger:
         model: nn.Module | Sequence[nn.Module] | None = None,
         token_range: Sequence[int] | None = None,
         rank_id: int | None = None,
+        scheduled_tokens: object = None,
     ) -> None:
         """Begin to record. A step or rank that is not wanted records nothing.
 
@@ -108,6 +110,7 @@ class PrecisionDebugger:
             model: the model, or a list of models; needed at L0 and mix unless given before.
             token_range: first and last forward call of the model to record, both included.
             rank_id: writes to ``rank{rank_id}`` whatever the process group says.
+            scheduled_tokens: accepted for scripts written for `mindstudio-probe`; has no effect.
 
         Raises:
             UsageError: no debugger was constructed.
@@ -115,6 +118,8 @@ class PrecisionDebugger:
         """
         with lock:
             run = running()
+            if scheduled_tokens is not None:
+                warn_once(logger, "scheduled_tokens", "start(): scheduled_tokens has no effect")
             if run.config.level is Level.DEBUG:
                 prepare_saving(run.session)
                 return
@@ -150,7 +155,7 @@ class PrecisionDebugger:
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
         """Record a value under a name of your own; only at level ``debug``, else nothing happens.
 
-        Needs no `start`. The file is complete after `step` or at the end of the process. In compiled
+        Needs no `start`. The file is complete after `step` or when the process ends. In compiled
         code values can only be saved between `start` and `stop`, where it runs eagerly.
 
         Args:

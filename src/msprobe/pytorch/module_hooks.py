@@ -26,6 +26,7 @@ from msprobe.capture.values import Found
 from msprobe.pytorch import mode_stack
 from msprobe.pytorch.api_table import FAST_PATH_MODULES
 from msprobe.pytorch.checkpoint import Recomputations
+from msprobe.pytorch.compiled import is_compiled_module
 from msprobe.pytorch.function_mode import ApiObserver
 from msprobe.pytorch.gradient_taps import InputEdges, Tapping
 from msprobe.pytorch.quiet import quietly
@@ -36,6 +37,7 @@ from msprobe.pytorch.tracing import is_tracing
 _clock: Final = time.perf_counter
 _is_compiling: Final = torch.compiler.is_compiling
 _functorch_active: Final = torch._C._are_functorch_transforms_active
+_COMPILED_PART: Final = "_orig_mod"  # under which torch.compile keeps the module it was given
 _SKIPPED_CLASSES: Final = frozenset({"FullyShardedDataParallel"})
 
 
@@ -61,17 +63,33 @@ class ModuleNames:
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
 
     @classmethod
-    def of_models(cls, models: Sequence[nn.Module]) -> ModuleNames:
-        """Name every module: one model without, several with their index in front."""
+    def of_models(
+        cls, models: Sequence[nn.Module], *, keeps_compiled: bool = False
+    ) -> ModuleNames:
+        """Name every module: one model without, several with their index in front.
+
+        A compiled model has the names of the model that it was made from.
+
+        Args:
+            models: the models.
+            keeps_compiled: whether compiled code stays compiled. Of a compiled module only its
+                wrapper is then seen; otherwise the module inside it is.
+        """
         names = cls()
         for index, model in enumerate(models):
             prefix = f"{index}." if len(models) > 1 else ""
             for name, module in model.named_modules():
-                kind = class_name(module)
+                if is_compiled_module(module):
+                    if not keeps_compiled:
+                        continue
+                    kind = class_name(module._orig_mod)
+                else:
+                    kind = class_name(module)
                 if kind in _SKIPPED_CLASSES:
                     continue
-                path = f"{prefix}{name}." if name else prefix
-                names._by_id[id(module)] = (weakref.ref(module), f"Module.{path}{kind}")
+                parts = [part for part in name.split(".") if part and part != _COMPILED_PART]
+                path = "".join(f"{part}." for part in parts)
+                names._by_id[id(module)] = (weakref.ref(module), f"Module.{prefix}{path}{kind}")
         return names
 
     @classmethod

@@ -87,7 +87,12 @@ class Observer:
         if tuple(models) == self._models:
             return
         self._models = tuple(models)
-        self._names = ModuleNames.of_models(models) if self._records_modules else None
+        keeps_compiled = self._session.config.compile is CompileMode.MODULES_ONLY
+        self._names = (
+            ModuleNames.of_models(models, keeps_compiled=keeps_compiled)
+            if self._records_modules
+            else None
+        )
         self._parameters = self._parameters_of(self._names)
 
     def _parameters_of(self, names: ModuleNames | None) -> ParameterGradients | None:

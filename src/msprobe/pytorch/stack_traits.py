@@ -14,8 +14,9 @@ from msprobe.capture.stacks import Traits
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _CHECKPOINT: Final = f"{_TORCH}/utils/checkpoint.py"
-# Detaching the inputs of a recomputation and keeping random states are no part of the model.
-_MACHINERY: Final = (_CHECKPOINT, f"{_TORCH}/random.py")
+# Detaching the inputs of a recomputation, keeping random states and making the first gradient of
+# a backward pass are no part of the model.
+_MACHINERY: Final = (_CHECKPOINT, f"{_TORCH}/random.py", f"{_TORCH}/autograd/__init__.py")
 _OPTIMISERS: Final = f"{_TORCH}/optim/"
 _CLIPPING: Final = f"{_TORCH}/nn/utils/clip_grad.py"
 _OPERATORS: Final = f"{_TORCH}/_ops.py"  # the Python frame of every operator that is called
@@ -43,7 +44,7 @@ def _owner(files: Sequence[str]) -> str | None:
 
 
 def _is_internal(files: Sequence[str]) -> bool:
-    """Return whether the calling code itself is machinery of torch.distributed or checkpointing.
+    """Return whether the calling code itself is machinery of torch.
 
     FSDP2 alone makes about 70 metadata calls a step. The model's own forward, which DDP and FSDP
     call, stands further in than their frames.
