@@ -369,6 +369,7 @@ def test_a_compiled_model_is_recorded_under_the_names_of_the_model_itself(tmp_pa
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     names = []
     for folder, observed in (("plain", model), ("compiled", torch.compile(model, backend="eager"))):
+        (tmp_path / folder).mkdir()
         with recording(tmp_path / folder, "mix") as run:
             with run.step_of(observed):
                 observed(BATCH).sum().backward()

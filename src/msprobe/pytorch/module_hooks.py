@@ -63,9 +63,7 @@ class ModuleNames:
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
 
     @classmethod
-    def of_models(
-        cls, models: Sequence[nn.Module], *, keeps_compiled: bool = False
-    ) -> ModuleNames:
+    def of_models(cls, models: Sequence[nn.Module], *, keeps_compiled: bool = False) -> ModuleNames:
         """Name every module: one model without, several with their index in front.
 
         A compiled model has the names of the model that it was made from.
