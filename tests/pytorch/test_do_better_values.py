@@ -262,6 +262,39 @@ def test_parameters_that_get_their_first_gradients_in_different_passes_are_all_r
     assert {name: value[0]["Max"] for name, value in second.items()} == {"b": 6.0}
 
 
+class Unreadable:
+    """What must not be shown or compared, as a tensor on a device must not be."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("shown")
+
+    def __lt__(self, other: object) -> bool:
+        raise AssertionError("compared")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def test_what_lies_in_odd_containers_is_neither_shown_nor_compared(tmp_path: Path) -> None:
+    views, sets, error, plain = described(
+        tmp_path,
+        {"a": Unreadable()}.values(),
+        {Unreadable(), Unreadable()},
+        ValueError(Unreadable()),
+        {3, 1.5, True},
+    )
+    assert views == {"type": "dict_values", "value": "<dict_values>"}
+    assert sets == {"type": "set", "value": "<set of 2>"}
+    assert error == {"type": "ValueError", "value": "<ValueError>"}
+    assert plain == {"type": "set", "value": "{True, 1.5, 3}"}
+
+
+def test_arrays_with_infinities_are_described_without_a_warning(tmp_path: Path) -> None:
+    (record,) = described(tmp_path, np.array([np.inf, -np.inf]))
+    assert record["Max"] == np.inf
+    assert np.isnan(record["Mean"])
+
+
 def test_three_hundred_lists_inside_each_other_are_no_problem(tmp_path: Path) -> None:
     nested: Any = BATCH
     for _ in range(300):

@@ -29,6 +29,8 @@ _OUTPUT: Final = tuple(f"output.{i}" for i in range(64))
 _DEPTH_LIMIT: Final = 400  # deeper nesting is cut off, as readers would overflow on it
 _SCALARS: Final = {int: "int", float: "float", bool: "bool", str: "str"}
 _LONGEST_TEXT: Final = 10_000
+# Whose repr shows their own value alone: that of other built-in types may show what is inside.
+_SHOWN: Final = (bool, float, complex, bytes, bytearray, range, type(None))
 
 
 class _ShortRepr(reprlib.Repr):
@@ -41,14 +43,25 @@ class _ShortRepr(reprlib.Repr):
         self.maxlevel = 4
 
     def repr_instance(self, x: Any, level: int) -> str:
+        if type(x) in _SHOWN:
+            return super().repr_instance(x, level)
         if type(x).__module__ == "builtins" and not callable(x):
-            text = super().repr_instance(x, level)
-            # Iterators, generators and their like say nothing but where they are.
-            return f"<{type(x).__qualname__}>" if text.startswith("<") else text
+            return f"<{type(x).__qualname__}>"
         if isinstance(x, enum.Enum):
             return f"{type(x).__qualname__}.{x.name}"
         name = x if hasattr(x, "__qualname__") else type(x)
         return f"<{name.__module__}.{name.__qualname__}>"
+
+    def repr_set(self, x: Set[Any], level: int) -> str:
+        # Sorting compares: tensors would be read for it. Others have no order that lasts.
+        if all(type(item) in _SCALARS for item in x):
+            return super().repr_set(x, level)  # type: ignore[arg-type]
+        return f"<{type(x).__qualname__} of {len(x)}>"
+
+    def repr_frozenset(self, x: Set[Any], level: int) -> str:
+        if all(type(item) in _SCALARS for item in x):
+            return super().repr_frozenset(x, level)  # type: ignore[arg-type]
+        return f"<{type(x).__qualname__} of {len(x)}>"
 
 
 _short_repr: Final = _ShortRepr()
@@ -286,9 +299,10 @@ def describe_array(array: np.ndarray[Any, Any], draft: Draft) -> JsonTree:
         return described
     described["Max"], described["Min"] = array.max().item(), array.min().item()
     if array.dtype.kind != "b":
-        wide = array.astype(np.float64, copy=False)
-        described["Mean"] = float(wide.mean())
-        described["Norm"] = float(np.sqrt(np.square(wide).sum()))
+        with np.errstate(all="ignore"):  # infinities are described, not warned of
+            wide = array.astype(np.float64, copy=False)
+            described["Mean"] = float(wide.mean())
+            described["Norm"] = float(np.sqrt(np.square(wide).sum()))
     if not all(math.isfinite(described[key] or 0) for key in ("Max", "Min", "Mean", "Norm")):
         draft.nonfinite = True
     return described
