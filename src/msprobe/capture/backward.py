@@ -162,6 +162,10 @@ class BackwardPass:
         if gradients.keywords:
             parts["output_kwargs"] = dict.fromkeys(gradients.keywords)
 
+    def has(self, side: str, index: int) -> bool:
+        """Return whether a gradient has its place already, or comes too late for one."""
+        return self is CLOSED or self.draft.parts[side][index] is not None
+
     def place(self, side: str, position: Position, value: JsonTree) -> None:
         """Put a described gradient where its tensor stood in the call."""
         if type(position) is int:

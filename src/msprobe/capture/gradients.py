@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterable
 from typing import Any, Final
 
 from msprobe.capture.adapter import Adapter
@@ -43,6 +45,10 @@ class GradientBook:
         self._recorder = recorder
         self._adapter = adapter
         self._open: dict[BackwardPass, None] = {}
+        # The graph task that last delivered a gradient of a call, of the passes not ended yet.
+        self._reached: dict[Gradients, int] = {}
+        # Results of `autograd.grad` come outside of a graph task; these numbers no task has.
+        self._result_passes = itertools.count(-2, -1)
         # Records of modules that are not their call's first pass, by graph task and first record.
         self._later: dict[tuple[int, str], str] = {}
         # Records of later passes whose module may begin after them: name, order, task, parent.
@@ -80,6 +86,20 @@ class GradientBook:
         if current.remaining <= 0 and (gradients.has_input_edges or not gradients.call.is_module):
             del self._open[current]
             self._finish(current)
+
+    def results(self, found: Iterable[tuple[Gradients, int, Any]]) -> None:
+        """Take gradients that a backward pass returned instead of delivering them to hooks.
+
+        Args:
+            found: the call, which of its outputs, and the gradient with respect to that output.
+        """
+        number = next(self._result_passes)
+        for gradients, index, tensor in found:
+            # The pass may have gone on behind this output; then hooks have seen it, or another.
+            task = self._reached.get(gradients, number)
+            current = gradients.pass_of(task)
+            if current is None or not current.has(SIDE_INPUT, index):
+                self.gradient(gradients, task, SIDE_INPUT, index, tensor)
 
     def share(
         self,
@@ -125,6 +145,7 @@ class GradientBook:
         current = gradients.open_pass(graph_task, draft)
         current.in_scope = recorder.begin_backward_in_scope(call)
         self._open[current] = None
+        self._reached[gradients] = graph_task
         if name != call.backward_name:
             if call.is_module:
                 self._later[graph_task, call.backward_name] = name
@@ -174,6 +195,7 @@ class GradientBook:
     def close_passes(self) -> None:
         """Finish the records of passes: the backward pass is over, or recording stops."""
         passes, self._open = list(self._open), {}
+        self._reached.clear()
         # Inner calls began later: they come before the modules around them.
         passes.sort(key=lambda one: -one.gradients.call.call_order)
         for current in passes:

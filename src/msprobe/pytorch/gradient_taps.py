@@ -353,6 +353,7 @@ def _marks(node: Node) -> Iterator[_NodeTap]:
 
 def take_result(session: Session, inputs: Sequence[Any], results: Sequence[Any]) -> None:
     """Take gradients from the result of ``autograd.grad(outputs, inputs)``."""
+    found = []
     for tensor, gradient in zip(inputs, results, strict=True):
         node = tensor.grad_fn if isinstance(tensor, Tensor) else None
         if node is None or gradient is None:
@@ -360,7 +361,5 @@ def take_result(session: Session, inputs: Sequence[Any], results: Sequence[Any])
         for tap in _marks(node):
             for index, number in tap.outputs:
                 if number == tensor.output_nr:
-                    # Outside of a graph task: every such call is a pass of its own.
-                    session.gradients.gradient(
-                        tap.gradients, id(results), SIDE_INPUT, index, gradient
-                    )
+                    found.append((tap.gradients, index, gradient))
+    session.gradients.results(found)
