@@ -77,15 +77,18 @@ def test_what_cannot_be_recorded_is_null_and_costs_nothing_else(
 ) -> None:
     circle: list[object] = [torch.ones(1)]
     circle.append(circle)
-    value = {1: torch.ones(2), "1": torch.zeros(2), (2, 3): object(), "circle": circle}
+    keyed = {1: torch.ones(2), "1": torch.zeros(2), (2, 3): object(), None: torch.ones(3)}
+    value = keyed | {"circle": circle}
     with observed(tmp_path, STATISTICS) as run, caplog.at_level(logging.WARNING, "msprobe"):
         run.debugger.save(value, "odd")
         run.debugger.step()
         record = run.records()["odd.0.debug"]
         assert run.failures(1) == []
-    assert record["1"]["Max"] == 1.0
-    assert record["1_1"]["Max"] == 0.0
-    assert record["<tuple>"] is None
+    # Keys are written as in the records of calls.
+    assert record["1"]["Max"] == 0.0
+    assert record["1_1"]["Max"] == 1.0
+    assert record["(2, 3)"] is None
+    assert record["None"]["shape"] == [3]
     assert record["circle"][0]["Max"] == 1.0
     assert record["circle"][1] is None
     assert "object" in caplog.text

@@ -22,7 +22,7 @@ import numpy as np
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.call import Draft
 from msprobe.capture.recorder import Recorder
-from msprobe.capture.values import Describer
+from msprobe.capture.values import Describer, key_texts
 from msprobe.dump.records import JsonTree
 
 logger = logging.getLogger(__name__)
@@ -114,17 +114,16 @@ class _Walk:
         return self._describer.value(value, self._draft, self._path(keys), []), None
 
     def _container(
-        self, value: Any, children: Iterable[tuple[Any, Any]], keys: Keys
+        self, value: Any, children: Iterable[tuple[int | str, Any]], keys: Keys
     ) -> tuple[JsonTree, JsonTree]:
         self._around.add(id(value))
         if isinstance(value, list | tuple):
             pairs = [self.value(child, (*keys, index)) for index, child in children]
             result: tuple[JsonTree, JsonTree] = ([p[0] for p in pairs], [p[1] for p in pairs])
         else:
-            described: dict[str, JsonTree] = {}
-            skeleton: dict[str, JsonTree] = {}
-            for key, child in children:
-                name = _unused(_key_text(key), described)
+            described: dict[int | str, JsonTree] = {}
+            skeleton: dict[int | str, JsonTree] = {}
+            for name, child in children:
                 described[name], skeleton[name] = self.value(child, (*keys, name))
             result = described, skeleton
         self._around.discard(id(value))
@@ -233,22 +232,17 @@ class SavedValues:
             logger.warning("save(%r): %s cannot be saved and is null", name, ", ".join(kinds))
 
 
-def _children(value: Any) -> Iterable[tuple[Any, Any]] | None:
+def _children(value: Any) -> Iterable[tuple[int | str, Any]] | None:
     """Return the keys and values of a container, None when it is none."""
     if isinstance(value, Mapping):
-        return list(value.items())
+        items = list(value.items())
+        return zip(key_texts([key for key, _ in items]), (item for _, item in items), strict=True)
     if isinstance(value, list | tuple):
         return enumerate(list(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return [(name, getattr(value, name, None)) for name in names]
     return None
-
-
-def _key_text(key: Any) -> str:
-    if isinstance(key, str | int | float | bool):
-        return str(key)
-    return f"<{type(key).__qualname__}>"
 
 
 def _unused(wanted: str, taken: Iterable[str]) -> str:
