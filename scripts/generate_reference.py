@@ -49,7 +49,7 @@ name; only the object of the active task is read. `PrecisionDebugger` reads the 
 
 - `task`, `dump_path`, `level` and `step` may also be given to `PrecisionDebugger`, which wins over
   the file unless the argument is empty.
-- `null` is as if the key were absent, so is `""` for `task`, `level` and `dump_path`.
+- `null` is as if the key were absent, so is `""` for `task` and `level`.
 - A value that cannot be used is refused with the key, the value and what is allowed. A key without
   effect gets a warning, with the nearest known name. Of a key that stands twice the last counts.
 - The file is UTF-8, with or without byte order mark, and its name ends in `.json`.

@@ -26,6 +26,11 @@ def test_packaged_default_has_no_output_folder():
         load_config()
 
 
+def test_an_empty_dump_path_is_shown_as_it_stands(config_file):
+    with pytest.raises(ConfigError, match=r'"dump_path" is ""; .*\(it is empty\)'):
+        load_config(config_file({"dump_path": ""}))
+
+
 @pytest.mark.parametrize("kind", [str, Path])
 def test_path_may_be_text_or_path(config_file, tmp_path, kind):
     path = config_file({"level": "L0"})

@@ -97,7 +97,7 @@ def _is_empty(value: object) -> bool:
 
 def _present(values: dict[str, Any]) -> dict[str, Any]:
     """Leave out what counts as absent: null, and "" where it means the default."""
-    empty = {"task", "level", "dump_path"}
+    empty = {"task", "level"}
     return {
         key: value
         for key, value in values.items()

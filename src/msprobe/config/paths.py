@@ -37,7 +37,8 @@ def parse_dump_path(value: object, *, source: str | Path) -> Path:
         raise ConfigError("dump_path", None, _FOLDER_RULE, source=source, hint=hint)
     name = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(name, str) or not name.strip():
-        raise ConfigError("dump_path", value, _FOLDER_RULE, source=source)
+        hint = "it is empty" if isinstance(name, str) else ""
+        raise ConfigError("dump_path", value, _FOLDER_RULE, source=source, hint=hint)
     path = _absolute(name, "dump_path", source)
     try:
         is_taken = path.exists() and not path.is_dir()
