@@ -455,6 +455,7 @@ class TestUserTable:
             ("functional: [1]", "api_list.functional", "a list of API names"),
             ("fuctional: [linear]", "api_list.fuctional", 'the nearest is "functional"'),
             ("a: [", "api_list", "a readable YAML file"),
+            ("functional: [a\ntorch: b]", "api_list", "(line 2, column 6: "),
             ("!!python/object/apply:os.getcwd []", "api_list", "a readable YAML file"),
         ],
     )

@@ -87,13 +87,24 @@ def _read_groups(path: Path) -> dict[str, list[str]]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
         raise ConfigError(
-            _KEY, str(path), "a readable YAML file of groups of API names", hint=str(exc)
+            _KEY, str(path), "a readable YAML file of groups of API names", hint=_reason(exc)
         ) from exc
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(_KEY, content, "groups of API names", source=path)
     return {group: _names(group, names, path) for group, names in content.items()}
+
+
+def _reason(exc: Exception) -> str:
+    """Return in a line what is wrong with a file; the parser's own text quotes half of it."""
+    if isinstance(exc, yaml.MarkedYAMLError) and exc.problem_mark is not None:
+        mark = exc.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {exc.problem or exc.context}"
+    if isinstance(exc, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    reason = exc.strerror if isinstance(exc, OSError) else None
+    return reason or str(exc).partition("\n")[0]
 
 
 def _names(group: Any, names: Any, path: Path) -> list[str]:
