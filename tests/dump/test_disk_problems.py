@@ -171,6 +171,13 @@ def test_a_file_in_place_of_the_dump_path(writer, tmp_path, caplog):
     assert (tmp_path / "dump").read_text() == "the user's"
 
 
+def test_a_folder_that_can_never_be_made(writer, caplog):
+    dump = writer.open(Path("/proc/msprobe/dump/step0/rank"), HEAD)
+    assert not finish(dump).complete
+    (error,) = errors_in(caplog)
+    assert "the folder cannot be made; choose another dump_path" in error
+
+
 def test_a_folder_without_permission(tmp_path):
     """As another user where the tests run as root, whom no permission stops."""
     closed = tmp_path / "closed"

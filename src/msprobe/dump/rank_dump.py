@@ -431,6 +431,8 @@ class RankDump:
     def _note(self, exc: OSError, path: Path) -> None:
         code = exc.errno or 0
         advice = _ADVICE.get(code, "the dump is incomplete from here on")
+        if code == errno.ENOENT and self._journal is None:
+            advice = "the folder cannot be made; choose another dump_path"
         problem = DumpWriteError(path, f"cannot be written: {exc.strerror or exc}: {advice}")
         self._problems.setdefault(str(problem))
         if self._is_reported:  # what follows from the first problem would only confuse
