@@ -7,25 +7,9 @@ import re
 from pathlib import Path
 from typing import Final
 
+from msprobe.api_prefixes import API_PREFIXES
 from msprobe.config.choices import Level
 from msprobe.errors import ConfigError
-
-API_PREFIXES: Final = (
-    "Aten",
-    "Autograd",
-    "Distributed",
-    "Functional",
-    "Jit",
-    "MindSpeed",
-    "Mint",
-    "MintDistributed",
-    "MintFunctional",
-    "NPU",
-    "Primitive",
-    "Tensor",
-    "Torch",
-    "VF",
-)
 
 _API: Final = re.compile(r"([^.\s][^.]*)\..+\.[0-9]+\.(?:forward|backward)")
 _MODULE: Final = re.compile(r"(?:Module|Cell)\..+\.(?:forward|backward)\.[0-9]+")

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from msprobe.api_prefixes import API_PREFIXES
+
 
 class RecordKind(StrEnum):
     """What a record holds."""
@@ -30,24 +32,6 @@ class RecordKind(StrEnum):
 
 
 MODULE_PREFIXES: Final = ("Module", "Cell")
-_API_PREFIXES: Final = frozenset(
-    (
-        "Aten",
-        "Autograd",
-        "Distributed",
-        "Functional",
-        "Jit",
-        "MindSpeed",
-        "Mint",
-        "MintDistributed",
-        "MintFunctional",
-        "NPU",
-        "Primitive",
-        "Tensor",
-        "Torch",
-        "VF",
-    )
-)
 _PASS: Final = re.compile(r"pass(\d{1,18})")
 _DIRECTIONS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
 _PARAMETER_KINDS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
@@ -181,7 +165,7 @@ def _api_name(name: str, parts: list[str]) -> RecordName | None:
     if len(parts) < 4 or parts[-1] not in _DIRECTIONS or _number(parts[-2]) is None:
         return None
     # A registered API's prefix is a module name, dots and all; the known prefixes have none.
-    split = 1 if parts[0] in _API_PREFIXES else len(parts) - 3
+    split = 1 if parts[0] in API_PREFIXES else len(parts) - 3
     return RecordName(
         full=name,
         kind=RecordKind(parts[-1]),
