@@ -126,3 +126,22 @@ def test_other_threads_run_unobserved_and_are_counted(tmp_path):
     assert account["skipped"]["module calls in other threads"] == 1
     assert account["errors"] == {}
     assert other.weight.grad is not None
+
+
+def test_backward_passes_in_many_threads_at_once_keep_their_gradients(tmp_path):
+    # As on several devices, where the engine runs hooks in a thread for each.
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    with observed(tmp_path, MIX) as run:
+        with run.step_of(model):
+            losses = [model(torch.full((4, 8), 0.1 * k)).sum() * k for k in range(24)]
+            threads = [threading.Thread(target=loss.backward) for loss in losses]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        records = run.records()
+        account = run.account()
+    assert account["errors"] == {}
+    for k in range(24):
+        (gradient,) = records[f"Functional.linear.{2 * k + 1}.backward"]["input"]
+        assert gradient["Max"] == gradient["Min"] == k

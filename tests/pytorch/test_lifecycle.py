@@ -12,11 +12,17 @@ import pytest
 import torch
 from recording import recording
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from msprobe.capture.call import Draft
 from msprobe.capture.recorder import Recorder
 from msprobe.capture.session import reset_session
+from msprobe.capture.statistics import Summary
+from msprobe.config import load_config
+from msprobe.dump.records import TensorRecord
 from msprobe.errors import ConfigError, UsageError
 from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch.adapter import TorchAdapter
 
 pytestmark = pytest.mark.torch
 
@@ -343,3 +349,48 @@ def test_start_and_stop_inside_forward_record_that_part(tmp_path: Path) -> None:
     assert names[:2] == ["Functional.linear.0.forward", "Module.fc.Linear.forward.0"]
     assert "Functional.linear.0.backward" in names
     assert not [name for name in names if "tanh" in name or "relu" in name]
+
+
+class Twice(nn.Module):
+    """Two results, each with a share of the gradient of the one input."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x), torch.sin(x)
+
+
+class SeenOperators(TorchDispatchMode):
+    """A mode of the user's that notes what runs under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_of_the_user_see_nothing_of_stop_and_step(tmp_path: Path) -> None:
+    x = torch.linspace(0, 1, 4).requires_grad_()
+    with recording(tmp_path, "L0", "tensor") as run:
+        model = Twice()
+        run.debugger.start(model)
+        first, _ = model(x * 1)
+        first.sum().backward()  # the share of the second result never comes: `stop` writes this one
+        with SeenOperators() as mode:
+            run.debugger.stop()
+            run.debugger.step()
+        assert mode.seen == []
+        record = run.records()["Module.Twice.backward.0"]
+        assert run.account()["errors"] == {}
+    assert record["output"][0]["data_name"]
+
+
+def test_statistics_that_a_device_never_delivers_leave_a_note(tmp_path: Path) -> None:
+    adapter = TorchAdapter(load_config(None, dump_path=tmp_path))
+    record = TensorRecord("torch.Tensor", "torch.float32", (2,))
+    draft = Draft("Functional.relu.0.forward", 0)
+    draft.waiting = [(record, Summary(ready=False))]
+    adapter.fill(draft)
+    assert record.note == "the device did not deliver the statistics"
+    assert record.max is None

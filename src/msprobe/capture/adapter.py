@@ -9,6 +9,7 @@ in this room.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,7 +59,16 @@ class Adapter(Protocol):
         """
 
     def fill(self, draft: Draft) -> None:
-        """Write the now finished summaries of `draft.waiting` into their records."""
+        """Write the now finished summaries of `draft.waiting` into their records.
+
+        A summary that never got finished leaves a note in its record.
+        """
+
+    def unnoticed(self) -> AbstractContextManager[object]:
+        """Return a context in which the user's program notices nothing of what we compute.
+
+        Events come in such a context already; `stop` and `step` do not.
+        """
 
     def describe(self, value: object, key: str) -> Any:
         """Return the JSON form of a framework value that is not a tensor, or `NotImplemented`.

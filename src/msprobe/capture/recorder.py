@@ -445,6 +445,7 @@ class Recorder:
         """Write a draft, whatever it holds, or let it wait for what the device still computes."""
         if draft.error is not None:
             self._failed("reading a tensor", draft.error)
+            draft.error = None  # its traceback holds the tensor
         if draft.waiting is not None:
             self._deferred.append(draft)
             if len(self._deferred) >= _WAITING_LIMIT:
@@ -473,8 +474,12 @@ class Recorder:
 
     def flush_deferred(self) -> None:
         """Start the copy of what the device computed; the writer's thread waits for it."""
-        resolve = self._adapter.take_batch()
         drafts, self._deferred = self._deferred, []
+        resolve = None
+        try:
+            resolve = self._adapter.take_batch()
+        except Exception as error:  # noqa: BLE001 - `stop` and `step` come here, too
+            self._failed("statistics from the device", error)
         if not drafts and resolve is None:
             return
         self.account.records += len(drafts)

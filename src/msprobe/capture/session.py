@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -60,6 +60,7 @@ class Session:
         step_undo: restores what must last until the step ends (hooks on parameters).
         run_undo: restores what lasts for the whole run; closed by `close`.
         thread: the thread that called `start`; only it is observed.
+        lock: held by whoever records: hooks of one backward pass run in a thread for each device.
         muted: above 0, API calls make no records: inside a registered API, or while one module
             alone is dumped.
     """
@@ -83,6 +84,7 @@ class Session:
         self.observing = False
         self.finished = False
         self.thread = 0
+        self.lock = threading.RLock()
         self.muted = 0
         self.dump: RankDump | None = None
         self._step = 0
@@ -181,7 +183,7 @@ class Session:
         self.capturing = self.observing = False
         self.undo.close()
         if was_capturing and not inside_backward:
-            self.gradients.close_passes()
+            self._unnoticed("stop", self.gradients.close_passes)
             self.write_json()
         self._switched_on()
 
@@ -196,8 +198,7 @@ class Session:
         """Bring everything known so far to the JSON files."""
         if self.dump is None:
             return
-        self.recorder.rewrite_recomputed()
-        self.recorder.flush_deferred()
+        self._unnoticed("stop", self._hand_on_waiting)
         self.dump.build_json()
 
     def close(self) -> None:
@@ -229,9 +230,21 @@ class Session:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _submit(self, task: object) -> None:
+    def _submit(self, task: Callable[[], None]) -> None:
         if self._writer is not None:
-            self._writer.submit(task)  # type: ignore[arg-type]
+            self._writer.submit(task)
+
+    def _unnoticed(self, where: str, action: Callable[[], None]) -> None:
+        """Do our part of the user's `stop` or `step`; an exception is noted, not raised."""
+        try:
+            with self.lock, self.adapter.unnoticed():
+                action()
+        except Exception as error:  # noqa: BLE001 - the user's training must survive us
+            self.failed(where, error)
+
+    def _hand_on_waiting(self) -> None:
+        self.recorder.rewrite_recomputed()
+        self.recorder.flush_deferred()
 
     def _switched_on(self) -> bool:
         if self.config.dump_enable is None or self.config.source is None:
@@ -277,10 +290,9 @@ class Session:
         dump = self.dump
         if dump is None:
             return
-        self.gradients.close_step()
-        self.saved.close_records()
-        self.recorder.rewrite_recomputed()
-        self.recorder.flush_deferred()
+        self._unnoticed("step", self.gradients.close_step)
+        self._unnoticed("step", self.saved.close_records)
+        self._unnoticed("step", self._hand_on_waiting)
         written = dump.close()
         self.dump = None
         self.recorder.use(None)
@@ -305,6 +317,7 @@ class Session:
         self.capturing = self.observing = False
         self.finished = True
         self.dump = None
+        self.lock = threading.RLock()  # a thread that is not in the child may hold the old one
         self.recorder.use(None)
 
 

@@ -33,6 +33,7 @@ from msprobe.pytorch.buffer_pool import BufferPool
 from msprobe.pytorch.checksum import crc32_hex
 from msprobe.pytorch.describing import describe, placements_of, tensor_type
 from msprobe.pytorch.memo import Memo, Value
+from msprobe.pytorch.quiet import unnoticed
 from msprobe.pytorch.readable import readable
 from msprobe.pytorch.stack_traits import classify
 from msprobe.pytorch.statistics import DeviceBatch, summarise
@@ -42,6 +43,7 @@ from msprobe.pytorch.tensor_payload import snapshot
 TENSOR_TYPES: Final = (Tensor, Parameter)
 
 _INFINITY: Final = math.inf
+_LOST: Final = "the device did not deliver the statistics"
 _transforms_active: Final = torch._C._are_functorch_transforms_active
 
 
@@ -257,6 +259,10 @@ class TorchAdapter:
             return total + share.detach()  # sparse and dense shares of one embedding
         return total.add_(share.detach())
 
+    def unnoticed(self) -> AbstractContextManager[object]:
+        """Return a context without grad mode, torch functions and the user's modes."""
+        return unnoticed()
+
     # -- devices -------------------------------------------------------------------------------
 
     def take_batch(self) -> Callable[[], None] | None:
@@ -270,6 +276,9 @@ class TorchAdapter:
     def fill(self, draft: Draft) -> None:
         """Write the finished summaries into the records of `draft`; see `Adapter`."""
         for record, summary in draft.waiting or ():
+            if not summary.ready:
+                record.note = _LOST
+                continue
             record.max, record.min = summary.max, summary.min
             record.mean, record.norm = summary.mean, summary.norm
             self._add_details(record, summary, draft)

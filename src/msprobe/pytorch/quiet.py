@@ -3,12 +3,13 @@
 
 Grad mode is off, torch functions of subclasses and modes are off (a user's tensor subclass must
 not see our reads), the user's dispatch modes are off (under non-reentrant checkpointing anything
-else would count as a recomputed operation). An exception never gets out: it is noted.
+else would count as a recomputed operation). `quietly` lets no exception out: it is noted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, TypeVar
 
 import torch
@@ -24,6 +25,18 @@ _is_grad_enabled: Final = torch.is_grad_enabled
 _dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 
 
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Enter the state that `quietly` runs in: for rare work, as it costs more."""
+    had_grad = _is_grad_enabled()
+    with _DisableTorchFunction(), _disable_current_modes() if _dispatch_modes() else nullcontext():
+        _set_grad(False)
+        try:
+            yield
+        finally:
+            _set_grad(had_grad)
+
+
 def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
     """Return ``action(*args)``, or None when it raised; the session then knows.
 
@@ -33,7 +46,8 @@ def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) 
         action: our own code; never the user's.
         args: passed on.
     """
-    with _DisableTorchFunction():
+    # A lock, because the engine runs hooks in one thread for each device.
+    with session.lock, _DisableTorchFunction():
         had_grad = _is_grad_enabled()
         if had_grad:
             _set_grad(False)
