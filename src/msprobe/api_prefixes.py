@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefixes that the names of built-in APIs begin with, as in ``Functional.linear.0.forward``."""
+"""The prefixes of built-in APIs, with which names such as ``Functional.linear.0.forward`` begin."""
 
 from __future__ import annotations
 

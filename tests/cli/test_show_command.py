@@ -231,6 +231,29 @@ def test_a_journal_is_shown_and_repaired(capsys, tmp_path):
     assert "not repaired" in err
 
 
+def test_missing_tensor_files_are_counted(capsys, tmp_path):
+    directory = tmp_path / "step0" / "rank"
+    (directory / "dump_tensor_data").mkdir(parents=True)
+    (directory / "dump_tensor_data" / "a.0.pt").touch()
+    head = {"version": 1, "task": "tensor", "level": "L1", "framework": "pytorch"}
+    tensor = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [1]}
+    output = [tensor | {"data_name": name} for name in ("a.0.pt", "a.1.pt", "a.1.pt")]
+    lines = [["head", head], ["r", 0, "Functional.relu.0.forward", {"output": output}]]
+    (directory / "journal.jsonl").write_text(
+        "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    )
+    _, before, _ = run(capsys, "show", str(tmp_path))
+    _, planned, _ = run(capsys, "repair", str(tmp_path), "--dry-run")
+    _, done, _ = run(capsys, "repair", str(tmp_path))
+    _, after, _ = run(capsys, "show", str(tmp_path))
+    for out in (before, after):
+        assert "missing   1 tensor file that records name\n" in out
+    for out in (planned, done):
+        assert "1 tensor file that records name had not been written" in " ".join(out.split())
+    _, text, _ = run(capsys, "show", str(tmp_path), "--json")
+    assert json.loads(text)["missing_tensors"] == ["a.1.pt"]
+
+
 def test_config_schema_is_printed(capsys):
     code, out, _ = run(capsys, "config-schema")
     assert code == 0

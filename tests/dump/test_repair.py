@@ -94,6 +94,65 @@ def test_a_repaired_dump_still_says_that_it_is_incomplete(tmp_path):
     assert msprobe.open_dump(tmp_path).step().rank().incomplete_reason is not None
 
 
+KILLED_WITH_FULL_QUEUE = """
+import os, signal, sys, time
+from pathlib import Path
+from msprobe.dump.records import TensorRecord
+from msprobe.dump.writer import DumpHead, DumpWriter
+
+class Payload:
+    size_bytes = 1000
+    def __init__(self, number):
+        self.number = number
+    def write(self, path):
+        path.write_bytes(b"half")
+        if self.number == 2:
+            time.sleep(600)
+
+directory = Path(sys.argv[1])
+writer = DumpWriter(flush_interval_s=0.01)
+dump = writer.open(directory, DumpHead("tensor", "mix", "pytorch"))
+for number in range(6):
+    name = f"Functional.relu.{number}.forward"
+    tensor = TensorRecord("torch.Tensor", "torch.float32", (2,))
+    tensor.data_name = f"{name}.output.0.pt"
+    dump.put_record(name, number, {"output": [tensor, tensor]})
+    if number < 5:
+        dump.put_tensor(tensor.data_name, Payload(number))
+    else:
+        dump.link_tensor(tensor.data_name, "Functional.relu.4.forward.output.0.pt")
+tensors = directory / "dump_tensor_data"
+while b"relu.5" not in (directory / "journal.jsonl").read_bytes() or len(os.listdir(tensors)) < 3:
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_tensors_that_waited_when_the_process_was_killed_are_counted(tmp_path):
+    directory = tmp_path / "step0" / "rank"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_WITH_FULL_QUEUE, str(directory)], check=False, timeout=60
+    )
+    assert killed.returncode == -9
+    lost = [f"Functional.relu.{number}.forward.output.0.pt" for number in (2, 3, 4, 5)]
+    assert msprobe.open_dump(tmp_path).step().rank().missing_tensors == lost
+    assert repair_dump(tmp_path, dry_run=True)[0].missing_tensors == tuple(lost)
+    (done,) = repair_dump(tmp_path)
+    assert (done.records, done.missing_tensors, done.problem) == (6, tuple(lost), None)
+    view = msprobe.open_dump(tmp_path).step().rank()
+    assert view.missing_tensors == lost
+    assert view.account["notes"][-1].endswith("never written: 4")
+
+
+def test_a_complete_dump_misses_no_tensor(tmp_path):
+    writer = DumpWriter()
+    dump = writer.open(tmp_path / "step0" / "rank", HEAD)
+    dump.put_record("Functional.relu.0.forward", 0, {"output": [NAN]}, nonfinite=True)
+    dump.close()
+    writer.close()
+    assert msprobe.open_dump(tmp_path).step().rank().missing_tensors == []
+
+
 def test_dry_run_says_the_same_and_changes_nothing(tmp_path):
     directory = killed_capture(tmp_path)
     before = files(directory)

@@ -58,6 +58,9 @@ def _what(rank: RepairedRank, dry_run: bool) -> str:
             else ""
         )
         lost += ", the last line was cut off" if rank.is_torn else ""
+        if rank.missing_tensors:
+            missing = count_text(len(rank.missing_tensors), "tensor file")
+            lost += f"; {missing} that records name had not been written"
         said.append(
             f"{verb} the JSON files of {count_text(rank.records, 'record')} from the journal{lost}"
         )

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from msprobe.dump import layout
 from msprobe.dump.journal import OUTSIDE_CONSTRUCT, DumpHead, JournalContents, read_journal
 from msprobe.dump.locking import is_claimed
+from msprobe.dump.missing_tensors import missing_tensor_files
 from msprobe.dump.record_index import (
     RecordIndex,
     Span,
@@ -29,6 +30,18 @@ from msprobe.dump.tensor_files import StoredTensor, locate_tensor_file, read_ten
 from msprobe.errors import DumpFormatError, RecordNotFoundError
 
 logger = logging.getLogger(__name__)
+
+# The properties of a `RankView` that hold what was read.
+_CACHED: Final = (
+    "head",
+    "records",
+    "call_tree",
+    "account",
+    "missing_tensors",
+    "_journal",
+    "_index",
+    "_frames_by_name",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,11 +232,24 @@ class RankView:
             return "the capture could not write everything; see account.json"
         return None
 
+    @cached_property
+    def missing_tensors(self) -> list[str]:
+        """Tensor files that records name and that are not there, in the order of the records.
+
+        A killed process leaves some: its records are on disk before their tensors are. Reads all
+        records of a dump with tensors, once.
+
+        Raises:
+            DumpFormatError: the file of records is damaged.
+        """
+        if self.head.dump_data_dir is None and not self.tensor_directory.is_dir():
+            return []
+        return missing_tensor_files(self.records.values(), self.tensor_directory)
+
     def unload(self) -> None:
         """Forget everything read so far, to free memory; it is read again when asked for."""
-        for name in ("head", "records", "call_tree", "account", "_journal", "_index"):
+        for name in _CACHED:
             self.__dict__.pop(name, None)
-        self.__dict__.pop("_frames_by_name", None)
 
     @property
     def tensor_directory(self) -> Path:
@@ -282,9 +308,7 @@ class RankView:
     def _index(self) -> RecordIndex:
         if self._journal is None:
             return read_record_index(self.records_path)
-        in_order = sorted(self._journal.index.records.items(), key=lambda item: item[1].order)
-        entries = {name: Span(span.offset, span.offset + span.length) for name, span in in_order}
-        return RecordIndex(self.records_path, {}, entries, read_bytes(self.records_path))
+        return _journal_records(self._journal)
 
     @cached_property
     def _frames_by_name(self) -> Mapping[str, list[str]]:
@@ -318,6 +342,21 @@ def find_records_file(directory: Path) -> str:
         if (directory / name).is_file():
             return name
     raise DumpFormatError(directory, f"holds neither {layout.DUMP_JSON} nor {layout.DEBUG_JSON}")
+
+
+def read_journal_records(journal: JournalContents) -> Records:
+    """Return the records that a left-over journal holds.
+
+    Raises:
+        DumpFormatError: the journal cannot be read.
+    """
+    return Records(_journal_records(journal), journal.index.head.level)
+
+
+def _journal_records(journal: JournalContents) -> RecordIndex:
+    in_order = sorted(journal.index.records.items(), key=lambda item: item[1].order)
+    entries = {name: Span(span.offset, span.offset + span.length) for name, span in in_order}
+    return RecordIndex(journal.path, {}, entries, read_bytes(journal.path))
 
 
 def _guess_framework(index: RecordIndex) -> str:

@@ -16,6 +16,8 @@ from msprobe.dump import layout
 from msprobe.dump.journal import JournalContents, read_journal
 from msprobe.dump.json_files import build_from_journal, write_atomically
 from msprobe.dump.locking import is_claimed
+from msprobe.dump.missing_tensors import missing_tensor_files
+from msprobe.dump.rank_view import read_journal_records
 from msprobe.dump.reader import find_rank_folders
 from msprobe.dump.record_index import read_json_object, read_record_index
 from msprobe.errors import DumpFormatError, DumpWriteError, MsprobeError
@@ -34,6 +36,7 @@ class RepairedRank:
         records: records taken from the journal; None where there was no journal.
         damaged_lines: lines of the journal that could not be used.
         is_torn: whether the journal's last line was cut off.
+        missing_tensors: tensor files that records name and that were never written.
         temporaries: left-over temporary files that were removed.
         problem: why nothing was changed here; None when all went well.
     """
@@ -42,6 +45,7 @@ class RepairedRank:
     records: int | None = None
     damaged_lines: int = 0
     is_torn: bool = False
+    missing_tensors: tuple[str, ...] = ()
     temporaries: tuple[Path, ...] = ()
     problem: str | None = None
 
@@ -78,9 +82,10 @@ def _repair_rank(directory: Path, *, dry_run: bool) -> RepairedRank | None:
         return RepairedRank(directory=directory, problem="a running process still writes here")
     try:
         contents = read_journal(journal) if journal.is_file() else None
+        missing = [] if contents is None else _missing_tensors(contents, directory)
         if not dry_run:
             if contents is not None:
-                _replace_journal(contents, directory)
+                _replace_journal(contents, directory, missing_tensors=len(missing))
             for temporary in temporaries:
                 temporary.unlink(missing_ok=True)
     except (OSError, TypeError, ValueError, MsprobeError) as exc:
@@ -90,20 +95,26 @@ def _repair_rank(directory: Path, *, dry_run: bool) -> RepairedRank | None:
         records=None if contents is None else len(contents.index.records),
         damaged_lines=0 if contents is None else contents.damaged_lines,
         is_torn=contents is not None and contents.is_torn,
+        missing_tensors=tuple(missing),
         temporaries=tuple(temporaries),
     )
 
 
-def _replace_journal(contents: JournalContents, directory: Path) -> None:
+def _missing_tensors(contents: JournalContents, directory: Path) -> list[str]:
+    records = read_journal_records(contents)
+    return missing_tensor_files(records.values(), directory / layout.TENSOR_FOLDER)
+
+
+def _replace_journal(contents: JournalContents, directory: Path, *, missing_tensors: int) -> None:
     build_from_journal(contents, directory)
     records = directory / layout.records_file(contents.index.head.level)
     if len(read_record_index(records)) != len(contents.index.records):
         raise DumpWriteError(records, "does not hold all records of the journal, which stays")
-    _mark_repaired(directory, len(contents.index.records))
+    _mark_repaired(directory, len(contents.index.records), missing_tensors)
     contents.path.unlink()
 
 
-def _mark_repaired(directory: Path, records: int) -> None:
+def _mark_repaired(directory: Path, records: int, missing_tensors: int) -> None:
     """Let the account say that the dump is not complete: the journal can no longer tell."""
     path = directory / layout.ACCOUNT_JSON
     try:
@@ -113,7 +124,10 @@ def _mark_repaired(directory: Path, records: int) -> None:
         account = {"records": records}
     notes = account.get("notes")
     kept = notes if isinstance(notes, list) else []
-    account |= {"complete": False, "notes": [*kept, REPAIRED_NOTE]}
+    said = [REPAIRED_NOTE]
+    if missing_tensors:
+        said.append(f"tensor files that records name but were never written: {missing_tensors}")
+    account |= {"complete": False, "notes": [*kept, *said]}
     write_atomically(path, [json.dumps(account, indent=1).encode()])
 
 

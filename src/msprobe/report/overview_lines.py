@@ -78,6 +78,9 @@ def _completeness(view: RankView, width: int) -> Iterator[Text]:
     account = view.account or {}
     if view.incomplete_reason is not None:
         yield from _fact("complete", f"NO: {view.incomplete_reason}", width, style="bold yellow")
+        if missing := len(view.missing_tensors):
+            text = f"{count_text(missing, 'tensor file')} that records name"
+            yield from _fact("missing", text, width, style="bold yellow")
     else:
         known = "yes" if account.get("complete") is True else "unknown (no account.json)"
         yield from _fact("complete", known, width)
