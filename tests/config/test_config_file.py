@@ -213,7 +213,7 @@ def test_loading_takes_less_than_5_ms(config_file, tmp_path):
     )
     times_s = []
     for _ in range(30):
-        start_s = time.perf_counter()
+        start_s = time.thread_time()
         load_config(path, dump_path=tmp_path)
-        times_s.append(time.perf_counter() - start_s)
+        times_s.append(time.thread_time() - start_s)
     assert min(times_s) < 0.005

@@ -73,10 +73,10 @@ def test_too_many_entries_are_refused():
 
 
 def test_overlapping_ranges_take_no_more_time_than_one():
-    start_s = time.perf_counter()
+    start_s = time.thread_time()
     numbers = parse_number_list(["0-1000000"] * 2000, "step")
     assert numbers == tuple(range(1_000_001))
-    assert time.perf_counter() - start_s < 5  # one by one this would be minutes
+    assert time.thread_time() - start_s < 5  # one by one this would be minutes
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 40), st.booleans())))
