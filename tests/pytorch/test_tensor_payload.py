@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import zipfile
 from pathlib import Path
 
@@ -142,3 +143,19 @@ def test_capacities_waste_at_most_a_quarter() -> None:
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         write(torch.ones(300, 300), Path("/dev/full"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_value_of_a_side_stream_is_complete_in_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(500_000_000)  # the device is busy when the other thread wants to read
+        value = torch.full((1 << 20,), 7.0, device="cuda")
+        payload = snapshot(value, BufferPool())
+        value.zero_()
+        assert payload is not None
+    thread = threading.Thread(target=payload.write, args=(path,))
+    thread.start()
+    thread.join()
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    assert loaded.unique().tolist() == [7.0]

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
 
 from msprobe.capture.statistics import NonFinite, Summary
+from msprobe.pytorch.device_streams import current_stream, stream_context
 from msprobe.pytorch.readable import note_of_stored_values, readable
 
 PIECE_ELEMENTS: Final = {"cpu": 1 << 14}
@@ -50,8 +50,8 @@ _Parts = tuple[list[torch.Tensor], list[torch.Tensor]]
 class DeviceBatch:
     """Summaries of many tensors that become ready together.
 
-    Not thread-safe: one thread adds. The rows of one CUDA stream are written and copied on that
-    stream, so that streams need not wait for one another.
+    Not thread-safe: threads that add take turns. The rows of one CUDA stream are written and copied
+    on that stream, so that streams need not wait for one another.
 
     Args:
         count_nonfinite: whether to count NaN and infinities and to find the finite extremes; it
@@ -100,10 +100,6 @@ class DeviceBatch:
             self._copies.append((rows, *rows.copy_to_host()))
         self._full, self._open = [], {}
 
-    def done(self) -> bool:
-        """Return whether the copies started have arrived, so that `collect` will not wait."""
-        return all(event is None or event.query() for _, _, event in self._copies)
-
     def collect(self) -> None:
         """Wait for the numbers of all tensors so far and fill their summaries.
 
@@ -118,7 +114,7 @@ class DeviceBatch:
             rows.fill(host)
 
     def _rows_for(self, device: torch.device) -> _Rows:
-        stream = _current_stream(device)
+        stream = current_stream(device)
         rows = self._open.get((device, stream))
         if rows is not None and len(rows.pending) == BLOCK_ROWS:
             self._full.append(rows)
@@ -161,7 +157,7 @@ class _Rows:
         if self.stream is None:
             return used.cpu(), None
         host = torch.empty(used.shape, dtype=used.dtype, device="cpu", pin_memory=True)
-        with _stream_context(self.stream):
+        with stream_context(self.stream):
             host.copy_(used, non_blocking=True)
             return host, self.stream.record_event()
 
@@ -179,19 +175,6 @@ class _Rows:
             else:
                 _fill_integer(summary, numbers[0], integers, count, dtype)
             summary.ready = True
-
-
-def _current_stream(device: torch.device) -> Any:
-    """Return the current stream of an accelerator that has streams and pinned memory, else None."""
-    if device.type in ("cpu", "mps"):
-        return None
-    current = getattr(getattr(torch, device.type, None), "current_stream", None)
-    return None if current is None else current(device)
-
-
-def _stream_context(stream: Any) -> Any:
-    enter = getattr(getattr(torch, stream.device.type), "stream", None)
-    return nullcontext() if enter is None else enter(stream)
 
 
 # ---- on the device ------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from msprobe.dump.tensor_archive_writer import (
 )
 from msprobe.pytorch.buffer_pool import LEAST_BYTES, BufferPool
 from msprobe.pytorch.checksum import memory_at
+from msprobe.pytorch.device_streams import Computed, current_stream
 from msprobe.pytorch.readable import memory_of, readable
 
 _PLAIN_DTYPES: Final = {
@@ -31,12 +32,12 @@ class TensorFile:
         size_bytes: what it occupies until it is written.
     """
 
-    __slots__ = ("_buffer", "_pool", "_tensor", "size_bytes")
+    __slots__ = ("_buffer", "_computed", "_pool", "_tensor", "size_bytes")
 
     def __init__(
         self, tensor: Tensor, buffer: Tensor | None = None, pool: BufferPool | None = None
     ) -> None:
-        """Take a tensor that nobody else will change.
+        """Take a tensor that nobody else will change, made on its device's current stream.
 
         Args:
             tensor: the values.
@@ -48,12 +49,22 @@ class TensorFile:
         self._pool = pool
         held = tensor if buffer is None else buffer
         self.size_bytes = held.numel() * held.element_size()
+        stream = None if tensor.is_cpu else current_stream(tensor.device)
+        self._computed = None if stream is None else Computed(stream)
 
     def write(self, path: Path) -> None:
         """Write it so that ``torch.load(path, weights_only=True)`` reads it.
 
-        May be called once: the memory is given back.
+        What lies on an accelerator comes to the host here, beside the computation. May be called
+        once: the memory is given back.
         """
+        if self._computed is None:
+            self._write(path)
+        else:
+            with self._computed.on_own_stream(self._tensor.device):
+                self._write(path)
+
+    def _write(self, path: Path) -> None:
         tensor = self._tensor
         dtype = _PLAIN_DTYPES.get(tensor.dtype)
         memory = memory_of(tensor) if _is_bare(tensor) and dtype is not None else None
