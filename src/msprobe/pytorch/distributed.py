@@ -51,11 +51,6 @@ class Collective:
     sends: Argument | None = None
     returns: bool = False
 
-    @property
-    def overwrites(self) -> bool:
-        """Whether a buffer may be input and output at once."""
-        return self.fills is None and self.sends is None and not self.returns
-
 
 COLLECTIVES: Final[Mapping[str, Collective]] = {
     collective.api: collective

@@ -12,7 +12,7 @@ With a dispatch mode on, torch takes another way for a few operators, and their 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,7 +31,6 @@ from msprobe.pytorch.tracing import is_tracing
 
 _clock: Final = time.perf_counter
 _graph_task: Final = torch._C._current_graph_task_id
-_cuda_is_used: Final[Callable[[], bool]] = torch.cuda.is_initialized
 
 # Markers of torch's profiler, debuggers and scripting: they compute nothing.
 _PLUMBING: Final = frozenset({"profiler", "prim", "debug_mode_ops", "streams"})
@@ -241,6 +240,4 @@ def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], index: int, name: 
 
 def _is_traced(types: Sequence[type]) -> bool:
     """Return whether the operator does not run now: our own must not run in its place either."""
-    if is_tracing() or any(kind.__name__ in _TRACED for kind in types):
-        return True
-    return _cuda_is_used() and torch.cuda.is_current_stream_capturing()
+    return is_tracing() or any(kind.__name__ in _TRACED for kind in types)

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Generator, Tensor
@@ -14,6 +15,8 @@ from msprobe.dump.layout import safe_file_name
 from msprobe.dump.records import JsonTree, TensorRecord
 from msprobe.dump.writer import RankDump
 from msprobe.pytorch.tensor_payload import TensorFile
+
+_cuda_is_up: Final[Callable[[], bool]] = torch.cuda.is_initialized
 
 
 class RandomWatch:
@@ -71,11 +74,17 @@ def _generators(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Generato
         return given
     found = [torch.default_generator]
     devices = {v.device for v in (*args, *kwargs.values()) if isinstance(v, Tensor)}
-    for device in devices:
-        if device.type == "cuda":
-            index = device.index if device.index is not None else torch.cuda.current_device()
-            found.append(torch.cuda.default_generators[index])
+    with contextlib.suppress(RuntimeError, TypeError):  # the user's call will say what is wrong
+        # `torch.rand(3, device="cuda")` has no tensor to go by
+        devices.add(torch.device(kwargs.get("device", "cpu")))
+    if _cuda_is_up():
+        indices = {_cuda_index(device) for device in devices if device.type == "cuda"}
+        found += [torch.cuda.default_generators[index] for index in sorted(indices)]
     return found
+
+
+def _cuda_index(device: torch.device) -> int:
+    return device.index if device.index is not None else torch.cuda.current_device()
 
 
 def _equal(before: Tensor | int, after: Tensor | int) -> bool:
