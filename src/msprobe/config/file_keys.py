@@ -259,7 +259,7 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Also record what activation checkpointing computes a second time, as "
-            "`….forward.{n}.recompute`."
+            "`….forward.recompute`."
         ),
     ] = False
     compile: Annotated[
