@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode, get_overridable_functions
 
 from msprobe.config.choices import RiskLevel
 from msprobe.errors import ConfigError
-from msprobe.pytorch.api_table import Action, ApiEntry, ApiTable, WriteEffect, is_kept_at
+from msprobe.pytorch.api_rules import Action, ApiEntry, WriteEffect, is_kept_at
+from msprobe.pytorch.api_table import ApiTable
 
 pytestmark = pytest.mark.torch
 
@@ -357,15 +358,15 @@ class TestLookup:
 class TestRisk:
     def test_families_that_compute_are_core(self, table):
         for func in (F.linear, F.conv2d, torch.matmul, F.layer_norm, torch._VF.lstm):
-            assert table.risk_of(table.lookup(func)) is RiskLevel.CORE
+            assert table.lookup(func).risk is RiskLevel.CORE
 
     def test_functions_that_move_data_are_kept_only_at_all(self, table):
         for func in (torch.Tensor.view, torch.cat, torch.Tensor.float, torch.zeros, torch.clamp):
-            assert table.risk_of(table.lookup(func)) is RiskLevel.ALL
+            assert table.lookup(func).risk is RiskLevel.ALL
 
     def test_the_rest_is_in_between(self, table):
         for func in (F.relu, torch.exp, torch.Tensor.add, F.cross_entropy):
-            assert table.risk_of(table.lookup(func)) is RiskLevel.FOCUS
+            assert table.lookup(func).risk is RiskLevel.FOCUS
 
     def test_a_level_keeps_what_stricter_levels_keep(self, table):
         linear, relu, view = map(table.lookup, (F.linear, F.relu, torch.Tensor.view))

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from msprobe.pytorch.api_table import Action, ApiTable
+from msprobe.pytorch.api_rules import Action
+from msprobe.pytorch.api_table import ApiTable
 from msprobe.pytorch.distributed import COLLECTIVES, describe_group, hook_collectives
 
 if __name__ != "__main__":

@@ -24,7 +24,7 @@ import torch
 import yaml
 
 from msprobe.errors import ConfigError
-from msprobe.pytorch.api_table import api_groups, describe_function
+from msprobe.pytorch.api_rules import api_groups, describe_function
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from msprobe.capture.values import Found
 from msprobe.config import RiskLevel
 from msprobe.pytorch import mode_stack
 from msprobe.pytorch.adapter import TENSOR_TYPES, TorchAdapter
-from msprobe.pytorch.api_table import Action, ApiEntry, ApiTable, WriteEffect, is_kept_at
+from msprobe.pytorch.api_rules import Action, ApiEntry, WriteEffect, is_kept_at
+from msprobe.pytorch.api_table import ApiTable
 from msprobe.pytorch.checkpoint import Recomputations
 from msprobe.pytorch.gradient_taps import InputEdges, Tapping, take_result
 from msprobe.pytorch.operator_names import operator_name

@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.pytorch import dispatch_stack
-from msprobe.pytorch.api_table import Action, ApiEntry, ApiTable, describe_function
+from msprobe.pytorch.api_rules import Action, ApiEntry, describe_function
+from msprobe.pytorch.api_table import ApiTable
 from msprobe.pytorch.ascend_kernel_dump import KernelDump
 from msprobe.pytorch.enclosing_calls import EnclosingCalls
 from msprobe.pytorch.quiet import quietly

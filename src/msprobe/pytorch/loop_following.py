@@ -4,15 +4,35 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from msprobe.config import Level
+from msprobe.capture.session import Session
+from msprobe.config import Config, Level
 from msprobe.pytorch.dataloader import watch_data_loaders
 
-if TYPE_CHECKING:
-    from msprobe.pytorch.run import Run
-
 logger = logging.getLogger(__name__)
+
+
+class Steps(Protocol):
+    """What a loop controls: the run of a debugger."""
+
+    @property
+    def config(self) -> Config:
+        """Return the settings."""
+
+    @property
+    def session(self) -> Session:
+        """Return the state of the run."""
+
+    @property
+    def lacks_model(self) -> bool:
+        """Return whether the level records modules and no model is known yet."""
+
+    def begin(self, token_range: tuple[int, int] | None, rank: int | None) -> None:
+        """Begin to observe, if the step is wanted."""
+
+    def end_step(self) -> None:
+        """End the step."""
 
 
 class LoopFollower:
@@ -24,7 +44,7 @@ class LoopFollower:
 
     __slots__ = ("_has_batch", "_run", "_warned")
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Steps) -> None:
         """Follow the data loaders of this thread until the session of `run` is closed."""
         self._run = run
         self._has_batch = False

@@ -24,7 +24,7 @@ from msprobe.capture.session import Session
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Found
 from msprobe.pytorch import mode_stack
-from msprobe.pytorch.api_table import FAST_PATH_MODULES
+from msprobe.pytorch.api_rules import FAST_PATH_MODULES
 from msprobe.pytorch.checkpoint import Recomputations
 from msprobe.pytorch.compiled import is_compiled_module
 from msprobe.pytorch.function_mode import ApiObserver

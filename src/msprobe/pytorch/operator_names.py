@@ -17,7 +17,7 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Final
 
-from msprobe.pytorch.api_table import ApiEntry
+from msprobe.pytorch.api_rules import ApiEntry
 
 _BINARY: Final = {
     "+": "add",
