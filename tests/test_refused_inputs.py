@@ -46,7 +46,7 @@ REFUSED_CONFIGS = [
     ({"dump_path": " "}, "dump_path", 'is " "; use the path of the output folder'),
     ({"dump_path": "a\0"}, "dump_path", "is "),
     ({"dump_path": None}, "dump_path", "it is missing: give it in the file or as the argument"),
-    ({"dump_path": ""}, "dump_path", "it is missing: give it in the file or as the argument"),
+    ({"dump_path": ""}, "dump_path", 'is ""; use the path of the output folder'),
     ({"rank": 4}, "rank", "is 4; use a list of numbers and ranges"),
     ({"rank": "4-6"}, "rank", 'is "4-6"; use a list of numbers and ranges'),
     ({"rank": {}}, "rank", "is {}; use a list of numbers and ranges"),
