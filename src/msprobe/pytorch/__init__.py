@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture in PyTorch: the only room that imports torch.
 
-Entry point: `PrecisionDebugger` (in ``debugger.py``); `observer.py` shows what is installed while
-capturing. May import `msprobe.capture`, `msprobe.config`, `msprobe.dump`.
+Entry point: `PrecisionDebugger` (in ``debugger.py``); ``observer.py`` shows what is installed while
+capturing. ``docs/architecture.md`` says which file observes what. May import `msprobe.capture`,
+`msprobe.config`, `msprobe.dump`.
 """
 
 from __future__ import annotations
