@@ -4,7 +4,7 @@
 Entry point: `load_config`. What a file may hold stands in `file_keys`, what the rest of the
 program sees in `settings`. Every refusal is a `ConfigError` that names file, key, value and what
 is allowed; keys without effect are logged as warnings; sections of other tasks are not read.
-May import `msprobe.errors` only.
+May import what lies beside the rooms only (`errors`, `api_prefixes`).
 """
 
 from __future__ import annotations
