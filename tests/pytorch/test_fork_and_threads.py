@@ -145,3 +145,27 @@ def test_backward_passes_in_many_threads_at_once_keep_their_gradients(tmp_path):
     for k in range(24):
         (gradient,) = records[f"Functional.linear.{2 * k + 1}.backward"]["input"]
         assert gradient["Max"] == gradient["Min"] == k
+
+
+class InTwoThreads(nn.Module):
+    """Its forward lets another thread run the same module from begin to end."""
+
+    def forward(self, x, *, alone=False):
+        if not alone:
+            other = threading.Thread(target=self, args=(x + 1,), kwargs={"alone": True})
+            other.start()
+            other.join()
+        return torch.erf(x) * 2
+
+
+def test_a_module_that_another_thread_runs_meanwhile_keeps_its_own_record(tmp_path):
+    model = InTwoThreads()
+    with observed(tmp_path, MIX) as run:
+        with run.step_of(model):
+            out = model(torch.zeros(3) + 0.5)
+        records = run.records()
+        account = run.account()
+        parents = read(tmp_path, 0, "rank", "construct.json")
+    assert account["skipped"] == {"module calls in other threads": 1}
+    assert records["Module.InTwoThreads.forward.0"]["output"][0]["Max"] == out.max().item()
+    assert parents["Torch.erf.0.forward"] == "Module.InTwoThreads.forward.0"

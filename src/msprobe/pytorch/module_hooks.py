@@ -116,7 +116,7 @@ class ModuleNames:
 class _Open:
     """A module call between its begin and its end."""
 
-    __slots__ = ("arguments", "call", "edges", "found", "module", "paused")
+    __slots__ = ("arguments", "call", "edges", "found", "module", "paused", "thread")
 
     def __init__(self, module: nn.Module, call: Call | None, arguments: int) -> None:
         self.module = module
@@ -124,6 +124,8 @@ class _Open:
         self.arguments = arguments
         self.found: Found = []
         self.edges: InputEdges | None = None
+        # Another thread may call the same module meanwhile, unrecorded.
+        self.thread = threading.get_ident()
         # Whether the function mode was taken away for a fused kernel.
         self.paused = False
 
@@ -178,11 +180,12 @@ class ModuleObserver:
         if _is_compiling():  # the compiler would follow us into our own objects
             return
         session = self._session
-        if self._gate is not None:
+        in_own_thread = threading.get_ident() == session.thread
+        if self._gate is not None and in_own_thread:
             self._gate.before(module)
         if not session.observing or is_tracing():
             return
-        if threading.get_ident() != session.thread and torch._C._current_graph_task_id() == -1:
+        if not in_own_thread and torch._C._current_graph_task_id() == -1:
             session.account.skipped["module calls in other threads"] += 1
             return
         started = _clock()
@@ -264,13 +267,19 @@ class ModuleObserver:
         # torch calls this with (kwargs, output), after an exception with (output,) alone.
         if _is_compiling():  # the compiler would follow us into our own objects
             return
-        if not self._open or not any(opened.module is module for opened in self._open):
+        if not self._has_open(module):
             return
         session = self._session
         started = _clock()
         finished = len(rest) == 2
         quietly(session, "module end", self._finish, module, finished, rest[-1])
         session.account.spent_s += _clock() - started
+
+    def _has_open(self, module: nn.Module) -> bool:
+        if not self._open:
+            return False
+        here = threading.get_ident()
+        return any(one.module is module and one.thread == here for one in list(self._open))
 
     def _finish(self, module: nn.Module, finished: bool, output: Any) -> None:
         while self._open:
