@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
+import weakref
 from pathlib import Path
 
 import pytest
@@ -394,3 +396,16 @@ def test_statistics_that_a_device_never_delivers_leave_a_note(tmp_path: Path) ->
     adapter.fill(draft)
     assert record.note == "the device did not deliver the statistics"
     assert record.max is None
+
+
+def test_a_model_that_the_user_lets_go_is_not_kept_alive(tmp_path: Path) -> None:
+    with recording(tmp_path, "mix") as run:
+        model = small_model()
+        with run.step_of(model):
+            model(BATCH).sum().backward()
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
+        with pytest.raises(ConfigError, match="model"):
+            run.debugger.start()

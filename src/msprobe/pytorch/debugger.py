@@ -79,7 +79,7 @@ class PrecisionDebugger:
             "task": task,
             "dump_path": dump_path,
             "level": level,
-            "model": model,
+            "model": None if model is None else id(model),  # the model itself is not kept alive
             "step": step,
         }
         with lock:
@@ -249,8 +249,7 @@ def _warn_of_ignored(arguments: dict[str, Any]) -> None:
     ignored = [
         f"{name}={value!r}" if name != "model" else name
         for name, value in arguments.items()
-        if value is not None and value is not _current.arguments[name]
-        if not (name != "model" and value == _current.arguments[name])
+        if value is not None and value != _current.arguments[name]
     ]
     if ignored:
         logger.warning(

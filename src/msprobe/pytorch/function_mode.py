@@ -197,7 +197,6 @@ class ApiObserver(TorchFunctionMode):
             return None
         stack = session.stacks.here(skip + 3)
         if stack.traits.internal:
-            session.account.skipped["framework internals"] += 1
             return None
         name = entry.name
         if entry.operator_name is not None and frame is not None:

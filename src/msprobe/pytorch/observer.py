@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -73,7 +74,7 @@ class Observer:
             self.apis = ApiObserver(session, adapter, apis, self.recomputations, redispatch)
             self.kernels = KernelObserver(session, table)
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
-        self._models: tuple[nn.Module, ...] = ()
+        self._models: tuple[weakref.ref[nn.Module], ...] = ()
         self._names: ModuleNames | None = None
         self._parameters: ParameterGradients | None = None
         self._enters_engine = redispatch is None
@@ -84,9 +85,10 @@ class Observer:
 
     def watch(self, models: Sequence[nn.Module]) -> None:
         """Record the modules of these models from the next `install` on."""
-        if tuple(models) == self._models:
+        references = tuple(map(weakref.ref, models))
+        if references == self._models:  # the same living objects
             return
-        self._models = tuple(models)
+        self._models = references
         keeps_compiled = self._session.config.compile is CompileMode.MODULES_ONLY
         self._names = (
             ModuleNames.of_models(models, keeps_compiled=keeps_compiled)
@@ -135,7 +137,9 @@ class Observer:
         if token_range is not None:
             if len(self._models) > 1:
                 logger.warning("token_range counts the forward calls of the first model only")
-            gate = TokenGate(session, self._adapter.memo, self._models[0], token_range)
+            root = self._models[0]()
+            if root is not None:
+                gate = TokenGate(session, self._adapter.memo, root, token_range)
         names = self._names if self._only is None else self._only
         modules = ModuleObserver(session, names, self.recomputations, self.apis, gate)
         modules.install()

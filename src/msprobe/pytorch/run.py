@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +32,6 @@ class Run:
         adapter: reads tensors.
         table: says what each function is.
         observer: watches modules and APIs.
-        models: the models given so far.
         custom_apis: the functions that the user registered.
         loop: starts and ends steps by the batches of the training loop; None unless asked for.
     """
@@ -55,7 +55,7 @@ class Run:
             config.api_list, config.custom_op_namespaces, config.section.black_list
         )
         self.observer = Observer(self.session, self.adapter, self.table, redispatch=redispatch)
-        self.models: tuple[nn.Module, ...] = ()
+        self._models: tuple[weakref.ref[nn.Module], ...] = ()
         self.custom_apis = CustomApis(self.observer.apis, self.session.run_undo)
         self.loop = LoopFollower(self) if config.enable_dataloader else None
 
@@ -69,6 +69,15 @@ class Run:
             self.loop.explicit_start()
         else:
             self.begin(token_range, rank)
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The models given last, as long as the user keeps them."""
+        return tuple(model for reference in self._models if (model := reference()) is not None)
+
+    @models.setter
+    def models(self, models: Sequence[nn.Module]) -> None:
+        self._models = tuple(map(weakref.ref, models))
 
     @property
     def lacks_model(self) -> bool:
