@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -182,7 +183,7 @@ class _Hooks:
         undo = ExitStack()
         undo.callback(self._pending.watch())
         for collective in COLLECTIVES.values():
-            self._divert(undo, collective.api, _Call(self, collective))
+            self._divert(undo, collective.api, partial(self.run, collective))
         self._divert(undo, "_coalescing_manager", self._coalesce)
         return undo.close
 
@@ -290,18 +291,3 @@ class _Hooks:
                 self._has_failed = True
                 logger.warning("a collective could not be recorded", exc_info=True)
             return None
-
-
-class _Call:
-    """The handler of one diverted function."""
-
-    __slots__ = ("_collective", "_hooks")
-
-    def __init__(self, hooks: _Hooks, collective: Collective) -> None:
-        self._hooks = hooks
-        self._collective = collective
-
-    def __call__(
-        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return self._hooks.run(self._collective, original, args, kwargs)

@@ -103,7 +103,7 @@ class _Hooks:
             function = getattr(self._room, name, None)
             if function is not None:
                 collective = Collective(f"{FUNCTIONAL}{name}", returns=True)
-                undo.callback(divert(function, _Call(self, collective)))
+                undo.callback(divert(function, functools.partial(self.run, collective)))
         undo.callback(divert(self._room.wait_tensor, self._wait))
         return undo.close
 
@@ -163,18 +163,3 @@ class _Hooks:
         while self._in_flight:
             _, entry = self._in_flight.popitem()
             self._observer.end(entry.token, None, completed=False)
-
-
-class _Call:
-    """The handler of one diverted function."""
-
-    __slots__ = ("_collective", "_hooks")
-
-    def __init__(self, hooks: _Hooks, collective: Collective) -> None:
-        self._hooks = hooks
-        self._collective = collective
-
-    def __call__(
-        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return self._hooks.run(self._collective, original, args, kwargs)
