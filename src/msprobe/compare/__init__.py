@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two dumps compared: where they differ, where that begins, and how bad it is.
+
+Enter at `msprobe.compare.run.compare_dumps`. A comparison reads two sides (`sides`), pairs their
+operations (`matching/`), measures pairs of values (`metrics/`), judges them and finds the culprit
+(`verdicts/`), and becomes a `result.CompareResult`. `legacy/` makes the tables of mindstudio-probe
+from it. The room may import `dump/` and `report/`, and no framework.
+"""

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison is made of: operations that were paired, and rows, one per pair of values.
+
+A *side* is one rank's dump of one step. An *operation* is a record on a side. Operations of the two
+sides are paired first, then the values (*leaves*) inside them; each pair of values is a `Row`.
+Pairs stand in the order (target, reference) everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from msprobe.dump.records import JsonTree, Statistic
+
+if TYPE_CHECKING:
+    from msprobe.compare.sides import Side
+
+
+class Mode(StrEnum):
+    """What the values are judged by."""
+
+    TENSOR = "tensor"
+    STATISTICS = "statistics"
+    MD5 = "md5"
+
+
+class Role(StrEnum):
+    """What a value is to its operation."""
+
+    INPUT = "input"
+    PARAMETER = "parameter"
+    OUTPUT = "output"
+    PARAMETER_GRAD = "parameter_grad"
+    SAVED = "saved"
+
+
+class Status(StrEnum):
+    """How the two values of a row relate."""
+
+    EQUAL = "equal"
+    CLOSE = "close"
+    DIFFERS = "differs"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    MISSING = "missing"
+    ADDED = "added"
+    NONFINITE = "nonfinite"
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether somebody looking for a fault should see the row."""
+        return self not in (Status.EQUAL, Status.CLOSE)
+
+
+class Origin(StrEnum):
+    """Where the difference of a row comes from."""
+
+    INTRODUCED = "introduced"
+    INHERITED = "inherited"
+    AMPLIFIED = "amplified"
+    INPUT = "input"
+
+
+class Match(StrEnum):
+    """How two operations found each other."""
+
+    EXACT = "exact"
+    ALIAS = "alias"
+    ALIGNED = "aligned"
+    MAPPED = "mapped"
+    UNMATCHED = "unmatched"
+
+
+@dataclass(slots=True, kw_only=True)
+class Leaf:
+    """One value of a record: a tensor, or an argument that is none.
+
+    Attributes:
+        slot: place inside the record, as tensor files are named: ``input.0``, ``kwargs.mask``,
+            ``output.0.hidden``, ``parameters.weight``.
+        role: what the value is to its operation.
+        is_tensor: whether it has a shape and statistics.
+        type: ``torch.Tensor``, ``int``, ``slice`` …
+        dtype: normalised over frameworks: ``float32``, ``bfloat16``; empty for non-tensors.
+        raw_dtype: as the dump spells it: ``torch.float32``, ``Float32``.
+        shape: None for non-tensors.
+        max: largest value, exactly as the dump holds it; likewise `min`, `mean` and `norm`.
+        requires_grad: None where the dump does not say.
+        md5: checksum of the bytes, None when not kept.
+        data_name: file of the values, None when not kept.
+        value: the value of a non-tensor.
+        extra: further fields of the record (``value_id``, ``nan_count``, ``note`` …).
+    """
+
+    slot: str
+    role: Role
+    is_tensor: bool
+    type: str
+    dtype: str = ""
+    raw_dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    max: Statistic = None
+    min: Statistic = None
+    mean: Statistic = None
+    norm: Statistic = None
+    requires_grad: bool | None = None
+    md5: str | None = None
+    data_name: str | None = None
+    value: JsonTree = None
+    extra: Mapping[str, JsonTree] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class ElementMetrics:
+    """How two tensors of one shape differ, element by element; definitions in docs/metrics.md.
+
+    Errors are |target - reference|. Elements where either side is NaN or infinite take part in the
+    counts only. Indices are positions in the flattened tensor, None where there is no such element.
+
+    Attributes:
+        count: number of elements.
+        is_equal: whether all elements are equal (bit for bit; NaN equals NaN).
+        mismatches: elements outside the tolerance that was asked for.
+        unequal: elements that are not exactly equal.
+        max_abs_err: largest error, with its index and both values.
+        max_rel_err: largest error relative to |reference|, over elements whose reference is not
+            below the floor, with its index and both values.
+        mean_abs_err: arithmetic mean of the errors.
+        p999_abs_err: 99.9 % quantile of the errors.
+        rmse: root of the mean squared error.
+        euclidean: L2 norm of the difference.
+        relative_l2: `euclidean` divided by the L2 norm of the reference (inf if only that is 0).
+        target_norm, reference_norm: L2 norms over the elements that are finite on both sides.
+        max_ulp: largest distance in units in the last place of the coarser type; None for types
+            without (bool, complex count their parts).
+        sign_flips: elements whose signs are opposite, both nonzero.
+        cosine: cosine of the angle between the two; None where it is undefined.
+        ratio_1e3, ratio_5e3: shares of elements with relative error below 0.001 and 0.005.
+        legacy_max_rel_err: the MaxRelativeErr of the documented format (zero references shifted).
+        target_nan … reference_neg_inf: counts per side.
+        first_nonfinite_mismatch: first position where the sides disagree about NaN, Inf or its sign.
+    """
+
+    count: int
+    is_equal: bool
+    mismatches: int = 0
+    unequal: int = 0
+    max_abs_err: float | int | None = 0.0
+    max_abs_index: int | None = None
+    max_abs_target: float | int | complex | None = None
+    max_abs_reference: float | int | complex | None = None
+    max_rel_err: float | None = 0.0
+    max_rel_index: int | None = None
+    max_rel_target: float | int | complex | None = None
+    max_rel_reference: float | int | complex | None = None
+    mean_abs_err: float | None = 0.0
+    p999_abs_err: float | None = 0.0
+    rmse: float | None = 0.0
+    euclidean: float | None = 0.0
+    relative_l2: float | None = 0.0
+    target_norm: float | None = None
+    reference_norm: float | None = None
+    max_ulp: int | None = 0
+    sign_flips: int = 0
+    cosine: float | None = None
+    ratio_1e3: float | None = None
+    ratio_5e3: float | None = None
+    legacy_max_rel_err: float | None = None
+    target_nan: int = 0
+    target_pos_inf: int = 0
+    target_neg_inf: int = 0
+    reference_nan: int = 0
+    reference_pos_inf: int = 0
+    reference_neg_inf: int = 0
+    first_nonfinite_mismatch: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class OperationPair:
+    """Two records that are the same operation, or one that has no partner.
+
+    Attributes:
+        position: place in the order of execution of the merged list, from 0.
+        target: name of the target's record, None where it is missing there.
+        reference: likewise.
+        match: how they found each other.
+        confidence: 1.0 for exact names, less where similarity decided, 0.0 unmatched.
+        slots: target slot → reference slot, where a mapping file says so; others keep their names.
+    """
+
+    position: int
+    target: str | None
+    reference: str | None
+    match: Match
+    confidence: float = 1.0
+    slots: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The record's name: the target's, or the reference's where the target has none."""
+        name = self.target or self.reference
+        assert name is not None
+        return name
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """Two values that belong together, and what is to be said of them.
+
+    Attributes:
+        pair: the operation.
+        target: the target's value, None where it is missing there.
+        reference: likewise.
+        metrics: how their elements differ, where both files were read.
+        status: filled in by `msprobe.compare.verdicts`; likewise the following.
+        origin: None for rows without a difference.
+        error: the relative error that decided the status; None where there is no such number.
+        reason: why, in words; empty where status says it all.
+        problem: why the values could not be compared (unreadable file …); empty if they could.
+    """
+
+    pair: OperationPair
+    target: Leaf | None
+    reference: Leaf | None
+    metrics: ElementMetrics | None = None
+    status: Status = Status.EQUAL
+    origin: Origin | None = None
+    error: float | None = None
+    reason: str = ""
+    problem: str = ""
+
+    @property
+    def leaf(self) -> Leaf:
+        """The target's value, or the reference's where the target has none."""
+        leaf = self.target or self.reference
+        assert leaf is not None
+        return leaf
+
+    @property
+    def name(self) -> str:
+        """The row's name: record and slot."""
+        return f"{self.pair.name}.{self.leaf.slot}"
+
+
+@dataclass(slots=True, kw_only=True)
+class RankComparison:
+    """Two sides compared: one step and rank.
+
+    Attributes:
+        step: the target's step.
+        rank: the target's rank number, or its folder's name where it has none.
+        target: the side under test.
+        reference: the trusted side.
+        mode: what values are judged by.
+        pairs: all operations, in order of execution.
+        rows: all values, grouped by operation in the order of `pairs`.
+    """
+
+    step: int
+    rank: int | str
+    target: Side
+    reference: Side
+    mode: Mode
+    pairs: list[OperationPair]
+    rows: list[Row]
