@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sections below the answer of a comparison: partners that were missing or had to be guessed, steps
+and ranks, replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from msprobe.report.comparison_facts import OPERATION
+from msprobe.report.comparison_words import DIFFERENCES, STATUS_STYLES
+from msprobe.report.fact_lines import title_lines
+from msprobe.report.grid import Cell, Column, fitted, heading, row
+from msprobe.report.value_text import count_text, number_text, plain
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_MAX_UNMATCHED: Final = 5
+_MAX_GUESSED: Final = 5
+_MAX_RANKS: Final = 16
+_MAX_REPLICAS: Final = 8
+# A renamed call of the same operation is no guess.
+_CERTAIN: Final = 1.0
+
+
+def unmatched_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
+    """Yield the operations that only one side has, a few of each."""
+    unmatched = summary["unmatched"]
+    sides = (("added", "target"), ("missing", "reference"))
+    if not any(unmatched[side] for _, side in sides):
+        return
+    counts = ", ".join(
+        f"{unmatched[side]:,} only in the {side}" for _, side in sides if unmatched[side]
+    )
+    yield from title_lines(f"Operations without a partner: {counts}", width)
+    for word, side in sides:
+        names = unmatched["operations"].get(word, [])
+        for name in names[:_MAX_UNMATCHED]:
+            line = Text(f"  {word:<9}", STATUS_STYLES[word], end="")
+            yield line.append(plain(name), "default")
+        if (more := unmatched[side] - len(names[:_MAX_UNMATCHED])) > 0:
+            yield Text(f"  {'':9}and {more:,} more {word}", "dim")
+
+
+def match_lines(frame: pl.DataFrame, width: int) -> Iterator[Text]:
+    """Yield how operations found each other that do not have the same name, least certain first."""
+    import polars as pl
+
+    pairs = (
+        frame.lazy()
+        .filter(~pl.col("match").is_in(("exact", "unmatched")))
+        .unique(OPERATION, keep="first", maintain_order=True)
+        .select("match", "confidence", "operation", "slot", "reference_name")
+        .sort("confidence", maintain_order=True)
+        .collect()
+    )
+    if pairs.is_empty():
+        return
+    counts = pairs["match"].value_counts(sort=True).iter_rows()
+    said = ", ".join(f"{count:,} {word}" for word, count in counts)
+    yield from title_lines(f"Operations paired by more than their names: {said}", width)
+    unsure = pairs.filter(pl.col("confidence") < _CERTAIN)
+    guesses = unsure.unique(("operation", "reference_name"), maintain_order=True).head(_MAX_GUESSED)
+    if guesses.is_empty():
+        return
+    cells = [
+        [
+            Cell(f"{each['confidence']:.2f}"),
+            Cell(each["match"]),
+            Cell(plain(each["operation"])),
+            Cell(_partner(each)),
+        ]
+        for each in guesses.iter_rows(named=True)
+    ]
+    columns = _columns(["confidence", "pairing", "target", "reference"], cells)
+    columns[0] = Column(title="  confidence", width=12, right=True)
+    columns = fitted(columns, width, 2, shrink=("target", "reference"))
+    yield heading(columns)
+    yield from (row(columns, line) for line in cells)
+
+
+def _partner(pair: Mapping[str, Any]) -> str:
+    name = pair["reference_name"] or ""
+    name = name.removesuffix(f".{pair['slot']}")
+    return "same name" if name == pair["operation"] else plain(name)
+
+
+def rank_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
+    """Yield the steps and ranks, those with most differences first, if there are several."""
+    comparisons: Sequence[Mapping[str, Any]] = summary["comparisons"]
+    if len(comparisons) < 2:
+        return
+    yield from title_lines("Steps and ranks", width)
+    counted = [
+        (sum(each["counts"].get(word, 0) for word in DIFFERENCES), each) for each in comparisons
+    ]
+    different = sorted((pair for pair in counted if pair[0]), key=lambda pair: -pair[0])
+    cells = [_rank(differ, each) for differ, each in different[:_MAX_RANKS]]
+    if cells:
+        columns = _columns(["  step", "rank", "differ", "first difference", "status"], cells)
+        columns = fitted(columns, width, 2, shrink=("first difference",))
+        yield heading(columns)
+        yield from (row(columns, line) for line in cells)
+    if (more := len(different) - len(cells)) > 0:
+        yield Text(f"  {more:,} more differ", "dim")
+    if agree := len(comparisons) - len(different):
+        words = "agrees" if agree == 1 else "agree"
+        yield Text(f"  {agree:,} of {len(comparisons):,} {words}", "green")
+
+
+def _rank(differ: int, each: Mapping[str, Any]) -> list[Cell]:
+    first = each["first_difference"] or {}
+    total = sum(each["counts"].values())
+    status = first.get("status", "")
+    return [
+        Cell(str(each["step"]), lead="  "),
+        Cell(plain(str(each["rank"]))),
+        Cell(f"{differ:,} of {total:,}"),
+        Cell(plain(first.get("name", "-"))),
+        Cell(status, STATUS_STYLES.get(status, "")),
+    ]
+
+
+def replica_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
+    """Yield what ranks that should agree do not agree about."""
+    replicas: Sequence[Mapping[str, Any]] | None = summary.get("replicas")
+    if replicas is None:
+        return
+    if not replicas:
+        yield from title_lines("Replicas agree", width)
+        return
+    found = count_text(len(replicas), "operation")
+    yield from title_lines(f"Replicas that should agree differ in {found}", width)
+    for each in replicas[:_MAX_REPLICAS]:
+        error = each.get("error")
+        number = f"  {number_text(error)}" if error is not None else ""
+        name = plain(str(each.get("name", "?")))
+        yield Text.assemble("  ", (name, "bold"), number, end="")
+        if reason := each.get("reason"):
+            yield Text(f"      {plain(str(reason))}", "dim")
+
+
+def _columns(titles: list[str], lines: Sequence[Sequence[Cell]]) -> list[Column]:
+    return [
+        Column(
+            title=title,
+            width=max(cell_len(title), *(cell_len(line[n].lead + line[n].text) for line in lines)),
+        )
+        for n, title in enumerate(titles)
+    ]
