@@ -79,8 +79,10 @@ class Leaf:
     """One value of a record: a tensor, or an argument that is none.
 
     Attributes:
-        slot: place inside the record, as tensor files are named: ``input.0``, ``kwargs.mask``,
-            ``output.0.hidden``, ``parameters.weight``.
+        slot: place inside the record, such that record and slot make the row's name: ``input.0``,
+            ``output.0.hidden``, ``parameters.weight``. A keyword argument is ``input.mask``, or
+            ``kwargs.mask`` where its values were kept (as the file is named). Empty for a value
+            that is a record of its own (level ``debug``).
         role: what the value is to its operation.
         is_tensor: whether it has a shape and statistics.
         type: ``torch.Tensor``, ``int``, ``slice`` …
@@ -206,6 +208,11 @@ class OperationPair:
         return name
 
 
+def row_name(record: str, slot: str) -> str:
+    """Return the name of a value: record and slot."""
+    return f"{record}.{slot}" if slot else record
+
+
 @dataclass(slots=True, kw_only=True)
 class Row:
     """Two values that belong together, and what is to be said of them.
@@ -242,7 +249,7 @@ class Row:
     @property
     def name(self) -> str:
         """The row's name: record and slot."""
-        return f"{self.pair.name}.{self.leaf.slot}"
+        return row_name(self.pair.name, self.leaf.slot)
 
 
 @dataclass(slots=True, kw_only=True)
