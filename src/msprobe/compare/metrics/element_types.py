@@ -68,6 +68,15 @@ def coarser(first: ElementType, second: ElementType) -> ElementType:
     return min(first, second, key=lambda kind: (kind.fraction_bits, -kind.min_exponent))
 
 
+def zero_shift(target: ElementType, reference: ElementType) -> float:
+    """Return what the documented format adds to both sides where the reference is zero.
+
+    It is the machine epsilon of the type that it computes in.
+    """
+    single = all(kind.has_ulp and kind.fraction_bits <= 23 for kind in (target, reference))
+    return 2.0**-23 if single else 2.0**-52
+
+
 def _float(name: str, storage: str, fraction_bits: int, min_exponent: int) -> ElementType:
     return ElementType(
         name=name,

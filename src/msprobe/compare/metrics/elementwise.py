@@ -8,8 +8,10 @@ depends on how the elements are cut into chunks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -22,6 +24,9 @@ from msprobe.compare.metrics.raw_metrics import RawMetrics, element_metrics
 from msprobe.compare.model import ElementMetrics
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.errors import UsageError
+
+NATIVE_VARIABLE: Final = "MSPROBE_NATIVE"
+"""Environment variable: ``0`` leaves the C extension unused. Read once, at import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,4 +137,17 @@ class _Accumulator(Protocol):
 
 _Maker = Callable[[ElementType, ElementType, float, float, int], _Accumulator]
 
-_ACCUMULATOR: Final[_Maker] = NumpyAccumulator
+
+def _choose_accumulator() -> _Maker:
+    """Return the C extension's, unless it was not built or is switched off."""
+    if os.environ.get(NATIVE_VARIABLE) == "0":
+        return NumpyAccumulator
+    try:
+        module = import_module("msprobe.compare.metrics.native_elementwise")
+    except ImportError:
+        return NumpyAccumulator
+    accumulator: _Maker = module.NativeAccumulator
+    return accumulator
+
+
+_ACCUMULATOR: Final = _choose_accumulator()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One block of two tensors as NumPy computes with it: widened, subtracted, measured.
 
-A block becomes float64 (complex128), exactly; 64-bit integers beyond 2**53 become sums of two
+A block becomes float64 (complex128), exactly; 64-bit integers beyond 2**52 become sums of two
 float64, so that their differences stay exact.
 """
 
@@ -21,6 +21,9 @@ from msprobe.dump.tensor_files import StoredTensor
 _SAFE: Final = (2.0**-200, 2.0**200)
 # Parts of complex128 beyond would overflow or vanish when squared.
 _SAFE_PART: Final = (2.0**-400, 2.0**400)
+
+# Up to here float64 holds integers and their differences.
+_EXACT_INTEGER: Final = 1 << 52
 
 Floats = NDArray[np.float64]
 
@@ -55,6 +58,8 @@ class Block:
         if self.is_complex:
             self.target = self.target.astype(np.complex128)
             self.reference = self.reference.astype(np.complex128)
+            self._target_low = self._reference_low = np.zeros(())
+        self._are_integers = not any(kind.has_ulp for kind in types)
         self._error: tuple[Floats, Floats | None] | None = None
 
     def clear(self, where: NDArray[np.bool_]) -> None:
@@ -72,7 +77,7 @@ class Block:
 
     @property
     def error_low(self) -> Floats | None:
-        """What `error` lacks to be exact; None where it lacks nothing that counts."""
+        """What `error` lacks to be exact, for integers; None where it lacks nothing."""
         return self._errors()[1]
 
     @property
@@ -92,7 +97,7 @@ class Block:
             return _absolute(difference), None
         high, rest = _two_sum(self.target, -self.reference)
         high, low = _two_sum(high, rest + low)
-        return np.abs(high), np.where(high < 0, -low, low)
+        return np.abs(high), np.where(high < 0, -low, low) if self._are_integers else None
 
     def opposite(self) -> NDArray[np.bool_]:
         """Return where the two sides have opposite signs."""
@@ -144,7 +149,7 @@ def _widened(raw: NDArray[Any], kind: ElementType) -> tuple[NDArray[Any], Floats
 
 
 def _exceeds_float64(raw: NDArray[Any]) -> bool:
-    return int(raw.max()) > 1 << 53 or int(raw.min()) < -(1 << 53)
+    return int(raw.max()) > _EXACT_INTEGER or int(raw.min()) < -_EXACT_INTEGER
 
 
 def _two_sum(first: Floats, second: Floats) -> tuple[Floats, Floats]:

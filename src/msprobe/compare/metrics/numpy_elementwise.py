@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.compare.metrics.element_types import ElementType, coarser
+from msprobe.compare.metrics.element_types import ElementType, coarser, zero_shift
 from msprobe.compare.metrics.numpy_blocks import (
     Block,
     Candidate,
@@ -47,7 +47,7 @@ class NumpyAccumulator:
         self._types = (target_type, reference_type)
         self._rtol = rtol
         self._atol = atol
-        self._shift = _epsilon(target_type, reference_type)
+        self._shift = zero_shift(target_type, reference_type)
         self._coarser = coarser(target_type, reference_type)
         self._has_ulp = target_type.has_ulp and reference_type.has_ulp
         self._pending: list[tuple[NDArray[Any], NDArray[Any]]] = []
@@ -265,9 +265,3 @@ class _Total:
 def _three(counts: list[int]) -> tuple[int, int, int]:
     nan, positive, negative = counts
     return nan, positive, negative
-
-
-def _epsilon(target: ElementType, reference: ElementType) -> float:
-    """Return what the documented format adds to both sides of a zero reference."""
-    single = all(kind.has_ulp and kind.fraction_bits <= 23 for kind in (target, reference))
-    return float(np.finfo(np.float32 if single else np.float64).eps)
