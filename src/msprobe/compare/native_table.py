@@ -110,25 +110,35 @@ def empty_table() -> pl.DataFrame:
     return pl.DataFrame(schema=_schema())
 
 
-def make_table(comparisons: Sequence[RankComparison]) -> pl.DataFrame:
+def make_table(comparisons: Sequence[RankComparison], *, keep_rows: bool = True) -> pl.DataFrame:
     """Return the rows of all comparisons as one table.
 
-    Takes the rows out of the comparisons on the way: of millions of rows there is no room for both.
+    Args:
+        comparisons: in the order in which they shall stand.
+        keep_rows: False takes the rows out of the comparisons on the way: of millions of rows there
+            is no room for both.
     """
     import polars as pl
 
-    batches = [batch for comparison in comparisons for batch in _batches(comparison)]
+    batches: list[pl.DataFrame] = []
+    for comparison in comparisons:
+        facts = _OperationFacts(comparison)
+        for rows in _batches(comparison, keep_rows=keep_rows):
+            batches.append(_table_of(rows, comparison, facts))
     return pl.concat(batches) if batches else empty_table()
 
 
-def _batches(comparison: RankComparison) -> Iterator[pl.DataFrame]:
+def _batches(comparison: RankComparison, *, keep_rows: bool) -> Iterator[list[Row]]:
+    if keep_rows:
+        for start in range(0, len(comparison.rows), _BATCH_ROWS):
+            yield comparison.rows[start : start + _BATCH_ROWS]
+        return
     rows, comparison.rows = comparison.rows, []
     rows.reverse()  # so that batches can be cut off at the end, which is where lists are cheap
-    facts = _OperationFacts(comparison)
     while rows:
         batch = rows[: -_BATCH_ROWS - 1 : -1]
         del rows[-len(batch) :]
-        yield _table_of(batch, comparison, facts)
+        yield batch
 
 
 def _schema() -> dict[str, Any]:
@@ -223,7 +233,7 @@ def _row_columns(rows: Sequence[Row], facts: _OperationFacts) -> dict[str, list[
         "status": [row.status.value for row in rows],
         "origin": [None if row.origin is None else row.origin.value for row in rows],
         "error": [_number(row.error) for row in rows],
-        "reason": [row.problem or row.reason for row in rows],
+        "reason": [row.reason for row in rows],
         "match": [pair.match.value for pair in pairs],
         "confidence": [pair.confidence for pair in pairs],
         "source": [facts.source(*key) for key in keys],
