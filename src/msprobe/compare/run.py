@@ -125,13 +125,15 @@ def run_comparison(
         notes: what else the summary shall say.
         framework: what the user takes the target to be made with; only checked.
     """
+    from msprobe.compare.replicas import check_replicas, has_replicas
     from msprobe.compare.result import CompareResult
     from msprobe.compare.verdicts.summary import summarize
     from msprobe.compare.verdicts.tolerances import Tolerances
 
     began = time.perf_counter()
+    dump = open_any_dump(target)
     pairing = pair_views(
-        open_any_dump(target),
+        dump,
         open_any_dump(reference),
         steps=options.steps,
         ranks=options.ranks,
@@ -149,6 +151,9 @@ def run_comparison(
             elapsed_s=time.perf_counter() - began,
             bytes_read=sum(count for _, count in found),
         )
+        steps = sorted({pair.step for pair in pairing.pairs})
+        if has_replicas(dump, steps):
+            summary["replicas"] = check_replicas(dump, tolerances, steps)
     return CompareResult(comparisons=comparisons, summary=summary)
 
 
@@ -209,9 +214,9 @@ def _compare_views(
     )
     bytes_read = 0
     if mode is Mode.TENSOR:
-        from msprobe.compare.tensor_rows import measure_rows
+        from msprobe.compare.tensor_rows import TensorWork, measure_rows
 
-        bytes_read = measure_rows(comparison, tolerances, options)
+        bytes_read = measure_rows(comparison, tolerances, TensorWork(options))
     judge_rows(comparison, tolerances)
     find_origins(comparison)
     return comparison, bytes_read

@@ -9,14 +9,30 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from msprobe.compare.metrics.tensor_pairs import TensorJob, TensorOutcome
+from msprobe.compare.metrics.tensor_pairs import TensorJob, TensorOutcome, measure_pair
 from msprobe.compare.model import Leaf, RankComparison, Row
+from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
 from msprobe.compare.verdicts.tolerances import Tolerances
 from msprobe.errors import DumpFormatError
 
 Measure = Callable[[list[TensorJob], int], Iterable[TensorOutcome]]
 """Does jobs and returns their outcomes; the number is that of the bytes to read."""
+
+
+class TensorWork:
+    """How jobs are done: on threads here, or on a cluster.
+
+    Args:
+        options: what the user chose.
+    """
+
+    def __init__(self, options: CompareOptions) -> None:
+        self._options = options
+
+    def __call__(self, jobs: list[TensorJob], size: int) -> Iterable[TensorOutcome]:
+        """Do jobs; see `Measure`."""
+        return map(measure_pair, jobs)
 
 
 class _File(NamedTuple):
