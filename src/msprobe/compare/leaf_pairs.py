@@ -3,12 +3,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from typing import Final
 
 from msprobe.compare.model import Leaf, OperationPair, Role, Row
 from msprobe.compare.sides import Side
 
-_KEYWORDS = "kwargs."
+_KEYWORDS: Final = "kwargs."
+# MindSpore's parameters and PyTorch's.
+_PARAMETER_NAMES: Final[Mapping[str, str]] = {
+    "gamma": "weight",
+    "beta": "bias",
+    "embedding_table": "weight",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+_PARAMETER_ROLES: Final = (Role.PARAMETER, Role.PARAMETER_GRAD)
 
 
 def pair_leaves(target: Side, reference: Side, pair: OperationPair) -> list[Row]:
@@ -21,13 +32,14 @@ def pair_leaves(target: Side, reference: Side, pair: OperationPair) -> list[Row]
     Raises:
         DumpFormatError: a record is damaged.
     """
-    mine = [] if pair.target is None else target.leaves(pair.target)
-    theirs = [] if pair.reference is None else reference.leaves(pair.reference)
+    mine = _leaves(target, pair.target, pair.target_slots)
+    theirs = _leaves(reference, pair.reference, pair.reference_slots)
     if not theirs:
         return [Row(pair=pair, target=leaf, reference=None) for leaf in mine]
     if not mine:
         return [Row(pair=pair, target=None, reference=leaf) for leaf in theirs]
-    if not pair.slots and len(mine) == len(theirs):
+    crosses = target.framework != reference.framework
+    if not pair.slots and not crosses and len(mine) == len(theirs):
         rows = [
             Row(pair=pair, target=a, reference=b)
             for a, b in zip(mine, theirs, strict=True)
@@ -35,90 +47,165 @@ def pair_leaves(target: Side, reference: Side, pair: OperationPair) -> list[Row]
         ]
         if len(rows) == len(mine):
             return rows
-    partners = _partners(mine, theirs, pair.slots)
-    return _rows(pair, mine, theirs, partners)
+    matcher = _LeafMatcher(mine, theirs)
+    matcher.pair_by_place(pair.slots)
+    if crosses:
+        matcher.pair_parameters()
+        if ".backward" in (pair.target or ""):
+            matcher.reorder_gradients()
+    matcher.pair_keywords()
+    return _rows(pair, mine, theirs, matcher.partners)
 
 
-def _partners(
-    mine: list[Leaf], theirs: list[Leaf], slots: Mapping[str, str | None]
-) -> dict[int, int]:
-    """Return place among `mine` → place among `theirs`."""
-    by_key: dict[str, int] = {}
-    for place, leaf in enumerate(theirs):
-        by_key.setdefault(_key(leaf.slot), place)
-    wanted = {_key(slot): found for slot, found in slots.items()}
-    partners: dict[int, int] = {}
-    taken: set[int] = set()
-    excluded: set[int] = set()
-    for place, leaf in enumerate(mine):
-        key = _key(leaf.slot)
-        if key in wanted:
-            mapped = wanted[key]
-            excluded.add(place)
-            if mapped is None:
+def _leaves(side: Side, record: str | None, slots: frozenset[str] | None) -> list[Leaf]:
+    if record is None:
+        return []
+    leaves = side.leaves(record)
+    return leaves if slots is None else [leaf for leaf in leaves if leaf.slot in slots]
+
+
+class _LeafMatcher:
+    """Finds partners for the values of two records.
+
+    Attributes:
+        partners: place among the target's values → place among the reference's.
+    """
+
+    def __init__(self, mine: list[Leaf], theirs: list[Leaf]) -> None:
+        self._mine = mine
+        self._theirs = theirs
+        self.partners: dict[int, int] = {}
+        self._taken: set[int] = set()
+        self._excluded: set[int] = set()
+
+    def pair_by_place(self, slots: Mapping[str, str | None]) -> None:
+        """Pair equal slots, and those that a mapping says are the same."""
+        by_key: dict[str, int] = {}
+        for place, leaf in enumerate(self._theirs):
+            by_key.setdefault(_key(leaf.slot), place)
+        rules = {_key(slot): other for slot, other in slots.items()}
+        claimed = {_key(other) for other in rules.values() if other is not None}
+        for place, leaf in enumerate(self._mine):
+            key = _key(leaf.slot)
+            rule = _longest_prefix(key, rules)
+            if rule is not None:
+                other = rules[rule]
+                if other is None:
+                    self._excluded.add(place)
+                    continue
+                key = _key(other) + key[len(rule) :]
+            elif _longest_prefix(key, claimed) is not None:
                 continue
-            key = _key(mapped)
-        elif key in wanted.values():
-            continue
-        partner = by_key.get(key)
-        if partner is not None and partner not in taken:
-            partners[place] = partner
-            taken.add(partner)
-    _pair_leftovers(mine, theirs, partners, taken, excluded)
-    return partners
+            partner = by_key.get(key)
+            if partner is not None:
+                self._pair(place, partner)
 
+    def pair_parameters(self) -> None:
+        """Pair parameters that the frameworks call differently."""
+        right = {
+            _parameter_name(leaf.slot): place
+            for place, leaf in enumerate(self._theirs)
+            if leaf.role in _PARAMETER_ROLES and place not in self._taken
+        }
+        for place, leaf in enumerate(self._mine):
+            if leaf.role in _PARAMETER_ROLES and self._is_free(place):
+                partner = right.get(_parameter_name(leaf.slot))
+                if partner is not None and self._theirs[partner].role is leaf.role:
+                    self._pair(place, partner)
 
-def _pair_leftovers(
-    mine: list[Leaf],
-    theirs: list[Leaf],
-    partners: dict[int, int],
-    taken: set[int],
-    excluded: set[int],
-) -> None:
-    """Pair an argument passed by position with the same one passed by keyword."""
-    for role in (Role.INPUT, Role.PARAMETER):
-        left = [
-            place
-            for place, leaf in enumerate(mine)
-            if leaf.role is role and place not in partners and place not in excluded
-        ]
-        right = [
-            place for place, leaf in enumerate(theirs) if leaf.role is role and place not in taken
-        ]
+    def pair_keywords(self) -> None:
+        """Pair an argument passed by position with the same one passed by keyword."""
+        for role in (Role.INPUT, Role.PARAMETER):
+            left = [
+                place
+                for place, leaf in enumerate(self._mine)
+                if leaf.role is role and self._is_free(place)
+            ]
+            right = [
+                place
+                for place, leaf in enumerate(self._theirs)
+                if leaf.role is role and place not in self._taken
+            ]
+            lefts, rights = _by_looks(self._mine, left), _by_looks(self._theirs, right)
+            for looks, places in lefts.items():
+                partners = rights.get(looks, [])
+                if len(places) == 1 and len(partners) == 1:
+                    self._pair(places[0], partners[0])
+
+    def reorder_gradients(self) -> None:
+        """Pair gradients by shape where their order differs: each framework has its own."""
+        left = [place for place, leaf in enumerate(self._mine) if leaf.role is Role.OUTPUT]
+        right = [place for place, leaf in enumerate(self._theirs) if leaf.role is Role.OUTPUT]
+        fits = all(
+            self._mine[place].shape == self._theirs[self.partners[place]].shape
+            for place in left
+            if place in self.partners
+        )
+        lefts, rights = _by_looks(self._mine, left), _by_looks(self._theirs, right)
+        if fits or any(len(places) > 1 for places in (*lefts.values(), *rights.values())):
+            return
         for place in left:
-            alike = [other for other in right if _may_be_same(mine[place], theirs[other])]
-            rivals = [other for other in left if _may_be_same(mine[other], mine[place])]
-            if len(alike) == 1 and len(rivals) == 1:
-                partners[place] = alike[0]
-                right.remove(alike[0])
+            partner = self.partners.pop(place, None)
+            self._taken.discard(-1 if partner is None else partner)
+        for looks, places in lefts.items():
+            if looks in rights:
+                self._pair(places[0], rights[looks][0])
+
+    def _is_free(self, place: int) -> bool:
+        return place not in self.partners and place not in self._excluded
+
+    def _pair(self, mine: int, theirs: int) -> None:
+        if theirs not in self._taken:
+            self.partners[mine] = theirs
+            self._taken.add(theirs)
 
 
-def _may_be_same(a: Leaf, b: Leaf) -> bool:
-    return a.is_tensor is b.is_tensor and a.shape == b.shape and (a.is_tensor or a.type == b.type)
+def _by_looks(leaves: list[Leaf], places: list[int]) -> dict[tuple[bool, object], list[int]]:
+    groups: defaultdict[tuple[bool, object], list[int]] = defaultdict(list)
+    for place in places:
+        leaf = leaves[place]
+        groups[leaf.is_tensor, leaf.shape if leaf.is_tensor else leaf.type].append(place)
+    return groups
 
 
 def _rows(
-    pair: OperationPair, mine: list[Leaf], theirs: list[Leaf], partners: dict[int, int]
+    pair: OperationPair, mine: list[Leaf], theirs: list[Leaf], partners: Mapping[int, int]
 ) -> list[Row]:
     taken = set(partners.values())
     lonely = [leaf for place, leaf in enumerate(theirs) if place not in taken]
-    roles = [leaf.role for leaf in mine]
+    last_of_role = {leaf.role: place for place, leaf in enumerate(mine)}
     rows: list[Row] = []
     for place, leaf in enumerate(mine):
         partner = partners.get(place)
         rows.append(
             Row(pair=pair, target=leaf, reference=None if partner is None else theirs[partner])
         )
-        if leaf.role not in roles[place + 1 :]:
+        if last_of_role[leaf.role] == place:
             rows += [
                 Row(pair=pair, target=None, reference=other)
                 for other in lonely
                 if other.role is leaf.role
             ]
     rows += [
-        Row(pair=pair, target=None, reference=other) for other in lonely if other.role not in roles
+        Row(pair=pair, target=None, reference=other)
+        for other in lonely
+        if other.role not in last_of_role
     ]
     return rows
+
+
+def _longest_prefix(key: str, rules: Mapping[str, object] | set[str]) -> str | None:
+    """Return the slot among `rules` that is `key` or stands above it."""
+    while key:
+        if key in rules:
+            return key
+        key = key.rpartition(".")[0]
+    return None
+
+
+def _parameter_name(slot: str) -> str:
+    name = slot.rpartition(".")[2]
+    return _PARAMETER_NAMES.get(name, name)
 
 
 def _key(slot: str) -> str:

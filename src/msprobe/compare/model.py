@@ -191,6 +191,11 @@ class OperationPair:
         match: how they found each other.
         confidence: 1.0 for exact names, less where similarity decided, 0.0 unmatched.
         slots: target slot → reference slot, where a mapping file says so; others keep their names.
+            A slot stands for everything below it (``input`` for ``input.0``), and the longest one
+            counts. None means that the value has no partner.
+        target_slots: values of the target that make rows; None for all. Where a data mapping leads
+            from one operation to several, each of these pairs has its share.
+        reference_slots: likewise.
     """
 
     position: int
@@ -199,6 +204,8 @@ class OperationPair:
     match: Match
     confidence: float = 1.0
     slots: Mapping[str, str | None] = field(default_factory=dict)
+    target_slots: frozenset[str] | None = None
+    reference_slots: frozenset[str] | None = None
 
     @property
     def name(self) -> str:

@@ -2,7 +2,8 @@
 """Names under which one operation goes: ``a + b``, ``torch.add``, ``a.add_(b)``.
 
 A family is what these names have in common. It only says which calls may be partners; which of
-them are is decided by number, place and values.
+them are is decided by number, place and values. Relatives do nearly the same; they are looked at
+when nothing better is left.
 """
 
 from __future__ import annotations
@@ -26,13 +27,11 @@ _SHARED_PREFIXES: Final = frozenset(
 _DISTRIBUTED: Final = frozenset(("Distributed", "MintDistributed"))
 
 # Each line: names of one operation; the first one is the family.
-_ALIASES: Final = """
+_SYNONYMS: Final = """
 abs absolute
 acos arccos
 acosh arccosh
-addcmul addcmul_v2
-all_gather _all_gather_base all_gather_into_tensor
-all_reduce functional_all_reduce
+all_gather_into_tensor _all_gather_base
 asin arcsin
 asinh arcsinh
 atan arctan
@@ -45,69 +44,77 @@ bitwise_or or
 bitwise_right_shift rshift
 bitwise_xor xor
 cat concat concatenate
-ceil
-clamp clip clip_by_value clamp_min clamp_max
-cumsum cum_sum
-det
-div divide true_divide truediv realdiv
-dropout native_dropout
-embedding embedding_lookup
-eq equal_elementwise
-erfc
-expand broadcast_to expand_as
+clamp clip
+div divide true_divide truediv
 fix trunc
-flatten
 floor_divide floordiv
-gather gather_elements gather_d
 ge greater_equal
-getitem
 gt greater
-inverse
-layer_norm native_layer_norm layer_norm_ext
+inv inverse
+layer_norm native_layer_norm
 le less_equal
-linear addmm
-log_softmax logsoftmax
-logical_not
-logsumexp
+linalg_det det
 lt less
-masked_fill
-matmul mm bmm batch_matmul baddbmm
-max maximum amax reduce_max
-mean reduce_mean
-min minimum amin reduce_min
+movedim moveaxis
 mul multiply
 ne not_equal
 neg negative
-ones ones_like new_ones
-permute
-pow
-prod reduce_prod
-reduce_scatter _reduce_scatter_base reduce_scatter_tensor
-relu threshold
+outer ger
+reduce_scatter_tensor _reduce_scatter_base
 remainder mod
-reshape view view_as reshape_as
-rsqrt
-scaled_dot_product_attention npu_fusion_attention flash_attention_score
-setitem
 sigmoid expit
-silu swish
-softmax
-square
-squeeze
-stack
 sub subtract
-sum reduce_sum sum_ext
-swapaxes swapdims
-to type_as type astype cast float half bfloat16 double
-transpose t
-unsqueeze expand_dims
-where select
+transpose swapaxes swapdims
+vstack row_stack
+"""
+
+# Each line: operations that another version or device may have taken instead of one another.
+_RELATIVES: Final = """
+addmm linear
+amax max maximum
+amin min minimum
+baddbmm bmm matmul mm einsum mv
+batch_norm native_batch_norm sync_batch_norm
+clamp clamp_max clamp_min
+contiguous clone
+dropout native_dropout alpha_dropout feature_dropout
+empty empty_like new_empty
+expand expand_as broadcast_to repeat
+full full_like new_full
+gelu fast_gelu
+index_select gather take embedding
+layer_norm rms_norm fused_layer_norm
+masked_fill where
+ones ones_like new_ones
+permute transpose t
+reshape view view_as reshape_as flatten unflatten squeeze unsqueeze
+scaled_dot_product_attention fusion_attention flash_attention_score prompt_flash_attention
+silu swish swiglu
+split chunk tensor_split unbind split_with_sizes
+to type type_as float half bfloat16 double long int cpu cuda npu
+all_gather all_gather_into_tensor
+all_to_all all_to_all_single
+reduce_scatter reduce_scatter_tensor
 zeros zeros_like new_zeros
 """
 
-_FAMILY_OF: Final = {
-    name: line.split()[0] for line in _ALIASES.strip().splitlines() for name in line.split()
-}
+
+def _by_name(lines: str) -> dict[str, str]:
+    return {name: line.split()[0] for line in lines.strip().splitlines() for name in line.split()}
+
+
+_FAMILY_OF: Final = _by_name(_SYNONYMS)
+_RELATED_TO: Final = _by_name(_RELATIVES)
+
+_IN_PLACE_OPERATORS: Final = frozenset(
+    f"i{name}"
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+        *("and", "or", "xor", "lshift", "rshift"),
+    )
+)
+# a + b and b + a; for the others the order of the arguments matters.
+_COMMUTING_REFLECTED: Final = frozenset(f"r{name}" for name in ("add", "mul", "and", "or", "xor"))
 
 
 def bare_name(api: str) -> str:
@@ -118,20 +125,8 @@ def bare_name(api: str) -> str:
     """
     if api.startswith("__") and api.endswith("__") and len(api) > 4:
         name = api[2:-2]
-        if name in _IN_PLACE_OPERATORS or name in _COMMUTING_REFLECTED:
-            name = name[1:]
-        return name
+        return name[1:] if name in _IN_PLACE_OPERATORS or name in _COMMUTING_REFLECTED else name
     return api.removesuffix("_") or api
-
-
-_IN_PLACE_OPERATORS: Final = frozenset(
-    f"i{name}"
-    for name in (
-        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
-        *("and", "or", "xor", "lshift", "rshift"),
-    )
-)
-_COMMUTING_REFLECTED: Final = frozenset(f"r{name}" for name in ("add", "mul", "and", "or", "xor"))
 
 
 def family(prefix: str, api: str) -> str:
@@ -144,8 +139,16 @@ def family(prefix: str, api: str) -> str:
     name = bare_name(api)
     if prefix in _SHARED_PREFIXES:
         return _FAMILY_OF.get(name, name)
-    if prefix in _DISTRIBUTED:
-        return f"Distributed.{_FAMILY_OF.get(name, name)}"
     if prefix == "NPU":
-        return _FAMILY_OF.get(name, name.removeprefix("npu_"))
+        name = name.removeprefix("npu_")
+        return _FAMILY_OF.get(name, name)
+    if prefix in _DISTRIBUTED:
+        name = name.removeprefix("functional_")
+        return f"Distributed.{_FAMILY_OF.get(name, name)}"
     return f"{prefix}.{name}"
+
+
+def relatives(family_name: str) -> str:
+    """Return what stands for a family and its relatives."""
+    prefix, dot, name = family_name.rpartition(".")
+    return f"{prefix}{dot}{_RELATED_TO.get(name, name)} and relatives"

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from msprobe.compare.matching.aligning import Aligner, Call
 from msprobe.compare.matching.evidence import EvidenceReader
-from msprobe.compare.matching.identities import Identifier, Identity
+from msprobe.compare.matching.identities import Identity, Names, SharedNames
 from msprobe.compare.model import Match
 from msprobe.compare.sides import Side
 from msprobe.dump.record_names import RecordKind, RecordName, forward_name
@@ -25,6 +25,7 @@ Align = Literal["auto", "always", "never"]
 Ground = tuple[Match, float]
 
 _EXACT: Final[Ground] = (Match.EXACT, 1.0)
+MAPPED: Final[Ground] = (Match.MAPPED, 1.0)
 _ALIAS_CONFIDENCE: Final = 0.95
 _OTHER_CLASS_CONFIDENCE: Final = 0.8
 _REORDERED_CONFIDENCE: Final = 0.6
@@ -34,28 +35,30 @@ _NONE: Final = -1
 class Records:
     """The records of one side as the matcher sees them: by place in the order of execution."""
 
-    def __init__(self, side: Side, identifier: Identifier) -> None:
+    def __init__(self, side: Side, words: Names) -> None:
         self.names = side.names
         self.parsed: list[RecordName] = [side.parsed(name) for name in side.names]
         self.place = {name: place for place, name in enumerate(side.names)}
         self._side = side
-        self._identifier = identifier
-        self._identities: dict[str, Identity] = {}
+        self._words = words
+        self._identities: dict[tuple[str, str], Identity] = {}
         self._scopes: list[str | None] = [None] * len(self.parsed)
 
     def identity(self, place: int) -> Identity:
         """Return what a record is."""
         parsed = self.parsed[place]
-        found = self._identities.get(parsed.base)
+        path = self._side.module(parsed.full) if self._words.depends_on_layer else ""
+        found = self._identities.get((parsed.base, path))
         if found is None:
-            found = self._identities[parsed.base] = self._identifier.identity(parsed)
+            found = self._words.identity(parsed, path)
+            self._identities[parsed.base, path] = found
         return found
 
     def scope(self, place: int) -> str:
         """Return the module around a record, as both sides know it; around a module: its own."""
         found = self._scopes[place]
         if found is None:
-            found = self._identifier.scope(self._side.module(self.names[place]))
+            found = self._words.scope(self._side.module(self.names[place]))
             self._scopes[place] = found
         return found
 
@@ -91,6 +94,8 @@ class Matcher:
     """Pairs the records of two sides.
 
     Attributes:
+        target: the target's records.
+        reference: the reference's records.
         partners: for each record of the target the place of its partner, -1 for none.
         grounds: for each record of the target how its partner was found, and how sure that is.
     """
@@ -99,13 +104,11 @@ class Matcher:
         self,
         target: Side,
         reference: Side,
-        *,
-        of_target: Identifier,
-        of_reference: Identifier,
+        names: SharedNames,
         align: Align,
     ) -> None:
-        self._target = Records(target, of_target)
-        self._reference = Records(reference, of_reference)
+        self.target = Records(target, names.target)
+        self.reference = Records(reference, names.reference)
         self._align = align
         self._aligner = Aligner(EvidenceReader(target), EvidenceReader(reference))
         self.partners: list[int] = [_NONE] * len(target.names)
@@ -124,25 +127,32 @@ class Matcher:
         """Make two records partners; equal names are exact, whatever led to them."""
         if self.partners[target] != _NONE or self._is_taken[reference]:
             return
-        if self._target.names[target] == self._reference.names[reference]:
+        if self.target.names[target] == self.reference.names[reference]:
             ground = _EXACT
+        elif ground[0] is Match.ALIAS and self._is_mapped(target, reference):
+            ground = MAPPED
         self.partners[target] = reference
         self.grounds[target] = ground
         self._is_taken[reference] = 1
+
+    def _is_mapped(self, target: int, reference: int) -> bool:
+        return (
+            self.target.identity(target).is_mapped or self.reference.identity(reference).is_mapped
+        )
 
     def _match_calls(self, belongs: Callable[[RecordName], bool]) -> None:
         if self._align != "always":
             self._match_by_number(belongs)
         if self._align == "never":
             return
-        target = [self._target.call(place) for place in self._free_target(belongs)]
-        reference = [self._reference.call(place) for place in self._free_reference(belongs)]
+        target = [self.target.call(place) for place in self._free_target(belongs)]
+        reference = [self.reference.call(place) for place in self._free_reference(belongs)]
         if not target or not reference:
             return
         known = [
             (place, partner)
             for place, partner in enumerate(self.partners)
-            if partner != _NONE and belongs(self._target.parsed[place])
+            if partner != _NONE and belongs(self.target.parsed[place])
         ]
         for found in self._aligner.align(target, reference, known):
             self.pair(
@@ -155,31 +165,29 @@ class Matcher:
     def _match_by_number(self, belongs: Callable[[RecordName], bool]) -> None:
         """Pair calls of what ran equally often on both sides: of one name, then of one family."""
         must_agree = self._align != "never"
-        target = _group(self._free_target(belongs), lambda at: self._target.parsed[at].base)
-        reference = _group(
-            self._free_reference(belongs), lambda at: self._reference.parsed[at].base
-        )
+        target = _group(self._free_target(belongs), lambda at: self.target.parsed[at].base)
+        reference = _group(self._free_reference(belongs), lambda at: self.reference.parsed[at].base)
         for base, places in target.items():
             partners = reference.get(base, [])
             if must_agree and not self._agree(places, partners):
                 continue
-            by_name = {self._reference.names[place]: place for place in partners}
+            by_name = {self.reference.names[place]: place for place in partners}
             for place in places:
-                partner = by_name.get(self._target.names[place])
+                partner = by_name.get(self.target.names[place])
                 if partner is not None:
                     self.pair(place, partner, _EXACT)
         target = _group(
-            self._free_target(belongs), lambda place: self._target.identity(place).family
+            self._free_target(belongs), lambda place: self.target.identity(place).family
         )
         reference = _group(
-            self._free_reference(belongs), lambda place: self._reference.identity(place).family
+            self._free_reference(belongs), lambda place: self.reference.identity(place).family
         )
         for family, places in target.items():
             partners = reference.get(family, [])
             if len(places) != len(partners):
                 continue
             if must_agree and not (
-                self._agree(places, partners) and any(map(self._target.scope, places))
+                self._agree(places, partners) and any(map(self.target.scope, places))
             ):
                 continue
             for place, partner in zip(places, partners, strict=True):
@@ -188,19 +196,17 @@ class Matcher:
     def _agree(self, target: list[int], reference: list[int]) -> bool:
         """Return whether calls are as many on both sides, and each in the same module."""
         return len(target) == len(reference) and all(
-            self._target.scope(t) == self._reference.scope(r)
+            self.target.scope(t) == self.reference.scope(r)
             for t, r in zip(target, reference, strict=True)
         )
 
     def _alias_ground(self, target: int, reference: int) -> Ground:
-        identity = self._target.identity(target)
-        if identity.is_mapped:
-            return Match.MAPPED, 1.0
-        same_class = identity.fallback == self._reference.identity(reference).fallback
+        mine, theirs = self.target.identity(target), self.reference.identity(reference)
+        same_class = mine.fallback == theirs.fallback
         return Match.ALIAS, _ALIAS_CONFIDENCE if same_class else _OTHER_CLASS_CONFIDENCE
 
     def _match_kind(self, target: int, reference: int) -> Match:
-        a, b = self._target.parsed[target], self._reference.parsed[reference]
+        a, b = self.target.parsed[target], self.reference.parsed[reference]
         is_alias = a.base != b.base and a.index == b.index
         return Match.ALIAS if is_alias else Match.ALIGNED
 
@@ -210,35 +216,35 @@ class Matcher:
         def key(records: Records, place: int) -> Hashable:
             return records.identity(place).family, records.scope(place)
 
-        target = _group(self._free_target(belongs), lambda place: key(self._target, place))
-        reference = _group(self._free_reference(belongs), lambda place: key(self._reference, place))
+        target = _group(self._free_target(belongs), lambda place: key(self.target, place))
+        reference = _group(self._free_reference(belongs), lambda place: key(self.reference, place))
         for family_and_scope, places in target.items():
             partners = reference.get(family_and_scope, [])
-            if self._target.scope(places[0]) and len(places) == len(partners):
+            if self.target.scope(places[0]) and len(places) == len(partners):
                 for place, partner in zip(places, partners, strict=True):
                     self.pair(place, partner, (Match.ALIGNED, _REORDERED_CONFIDENCE))
 
     def _match_followers(self) -> None:
         """Pair backward and recomputed records whose forward calls are partners."""
         for place in self._free_target(_is_follower):
-            parsed = self._target.parsed[place]
+            parsed = self.target.parsed[place]
             forward = self._forward_of(parsed)
             if forward is None or self.partners[forward] == _NONE:
                 continue
-            partner = self._reference.follower(self.partners[forward], parsed)
+            partner = self.reference.follower(self.partners[forward], parsed)
             if partner is not None:
                 self.pair(place, partner, self.grounds[forward])
 
     def _forward_of(self, parsed: RecordName) -> int | None:
         name = parsed.full.removesuffix(".recompute") if parsed.recompute else forward_name(parsed)
-        return None if name is None else self._target.place.get(name)
+        return None if name is None else self.target.place.get(name)
 
     def _match_parameter_gradients(self) -> None:
         def key(records: Records, place: int) -> Hashable:
             return records.identity(place).family, records.parsed[place].kind
 
-        target = _group(self._free_target(_is_gradient), lambda at: key(self._target, at))
-        reference = _group(self._free_reference(_is_gradient), lambda at: key(self._reference, at))
+        target = _group(self._free_target(_is_gradient), lambda at: key(self.target, at))
+        reference = _group(self._free_reference(_is_gradient), lambda at: key(self.reference, at))
         for module, places in target.items():
             for place, partner in zip(places, reference.get(module, []), strict=False):
                 self.pair(place, partner, self._alias_ground(place, partner))
@@ -246,10 +252,10 @@ class Matcher:
     def _match_equal_names(self) -> None:
         """Pair what is left and has the same name, unless its number was found to be shifted."""
         for place in self._free_target(lambda name: True):
-            partner = self._reference.place.get(self._target.names[place])
+            partner = self.reference.place.get(self.target.names[place])
             if partner is None or self._is_taken[partner]:
                 continue
-            parsed = self._target.parsed[place]
+            parsed = self.target.parsed[place]
             is_counted = _is_main(parsed) or _is_backward(parsed)
             if not is_counted or self._align == "never":
                 self.pair(place, partner, _EXACT)
@@ -257,14 +263,14 @@ class Matcher:
     def _free_target(self, belongs: Callable[[RecordName], bool]) -> list[int]:
         return [
             place
-            for place, parsed in enumerate(self._target.parsed)
+            for place, parsed in enumerate(self.target.parsed)
             if self.partners[place] == _NONE and belongs(parsed)
         ]
 
     def _free_reference(self, belongs: Callable[[RecordName], bool]) -> list[int]:
         return [
             place
-            for place, parsed in enumerate(self._reference.parsed)
+            for place, parsed in enumerate(self.reference.parsed)
             if not self._is_taken[place] and belongs(parsed)
         ]
 
