@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from msprobe.report.table_files import replacing
-from msprobe.report.tables import Cell, Table, TableRow
+from msprobe.report.tables import Cell, Table
 
 MAX_ROWS: Final = 1_000_000
 """Rows of one file, without the titles: as many as spreadsheets can open."""
@@ -19,7 +19,8 @@ MAX_ROWS: Final = 1_000_000
 # Spreadsheets take text that begins like this for a formula. A sign may begin a number as well.
 _FORMULA_STARTS: Final = frozenset("=@\t\r+-")
 _SIGNS: Final = ("+", "-")
-_INFINITIES: Final = (math.inf, -math.inf)
+_NEEDS_QUOTES: Final = re.compile('[,"\r\n]')
+_TEXTS_TO_REMEMBER: Final = 20_000
 
 
 def write_csv(table: Table, path: Path) -> list[Path]:
@@ -47,33 +48,51 @@ def write_csv(table: Table, path: Path) -> list[Path]:
             # Names in a hostile dump may hold half characters, which no encoding knows.
             temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
         ):
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(table.columns)
-            writer.writerows(_safe_rows(islice(rows, MAX_ROWS)))
+            lines = _Lines()
+            file.write(lines.line(table.columns))
+            for cells, _ in islice(rows, MAX_ROWS):
+                file.write(lines.line(cells))
         paths.append(target)
     return paths
 
 
-def _safe_rows(rows: Iterator[TableRow]) -> Iterator[Sequence[Cell]]:
-    starts = _FORMULA_STARTS
-    for cells, _ in rows:
+class _Lines:
+    """Makes lines of text; twice as fast as the csv module, because texts come back often."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {"": ""}
+
+    def line(self, cells: Sequence[Cell]) -> str:
+        """Return a row with its line break."""
+        parts: list[str] = []
+        add, known = parts.append, self._texts
         for cell in cells:
             kind = type(cell)
-            if (kind is str and cell and cell[0] in starts) or (
-                kind is float and cell in _INFINITIES
-            ):
-                yield [_safe(cell) for cell in cells]
-                break
-        else:
-            yield cells
+            if kind is str:
+                text = known.get(cell)  # type: ignore[arg-type]  # it is a str
+                add(self._text(cell) if text is None else text)  # type: ignore[arg-type]
+            elif kind is float:
+                # An infinite number minus itself is no number.
+                add(repr(cell) if cell - cell == 0 else _nonfinite(cell))  # type: ignore
+            elif cell is None:
+                add("")
+            else:
+                add(str(cell))
+        return ",".join(parts) + "\n"
+
+    def _text(self, text: str) -> str:
+        shown = text
+        if text[0] in _FORMULA_STARTS and not (text[0] in _SIGNS and _is_number(text)):
+            shown = f"'{text}"
+        if _NEEDS_QUOTES.search(shown):
+            shown = '"' + shown.replace('"', '""') + '"'
+        if len(self._texts) < _TEXTS_TO_REMEMBER:
+            self._texts[text] = shown
+        return shown
 
 
-def _safe(cell: Cell) -> Cell:
-    if isinstance(cell, float):
-        return f" {cell}" if cell in _INFINITIES else cell
-    if not isinstance(cell, str) or not cell or cell[0] not in _FORMULA_STARTS:
-        return cell
-    return cell if cell[0] in _SIGNS and _is_number(cell) else f"'{cell}"
+def _nonfinite(number: float) -> str:
+    return "nan" if number != number else f" {number}"
 
 
 def _is_number(text: str) -> bool:

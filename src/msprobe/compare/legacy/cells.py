@@ -22,6 +22,8 @@ _PROCESS_GROUPS: Final = ("torch.ProcessGroup", "mindspore.ProcessGroup")
 # Types that are a value of their own rather than one of a Python type.
 _OWN_TYPES: Final = ("slice", "ellipsis", *_PROCESS_GROUPS)
 _MAX_VALUE_TEXT: Final = 1000
+_TRUTH: Final = {None: NOTHING, True: "True", False: "False"}
+_ONLY_FLOATS: Final = {float}
 
 
 class SideCells(NamedTuple):
@@ -57,15 +59,16 @@ class CellMaker:
     def cells(self, leaf: Leaf) -> SideCells:
         """Return the cells of a value."""
         if leaf.is_tensor:
-            return SideCells(
-                leaf.raw_dtype,
-                self._shape(leaf.shape or ()),
-                NOTHING if leaf.requires_grad is None else str(leaf.requires_grad),
-                _statistic(leaf.max),
-                _statistic(leaf.min),
-                _statistic(leaf.mean),
-                _statistic(leaf.norm),
-            )
+            shape = self._shapes.get(leaf.shape or ()) or self._shape(leaf.shape or ())
+            requires_grad = _TRUTH[leaf.requires_grad]
+            a, b, c, d = leaf.max, leaf.min, leaf.mean, leaf.norm
+            # The usual case by itself: four numbers that are none of them NaN.
+            if {type(a), type(b), type(c), type(d)} == _ONLY_FLOATS and (
+                a == a and b == b and c == c and d == d
+            ):
+                return SideCells(leaf.raw_dtype, shape, requires_grad, a, b, c, d)
+            four = map(_statistic, (a, b, c, d))
+            return SideCells(leaf.raw_dtype, shape, requires_grad, *four)
         value = leaf.value
         if leaf.type == "NoneType":
             return self._no_value
@@ -80,9 +83,7 @@ class CellMaker:
         return SideCells(dtype, "[]", NOTHING, *[_statistic(value)] * 4)
 
     def _shape(self, shape: tuple[int, ...]) -> str:
-        text = self._shapes.get(shape)
-        if text is None:
-            text = self._shapes[shape] = str(list(shape))
+        text = self._shapes[shape] = str(list(shape))
         return text
 
 

@@ -30,7 +30,8 @@ def legacy_table(
     comparison: RankComparison,
     generation: Generation | str = Generation.V26_2_0,
     *,
-    highlight: bool = False,
+    highlight: bool = True,
+    stack: bool = True,
 ) -> Table:
     """Return the table of a comparison whose rows have been judged.
 
@@ -40,11 +41,13 @@ def legacy_table(
     Args:
         comparison: what to show.
         generation: whose columns and verdicts.
-        highlight: for 8.3.3, whether to colour rows by its rules and to say why in the messages.
-            Rows of 26.2.0 are always coloured by their results.
+        highlight: whether rows have colours: those of 26.2.0 by their results, those of 8.3.3 by
+            its rules, which are then named in the messages.
+        stack: whether call stacks have a column, where the target has any.
     """
     generation = Generation(generation)
-    maker = _RowMaker(comparison, generation, has_stack=has_stacks(comparison), highlight=highlight)
+    has_stack = stack and has_stacks(comparison)
+    maker = _RowMaker(comparison, generation, has_stack=has_stack, highlight=highlight)
     columns = legacy_columns(comparison.mode, generation, has_stack=maker.has_stack)
     return Table(columns=(*columns, *OWN), count=len(comparison.rows), rows=maker.rows)
 
@@ -72,8 +75,9 @@ class _RowMaker:
         self._generation = generation
         self._mode = comparison.mode
         self._is_old = generation is Generation.V8_3_3
-        self._highlight = highlight and self._is_old and comparison.mode is not Mode.MD5
+        self._highlight = highlight
         self._cells = CellMaker(generation)
+        self._stacks: dict[tuple[str, ...], str] = {}
 
     def rows(self) -> Iterator[TableRow]:
         """Return all rows, those that only the reference has last."""
@@ -92,7 +96,7 @@ class _RowMaker:
         if self._is_old:
             verdicts = [old_verdict(one, self._mode) for one in judged]
             colours = [None] * len(rows)
-            if self._highlight:
+            if self._highlight and self._mode is not Mode.MD5:
                 from msprobe.compare.legacy.highlight import highlight_operation
 
                 found = highlight_operation(judged, self._mode)
@@ -104,7 +108,7 @@ class _RowMaker:
         else:
             levels = judge_operation(judged, self._mode)
             verdicts = [(verdict.result, verdict.err_message) for verdict in levels]
-            colours = [_COLOURS[verdict.level] for verdict in levels]
+            colours = [_COLOURS[verdict.level] if self._highlight else None for verdict in levels]
         stack = self._stack(rows[0]) if self.has_stack else ""
         for one, (verdict, message), colour in zip(judged, verdicts, colours, strict=True):
             yield self._line(one, verdict, message, stack), colour
@@ -156,9 +160,14 @@ class _RowMaker:
     def _stack(self, row: Row) -> str:
         name = row.pair.target
         # Backward records have no stack of their own.
-        if name is None or not self._comparison.target.view.frames(name):
+        frames = None if name is None else self._comparison.target.view.frames(name)
+        if name is None or not frames:
             return NOTHING
-        return str(self._comparison.target.frames(name))
+        key = tuple(frames)  # few places make many calls
+        text = self._stacks.get(key)
+        if text is None:
+            text = self._stacks[key] = str(self._comparison.target.frames(name))
+        return text
 
 
 def _file(leaf: Leaf | None) -> str:
