@@ -126,7 +126,7 @@ def number(slot: str, value: str) -> dict[str, Any]:
 
 def _compared(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row with metrics that fit its error."""
-    error = row["error"] or 0.0
+    error = min(row["error"] or 0.0, 1e9)
     count = math.prod(int(size) for size in row["target_shape"].strip("[]").split(",") if size)
     statistics = {"max": 3.25, "min": -3.5, "mean": 0.01, "norm": 362.04}
     row |= {f"reference_{key}": value for key, value in statistics.items()}
@@ -267,7 +267,7 @@ def _forward_layer(sample: Sample, layer: int, error: float, *, is_last: bool) -
             match="unmatched",
             confidence=0.0,
         )
-    return 0.18 if is_last else error * 1.05
+    return 0.18 if is_last else min(error * 1.05, 3.0)
 
 
 def _weight(differs: bool) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def _backward_layer(sample: Sample, layer: int, error: float) -> float:
         [tensor("weight", error, shape="[256, 1024]", **(dtype if layer == 2 else {}))],
         kind="parameter_grad",
     )
-    return error * 1.2
+    return min(error * 1.2, 8.0)
 
 
 def equal_run(rows: int = 12, step: int = 0) -> Sample:

@@ -104,7 +104,7 @@ def test_a_limit_says_what_it_hides():
     everything = section(text_of(frame, limit=0), "By module")
     few = section(text_of(frame, limit=5), "By module")
     lines = len(everything) - 3  # without heading and legend
-    assert few[6].strip() == f"{lines - 5} more lines of this tree: see the files, or --limit 0"
+    assert few[6].strip() == f"{lines - 5} more lines of this tree; the files hold everything"
 
 
 def test_modules_that_only_hand_a_difference_on_are_folded():

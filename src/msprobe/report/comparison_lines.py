@@ -163,7 +163,7 @@ def _counts(
     parts = [(f"{counts[word]:,} {word}", styles[word]) for word in words if counts.get(word)]
     if not parts:
         return
-    line = Text(f"  {label}".ljust(LABEL_WIDTH), "dim", end="")
+    line = Text.assemble((f"  {label}".ljust(LABEL_WIDTH), "dim"))
     used = LABEL_WIDTH
     for place, (text, style) in enumerate(parts):
         if place and used + len(text) + 3 > width:
@@ -188,7 +188,7 @@ def _first_difference(summary: Tree, frame: pl.DataFrame, width: int) -> Iterato
         places.append(f"step {first['step']}, rank {plain(str(first['rank']))}")
     yield from fact_lines("where", ", ".join(place for place in places if place), width)
     status, origin = first["status"], first["origin"]
-    line = Text("  status".ljust(LABEL_WIDTH), "dim", end="")
+    line = Text.assemble(("  status".ljust(LABEL_WIDTH), "dim"))
     line.append(status, STATUS_STYLES.get(status, ""))
     if origin:
         line.append(", ").append(origin, ORIGIN_STYLES.get(origin, ""))

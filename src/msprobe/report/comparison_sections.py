@@ -41,8 +41,7 @@ def unmatched_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
     for word, side in sides:
         names = unmatched["operations"].get(word, [])
         for name in names[:_MAX_UNMATCHED]:
-            line = Text(f"  {word:<9}", STATUS_STYLES[word], end="")
-            yield line.append(plain(name), "default")
+            yield Text.assemble((f"  {word:<9}", STATUS_STYLES[word]), plain(name))
         if (more := unmatched[side] - len(names[:_MAX_UNMATCHED])) > 0:
             yield Text(f"  {'':9}and {more:,} more {word}", "dim")
 

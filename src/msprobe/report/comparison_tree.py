@@ -76,7 +76,7 @@ def comparison_tree_lines(
     yield from (_text(line, columns, gap) for line in shown)
     marks = {line.mark for line in shown}
     if len(lines) > len(shown):
-        more = f"{len(lines) - len(shown):,} more lines of this tree: see the files, or --limit 0"
+        more = f"{len(lines) - len(shown):,} more lines of this tree; the files hold everything"
         yield Text(f"  {more}", "italic")
     yield from (Text(f"  {text}", "dim") for mark, text in _LEGEND.items() if mark in marks)
 
