@@ -156,11 +156,18 @@ def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:
     if options.replicas:
         from msprobe.compare.replicas import compare_replicas
 
-        return compare_replicas(given.target, choices, notes=notes)
+        return compare_replicas(
+            given.target, choices, output=Path(options.output_path), notes=notes
+        )
     from msprobe.compare.run import run_comparison
 
     return run_comparison(
-        given.target, given.reference, choices, notes=notes, framework=options.framework
+        given.target,
+        given.reference,
+        choices,
+        output=Path(options.output_path),
+        notes=notes,
+        framework=options.framework,
     )
 
 

@@ -68,16 +68,26 @@ class ReplicaGroup:
 
 
 def compare_replicas(
-    path: Path, options: CompareOptions, *, notes: Sequence[str] = ()
+    path: Path,
+    options: CompareOptions,
+    *,
+    output: Path | None = None,
+    notes: Sequence[str] = (),
 ) -> CompareResult:
     """Compare the ranks of one dump with each other, where they should agree.
+
+    Args:
+        path: the dump.
+        options: how to compare.
+        output: folder in which an interrupted comparison leaves what it has done.
+        notes: what else the summary shall say.
 
     Raises:
         DumpFormatError: there is no dump at that path, or it is damaged.
         UsageError: no step has two ranks that hold the same parameters.
     """
     from msprobe.compare.result import CompareResult
-    from msprobe.compare.tensor_rows import TensorWork, measure_rows
+    from msprobe.compare.tensor_rows import TensorWork
     from msprobe.compare.verdicts.summary import summarize
     from msprobe.compare.verdicts.tolerances import Tolerances
     from msprobe.dump.reader import open_dump
@@ -87,13 +97,13 @@ def compare_replicas(
     tolerances = Tolerances.load(options.tolerances)
     said = list(notes)
     comparisons: list[RankComparison] = []
-    bytes_read = 0
-    for step in _wanted(dump, options.steps):
-        for comparison in compare_replicas_of(step, options.ranks, said):
-            if comparison.mode is Mode.TENSOR:
-                bytes_read += measure_rows(comparison, tolerances, TensorWork(options))
-            judge_replicas(comparison, tolerances)
-            comparisons.append(comparison)
+    with TensorWork(options, output) as work:
+        for step in _wanted(dump, options.steps):
+            for comparison in compare_replicas_of(step, options.ranks, said):
+                if comparison.mode is Mode.TENSOR:
+                    work.measure(comparison, tolerances)
+                judge_replicas(comparison, tolerances)
+                comparisons.append(comparison)
     if not comparisons:
         raise UsageError(
             f"{path}: no step has two ranks with the same parameters; "
@@ -105,7 +115,7 @@ def compare_replicas(
         reference=str(path),
         notes=said,
         elapsed_s=time.perf_counter() - began,
-        bytes_read=bytes_read,
+        bytes_read=work.bytes_read,
     )
     summary["replicas"] = list(replica_findings(comparisons))
     return CompareResult(comparisons=comparisons, summary=summary)
@@ -134,11 +144,6 @@ def check_replicas(
             judge_replicas(comparison, tolerances)
             found.append(comparison)
     return list(replica_findings(found))
-
-
-def has_replicas(dump: Dump, steps: Iterable[int]) -> bool:
-    """Return whether any of these steps has several ranks."""
-    return any(len(dump.steps[number].ranks) > 1 for number in steps)
 
 
 def compare_replicas_of(

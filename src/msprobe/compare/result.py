@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from msprobe.errors import UsageError
+from msprobe.errors import ReportWriteError, UsageError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -119,9 +119,12 @@ class CompareResult:
         if html:
             from msprobe.report.comparison_page import write_comparison_page
 
-            path = folder / f"compare_report_{stamp}.html"
-            write_comparison_page(self.summary, self.frame, path)
-            files.append(path)
+            page = folder / f"compare_report_{stamp}.html"
+            try:
+                write_comparison_page(page, self.summary, self.frame)
+            except OSError as exc:
+                raise ReportWriteError(page, f"cannot be written: {exc.strerror or exc}") from exc
+            files.append(page)
         files.append(write_summary(self.summary, folder))
         return files
 

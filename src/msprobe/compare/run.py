@@ -12,9 +12,10 @@ import gc
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from msprobe.compare.model import Mode, RankComparison
 from msprobe.compare.options import CompareOptions
@@ -24,7 +25,7 @@ from msprobe.errors import UsageError
 
 if TYPE_CHECKING:
     from msprobe.compare.result import CompareResult, TableFormat
-    from msprobe.compare.verdicts.tolerances import Tolerances
+    from msprobe.compare.tensor_rows import TensorWork
     from msprobe.dump.reader import Dump
 
 PathLike = str | os.PathLike[str]
@@ -98,7 +99,7 @@ def compare_dumps(
         scheduler=scheduler,
         show_progress=show_progress,
     )
-    result = run_comparison(Path(target), Path(reference), options)
+    result = run_comparison(Path(target), Path(reference), options, output=_path(output))
     if output is not None:
         result.write(output, table=table, html=html)
     return result
@@ -113,47 +114,42 @@ def run_comparison(
     reference: Path,
     options: CompareOptions,
     *,
+    output: Path | None = None,
     notes: Sequence[str] = (),
     framework: str | None = None,
 ) -> CompareResult:
-    """Compare two dumps and write nothing; see `compare_dumps`.
+    """Compare two dumps and write no result; see `compare_dumps`.
 
     Args:
         target: path of the dump under test.
         reference: path of the trusted one.
         options: how to compare.
+        output: folder in which an interrupted comparison leaves what it has done.
         notes: what else the summary shall say.
         framework: what the user takes the target to be made with; only checked.
     """
-    from msprobe.compare.replicas import check_replicas, has_replicas
     from msprobe.compare.result import CompareResult
     from msprobe.compare.verdicts.summary import summarize
-    from msprobe.compare.verdicts.tolerances import Tolerances
 
     began = time.perf_counter()
-    dump = open_any_dump(target)
-    pairing = pair_views(
-        dump,
-        open_any_dump(reference),
-        steps=options.steps,
-        ranks=options.ranks,
-    )
-    said = [*notes, *pairing.notes]
-    tolerances = Tolerances.load(options.tolerances)
-    with _collector_paused():
-        found = [_compare_views(pair, options, tolerances, said) for pair in pairing.pairs]
-        comparisons = [comparison for comparison, _ in found]
+    dumps = open_any_dump(target), open_any_dump(reference)
+    pairing = pair_views(*dumps, steps=options.steps, ranks=options.ranks)
+    with _collector_paused(), _Comparer(options, output) as comparer:
+        comparer.notes += [*notes, *pairing.notes]
+        comparisons = [comparer.compare(pair) for pair in pairing.pairs]
+        if framework is not None:
+            comparer.check_framework(comparisons, framework)
+        replicas = comparer.replicas(dumps[0], pairing.pairs)
         summary = summarize(
             comparisons,
             target=str(target),
             reference=str(reference),
-            notes=list(dict.fromkeys(said)),
+            notes=comparer.notes,
             elapsed_s=time.perf_counter() - began,
-            bytes_read=sum(count for _, count in found),
+            bytes_read=comparer.bytes_read,
         )
-        steps = sorted({pair.step for pair in pairing.pairs})
-        if has_replicas(dump, steps):
-            summary["replicas"] = check_replicas(dump, tolerances, steps)
+    if replicas is not None:
+        summary["replicas"] = replicas
     return CompareResult(comparisons=comparisons, summary=summary)
 
 
@@ -189,37 +185,88 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _compare_views(
-    pair: ViewPair, options: CompareOptions, tolerances: Tolerances, notes: list[str]
-) -> tuple[RankComparison, int]:
-    """Compare one rank of one step; return it, and how many bytes of tensors were read."""
-    from msprobe.compare.leaf_pairs import pair_leaves
-    from msprobe.compare.matching import pair_operations
-    from msprobe.compare.verdicts.origin import find_origins
-    from msprobe.compare.verdicts.status import judge_rows
+class _Comparer:
+    """Compares pairs of ranks, and gathers what is to be said of all of them.
 
-    target, reference = Side(pair.target, source="target"), Side(pair.reference, source="reference")
-    notes += _notes_of(target, reference)
-    mode = common_mode(target, reference, notes)
-    pairs = pair_operations(target, reference, options)
-    rows = [row for each in pairs for row in pair_leaves(target, reference, each)]
-    comparison = RankComparison(
-        step=pair.step,
-        rank=pair.rank,
-        target=target,
-        reference=reference,
-        mode=mode,
-        pairs=pairs,
-        rows=rows,
-    )
-    bytes_read = 0
-    if mode is Mode.TENSOR:
-        from msprobe.compare.tensor_rows import TensorWork, measure_rows
+    Attributes:
+        notes: what the user should know.
+    """
 
-        bytes_read = measure_rows(comparison, tolerances, TensorWork(options))
-    judge_rows(comparison, tolerances)
-    find_origins(comparison)
-    return comparison, bytes_read
+    def __init__(self, options: CompareOptions, output: Path | None) -> None:
+        from msprobe.compare.verdicts.tolerances import Tolerances
+
+        self._options = options
+        self._output = output
+        self._tolerances = Tolerances.load(options.tolerances)
+        self._stack = ExitStack()
+        self._work: TensorWork | None = None
+        self.notes: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tensors that were read."""
+        return 0 if self._work is None else self._work.bytes_read
+
+    def compare(self, pair: ViewPair) -> RankComparison:
+        """Compare one rank of one step."""
+        from msprobe.compare.leaf_pairs import pair_leaves
+        from msprobe.compare.matching import pair_operations
+        from msprobe.compare.verdicts.origin import find_origins
+        from msprobe.compare.verdicts.status import judge_rows
+
+        target = Side(pair.target, source="target")
+        reference = Side(pair.reference, source="reference")
+        self.notes += _notes_of(target, reference)
+        mode = common_mode(target, reference, self.notes)
+        pairs = pair_operations(target, reference, self._options)
+        comparison = RankComparison(
+            step=pair.step,
+            rank=pair.rank,
+            target=target,
+            reference=reference,
+            mode=mode,
+            pairs=pairs,
+            rows=[row for each in pairs for row in pair_leaves(target, reference, each)],
+        )
+        if mode is Mode.TENSOR:
+            self._tensor_work().measure(comparison, self._tolerances)
+        judge_rows(comparison, self._tolerances)
+        find_origins(comparison)
+        return comparison
+
+    def _tensor_work(self) -> TensorWork:
+        # Made when first needed: it brings NumPy along, which statistics do without.
+        if self._work is None:
+            from msprobe.compare.tensor_rows import TensorWork
+
+            self._work = self._stack.enter_context(TensorWork(self._options, self._output))
+        return self._work
+
+    def replicas(self, dump: Dump, pairs: Sequence[ViewPair]) -> list[dict[str, Any]] | None:
+        """Return what data-parallel ranks of a dump disagree about; None with a single rank."""
+        steps = sorted({pair.step for pair in pairs})
+        if len(pairs) == len(steps):
+            return None
+        from msprobe.compare.replicas import check_replicas
+
+        return check_replicas(dump, self._tolerances, steps)
+
+    def check_framework(self, comparisons: Sequence[RankComparison], framework: str) -> None:
+        """Note it if the target was not made with the framework that the user says."""
+        found = {comparison.target.framework for comparison in comparisons} - {framework, ""}
+        if found:
+            self.notes.append(f"-f {framework} was given, but the target is of {min(found)}")
 
 
 def common_mode(target: Side, reference: Side, notes: list[str]) -> Mode:

@@ -5,34 +5,125 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
-from msprobe.compare.metrics.tensor_pairs import TensorJob, TensorOutcome, measure_pair
+from msprobe.compare.metrics.finished_pairs import FinishedPairs
+from msprobe.compare.metrics.processing import Processing, read_processing
+from msprobe.compare.metrics.schedule import measure_all
+from msprobe.compare.metrics.tensor_pairs import TensorJob
 from msprobe.compare.model import Leaf, RankComparison, Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
 from msprobe.compare.verdicts.tolerances import Tolerances
 from msprobe.errors import DumpFormatError
 
-Measure = Callable[[list[TensorJob], int], Iterable[TensorOutcome]]
-"""Does jobs and returns their outcomes; the number is that of the bytes to read."""
-
 
 class TensorWork:
-    """How jobs are done: on threads here, or on a cluster.
+    """The measuring of tensors of one call of the program; a context manager around all of it.
 
     Args:
         options: what the user chose.
+        output: folder in which an interrupted comparison leaves what it has done; None for none.
     """
 
-    def __init__(self, options: CompareOptions) -> None:
+    def __init__(self, options: CompareOptions, output: Path | None) -> None:
         self._options = options
+        self._output = output
+        self._stack = ExitStack()
+        self._finished: FinishedPairs | None = None
+        self._processing = Processing()
+        self.bytes_read = 0
 
-    def __call__(self, jobs: list[TensorJob], size: int) -> Iterable[TensorOutcome]:
-        """Do jobs; see `Measure`."""
-        return map(measure_pair, jobs)
+    def __enter__(self) -> Self:
+        """Read the matrices, and what an earlier comparison left.
+
+        Raises:
+            ConfigError: the file of matrices has a fault.
+        """
+        if self._options.processing is not None:
+            self._processing = read_processing(self._options.processing)
+        if self._output is not None:
+            with suppress(OSError):  # whether it can be written is said when it must be
+                self._output.mkdir(parents=True, exist_ok=True)
+            self._finished = self._stack.enter_context(FinishedPairs(self._output))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Keep what was done if an exception ends it, else clean up."""
+        self._stack.__exit__(kind, error, trace)
+
+    def measure(self, comparison: RankComparison, tolerances: Tolerances) -> None:
+        """Give every row whose two files can be read its element metrics, others a `problem`.
+
+        A value that a dump holds under many names is one file with many links: it is read once.
+
+        Args:
+            comparison: its rows are changed.
+            tolerances: decide which elements count as mismatches.
+        """
+        jobs, members = self._jobs(comparison, tolerances)
+        outcomes = measure_all(
+            jobs,
+            workers=self._options.workers,
+            scheduler=self._options.scheduler,
+            resume=self._finished,
+        )
+        for outcome in outcomes:
+            self.bytes_read += outcome.bytes_read
+            for row in members[outcome.index]:
+                row.metrics, row.problem = outcome.metrics, outcome.problem
+
+    def _jobs(
+        self, comparison: RankComparison, tolerances: Tolerances
+    ) -> tuple[list[TensorJob], list[list[Row]]]:
+        """Return the jobs, and for each the rows that it is for."""
+        folders = _TensorFolder(comparison.target), _TensorFolder(comparison.reference)
+        jobs: dict[object, TensorJob] = {}
+        members: list[list[Row]] = []
+        for row in comparison.rows:
+            names = self._file_names(row)
+            if names is None:
+                continue
+            try:
+                target, reference = (
+                    folder.find(name) for folder, name in zip(folders, names, strict=True)
+                )
+            except (DumpFormatError, OSError) as exc:
+                row.problem = str(exc)
+                continue
+            tolerance = tolerances.for_elements(row)
+            products = (
+                self._processing.target.get(names[0]),
+                self._processing.reference.get(names[1]),
+            )
+            key = (target.inode, reference.inode, tolerance, products)
+            job = jobs.get(key)
+            if job is None:
+                jobs[key] = TensorJob(len(jobs), target.path, reference.path, tolerance, *products)
+                members.append([row])
+            else:
+                members[job.index].append(row)
+        return list(jobs.values()), members
+
+    def _file_names(self, row: Row) -> tuple[str, str] | None:
+        """Return the names of a row's files; None where there are not two to compare."""
+        if row.target is None or row.reference is None:
+            return None
+        target, reference = row.target.data_name, row.reference.data_name
+        if target is None or reference is None:
+            return None
+        is_processed = target in self._processing.target or reference in self._processing.reference
+        if not is_processed and not _shapes_agree(row.target, row.reference):
+            return None
+        return target, reference
 
 
 class _File(NamedTuple):
@@ -70,61 +161,6 @@ class _TensorFolder:
         path = self._side.tensor_path(data_name)
         found = path.stat()
         return _File(path, (found.st_dev, found.st_ino), found.st_size)
-
-
-def measure_rows(comparison: RankComparison, tolerances: Tolerances, measure: Measure) -> int:
-    """Give every row whose two files can be read its element metrics, others a `problem`.
-
-    A value that a dump holds under many names is one file with many links: it is read once.
-
-    Args:
-        comparison: its rows are changed.
-        tolerances: decide which elements count as mismatches.
-        measure: does the work.
-
-    Returns:
-        The number of bytes that were read.
-    """
-    target, reference = _TensorFolder(comparison.target), _TensorFolder(comparison.reference)
-    jobs: dict[object, TensorJob] = {}
-    members: list[list[Row]] = []
-    size = 0
-    for row in comparison.rows:
-        pair = _files_of(row, target, reference)
-        if pair is None:
-            continue
-        tolerance = tolerances.for_elements(row)
-        key = (pair[0].inode, pair[1].inode, tolerance)
-        job = jobs.get(key)
-        if job is None:
-            jobs[key] = TensorJob(
-                index=len(jobs), target=pair[0].path, reference=pair[1].path, tolerance=tolerance
-            )
-            members.append([row])
-            size += pair[0].size + pair[1].size
-        else:
-            members[job.index].append(row)
-    bytes_read = 0
-    for outcome in measure(list(jobs.values()), size):
-        bytes_read += outcome.bytes_read
-        for row in members[outcome.index]:
-            row.metrics, row.problem = outcome.metrics, outcome.problem
-    return bytes_read
-
-
-def _files_of(
-    row: Row, target: _TensorFolder, reference: _TensorFolder
-) -> tuple[_File, _File] | None:
-    if row.target is None or row.reference is None:
-        return None
-    names = row.target.data_name, row.reference.data_name
-    if names[0] is None or names[1] is None or not _shapes_agree(row.target, row.reference):
-        return None
-    try:
-        return target.find(names[0]), reference.find(names[1])
-    except (DumpFormatError, OSError) as exc:
-        row.problem = str(exc)
-        return None
 
 
 def _shapes_agree(target: Leaf, reference: Leaf) -> bool:
