@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msprobe.compare.model import Leaf, OperationPair, Role, Row
@@ -39,11 +39,13 @@ def pair_leaves(target: Side, reference: Side, pair: OperationPair) -> list[Row]
     if not mine:
         return [Row(pair=pair, target=None, reference=leaf) for leaf in theirs]
     crosses = target.framework != reference.framework
-    if not pair.slots and not crosses and len(mine) == len(theirs):
+    is_simple = not pair.slots and not crosses and len(mine) == len(theirs)
+    has_gradients = pair.target is not None and pair.target.endswith(".backward")
+    if is_simple:
         rows = [
             Row(pair=pair, target=a, reference=b)
             for a, b in zip(mine, theirs, strict=True)
-            if a.slot == b.slot
+            if a.slot == b.slot and (not has_gradients or a.shape == b.shape)
         ]
         if len(rows) == len(mine):
             return rows
@@ -51,9 +53,11 @@ def pair_leaves(target: Side, reference: Side, pair: OperationPair) -> list[Row]
     matcher.pair_by_place(pair.slots)
     if crosses:
         matcher.pair_parameters()
-        if ".backward" in (pair.target or ""):
-            matcher.reorder_gradients()
-    matcher.pair_keywords()
+    roles = [Role.INPUT, Role.PARAMETER]
+    if has_gradients:
+        matcher.reorder_gradients()
+        roles.append(Role.OUTPUT)
+    matcher.pair_keywords(roles)
     return _rows(pair, mine, theirs, matcher.partners)
 
 
@@ -113,9 +117,9 @@ class _LeafMatcher:
                 if partner is not None and self._theirs[partner].role is leaf.role:
                     self._pair(place, partner)
 
-    def pair_keywords(self) -> None:
+    def pair_keywords(self, roles: Sequence[Role]) -> None:
         """Pair an argument passed by position with the same one passed by keyword."""
-        for role in (Role.INPUT, Role.PARAMETER):
+        for role in roles:
             left = [
                 place
                 for place, leaf in enumerate(self._mine)
@@ -129,27 +133,48 @@ class _LeafMatcher:
             lefts, rights = _by_looks(self._mine, left), _by_looks(self._theirs, right)
             for looks, places in lefts.items():
                 partners = rights.get(looks, [])
-                if len(places) == 1 and len(partners) == 1:
-                    self._pair(places[0], partners[0])
+                if len(places) == len(partners):
+                    self._pair_group(places, partners)
 
     def reorder_gradients(self) -> None:
-        """Pair gradients by shape where their order differs: each framework has its own."""
+        """Pair the gradients of an API's inputs by shape, where that fits better than by place.
+
+        Their order is that of the arguments, or that in which the framework's graph has them.
+        """
         left = [place for place, leaf in enumerate(self._mine) if leaf.role is Role.OUTPUT]
         right = [place for place, leaf in enumerate(self._theirs) if leaf.role is Role.OUTPUT]
-        fits = all(
+        fitting = sum(
             self._mine[place].shape == self._theirs[self.partners[place]].shape
             for place in left
             if place in self.partners
         )
         lefts, rights = _by_looks(self._mine, left), _by_looks(self._theirs, right)
-        if fits or any(len(places) > 1 for places in (*lefts.values(), *rights.values())):
+        shared = [looks for looks in lefts if len(lefts[looks]) == len(rights.get(looks, ()))]
+        if sum(len(lefts[looks]) for looks in shared) <= fitting:
             return
         for place in left:
             partner = self.partners.pop(place, None)
-            self._taken.discard(-1 if partner is None else partner)
-        for looks, places in lefts.items():
-            if looks in rights:
-                self._pair(places[0], rights[looks][0])
+            if partner is not None:
+                self._taken.discard(partner)
+        for looks in shared:
+            self._pair_group(lefts[looks], rights[looks])
+        rest = [place for place in left if self._is_free(place)]
+        others = [place for place in right if place not in self._taken]
+        if len(rest) == 1 and len(others) == 1:  # such as a weight's gradient, transposed
+            self._pair(rest[0], others[0])
+
+    def _pair_group(self, places: list[int], partners: list[int]) -> None:
+        """Pair values that look alike: equal ones first, the others in their order."""
+        waiting = list(partners)
+        for place in places:
+            fact = _fact(self._mine[place])
+            equal = [other for other in waiting if _fact(self._theirs[other]) == fact]
+            if len(equal) == 1:
+                self._pair(place, equal[0])
+                waiting.remove(equal[0])
+        rest = [place for place in places if place not in self.partners]
+        for place, partner in zip(rest, waiting, strict=True):
+            self._pair(place, partner)
 
     def _is_free(self, place: int) -> bool:
         return place not in self.partners and place not in self._excluded
@@ -166,6 +191,10 @@ def _by_looks(leaves: list[Leaf], places: list[int]) -> dict[tuple[bool, object]
         leaf = leaves[place]
         groups[leaf.is_tensor, leaf.shape if leaf.is_tensor else leaf.type].append(place)
     return groups
+
+
+def _fact(leaf: Leaf) -> tuple[object, ...]:
+    return (leaf.md5, leaf.max, leaf.min, leaf.mean, leaf.norm, str(leaf.value))
 
 
 def _rows(

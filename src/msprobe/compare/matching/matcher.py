@@ -202,6 +202,8 @@ class Matcher:
 
     def _alias_ground(self, target: int, reference: int) -> Ground:
         mine, theirs = self.target.identity(target), self.reference.identity(reference)
+        if self.target.parsed[target].base == self.reference.parsed[reference].base:
+            return Match.ALIGNED, _ALIAS_CONFIDENCE
         same_class = mine.fallback == theirs.fallback
         return Match.ALIAS, _ALIAS_CONFIDENCE if same_class else _OTHER_CLASS_CONFIDENCE
 
@@ -246,8 +248,12 @@ class Matcher:
         target = _group(self._free_target(_is_gradient), lambda at: key(self.target, at))
         reference = _group(self._free_reference(_is_gradient), lambda at: key(self.reference, at))
         for module, places in target.items():
-            for place, partner in zip(places, reference.get(module, []), strict=False):
-                self.pair(place, partner, self._alias_ground(place, partner))
+            partners = reference.get(module, [])
+            for place, partner in zip(places, partners, strict=False):
+                # Older dumps number these records; the module says it all.
+                ground = self._alias_ground(place, partner)
+                is_same_module = len(places) == len(partners) and ground[1] == _ALIAS_CONFIDENCE
+                self.pair(place, partner, (Match.ALIAS, 1.0) if is_same_module else ground)
 
     def _match_equal_names(self) -> None:
         """Pair what is left and has the same name, unless its number was found to be shifted."""
