@@ -52,6 +52,16 @@ def legacy_table(
     return Table(columns=(*columns, *OWN), count=len(comparison.rows), rows=maker.rows)
 
 
+def legacy_operations(
+    comparison: RankComparison, generation: Generation
+) -> tuple[tuple[str, ...], Iterator[tuple[list[Row], list[TableRow]]]]:
+    """Return the columns of a table and its rows by operation, with what they were made of."""
+    has_stack = has_stacks(comparison)
+    maker = _RowMaker(comparison, generation, has_stack=has_stack, highlight=False)
+    columns = legacy_columns(comparison.mode, generation, has_stack=has_stack)
+    return (*columns, *OWN), maker.operations()
+
+
 def has_stacks(comparison: RankComparison) -> bool:
     """Return whether the target tells where its calls were made."""
     view = comparison.target.view
@@ -81,13 +91,19 @@ class _RowMaker:
 
     def rows(self) -> Iterator[TableRow]:
         """Return all rows, those that only the reference has last."""
+        for _, lines in self.operations():
+            yield from lines
+
+    def operations(self) -> Iterator[tuple[list[Row], list[TableRow]]]:
+        """Return the rows of each operation, with what they were made of."""
         rows = self._comparison.rows
         in_order = chain(
             (row for row in rows if row.target is not None),
             (row for row in rows if row.target is None),
         )
         for _, group in groupby(in_order, key=lambda row: id(row.pair)):
-            yield from self._operation(list(group))
+            members = list(group)
+            yield members, list(self._operation(members))
 
     def _operation(self, rows: list[Row]) -> Iterator[TableRow]:
         judged = [self._judged(row) for row in rows]
