@@ -7,9 +7,9 @@ rows are gathered here, with polars, whatever their number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msprobe.report.comparison_words import DIFFERENCES, ORIGINS, SEVERITY, TELLING
 
@@ -59,6 +59,20 @@ def ranked(frame: pl.DataFrame) -> pl.DataFrame:
     weight = pl.col("error").fill_nan(float("inf")).fill_null(unknown)
     keys = [pl.col("telling"), pl.col("severity"), -weight, *(pl.col(key) for key in OPERATION)]
     return weighed.sort(keys, maintain_order=True)
+
+
+def culprits_first(operations: pl.DataFrame, summary: Mapping[str, Any]) -> pl.DataFrame:
+    """Return operations with those on top that `summary` lists as introduced, in its order."""
+    import polars as pl
+
+    places = {
+        (each["step"], str(each["rank"]), each["order"]): place
+        for place, each in reversed(list(enumerate(summary["introduced"])))
+    }
+    keys = zip(*(operations[key].to_list() for key in OPERATION), strict=True)
+    found = pl.Series("culprit_", [places.get(key) for key in keys], dtype=pl.Int64)
+    ordered = operations.with_columns(found).sort(found.name, nulls_last=True, maintain_order=True)
+    return ordered.drop(found.name)
 
 
 def _place(column: str, words: tuple[str, ...]) -> pl.Expr:

@@ -17,6 +17,7 @@ from msprobe.report.as_json import strict
 from msprobe.report.comparison_facts import (
     OPERATION,
     ModuleNode,
+    culprits_first,
     module_tree,
     operations,
     ranked,
@@ -80,7 +81,7 @@ def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) ->
     order = _by_interest(every, summary)
     taken = order.head(_fitting(every["rows"].gather(order), limit))
     interest = pl.Series("interest", range(len(order)), dtype=pl.Int64).gather(order.arg_sort())
-    shown = every.with_columns(interest).gather(taken.sort())
+    shown = every.with_columns(interest)[taken.sort()]
     rows = shown.select(*OPERATION).join(
         frame, on=OPERATION, how="left", maintain_order="left_right", nulls_equal=True
     )
@@ -131,7 +132,7 @@ def _by_interest(every: pl.DataFrame, summary: Mapping[str, Any]) -> pl.Series:
         .then(3)
         .otherwise(4)
     )
-    placed = ranked(every).with_row_index("rank_").with_columns(tier=tier)
+    placed = culprits_first(ranked(every), summary).with_row_index("rank_").with_columns(tier=tier)
     within = pl.when(pl.col("tier") == 2).then(pl.col("place")).otherwise(pl.col("rank_"))
     return placed.sort("tier", within)["place"]
 
