@@ -15,12 +15,14 @@ from msprobe.compare.legacy.cells import (
     checksum,
 )
 from msprobe.compare.legacy.columns import OWN, Generation, legacy_columns
+from msprobe.compare.legacy.kernel_tables import kernel_table
 from msprobe.compare.legacy.levels import JudgedRow, Level, judge_operation
 from msprobe.compare.legacy.reached import old_verdict
 from msprobe.compare.legacy.real_data import metric_cells
 from msprobe.compare.legacy.statistics import statistic_cells
 from msprobe.compare.model import Leaf, Mode, RankComparison, Row, row_name
 from msprobe.dump import layout
+from msprobe.dump.kernel_views import KernelView
 from msprobe.report.tables import Cell, Colour, Table, TableRow
 
 _COLOURS: Final = {Level.PASS: None, Level.WARNING: Colour.YELLOW, Level.ERROR: Colour.RED}
@@ -36,7 +38,8 @@ def legacy_table(
     """Return the table of a comparison whose rows have been judged.
 
     The target's values come first, in order of execution; values that only the reference has come
-    after them. Our own columns stand to the right of the documented ones.
+    after them. Our own columns stand to the right of the documented ones. Kernel dumps have columns
+    of their own, the same in both generations.
 
     Args:
         comparison: what to show.
@@ -46,6 +49,8 @@ def legacy_table(
         stack: whether call stacks have a column, where the target has any.
     """
     generation = Generation(generation)
+    if isinstance(comparison.target.view, KernelView) and comparison.mode is not Mode.MD5:
+        return kernel_table(comparison, highlight=highlight)
     has_stack = stack and has_stacks(comparison)
     maker = _RowMaker(comparison, generation, has_stack=has_stack, highlight=highlight)
     columns = legacy_columns(comparison.mode, generation, has_stack=maker.has_stack)
