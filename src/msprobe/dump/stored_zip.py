@@ -34,12 +34,14 @@ class Entry(NamedTuple):
         size: bytes of the content.
         offset: where the entry's header begins.
         is_stored: neither compressed nor encrypted.
+        place: where the directory speaks of it; -1 if only `zipfile` knows.
     """
 
     checksum: int
     size: int
     offset: int
     is_stored: bool
+    place: int = -1
 
 
 def read_directory(file: OpenFile) -> dict[bytes, list[Entry]]:
@@ -97,11 +99,12 @@ def _read_usual_directory(file: OpenFile) -> dict[bytes, list[Entry]] | None:
             comment_length, _, _, _, offset,
         ) = _CENTRAL.unpack_from(text, at)  # fmt: skip
         name = text[at + _CENTRAL.size : at + _CENTRAL.size + name_length]
+        place = start + at
         at += _CENTRAL.size + name_length + extra_length + comment_length
         if magic != b"PK\1\2" or _UNKNOWN_32 in (size, offset) or not name.isascii():
             return None
         is_stored = method == 0 and packed == size and not flags & _ENCRYPTED
-        entry = Entry(checksum, size, offset, is_stored)
+        entry = Entry(checksum, size, offset, is_stored, place)
         entries.setdefault(name, []).append(entry)
     # A remainder, or a gap that hides the 64-bit form's true numbers, is left to zipfile.
     return entries if at == length and _is_end_of_directory(file, start + length, end) else None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import pickletools
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -129,6 +130,8 @@ class ArchivedTensor(NamedTuple):
         size: bytes of the storage.
         checksum: CRC-32 of the storage's bytes; 0 where torch was told not to compute it.
         is_big_endian: byte order of the machine that wrote.
+        prefix: folder inside the archive that everything lies in.
+        entries: the archive's entries by name.
     """
 
     layout: Layout
@@ -136,6 +139,8 @@ class ArchivedTensor(NamedTuple):
     size: int
     checksum: int
     is_big_endian: bool
+    prefix: bytes
+    entries: Mapping[bytes, Sequence[Entry]]
 
 
 def find_tensor(file: OpenFile) -> ArchivedTensor:
@@ -153,9 +158,8 @@ def find_tensor(file: OpenFile) -> ArchivedTensor:
     _check_extent(file.path, layout, entry.size // layout.itemsize)
     byte_order = prefix + b"/byteorder"
     big_endian = byte_order in entries and _content(file, entries, byte_order) == b"big"
-    return ArchivedTensor(
-        layout, content_offset(file, name, entry), entry.size, entry.checksum, big_endian
-    )
+    start = content_offset(file, name, entry)
+    return ArchivedTensor(layout, start, entry.size, entry.checksum, big_endian, prefix, entries)
 
 
 def read_archive(file: OpenFile) -> tuple[NDArray[Any], str]:

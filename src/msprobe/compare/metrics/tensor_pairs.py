@@ -25,11 +25,15 @@ from msprobe.dump.crc import crc32
 from msprobe.dump.open_file import OpenFile
 from msprobe.dump.tensor_archive import check_checksum
 from msprobe.dump.tensor_files import StoredTensor, read_open_tensor
-from msprobe.dump.tensor_span import TensorSpan, find_span
+from msprobe.dump.tensor_span import FoundTensor, SpanFinder
 from msprobe.errors import MsprobeError
 
 # Both sides together fit a core's second-level cache; smaller pieces cost more system calls.
 _PIECE_BYTES: Final = 512 << 10
+
+_Bytes = NDArray[np.uint8]
+_Buffers = tuple[_Bytes, _Bytes]
+_Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +74,32 @@ class TensorOutcome:
     bytes_read: int
 
 
-class PieceBuffers:
-    """Two buffers for pieces of large files, made when first needed and used again."""
+class Workspace:
+    """What a thread uses again from job to job: buffers, and what it knows of files."""
 
     def __init__(self) -> None:
-        self._buffers: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
+        self.finder = SpanFinder()
+        self._buffers: _Buffers | None = None
 
-    def pair(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return the buffers, each of `_PIECE_BYTES`."""
+    def buffers(self) -> _Buffers:
+        """Return two buffers for pieces, each of `_PIECE_BYTES`."""
         if self._buffers is None:
             self._buffers = np.empty(_PIECE_BYTES, np.uint8), np.empty(_PIECE_BYTES, np.uint8)
         return self._buffers
 
 
-def measure_pair(job: TensorJob, buffers: PieceBuffers | None = None) -> TensorOutcome:
+def measure_pair(job: TensorJob, workspace: Workspace | None = None) -> TensorOutcome:
     """Compare two tensors; a bad file makes a `problem`, never an exception.
 
     Shapes may differ by dimensions of size 1, types in any way that numbers can be compared.
 
     Args:
         job: the files.
-        buffers: of the calling thread, to use again from job to job.
+        workspace: of the calling thread, to use again from job to job.
     """
     try:
         with OpenFile(job.target) as target, OpenFile(job.reference) as reference:
-            return _measure_open(job, target, reference, buffers or PieceBuffers())
+            return _measure_open(job, target, reference, workspace or Workspace())
     except MsprobeError as exc:
         return TensorOutcome(job.index, None, str(exc), 0)
     except MemoryError:
@@ -104,85 +109,102 @@ def measure_pair(job: TensorJob, buffers: PieceBuffers | None = None) -> TensorO
 
 
 def _measure_open(
-    job: TensorJob, target: OpenFile, reference: OpenFile, buffers: PieceBuffers
+    job: TensorJob, target: OpenFile, reference: OpenFile, workspace: Workspace
 ) -> TensorOutcome:
-    spans = find_span(target), find_span(reference)
+    found = workspace.finder.find(target), workspace.finder.find(reference)
+    spans = found[0].span, found[1].span
     is_processed = job.target_matrices is not None or job.reference_matrices is not None
     if not is_processed and not _fit(spans[0].shape, spans[1].shape):
-        return TensorOutcome(job.index, None, _shapes_differ(job, spans), 0)
+        problem = _shapes_differ(job, spans[0].shape, spans[1].shape)
+        return TensorOutcome(job.index, None, problem, 0)
     if is_processed or not (spans[0].is_plain and spans[1].is_plain):
         return _measure_whole(job, target, reference)
-    sides = _Side(target, spans[0]), _Side(reference, spans[1])
-    metrics = _measure_plain(sides, job.tolerance, buffers)
-    return TensorOutcome(job.index, metrics, "", sum(side.bytes_read for side in sides))
+    if target.content is not None and reference.content is not None:
+        metrics = _measure_small((target, found[0]), (reference, found[1]), job.tolerance)
+        return TensorOutcome(job.index, metrics, "", spans[0].size + spans[1].size)
+    sides = _Side(target, found[0]), _Side(reference, found[1])
+    metrics = _measure_large(sides, job.tolerance, workspace.buffers())
+    return TensorOutcome(job.index, metrics, "", sides[0].bytes_read + sides[1].bytes_read)
 
 
-def _fit(target: tuple[int, ...], reference: tuple[int, ...]) -> bool:
+def _fit(target: _Shape, reference: _Shape) -> bool:
     """Return whether two shapes are equal up to dimensions of size 1."""
     if target == reference:
         return True
     return [size for size in target if size != 1] == [size for size in reference if size != 1]
 
 
-def _shapes_differ(job: TensorJob, spans: tuple[TensorSpan, TensorSpan]) -> str:
-    shapes = " and ".join(str(list(span.shape)) for span in spans)
+def _shapes_differ(job: TensorJob, target: _Shape, reference: _Shape) -> str:
+    shapes = f"{list(target)} and {list(reference)}"
     return f"{job.target}: shapes {shapes} cannot be compared element by element"
 
 
 def _measure_whole(job: TensorJob, target: OpenFile, reference: OpenFile) -> TensorOutcome:
     tensors = read_open_tensor(target), read_open_tensor(reference)
-    size = sum(tensor.array.nbytes for tensor in tensors)
-    products = job.target_matrices, job.reference_matrices
-    processed = [
-        multiply(tensor, product) for tensor, product in zip(tensors, products, strict=True)
-    ]
-    warning = "; ".join(one.warning for one in processed if one.warning)
-    left, right = processed[0].tensor, processed[1].tensor
+    size = tensors[0].array.nbytes + tensors[1].array.nbytes
+    left, left_warning = multiply(tensors[0], job.target_matrices)
+    right, right_warning = multiply(tensors[1], job.reference_matrices)
+    warning = "; ".join(filter(None, (left_warning, right_warning)))
     if not _fit(left.array.shape, right.array.shape):
-        shapes = f"{list(left.array.shape)} and {list(right.array.shape)}"
-        problem = f"{job.target}: shapes {shapes} cannot be compared element by element"
-        return TensorOutcome(job.index, None, f"{problem}; {warning}" if warning else problem, size)
+        problem = _shapes_differ(job, left.array.shape, right.array.shape)
+        return TensorOutcome(job.index, None, "; ".join(filter(None, (problem, warning))), size)
     accumulator = ElementAccumulator(left.dtype, right.dtype, job.tolerance, count=left.array.size)
     accumulator.update(left.array.reshape(-1), right.array.reshape(-1))
     return TensorOutcome(job.index, accumulator.finish(), warning, size)
 
 
-class _Side:
-    """The bytes of a plain tensor, read piece by piece from the beginning."""
+def _measure_small(
+    target: tuple[OpenFile, FoundTensor],
+    reference: tuple[OpenFile, FoundTensor],
+    tolerance: Tolerance,
+) -> ElementMetrics:
+    """Compare two tensors whose files are in memory as a whole."""
+    left, right = _elements(*target), _elements(*reference)
+    spans = target[1].span, reference[1].span
+    if spans[0].dtype == spans[1].dtype and left.tobytes() == right.tobytes():
+        is_finite = _finite_test(spans[0].dtype)
+        if is_finite is None or is_finite(left.view(np.uint8)):
+            return equal_metrics(spans[0].dtype, spans[0].count)
+    accumulator = ElementAccumulator(
+        spans[0].dtype, spans[1].dtype, tolerance, count=spans[0].count
+    )
+    accumulator.update(left, right)
+    return accumulator.finish()
 
-    def __init__(self, file: OpenFile, span: TensorSpan) -> None:
-        self.span = span
+
+def _elements(file: OpenFile, found: FoundTensor) -> NDArray[Any]:
+    span = found.span
+    assert file.content is not None
+    elements = np.frombuffer(file.content, span.storage_type, span.count, span.start)
+    if found.checksum:
+        check_checksum(file.path, found.checksum, crc32(elements))
+    return elements
+
+
+class _Side:
+    """The bytes of a plain tensor in a large file, read piece by piece from the beginning."""
+
+    def __init__(self, file: OpenFile, found: FoundTensor) -> None:
+        self.span = found.span
         self.bytes_read = 0
+        self._wanted_checksum = found.checksum
         self._file = file
         self._checksum = 0
-        self._content: NDArray[np.uint8] | None = None
-        if file.content is not None:
-            self._content = np.frombuffer(file.content, np.uint8, span.size, span.start)
-            self.bytes_read = span.size
-
-    @property
-    def is_large(self) -> bool:
-        """Whether pieces have to be read into a buffer."""
-        return self._content is None
 
     def rewind(self) -> None:
         """Begin again."""
         self._checksum = 0
 
-    def piece(self, at: int, size: int, buffer: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+    def piece(self, at: int, size: int, buffer: _Bytes) -> _Bytes:
         """Return the next `size` bytes, from byte `at` of the tensor on.
 
         Raises:
             DumpFormatError: the file became shorter.
         """
-        if self._content is not None:
-            piece = self._content[at : at + size]
-        else:
-            assert buffer is not None
-            piece = buffer[:size]
-            self._file.read_into(self.span.start + at, piece)
-            self.bytes_read += size
-        if self.span.checksum:
+        piece = buffer[:size]
+        self._file.read_into(self.span.start + at, piece)
+        self.bytes_read += size
+        if self._wanted_checksum:
             self._checksum = crc32(piece, self._checksum)
         return piece
 
@@ -192,21 +214,18 @@ class _Side:
         Raises:
             DumpFormatError: they are not.
         """
-        check_checksum(self._file.path, self.span.checksum, self._checksum)
+        check_checksum(self._file.path, self._wanted_checksum, self._checksum)
 
     def is_same_file(self, other: _Side) -> bool:
         """Return whether both sides are links to one file."""
         return self._file.identity == other._file.identity
 
 
-def _measure_plain(
-    sides: tuple[_Side, _Side], tolerance: Tolerance, buffers: PieceBuffers
+def _measure_large(
+    sides: tuple[_Side, _Side], tolerance: Tolerance, buffers: _Buffers
 ) -> ElementMetrics:
-    target, reference = sides
-    spans = target.span, reference.span
-    pieces = buffers.pair() if target.is_large or reference.is_large else (None, None)
-    same_type = spans[0].dtype == spans[1].dtype
-    if same_type and _are_equal_and_finite(sides, pieces):
+    spans = sides[0].span, sides[1].span
+    if spans[0].dtype == spans[1].dtype and _are_equal_and_finite(sides, buffers):
         return equal_metrics(spans[0].dtype, spans[0].count)
     for side in sides:
         side.rewind()
@@ -219,7 +238,7 @@ def _measure_plain(
         count = min(step, spans[0].count - first)
         raw = [
             side.piece(first * span.itemsize, count * span.itemsize, buffer).view(kind)
-            for side, span, buffer, kind in zip(sides, spans, pieces, types, strict=True)
+            for side, span, buffer, kind in zip(sides, spans, buffers, types, strict=True)
         ]
         accumulator.update(raw[0], raw[1])
     for side in sides:
@@ -227,10 +246,7 @@ def _measure_plain(
     return accumulator.finish()
 
 
-def _are_equal_and_finite(
-    sides: tuple[_Side, _Side],
-    buffers: tuple[NDArray[np.uint8] | None, NDArray[np.uint8] | None],
-) -> bool:
+def _are_equal_and_finite(sides: tuple[_Side, _Side], buffers: _Buffers) -> bool:
     """Return whether all bytes are equal and no element is NaN or infinite."""
     target, reference = sides
     is_finite = _finite_test(target.span.dtype)
@@ -248,7 +264,7 @@ def _are_equal_and_finite(
     return True
 
 
-def _equal(target: NDArray[np.uint8], reference: NDArray[np.uint8]) -> bool:
+def _equal(target: _Bytes, reference: _Bytes) -> bool:
     if target.size % 8 == 0:
         return bool((target.view(np.uint64) == reference.view(np.uint64)).all())
     return bool((target == reference).all())
@@ -270,7 +286,7 @@ def equal_metrics(dtype: str, count: int) -> ElementMetrics:
     )
 
 
-_FiniteTest = Callable[[NDArray[np.uint8]], bool]
+_FiniteTest = Callable[[_Bytes], bool]
 # The exponent bits; all of them set means NaN or infinite.
 _HALF_EXPONENTS: Final = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
@@ -283,14 +299,10 @@ def _finite_test(dtype: str) -> _FiniteTest | None:
         return None
     if dtype in _HALF_EXPONENTS:
         exponent = np.uint16(_HALF_EXPONENTS[dtype])
-        return lambda piece: _no_exponent(piece.view(np.uint16), exponent)
+        return lambda piece: not bool(((piece.view(np.uint16) & exponent) == exponent).any())
     if kind.storage == "uint8":
         codes = StoredTensor(array=np.arange(256, dtype=np.uint8), dtype=dtype)
         finite: NDArray[np.bool_] = np.isfinite(codes.values())
         return lambda piece: bool(finite[piece].all())
     part: Any = np.float32 if dtype in ("float32", "complex64") else np.float64
     return lambda piece: bool(np.isfinite(piece.view(part)).all())
-
-
-def _no_exponent(bits: NDArray[np.uint16], exponent: np.uint16) -> bool:
-    return int((bits & exponent).max()) != exponent
