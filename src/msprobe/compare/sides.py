@@ -285,21 +285,20 @@ class _LeafReader:
                     else self._scalar(tree, slot, role, type_name)
                 )
                 self._found.append(leaf)
-            elif tree.get("class_type") == P2P_OPERATION:
+                return
+            if tree.get("class_type") == P2P_OPERATION:
                 self._found.append(self._p2p(tree, slot, role))
-            else:
-                self._walk_items(tree.items(), slot, role, depth)
+                return
+            items: Iterable[tuple[Any, Any]] = tree.items()
         elif kind is list:
-            self._walk_items(enumerate(tree), slot, role, depth)
-        elif tree is None:
-            self._found.append(
-                Leaf(slot=self._text(slot), role=role, is_tensor=False, type=NO_VALUE)
-            )
+            items = enumerate(tree)
         else:
-            name = kind.__name__
-            self._found.append(
-                Leaf(slot=self._text(slot), role=role, is_tensor=False, type=name, value=tree)
-            )
+            self._found.append(self._plain(tree, slot, role))
+            return
+        if depth >= MAX_DEPTH:
+            raise self._error(slot[:60], f"nested deeper than {MAX_DEPTH} levels")
+        for key, item in items:
+            self.walk(item, f"{slot}.{key}" if slot else str(key), role, depth + 1)
 
     def walk_tensors(self, tree: JsonTree, slot: str) -> None:
         """Collect only the tensors below `tree`, as inputs."""
@@ -307,14 +306,15 @@ class _LeafReader:
         self.walk(tree, slot, Role.INPUT, 0)
         self._found[before:] = [leaf for leaf in self._found[before:] if leaf.is_tensor]
 
-    def _walk_items(
-        self, items: Iterable[tuple[Any, Any]], slot: str, role: Role, depth: int
-    ) -> None:
-        if depth >= MAX_DEPTH:
-            raise self._error(slot[:60], f"nested deeper than {MAX_DEPTH} levels")
-        depth += 1
-        for key, item in items:
-            self.walk(item, f"{slot}.{key}" if slot else str(key), role, depth)
+    def _plain(self, value: JsonTree, slot: str, role: Role) -> Leaf:
+        """Return a value that stands in the file without its type."""
+        return Leaf(
+            slot=self._text(slot),
+            role=role,
+            is_tensor=False,
+            type=type(value).__name__,
+            value=value,
+        )
 
     def _tensor(self, tree: dict[str, Any], slot: str, role: Role, type_name: str) -> Leaf:
         get = tree.get
