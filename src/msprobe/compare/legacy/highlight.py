@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from msprobe.compare.legacy.cells import NAN, number
 from msprobe.compare.legacy.levels import JudgedRow
-from msprobe.compare.model import Mode, Role
+from msprobe.compare.model import Mode, Role, Status
 from msprobe.report.tables import Cell, Colour
 
 _HUGE: Final = 1e10
@@ -103,6 +103,8 @@ def _own_reasons(judged: JudgedRow) -> tuple[list[str], list[str]]:
         red.append(f"the error is above {_HUGE:.0e}")
     if judged.target.requires_grad != judged.reference.requires_grad:
         yellow.append("requires_grad differs")
+    if judged.row.status is Status.SHAPE:
+        yellow.append("the shapes differ")
     return red, yellow
 
 
