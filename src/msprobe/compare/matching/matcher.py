@@ -30,6 +30,7 @@ _ALIAS_CONFIDENCE: Final = 0.95
 _OTHER_CLASS_CONFIDENCE: Final = 0.8
 _REORDERED_CONFIDENCE: Final = 0.6
 _NONE: Final = -1
+_CALLS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
 
 
 class Records:
@@ -261,9 +262,8 @@ class Matcher:
             partner = self.reference.place.get(self.target.names[place])
             if partner is None or self._is_taken[partner]:
                 continue
-            parsed = self.target.parsed[place]
-            is_counted = _is_main(parsed) or _is_backward(parsed)
-            if not is_counted or self._align == "never":
+            kind = self.target.parsed[place].kind
+            if kind not in _CALLS or self._align == "never":
                 self.pair(place, partner, _EXACT)
 
     def _free_target(self, belongs: Callable[[RecordName], bool]) -> list[int]:

@@ -13,8 +13,8 @@ def merged_order(
 ) -> list[tuple[int | None, int | None]]:
     """Return every operation once: pairs, and those without a partner at the place where they ran.
 
-    The target's order holds. What only the reference has stands behind the last operation before
-    it that both have; pairs that ran in another order on the two sides do not count there.
+    The target's order holds. What only the reference has stands before the next operation that both
+    have; pairs that ran in another order on the two sides do not count there.
 
     Args:
         target_count: number of the target's operations.
