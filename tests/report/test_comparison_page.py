@@ -84,8 +84,9 @@ def test_counts_and_plots_are_of_all_rows():
     errors = frame.filter(pl.col("error") > 0)["error"]
     counted = small["histogram"]["counts"].values()
     assert sum(sum(counts) for counts in counted) == len(errors)
-    assert small["profile"][-1][0] == frame["order"].max()
-    assert max(error for _, error in small["profile"]) == errors.max()
+    assert small["profile"][-1][:3] == [0, "0", frame["order"].max()]
+    assert max(error for *_, error in small["profile"]) == errors.max()
+    assert small["spans"] == [[0, "0", frame["order"].max()]]
     assert whole["profile"] == []
 
 
@@ -226,6 +227,15 @@ def test_equal_values_are_shown_to_who_asks_for_them(open_page):
     assert "Functional.embedding.0" in titles(page)
 
 
+def test_what_has_no_number_says_why(open_page):
+    sample = Sample()
+    nan = {"status": "nonfinite", "origin": "inherited"}
+    sample.call("Torch.split.0.forward", "", [tensor("output.0"), tensor("output.1", None, **nan)])
+    page = open_page(sample.frame)
+    assert page.locator(".row .out").inner_text().strip() == "nonfinite"
+    assert page.locator(".row .in").inner_text() == "\u2013"
+
+
 def test_orders(open_page):
     page = open_page(transformer(3).frame)
     page.select_option("#sort", "order")
@@ -323,7 +333,7 @@ def test_several_steps_and_ranks(open_page):
     page = open_page(joined(*runs, equal_run(step=2)))
     assert "in 4 of 5 steps and ranks" in page.locator(".culprits li").first.inner_text()
     page.select_option("#comparison", "1/0")
-    assert all("step 1 rank 0" in text for text in page.locator(".row .where").all_inner_texts())
+    assert all("step 1, rank 0" in text for text in page.locator(".row .where").all_inner_texts())
     page.click("#detail button:has-text('step 2, rank 0')")
     assert "Nothing fits" in page.locator("#rows").inner_text()
 

@@ -28,6 +28,7 @@ from msprobe.report.comparison_words import (
     STATUS_STYLES,
     STATUSES,
     operation_label,
+    place_text,
 )
 from msprobe.report.fact_lines import LABEL_WIDTH, fact_lines, list_lines, title_lines
 from msprobe.report.grid import Cell, Column, fitted, heading, row
@@ -83,9 +84,11 @@ def _lines(
         yield from _first_difference(summary, frame, width)
         yield from _introduced(summary, width, limit)
         yield from title_lines("By module", width)
-        first = (summary["first_difference"] or {}).get("module") or ""
+        first = summary["first_difference"]
+        best = [*([first] if first else []), *summary["introduced"]]
+        modules = list(dict.fromkeys(each["module"] or "" for each in best))[:_MAX_CULPRITS]
         yield from comparison_tree_lines(
-            frame, first=first, width=width, unicode=unicode, limit=limit
+            frame, best=modules, width=width, unicode=unicode, limit=limit
         )
     yield from unmatched_lines(summary, width)
     yield from match_lines(frame, width)
@@ -185,7 +188,7 @@ def _first_difference(summary: Tree, frame: pl.DataFrame, width: int) -> Iterato
     yield Text(f"  {plain(first['name'])}", "bold")
     places = [plain(first["module"] or "outside of modules"), plain(first.get("source") or "")]
     if len(summary["comparisons"]) > 1:
-        places.append(f"step {first['step']}, rank {plain(str(first['rank']))}")
+        places.append(place_text(first["step"], first["rank"]))
     yield from fact_lines("where", ", ".join(place for place in places if place), width)
     status, origin = first["status"], first["origin"]
     line = Text.assemble(("  status".ljust(LABEL_WIDTH), "dim"))
@@ -271,7 +274,7 @@ def _introduced(summary: Tree, width: int, limit: int) -> Iterator[Text]:
     yield heading(columns)
     for key, line in zip(shown, lines, strict=True):
         if _width(line["operation"]) > room:
-            line["operation"] = Cell(operation_label(key[0]).short, "bold")
+            line["operation"] = Cell(operation_label(key[0]).without_prefix, "bold")
         yield row(columns, [line[title] for title in titles])
 
 

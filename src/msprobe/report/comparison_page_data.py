@@ -106,6 +106,7 @@ def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) ->
         },
         "modules": _modules(module_tree(frame)),
         "histogram": _histogram(frame),
+        "spans": _spans(every),
         "profile": _profile(every) if shown.height < every.height else [],
     }
     return {**data, "texts": texts.all}
@@ -291,23 +292,35 @@ def _histogram(frame: pl.DataFrame) -> dict[str, Any]:
     return {"from": _HISTOGRAM_FROM, "per_decade": _BINS_PER_DECADE, "counts": counts}
 
 
-def _profile(every: pl.DataFrame) -> list[list[Any]]:
-    """Return [order, largest error] along the execution, of all operations, in a few bins."""
+def _spans(every: pl.DataFrame) -> list[list[Any]]:
+    """Return step, rank and last order of each comparison, in the order of the table."""
     import polars as pl
 
+    spans = every.group_by("step", "rank", maintain_order=True).agg(pl.col("order").max())
+    return [[step, plain(str(rank)), last] for step, rank, last in spans.iter_rows()]
+
+
+def _profile(every: pl.DataFrame) -> list[list[Any]]:
+    """Return [step, rank, order, largest error] of all operations, in a few bins a comparison."""
+    import polars as pl
+
+    spans = max(every.select(pl.struct("step", "rank").n_unique()).item(), 1)
     last = every.select(pl.col("order").max()).item() or 0
-    width = max(math.ceil(last / _PROFILE_BINS), 1)
-    largest = pl.max_horizontal("error_in", "error_out")
+    width = max(math.ceil(last * spans / _PROFILE_BINS), 1)
     bins = (
         every.lazy()
-        .select(bin=pl.col("order") // width, error=largest)
+        .select(
+            "step",
+            "rank",
+            bin=pl.col("order") // width,
+            error=pl.max_horizontal("error_in", "error_out"),
+        )
         .filter(pl.col("error").is_finite())
-        .group_by("bin")
+        .group_by("step", "rank", "bin", maintain_order=True)
         .agg(pl.col("error").max())
-        .sort("bin")
         .collect()
     )
-    return [[place * width, error] for place, error in bins.iter_rows()]
+    return [[step, plain(str(rank)), place * width, e] for step, rank, place, e in bins.iter_rows()]
 
 
 def _safe(tree: JsonTree) -> JsonTree:

@@ -5,6 +5,7 @@ and ranks, replicas.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from msprobe.report.comparison_facts import OPERATION
-from msprobe.report.comparison_words import DIFFERENCES, STATUS_STYLES
+from msprobe.report.comparison_words import DIFFERENCES, STATUS_STYLES, place_text
 from msprobe.report.fact_lines import title_lines
 from msprobe.report.grid import Cell, Column, fitted, heading, row
 from msprobe.report.value_text import count_text, number_text, plain
@@ -90,7 +91,7 @@ def _partner(pair: Mapping[str, Any]) -> str:
 
 
 def rank_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
-    """Yield the steps and ranks, those with most differences first, if there are several."""
+    """Yield the steps and ranks that differ, if there are several of any kind."""
     comparisons: Sequence[Mapping[str, Any]] = summary["comparisons"]
     if len(comparisons) < 2:
         return
@@ -98,10 +99,10 @@ def rank_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
     counted = [
         (sum(each["counts"].get(word, 0) for word in DIFFERENCES), each) for each in comparisons
     ]
-    different = sorted((pair for pair in counted if pair[0]), key=lambda pair: -pair[0])
+    different = [pair for pair in counted if pair[0]]
     cells = [_rank(differ, each) for differ, each in different[:_MAX_RANKS]]
     if cells:
-        columns = _columns(["  step", "rank", "differ", "first difference", "status"], cells)
+        columns = _columns(["  where", "differ", "first difference", "status"], cells)
         columns = fitted(columns, width, 2, shrink=("first difference",))
         yield heading(columns)
         yield from (row(columns, line) for line in cells)
@@ -117,8 +118,7 @@ def _rank(differ: int, each: Mapping[str, Any]) -> list[Cell]:
     total = sum(each["counts"].values())
     status = first.get("status", "")
     return [
-        Cell(str(each["step"]), lead="  "),
-        Cell(plain(str(each["rank"]))),
+        Cell(place_text(each["step"], each["rank"]), lead="  "),
         Cell(f"{differ:,} of {total:,}"),
         Cell(plain(first.get("name", "-"))),
         Cell(status, STATUS_STYLES.get(status, "")),
@@ -131,17 +131,21 @@ def replica_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
     if replicas is None:
         return
     if not replicas:
-        yield from title_lines("Replicas agree", width)
+        yield from title_lines("Ranks that should agree do", width)
         return
-    found = count_text(len(replicas), "operation")
-    yield from title_lines(f"Replicas that should agree differ in {found}", width)
+    found = count_text(len(replicas), "value")
+    yield from title_lines(f"Ranks that should agree differ: {found}", width)
     for each in replicas[:_MAX_REPLICAS]:
-        error = each.get("error")
-        number = f"  {number_text(error)}" if error is not None else ""
-        name = plain(str(each.get("name", "?")))
-        yield Text.assemble("  ", (name, "bold"), number, end="")
+        error, source = each.get("error"), each.get("source")
+        number = "" if error is None else f"  {number_text(error)}"
+        where = f"  {plain(source)}" if source else ""
+        name = plain(str(each.get("row") or each["name"]))
+        yield Text.assemble("  ", (name, "bold"), number, (where, "dim"), end="")
         if reason := each.get("reason"):
-            yield Text(f"      {plain(str(reason))}", "dim")
+            room = max(width - 6, 20)
+            yield from (Text(f"      {line}", "dim") for line in textwrap.wrap(plain(reason), room))
+    if (more := len(replicas) - _MAX_REPLICAS) > 0:
+        yield Text(f"  {more:,} more", "dim")
 
 
 def _columns(titles: list[str], lines: Sequence[Sequence[Cell]]) -> list[Column]:

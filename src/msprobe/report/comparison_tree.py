@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ from msprobe.report.comparison_words import (
     DIFFERENCES,
     ORIGIN_STYLES,
     STATUS_STYLES,
+    TELLING,
     operation_label,
 )
 from msprobe.report.grid import Cell, Column, cut_middle, heading, row
@@ -57,19 +58,25 @@ class _Line:
 
 
 def comparison_tree_lines(
-    frame: pl.DataFrame, *, first: str, width: int, unicode: bool, limit: int
+    frame: pl.DataFrame, *, best: Sequence[str], width: int, unicode: bool, limit: int
 ) -> Iterator[Text]:
     """Yield the tree of modules with their worst values.
 
     Args:
         frame: the table.
-        first: path of the module with the first difference; it is shown open.
+        best: modules of the first difference and of the best culprits. They are shown open; where
+            there is no room for all in which differences begin, they alone are.
         width: of the terminal, in columns.
         unicode: whether line-drawing characters may be used.
         limit: lines to show; 0 shows all.
     """
-    tree = _Tree(_worst_operations(frame), first=first, unicode=unicode)
-    lines = list(tree.lines(module_tree(frame)))
+    operations, root = _worst_operations(frame), module_tree(frame)
+    lines: list[_Line] = []
+    for only_best in (False, True):
+        tree = _Tree(operations, best=best, only_best=only_best, unicode=unicode)
+        lines = list(tree.lines(root))
+        if not limit or len(lines) <= limit:
+            break
     shown = lines[:limit] if limit else lines
     columns, gap = _columns(shown, width)
     yield heading(columns, gap)
@@ -82,16 +89,21 @@ def comparison_tree_lines(
 
 
 def _worst_operations(frame: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Return module → the worst value of each of its worst operations, in order of execution."""
+    """Return module → the worst value of its worst operations, in order of execution.
+
+    Where differences begin in a module, those that came from elsewhere are left out.
+    """
     import polars as pl
 
-    wanted = ("module", "step", "rank", "order", "operation", "kind", "slot")
-    values = ("status", "origin", "error", "source", "introduced")
-    different = frame.filter(pl.col("status").is_in(DIFFERENCES))
+    wanted = ("module", "step", "rank", "order", "operation", "slot")
+    values = ("status", "origin", "error", "source")
+    # Of a million rows, sorting all columns would take a gigabyte.
+    different = frame.select(*wanted, *values).filter(pl.col("status").is_in(DIFFERENCES))
+    tells = pl.col("origin").is_null() | pl.col("origin").is_in(TELLING)
     worst = (
         ranked(different)
         .unique(["module", "operation"], keep="first", maintain_order=True)
-        .with_columns(introduced=pl.col("origin") == "introduced")
+        .filter(tells | ~tells.any().over("module"))
         .filter(pl.int_range(pl.len()).over("module") < _MAX_OPERATIONS)
         .sort("step", "rank", "order", maintain_order=True)
     )
@@ -105,10 +117,20 @@ class _Tree:
     """The lines of a tree, before they are fitted into columns."""
 
     def __init__(
-        self, operations: dict[str, list[dict[str, Any]]], *, first: str, unicode: bool
+        self,
+        operations: dict[str, list[dict[str, Any]]],
+        *,
+        best: Sequence[str],
+        only_best: bool,
+        unicode: bool,
     ) -> None:
         self._operations = operations
-        self._first = first
+        self._only_best = only_best
+        self._named = set(best)
+        self._best = {""}
+        for path in best:
+            parts = path.split(".")
+            self._best |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
         self._guides = ("├ ", "└ ", "│ ", "  ") if unicode else ("|- ", "`- ", "|  ", "   ")
         self._dots = "…" if unicode else "..."
 
@@ -143,10 +165,12 @@ class _Tree:
 
         Where they only pass through, what is inside says nothing new.
         """
-        is_first = f"{self._first}.".startswith(f"{node.path}.")
-        return bool(node.total.telling or (is_first and node.total.differ))
+        is_best = node.path in self._best
+        return bool(node.total.differ and (is_best or (node.total.telling and not self._only_best)))
 
     def _own(self, node: ModuleNode) -> list[ModuleNode | _Line]:
+        if not node.own.telling and node.path not in self._named:
+            return []
         return [_operation(each) for each in self._operations.get(node.path, [])]
 
     def _modules(self, node: ModuleNode) -> list[ModuleNode | _Line]:
@@ -187,7 +211,7 @@ def _operation(record: dict[str, Any]) -> _Line:
     is_born = origin == "introduced"
     label = operation_label(record["operation"])
     # The module stands above it in the tree.
-    text = label.short if record["operation"].startswith(("Module.", "Cell.")) else label.text
+    text = label.short if label.is_module else label.text
     return _Line(
         lead="",
         name=text,
@@ -212,7 +236,7 @@ def _module(node: ModuleNode, lead: str) -> _Line:
         mark=BORN if total.introduced else PRESENT if total.differ else "",
         differ=_share(total),
         status=total.status if total.differ else "",
-        error=_error(total.error) if total.differ else "",
+        error=_error(total.error) if total.differ and total.error else "",
     )
 
 

@@ -82,6 +82,14 @@ STATUSES: Final = (
 )
 
 
+def place_text(step: int, rank: object) -> str:
+    """Return ``step 20, rank 3``; a rank without a number has the name of its folder."""
+    name = plain(str(rank))
+    if name.isdigit():
+        return f"step {step}, rank {name}"
+    return f"step {step}" if name == "rank" else f"step {step}, {name}"
+
+
 @dataclass(frozen=True, slots=True)
 class OperationLabel:
     """How an operation is called where module, direction and source stand beside it.
@@ -90,11 +98,18 @@ class OperationLabel:
         text: the module's path and class, or the API with its number.
         short: the same without the module's path, or without the API's prefix.
         tail: direction and repetition, where they are not the usual.
+        is_module: whether it is a module.
     """
 
     text: str
     short: str
     tail: str
+    is_module: bool = False
+
+    @property
+    def without_prefix(self) -> str:
+        """The name where room is short: a module keeps its path, which is what tells it apart."""
+        return self.text if self.is_module else self.short
 
 
 def operation_label(record_name: str) -> OperationLabel:
@@ -107,7 +122,7 @@ def operation_label(record_name: str) -> OperationLabel:
         number = f".{name.index}" if name.index else ""
         short = plain(f"{name.class_name}{number}")
         text = plain(f"{name.path}.") + short if name.path else short
-        return OperationLabel(text, short, tail)
+        return OperationLabel(text, short, tail, is_module=True)
     if name.kind is RecordKind.OTHER:
         return OperationLabel(plain(record_name), plain(record_name), "")
     number = "" if name.index is None else f".{name.index}"

@@ -69,7 +69,7 @@ function whereFacts(operation, value) {
     ["module", module || "outside of modules"],
     ["source", operation.source && element("span", { class: "mono" }, operation.source)],
     ["kind", value.kind.replace("_", " ")],
-    ["step, rank", severalComparisons ? `${operation.step}, ${operation.rank}` : ""],
+    ["run", severalComparisons ? placeName(operation.step, operation.rank) : ""],
     ["order", `${grouped(operation.order)} in the execution`],
     ["paired by", pairing],
     ["target's name", value.target_name], ["reference's name", value.reference_name],
@@ -118,7 +118,7 @@ function valueParts(operation, value) {
   const parts = [];
   const name = element("span", { class: "mono" }, value.slot);
   const errors = errorFacts(value);
-  if (errors.length) parts.push(element("h3", {}, "How ", name, " differs, element by element"), facts(errors));
+  if (errors.length) parts.push(element("h3", {}, "How ", name, " differs", value.count ? ", element by element" : ""), facts(errors));
   const worst = worstTable(value);
   if (worst) parts.push(element("h3", {}, "Worst elements of ", name.cloneNode(true)), worst);
   parts.push(element("h3", {}, "Both sides of ", name.cloneNode(true)), sidesTable(operation, value));

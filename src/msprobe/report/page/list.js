@@ -34,8 +34,8 @@ function drawRows() {
 }
 
 function drawRow(operation, place) {
-  const where = [operation.kind === "parameter" ? "parameter" : "", operation.module || "outside of modules", operation.source];
-  if (severalComparisons) where.push(`step ${operation.step} rank ${operation.rank}`);
+  const where = [operation.kind === "parameter" ? "parameter" : "", operation.source, operation.module || "outside of modules"];
+  if (severalComparisons) where.push(placeName(operation.step, operation.rank));
   const said = operation.origin ?? (operation.differs ? operation.status : "");
   return element("div", {
     class: `row ${operation.origin === "introduced" ? "is-introduced" : ""}`, role: "option", id: `row-${place}`,
@@ -47,7 +47,7 @@ function drawRow(operation, place) {
   element("div", { class: "what" },
     element("div", { class: "title" }, operation.label),
     element("div", { class: "where" }, said ? element("span", { class: operation.group }, said) : null, said ? " · " : null, where.filter(Boolean).join(" · "))),
-  element("div", { class: "in number" }, digits(operation.errorIn)),
+  element("div", { class: "in number" }, operation.unmeasuredIn ?? digits(operation.errorIn)),
   outCell(operation));
 }
 
@@ -55,11 +55,10 @@ function outCell(operation) {
   if (operation.match === "unmatched") {
     return element("div", { class: "out unmatched" }, operation.status === "added" ? "target only" : "reference only");
   }
-  const worst = operation.origin === "introduced" && operation.errorOut === null ? cell(data.values, "error", operation.worst) : null;
-  const error = operation.errorOut ?? worst;
-  const text = error === null && operation.differs ? operation.status : digits(error);
+  const error = operation.errorOut;
+  const text = operation.unmeasuredOut ?? digits(error);
   const level = error > 0 ? (Math.log10(Math.min(error, 1e9)) - lowDecade) / (highDecade - lowDecade) : 0;
-  const filled = error === null && operation.differs ? 1 : Math.min(Math.max(level, 0), 1);
+  const filled = operation.unmeasuredOut ? 1 : Math.min(Math.max(level, 0), 1);
   return element("div", { class: `out number ${operation.group === "inherited" ? "" : operation.group}` }, text,
     element("div", { class: `bar ${operation.group}` }, element("i", { style: `width:${(100 * filled).toFixed(0)}%` })));
 }

@@ -60,7 +60,7 @@ function startComparisons() {
   if (!severalComparisons) return;
   select.hidden = false;
   select.append(element("option", { value: "" }, "all steps and ranks"));
-  for (const { step, rank } of summary.comparisons) select.append(element("option", { value: `${step}/${rank}` }, `step ${step}, rank ${rank}`));
+  for (const { step, rank } of summary.comparisons) select.append(element("option", { value: `${step}/${rank}` }, placeName(step, String(rank))));
   select.addEventListener("change", () => pickComparison(select.value));
 }
 

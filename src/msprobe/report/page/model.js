@@ -68,9 +68,23 @@ function judge(operation) {
     if (severity.get(rowStatus) < severity.get(status)) status = rowStatus;
   }
   const kind = cell(data.values, "kind", worst);
+  const unmeasured = findUnmeasured(operation);
   const differs = isDifference.has(status);
   const group = origin ?? (!differs ? "agrees" : groupOf(status));
-  return { status, origin, kind, worst, differs, group };
+  return { status, origin, kind, worst, differs, group, ...unmeasured };
+}
+
+// The status of a value that went in or came out, where it differs and has no error in numbers.
+function findUnmeasured(operation) {
+  const found = { unmeasuredIn: null, unmeasuredOut: null };
+  for (let row = operation.first; row < operation.first + operation.rows; row += 1) {
+    const status = cell(data.values, "status", row);
+    if (!isDifference.has(status) || cell(data.values, "error", row) !== null) continue;
+    const role = cell(data.values, "role", row);
+    const side = role === "input" || role === "parameter" ? "unmeasuredIn" : "unmeasuredOut";
+    if (found[side] === null || severity.get(status) < severity.get(found[side])) found[side] = status;
+  }
+  return found;
 }
 
 function groupOf(status) {
@@ -81,6 +95,8 @@ const operations = readOperations();
 const byPlace = new Map(operations.map((each) => [placeKey(each), each]));
 const severalComparisons = summary.comparisons.length > 1;
 
+// A process without a number has a folder of its own name.
+function placeName(step, rank) { return `step ${step}` + (/^\d+$/.test(rank) ? `, rank ${rank}` : rank === "rank" ? "" : `, ${rank}`); }
 function placeKey(each) { return `${each.step}/${each.rank}/${each.order}`; }
 function operationAt(place) { return place ? byPlace.get(placeKey(place)) : undefined; }
 

@@ -28,7 +28,7 @@ function firstDifference() {
   if (!first) return [];
   const operation = operationAt(first);
   const place = [first.status, first.origin, first.module || "outside of modules", first.source];
-  if (severalComparisons) place.push(`step ${first.step} rank ${first.rank}`);
+  if (severalComparisons) place.push(placeName(first.step, String(first.rank)));
   return [element("h3", { style: "margin-top:0" }, "First difference in the order of execution"),
     opener(first, mark(first.origin ?? groupOf(first.status)), element("b", {}, ...breakable(operation ? operation.label : first.name)),
       element("span", { class: "number" }, digits(number(first.error))), element("span", {}), element("span", { class: "sub" }, place.filter(Boolean).join(" · "))),
@@ -60,7 +60,7 @@ function culprits() {
 function culpritItem({ first: each, places }) {
   const operation = operationAt(each);
   const sub = [each.kind.replace("_", " "), each.status, each.module || "outside of modules", each.source];
-  if (severalComparisons) sub.push(`in ${places.size} of ${summary.comparisons.length} steps and ranks`);
+  if (severalComparisons) sub.push(places.size > 1 ? `in ${places.size} of ${summary.comparisons.length} steps and ranks` : placeName(each.step, String(each.rank)));
   return element("li", {}, opener(each, mark("introduced"), element("b", {}, ...breakable(operation ? operation.label : each.name)),
     element("span", { class: "number introduced" }, each.error === null ? each.status : digits(number(each.error))),
     element("span", {}), element("span", { class: "sub" }, sub.filter(Boolean).join(" · "))));
@@ -117,7 +117,7 @@ function comparisonTable() {
     const total = Object.values(each.counts).reduce((sum, count) => sum + count, 0);
     const first = each.first_difference;
     return element("tr", {},
-      element("td", {}, element("button", { type: "button", class: "link", click: () => pickComparison(`${each.step}/${each.rank}`) }, `step ${each.step}, rank ${each.rank}`)),
+      element("td", {}, element("button", { type: "button", class: "link", click: () => pickComparison(`${each.step}/${each.rank}`) }, placeName(each.step, String(each.rank)))),
       element("td", { class: "right" }, `${grouped(differ)} of ${grouped(total)}`),
       element("td", { class: "mono" }, first ? first.name : "–"));
   });
@@ -155,10 +155,11 @@ function pairing() {
 
 function replicas() {
   if (!summary.replicas) return [];
-  if (!summary.replicas.length) return [element("h3", {}, "Replicas"), element("p", {}, "Replicas that should agree do.")];
-  const items = summary.replicas.slice(0, 50).map((each) => element("li", {}, element("span", { class: "mono" }, String(each.name ?? "")), " ",
-    element("span", { class: "dim" }, [each.error === undefined || each.error === null ? "" : digits(number(each.error)), each.reason].filter(Boolean).join(" · "))));
-  return [element("h3", {}, `Replicas that should agree differ (${grouped(summary.replicas.length)})`), element("ul", { class: "plain-list" }, ...items)];
+  if (!summary.replicas.length) return [element("h3", {}, "Replicas"), element("p", {}, "Ranks that should agree do.")];
+  const items = summary.replicas.slice(0, 50).map((each) => element("li", {}, element("span", { class: "mono" }, ...breakable(String(each.row ?? each.name ?? ""))), " ",
+    element("span", { class: "dim" }, [each.error === undefined || each.error === null ? each.status : digits(number(each.error)), each.reason, each.source].filter(Boolean).join(" · "))));
+  const more = summary.replicas.length > items.length ? `, the first ${items.length}` : "";
+  return [element("h3", {}, `Ranks that should agree differ: ${plural(summary.replicas.length, "value")}${more}`), element("ul", { class: "plain-list" }, ...items)];
 }
 
 function nextSteps() {

@@ -16,18 +16,33 @@ function errorRange() {
     }
   };
   operations.forEach((each) => { see(each.errorIn); see(each.errorOut); });
-  data.profile.forEach(([, error]) => see(number(error)));
+  data.profile.forEach(([, , , error]) => see(number(error)));
   low = Math.max(Math.min(low, -2), -14);
   return [low, Math.min(Math.max(high, low + 2), 12)];
 }
 const [lowDecade, highDecade] = errorRange();
 
+// Steps and ranks stand one after the other, each as wide as it is long.
+function readSpans() {
+  const spans = new Map();
+  let begin = 0;
+  for (const [step, rank, last] of data.spans) {
+    const key = `${step}/${rank}`;
+    if (filters.comparison && key !== filters.comparison) continue;
+    spans.set(key, { begin, end: begin + last + 1, name: placeName(step, rank) });
+    begin += last + 1 + Math.ceil((last + 1) / 60);
+  }
+  return { spans, end: Math.max(begin, 2) };
+}
+
 function scales(width, height) {
   const inner = width - margins.left - margins.right;
   const top = margins.top + margins.lane, bottom = height - margins.bottom - margins.lane;
-  const last = Math.max(1, ...operations.map((each) => each.order), ...data.profile.map(([order]) => order));
+  const { spans, end } = readSpans();
+  const at = (position) => margins.left + 6 + (inner - 12) * position / (end - 1);
   return {
-    x: (order) => margins.left + inner * order / last,
+    spans, at,
+    x: (place) => at((spans.get(`${place.step}/${place.rank}`)?.begin ?? 0) + place.order),
     y: (error) => {
       if (error === null || Number.isNaN(error) || error === Infinity) return margins.top + 4;
       if (error <= 0) return height - margins.bottom - 4;
@@ -38,12 +53,10 @@ function scales(width, height) {
   };
 }
 
-// The error that an operation stands at: that of what came out, or of what went in.
+// The error that an operation stands at: that of its worst value, or of what came out.
 function heightOf(operation) {
-  const worst = cell(data.values, "error", operation.worst);
-  if (operation.origin === "introduced" || operation.origin === "amplified") return worst;
-  if (operation.differs && operation.errorOut === null && operation.errorIn === null) return null;
-  return operation.errorOut ?? operation.errorIn ?? (operation.differs ? null : 0);
+  if (operation.differs) return cell(data.values, "error", operation.worst);
+  return operation.errorOut ?? operation.errorIn ?? 0;
 }
 
 function drawTimeline() {
@@ -55,22 +68,30 @@ function drawTimeline() {
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
   const scale = scales(width, height);
-  drawBackward(pen, scale, height);
+  drawGround(pen, scale, height);
   drawAxes(pen, scale, width, height);
   drawProfile(pen, scale);
   drawPoints(pen, scale);
 }
 
-function drawBackward(pen, scale, height) {
-  const start = operations.find((each) => /\.backward(\.|$)/.test(each.name));
-  if (!start) return;
-  const left = scale.x(start.order) - 3;
-  pen.fillStyle = colour("shade");
-  pen.fillRect(left, 4, pen.canvas.clientWidth - margins.right + 6 - left, height - margins.bottom - 4);
-  pen.fillStyle = colour("dim");
+// A shade where gradients flow; lines between steps and ranks.
+function drawGround(pen, scale, height) {
   pen.font = "11px system-ui, sans-serif";
   pen.textAlign = "left";
-  if (left < pen.canvas.clientWidth - 80) pen.fillText("backward", left + 5, height - 6);
+  const wide = pen.canvas.clientWidth, room = (wide - margins.left) / scale.spans.size;
+  for (const [key, span] of scale.spans) {
+    const first = operations.find((each) => `${each.step}/${each.rank}` === key && /\.backward(\.|$)/.test(each.name));
+    const left = scale.at(span.begin), right = scale.at(span.end);
+    pen.fillStyle = colour("shade");
+    if (first) pen.fillRect(scale.x(first) - 3, 4, right - scale.x(first) + 3, height - margins.bottom - 4);
+    pen.fillStyle = colour("dim");
+    if (first && right - scale.x(first) > 60) pen.fillText("backward", scale.x(first) + 2, height - 6);
+    if (scale.spans.size > 1 && room > 70) pen.fillText(span.name, left, height - 6);
+    if (span.begin) {
+      pen.fillStyle = colour("line");
+      pen.fillRect(Math.round(left) - 5, 4, 1, height - margins.bottom - 4);
+    }
+  }
 }
 
 function drawAxes(pen, scale, width, height) {
@@ -94,24 +115,22 @@ function drawAxes(pen, scale, width, height) {
   }
   pen.textBaseline = "alphabetic";
   pen.textAlign = "left";
-  pen.fillText("relative error along the execution", margins.left, height - 6);
+  if (scale.spans.size < 2) pen.fillText("relative error along the execution", margins.left, height - 6);
 }
 
 // Where the page does not hold all operations, their largest errors still show as a skyline.
 function drawProfile(pen, scale) {
-  if (!data.profile.length) return;
   const floor = scale.y(0);
-  pen.beginPath();
-  pen.moveTo(scale.x(data.profile[0][0]), floor);
-  data.profile.forEach(([order, error], place) => {
-    const y = scale.y(number(error)), next = data.profile[place + 1];
-    pen.lineTo(scale.x(order), y);
-    pen.lineTo(scale.x(next ? next[0] : order), y);
-  });
-  pen.lineTo(scale.x(data.profile.at(-1)[0]), floor);
   pen.fillStyle = colour("inherited");
   pen.globalAlpha = 0.22;
-  pen.fill();
+  data.profile.forEach(([step, rank, order, error], place) => {
+    const span = scale.spans.get(`${step}/${rank}`);
+    if (!span) return;
+    const next = data.profile[place + 1];
+    const end = next && next[0] === step && next[1] === rank ? next[2] : span.end - span.begin;
+    const left = scale.at(span.begin + order), y = scale.y(number(error));
+    pen.fillRect(left, y, scale.at(span.begin + end) - left, floor - y);
+  });
   pen.globalAlpha = 1;
 }
 
@@ -123,7 +142,7 @@ function drawPoints(pen, scale) {
   const place = new Map(layers.map((name, layer) => [name, layer]));
   timeline.points = operations.filter(inComparison)
     .sort((left, right) => place.get(left.group) - place.get(right.group))
-    .map((operation) => ({ operation, x: scale.x(operation.order), y: scale.y(heightOf(operation)) }));
+    .map((operation) => ({ operation, x: scale.x(operation), y: scale.y(heightOf(operation)) }));
   const colours = Object.fromEntries(layers.map((name) => [name, colour(name)]));
   for (const { operation, x, y } of timeline.points) {
     const isFaint = !visible.has(operation) && operation.group !== "agrees";
@@ -154,11 +173,11 @@ function drawShape(pen, group, x, y, size) {
 }
 
 function drawRing(pen, scale, operation, strokeColour) {
-  if (!operation) return;
+  if (!operation || !inComparison(operation)) return;
   pen.strokeStyle = strokeColour;
   pen.lineWidth = 1.6;
   pen.beginPath();
-  pen.arc(scale.x(operation.order), scale.y(heightOf(operation)), 8.5, 0, 7);
+  pen.arc(scale.x(operation), scale.y(heightOf(operation)), 8.5, 0, 7);
   pen.stroke();
 }
 
@@ -181,10 +200,11 @@ function showTip(event) {
   tip.hidden = !point;
   if (!point) return;
   const { operation } = point;
+  const where = [severalComparisons ? placeName(operation.step, operation.rank) : "", operation.kind.replace("_", " "), operation.module, operation.origin ?? operation.status];
   replace(tip,
     element("div", {}, mark(operation.group), ` ${operation.label}`),
-    element("div", { class: "dim" }, [operation.kind.replace("_", " "), operation.module, operation.origin ?? operation.status].filter(Boolean).join(" · ")),
-    element("div", {}, `in ${digits(operation.errorIn)}  →  out ${digits(operation.errorOut)}`));
+    element("div", { class: "dim" }, where.filter(Boolean).join(" · ")),
+    element("div", {}, `in ${operation.unmeasuredIn ?? digits(operation.errorIn)}  →  out ${operation.unmeasuredOut ?? digits(operation.errorOut)}`));
   const room = timeline.canvas.clientWidth;
   tip.style.left = `${Math.min(point.x + 12, room - tip.offsetWidth - 6)}px`;
   tip.style.top = `${Math.max(point.y - tip.offsetHeight - 10, 4)}px`;
