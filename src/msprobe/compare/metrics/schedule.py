@@ -231,7 +231,7 @@ def _from_cluster(client: Any, address: str, batches: list[Batch]) -> _Finished:
         for batch in batches
     }
     try:
-        for future in distributed.as_completed(list(running)):
+        for future in distributed.as_completed(list(running), loop=client.loop):
             yield running.pop(future), future.result()
     except gave_up as exc:
         raise UsageError(
