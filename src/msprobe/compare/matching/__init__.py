@@ -6,6 +6,7 @@ Enter at `pair_operations`. Equal names come first, then other names of one oper
 (`mapping_files`) overrule all of these. Backward records follow their forward calls.
 """
 
+from msprobe.compare.matching.data_mapping import data_mapping_of
 from msprobe.compare.matching.pairing import pair_operations
 
-__all__ = ["pair_operations"]
+__all__ = ["data_mapping_of", "pair_operations"]

@@ -122,7 +122,7 @@ def mapped_operations(
     ]
 
 
-def as_data_mapping(rows: Iterable[Row]) -> dict[str, str]:
+def data_mapping_of(rows: Iterable[Row]) -> dict[str, str]:
     """Return the data mapping that leads to the same rows: what a mapping file would say.
 
     Args:

@@ -63,7 +63,8 @@ class Node:
             place = self._child(key_node, self.key)
             key = place.text("a name")
             if key in lines:
-                place.refuse(key, f"each key once; it also stands on line {lines[key]}")
+                again = self._child(key_node, f"{self.key}.{key}" if self.key else key)
+                again.refuse("given twice", f"each key once; it is on line {lines[key]} already")
             lines[key] = place.line
             label = f"{self.key}.{key}" if self.key else key
             yield key, place, self._child(value_node, label)
