@@ -31,6 +31,13 @@ from msprobe.report.tables import Cell
 _IGNORED: Final = ("Torch.empty", "Torch.fill", "Tensor.__setitem__")
 # Two outputs of the fused attention are the state of a random generator.
 _IGNORED_OUTPUTS: Final = {"npu_fusion_attention": ("output.4", "output.5")}
+_STATES: Final = {
+    Role.INPUT: "input",
+    Role.PARAMETER: "parameters",
+    Role.OUTPUT: "output",
+    Role.PARAMETER_GRAD: "parameters_grad",
+    Role.SAVED: "debug",
+}
 _NO_PEER: Final = "None"
 
 
@@ -186,10 +193,10 @@ def _item(
     item: dict[str, Any] = dict(zip(columns, map(_plain, cells), strict=True))
     if item.get(STACK, NOTHING) != NOTHING and row.pair.target is not None:
         item[STACK] = comparison.target.frames(row.pair.target)
-    item["state"] = row.leaf.role.value
+    item["state"] = _STATES[row.leaf.role]
     item["api_origin_name"] = row.pair.name
-    for title, leaf in (("NPU", row.target), ("Bench", row.reference)):
-        for key in ("op", "peer"):
+    for key in ("op", "peer"):
+        for title, leaf in (("NPU", row.target), ("Bench", row.reference)):
             item[f"{title} P2POp {key}"] = _operation_fact(leaf, key)
     return item
 
