@@ -119,9 +119,10 @@ static size_t whole_lanes(size_t n)
 enum { FINITE, IS_NAN, POSITIVE, NEGATIVE };
 
 /* An infinite complex number without NaN counts as positive: it has no sign. */
-static int class_of(const struct state *s, const double *x)
+static int class_of(const struct side *side, const double *x)
 {
-    if (!s->is_complex) return isnan(*x) ? IS_NAN : !isinf(*x) ? FINITE : *x > 0 ? POSITIVE : NEGATIVE;
+    if (side->kind != K_C64 && side->kind != K_C128)
+        return isnan(*x) ? IS_NAN : !isinf(*x) ? FINITE : *x > 0 ? POSITIVE : NEGATIVE;
     if (isnan(x[0]) || isnan(x[1])) return IS_NAN;
     return isinf(x[0]) || isinf(x[1]) ? POSITIVE : FINITE;
 }
@@ -144,7 +145,7 @@ static size_t set_apart(struct state *s, size_t n)
     size_t parts = s->is_complex ? 2 : 1, found = 0;
     for (size_t i = 0; i < n; i++) {
         double *t = s->t + i * parts, *r = s->r + i * parts;
-        int target = class_of(s, t), reference = class_of(s, r);
+        int target = class_of(&s->target, t), reference = class_of(&s->reference, r);
         if (target == FINITE && reference == FINITE) continue;
         found++;
         count_class(&s->target, target);
@@ -368,7 +369,7 @@ static void complex_differences(struct state *s, size_t n, double *reference_max
         s->error[i] = complex_size(t[0] - r[0], t[1] - r[1]);
         s->size[i] = complex_size(r[0], r[1]);
         if (s->size[i] > *reference_max) *reference_max = s->size[i];
-        s->flips += t[0] * r[0] + t[1] * r[1] < 0;
+        s->flips += (uint64_t)are_opposite(t, r);
     }
     size_t padding = (whole_lanes(n) - n) * sizeof(double);
     memset(s->error + n, 0, padding);

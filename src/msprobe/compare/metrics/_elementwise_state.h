@@ -258,13 +258,26 @@ static double quantile(struct top *top, uint64_t total)
     return fraction == 0 || low == high ? low : low + (high - low) * fraction;
 }
 
-/* ---- sizes of complex numbers ---------------------------------------------------------------- */
+/* ---- complex numbers ------------------------------------------------------------------------- */
 
-static double complex_size(double real, double imaginary)
+/* What brings a complex number into the range where products of parts are numbers. */
+static inline double part_scale(double real, double imaginary)
 {
     real = fabs(real), imaginary = fabs(imaginary);
     double larger = real > imaginary ? real : imaginary;
-    double scale = larger > 0x1p400 ? 0x1p-600 : larger < 0x1p-400 ? 0x1p600 : 1;
+    return larger > 0x1p400 ? 0x1p-600 : larger < 0x1p-400 ? 0x1p600 : 1;
+}
+
+static inline double complex_size(double real, double imaginary)
+{
+    double scale = part_scale(real, imaginary);
     real *= scale, imaginary *= scale;
     return sqrt(real * real + imaginary * imaginary) / scale;
+}
+
+/* Whether they point into opposite half-planes. */
+static inline int are_opposite(const double *t, const double *r)
+{
+    double a = part_scale(t[0], t[1]), b = part_scale(r[0], r[1]);
+    return (t[0] * a) * (r[0] * b) + (t[1] * a) * (r[1] * b) < 0;
 }

@@ -103,10 +103,10 @@ class Block:
         """Return where the two sides have opposite signs."""
         target, reference = self.target, self.reference
         if self.is_complex:
-            product: NDArray[np.bool_] = (
-                target.real * reference.real + target.imag * reference.imag < 0
-            )
-            return product
+            target, reference = target * _part_scale(target), reference * _part_scale(reference)
+            product = target.real * reference.real + target.imag * reference.imag
+            against: NDArray[np.bool_] = product < 0
+            return against
         opposite: NDArray[np.bool_] = ((target < 0) & (reference > 0)) | (
             (target > 0) & (reference < 0)
         )
@@ -163,14 +163,19 @@ def _absolute(values: NDArray[Any]) -> Floats:
     if values.dtype.kind != "c":
         magnitude: Floats = np.abs(values)
         return magnitude
-    real, imaginary = np.abs(values.real), np.abs(values.imag)
-    larger = np.maximum(real, imaginary)
-    scale = np.where(
-        larger > _SAFE_PART[1], 2.0**-600, np.where(larger < _SAFE_PART[0], 2.0**600, 1.0)
-    )
-    real, imaginary = real * scale, imaginary * scale
+    scale = _part_scale(values)
+    real, imaginary = values.real * scale, values.imag * scale
     size: Floats = np.sqrt(real * real + imaginary * imaginary) / scale
     return size
+
+
+def _part_scale(values: NDArray[Any]) -> Floats:
+    """Return what brings complex numbers into the range where products of parts are numbers."""
+    larger = np.maximum(np.abs(values.real), np.abs(values.imag))
+    scale: Floats = np.where(
+        larger > _SAFE_PART[1], 2.0**-600, np.where(larger < _SAFE_PART[0], 2.0**600, 1.0)
+    )
+    return scale
 
 
 def is_infinite(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -179,10 +184,11 @@ def is_infinite(values: NDArray[Any]) -> NDArray[np.bool_]:
     return infinite
 
 
-def count_nonfinite(values: NDArray[Any], counts: list[int]) -> None:
+def count_nonfinite(values: NDArray[Any], kind: ElementType, counts: list[int]) -> None:
     """Add NaN, +Inf and -Inf; an infinite complex number without NaN counts as +Inf."""
     infinite = is_infinite(values)
-    negative = infinite & (values < 0) if values.dtype.kind != "c" else np.zeros_like(infinite)
+    has_sign = kind.category is not Category.COMPLEX
+    negative = infinite & (values.real < 0) & has_sign
     counts[0] += int(np.count_nonzero(np.isnan(values)))
     counts[1] += int(np.count_nonzero(infinite & ~negative))
     counts[2] += int(np.count_nonzero(negative))

@@ -121,8 +121,8 @@ class NumpyAccumulator:
 
     def _take(self, raw_target: NDArray[Any], raw_reference: NDArray[Any]) -> None:
         """Count one block."""
-        block = Block(raw_target, raw_reference, self._types)
         with np.errstate(all="ignore"):
+            block = Block(raw_target, raw_reference, self._types)
             self._take_nonfinite(block)
             self._take_errors(block)
             self._take_sums(block)
@@ -138,8 +138,8 @@ class NumpyAccumulator:
         self._finite += kept
         if kept == finite.size:
             return
-        count_nonfinite(target, self._nonfinite[0])
-        count_nonfinite(reference, self._nonfinite[1])
+        count_nonfinite(target, self._types[0], self._nonfinite[0])
+        count_nonfinite(reference, self._types[1], self._nonfinite[1])
         if np.any(np.isnan(target) != np.isnan(reference)) or np.any(
             is_infinite(target) != is_infinite(reference)
         ):
