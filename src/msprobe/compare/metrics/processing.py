@@ -184,7 +184,7 @@ def multiply(tensor: StoredTensor, product: MatrixProduct | None) -> Processed:
     for factor in product.factors:
         try:
             value = _apply(value, factor)
-        except (MsprobeError, ValueError) as exc:
+        except (MsprobeError, OSError, ValueError) as exc:
             warnings.append(f"not multiplied with {factor.path}: {exc}")
     if len(warnings) == len(product.factors):
         return Processed(tensor, "; ".join(warnings))
