@@ -23,6 +23,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from msprobe.compare.matching.families import family
 from msprobe.compare.matching.mapping_yaml import (
     Node,
     nearest,
@@ -109,6 +110,16 @@ class ApiTable:
         new_prefix, _, new_api = found.partition(".")
         return new_prefix, new_api
 
+    def pair(self, ms_api: str, pt_api: str) -> ApiPair | None:
+        """Return what is known of the arguments of two functions that were paired."""
+        found = self.pairs.get((ms_api, pt_api))
+        if found is None:
+            # The built-in table means an operation, under whatever name it was called.
+            names = (pair for pair in self.pairs.values() if pair.ms_api == ms_api)
+            kin = [pair for pair in names if _same_family(pair.pt_api, pt_api)]
+            found = next((pair for pair in kin if not pair.is_complete), None)
+        return found
+
     def _by_rule(self, prefix: str, api: str) -> str | None:
         if prefix == "Tensor":
             return self.names.get(f"Functional.{api}")
@@ -124,9 +135,10 @@ def built_in_table() -> ApiTable:
     text = resources.files(__package__).joinpath(_BUILT_IN).read_text("utf-8")
     sections = {key: value for key, _, value in parse_mapping_yaml(text, Path(_BUILT_IN)).items("")}
     names = {key: value.text("a name") for key, _, value in sections["names"].items("names")}
+    table = ApiTable(names, {})
     pairs = {}
     for ms_api, _, value in sections["arguments"].items("functions"):
-        pt_api = names.get(ms_api, ms_api)
+        pt_api = ".".join(table.pytorch_name(*ms_api.split(".", 1)))
         positions = tuple((ms, pt.text("a position")) for ms, _, pt in value.items("positions"))
         pairs[ms_api, pt_api] = ApiPair(ms_api, pt_api, {"args": positions}, is_complete=False)
     return ApiTable(names, pairs)
@@ -148,6 +160,11 @@ def read_api_mapping(path: Path) -> ApiTable:
         pairs[pair.ms_api, pair.pt_api] = pair
         chosen.add(pair.ms_api)
     return ApiTable(names, pairs, frozenset(chosen))
+
+
+def _same_family(first: str, second: str) -> bool:
+    a, b = first.split(".", 1), second.split(".", 1)
+    return family(a[0], a[-1]) == family(b[0], b[-1])
 
 
 def _read_record(record: Node) -> ApiPair:

@@ -128,7 +128,7 @@ class SharedNames:
         key = (ms.base, pt.base, target.kind.value)
         found = self._slots.get(key)
         if found is None:
-            pair = self.table.pairs.get((ms.base, pt.base))
+            pair = self.table.pair(ms.base, pt.base)
             found = {} if pair is None else pair.slots(target.kind)
             if self.is_swapped:
                 found = _swapped(found)
