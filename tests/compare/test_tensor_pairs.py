@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from msprobe.compare.metrics.elementwise import Tolerance, compare_arrays
 from msprobe.compare.metrics.tensor_pairs import (
@@ -280,6 +282,33 @@ def test_a_bad_file_is_a_problem_that_names_it(tmp_path, how, count, is_target):
         assert outcome.metrics is None
         assert str(bad) in outcome.problem
         assert str(good) not in outcome.problem
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_no_damage_raises(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("fuzz")
+    kind = data.draw(st.sampled_from(["pt", "npy"]))
+    count = data.draw(st.sampled_from([5, 40_000]))
+    path, good = folder / f"bad.{kind}", folder / "good.npy"
+    values = np.arange(count, dtype="f4")
+    np.save(good, values)
+    if kind == "pt":
+        write_pt(path, "float32", values)
+    else:
+        np.save(path, values)
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 5))):
+        from_end = data.draw(st.booleans())
+        at = data.draw(st.integers(0, 1500))
+        at = max(len(content) - 1 - at, 0) if from_end else min(at, len(content) - 1)
+        if data.draw(st.booleans()):
+            content[at] = data.draw(st.integers(0, 255))
+        else:
+            del content[at : at + data.draw(st.integers(1, 30))]
+    path.write_bytes(content)
+    outcome = measure(path, good)
+    assert (outcome.metrics is None) == bool(outcome.problem)
 
 
 def test_damage_is_told_from_a_difference_also_where_both_files_have_it(tmp_path):

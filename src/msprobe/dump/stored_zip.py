@@ -20,6 +20,8 @@ _LOCAL: Final = struct.Struct("<4sHHHHHIIIHH")
 _UNKNOWN_16: Final = 0xFFFF
 _UNKNOWN_32: Final = 0xFFFFFFFF
 _ENCRYPTED: Final = 0x1
+# What else zipfile raises over damaged archives; NotImplementedError is a RuntimeError.
+_ZIPFILE_ERRORS: Final = (RuntimeError, KeyError, ValueError, OverflowError, OSError, struct.error)
 
 
 class NoArchiveError(Exception):
@@ -122,7 +124,7 @@ def _read_any_directory(file: OpenFile) -> dict[bytes, list[Entry]]:
     try:
         with file.path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             infos = archive.infolist()
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, KeyError, struct.error) as exc:
+    except (zipfile.BadZipFile, *_ZIPFILE_ERRORS) as exc:
         raise NoArchiveError(str(exc)) from exc
     entries: dict[bytes, list[Entry]] = {}
     for info in infos:

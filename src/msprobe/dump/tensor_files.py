@@ -23,7 +23,7 @@ from msprobe.errors import DumpFormatError, RecordNotFoundError, UnsupportedErro
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_READ_ERRORS: Final = (
+READ_ERRORS: Final = (  # what damaged and hostile files can lead to
     OSError,
     ValueError,
     TypeError,
@@ -88,8 +88,8 @@ def read_open_tensor(file: OpenFile) -> StoredTensor:
     """
     try:
         return _read_npy(file) if file.path.suffix == ".npy" else _read_pt(file)
-    except _READ_ERRORS as exc:
-        raise DumpFormatError(file.path, f"cannot be read: {_first_line(exc)}") from exc
+    except READ_ERRORS as exc:
+        raise DumpFormatError(file.path, f"cannot be read: {first_line(exc)}") from exc
 
 
 def locate_tensor_file(directory: Path, data_name: str) -> Path:
@@ -118,7 +118,7 @@ def locate_tensor_file(directory: Path, data_name: str) -> Path:
     except FileNotFoundError as exc:
         raise RecordNotFoundError(directory / relative, "there is no such tensor file") from exc
     except (OSError, RuntimeError, ValueError) as exc:
-        raise DumpFormatError(directory, f"data_name {data_name!r}: {_first_line(exc)}") from exc
+        raise DumpFormatError(directory, f"data_name {data_name!r}: {first_line(exc)}") from exc
     if not path.is_relative_to(base):
         raise DumpFormatError(directory, f"data_name {data_name!r} is a link out of the folder")
     if not stat.S_ISREG(mode):
@@ -138,8 +138,8 @@ def npy_type_and_shape(path: Path) -> tuple[str, tuple[int, ...]]:
     with OpenFile(path) as file:
         try:
             header = read_npy_header(file)
-        except _READ_ERRORS as exc:
-            raise DumpFormatError(path, f"cannot be read: {_first_line(exc)}") from exc
+        except READ_ERRORS as exc:
+            raise DumpFormatError(path, f"cannot be read: {first_line(exc)}") from exc
     return numpy_dtype_name(header.dtype), header.shape
 
 
@@ -221,6 +221,7 @@ def _float8_value(dtype: str, bits: int) -> float:
     return sign * math.ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits)
 
 
-def _first_line(exc: BaseException) -> str:
+def first_line(exc: BaseException) -> str:
+    """Return the first line of an error's message, cut to a readable length."""
     text = str(exc).strip()
     return text.splitlines()[0][:200] if text else type(exc).__name__

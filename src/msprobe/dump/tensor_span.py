@@ -11,7 +11,7 @@ from msprobe.dump.archive_template import ArchiveTemplate, folder_of, make_templ
 from msprobe.dump.npy_header import numpy_dtype_name, read_npy_header
 from msprobe.dump.open_file import OpenFile
 from msprobe.dump.tensor_archive import ArchivedTensor, SpecialTensorError, find_tensor
-from msprobe.dump.tensor_files import special_tensor
+from msprobe.dump.tensor_files import READ_ERRORS, first_line, special_tensor
 from msprobe.errors import DumpFormatError
 
 # Kinds of files that are remembered: a few KiB each.
@@ -69,8 +69,14 @@ class SpanFinder:
             DumpFormatError: the file is damaged or hostile.
             UnsupportedError: a special tensor (sparse, quantised …) that only torch can read.
         """
-        if file.path.suffix == ".npy":
-            return FoundTensor(_find_in_npy(file), 0)
+        try:
+            if file.path.suffix == ".npy":
+                return FoundTensor(_find_in_npy(file), 0)
+            return self._find_in_archive(file)
+        except READ_ERRORS as exc:
+            raise DumpFormatError(file.path, f"cannot be read: {first_line(exc)}") from exc
+
+    def _find_in_archive(self, file: OpenFile) -> FoundTensor:
         content = file.content
         if content is None:
             return _find_in_archive(file)[1]
@@ -121,10 +127,7 @@ def _find_in_archive(file: OpenFile) -> tuple[ArchivedTensor, FoundTensor]:
 
 
 def _find_in_npy(file: OpenFile) -> TensorSpan:
-    try:
-        header = read_npy_header(file)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as exc:
-        raise DumpFormatError(file.path, f"has a damaged header: {exc}") from exc
+    header = read_npy_header(file)
     dtype = header.dtype
     is_row_major = not header.is_fortran_order or sum(size != 1 for size in header.shape) < 2
     return TensorSpan(
