@@ -259,6 +259,28 @@ def test_in_a_run_of_equal_calls_the_odd_one_is_left_out(tmp_path: Path) -> None
     assert lonely(pairs) == ({"Torch.relu.2.forward"}, set())
 
 
+def test_one_call_more_here_and_one_less_there(tmp_path: Path) -> None:
+    """The counts agree, and no module tells; still no call is taken for its neighbour."""
+    apis = ["Torch.relu", "Torch.add", "Torch.relu", "Torch.mul", "Torch.relu", "Torch.sub"]
+    calls = [Call(api, "", (2,), n + 1.0) for n, api in enumerate(apis)]
+    new = Call("Torch.relu", "", (2,), 50.0, is_new=True)
+    more, less = run([new, *calls[:4], *calls[5:]]), run(calls)
+    target, reference = sides(tmp_path, more, less, with_modules=False)
+    pairs = pair_operations(target, reference, CompareOptions())
+    assert wrong_pairs(pairs, more, less) == []
+    assert lonely(pairs) == ({"Torch.relu.0.forward"}, {"Torch.relu.2.forward"})
+
+
+def test_calls_that_moved_are_known_by_their_values(tmp_path: Path) -> None:
+    apis = ["Torch.relu", "Torch.add", "Torch.relu", "Torch.mul"]
+    calls = [Call(api, "", (2,), n + 1.0) for n, api in enumerate(apis)]
+    moved = run([*calls[2:], *calls[:2]])
+    target, reference = sides(tmp_path, moved, run(calls), with_modules=False)
+    pairs = pair_operations(target, reference, CompareOptions())
+    assert wrong_pairs(pairs, moved, run(calls)) == []
+    assert lonely(pairs) == (set(), set())
+
+
 def test_confidence_falls_with_the_evidence(tmp_path: Path) -> None:
     calls = [
         Call("Torch.relu", "a", (2,), 1.0),

@@ -47,7 +47,11 @@ FAULTS: list[tuple[Reader, str, str]] = [
     (read_data_mapping, "", "mapping.yaml: is empty"),
     (read_data_mapping, "a: [1", "mapping.yaml: line "),
     (read_data_mapping, "a: b\n a: c\n", "mapping.yaml: line 2, column"),
-    (read_data_mapping, "a: b\nc: d\na: e\n", 'line 3: "a" is "given twice"; use each key once; it is on line 1'),
+    (
+        read_data_mapping,
+        "a: b\nc: d\na: e\n",
+        'line 3: "a" is "given twice"; use each key once; it is on line 1',
+    ),
     # Data mappings
     (read_data_mapping, "- a\n", 'line 1: "the file" is "a list"; use lines of the form'),
     (read_data_mapping, "just text", '"the file" is "just text"'),

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Literal
@@ -17,6 +18,7 @@ from typing import Final, Literal
 from msprobe.compare.matching.aligning import Aligner, Call
 from msprobe.compare.matching.evidence import EvidenceReader
 from msprobe.compare.matching.identities import Identity, Names, SharedNames
+from msprobe.compare.matching.sequences import IndexPair, monotone
 from msprobe.compare.model import Match
 from msprobe.compare.sides import Side
 from msprobe.dump.record_names import RecordKind, RecordName, forward_name
@@ -28,6 +30,7 @@ _EXACT: Final[Ground] = (Match.EXACT, 1.0)
 MAPPED: Final[Ground] = (Match.MAPPED, 1.0)
 _ALIAS_CONFIDENCE: Final = 0.95
 _OTHER_CLASS_CONFIDENCE: Final = 0.8
+_MOVED_CONFIDENCE: Final = 0.9
 _REORDERED_CONFIDENCE: Final = 0.6
 _NONE: Final = -1
 _CALLS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
@@ -40,6 +43,7 @@ class Records:
         self.names = side.names
         self.parsed: list[RecordName] = [side.parsed(name) for name in side.names]
         self.place = {name: place for place, name in enumerate(side.names)}
+        self.evidence = EvidenceReader(side)
         self._side = side
         self._words = words
         self._identities: dict[tuple[str, str], Identity] = {}
@@ -111,7 +115,7 @@ class Matcher:
         self.target = Records(target, names.target)
         self.reference = Records(reference, names.reference)
         self._align = align
-        self._aligner = Aligner(EvidenceReader(target), EvidenceReader(reference))
+        self._aligner = Aligner(self.target.evidence, self.reference.evidence)
         self.partners: list[int] = [_NONE] * len(target.names)
         self.grounds: list[Ground] = [(Match.UNMATCHED, 0.0)] * len(target.names)
         self._is_taken = bytearray(len(reference.names))
@@ -131,7 +135,7 @@ class Matcher:
         if self.target.names[target] == self.reference.names[reference]:
             ground = _EXACT
         elif ground[0] is Match.ALIAS and self._is_mapped(target, reference):
-            ground = MAPPED
+            ground = Match.MAPPED, ground[1]
         self.partners[target] = reference
         self.grounds[target] = ground
         self._is_taken[reference] = 1
@@ -165,18 +169,7 @@ class Matcher:
 
     def _match_by_number(self, belongs: Callable[[RecordName], bool]) -> None:
         """Pair calls of what ran equally often on both sides: of one name, then of one family."""
-        must_agree = self._align != "never"
-        target = _group(self._free_target(belongs), lambda at: self.target.parsed[at].base)
-        reference = _group(self._free_reference(belongs), lambda at: self.reference.parsed[at].base)
-        for base, places in target.items():
-            partners = reference.get(base, [])
-            if must_agree and not self._agree(places, partners):
-                continue
-            by_name = {self.reference.names[place]: place for place in partners}
-            for place in places:
-                partner = by_name.get(self.target.names[place])
-                if partner is not None:
-                    self.pair(place, partner, _EXACT)
+        self._match_equal_bases(belongs)
         target = _group(
             self._free_target(belongs), lambda place: self.target.identity(place).family
         )
@@ -185,14 +178,33 @@ class Matcher:
         )
         for family, places in target.items():
             partners = reference.get(family, [])
-            if len(places) != len(partners):
-                continue
-            if must_agree and not (
-                self._agree(places, partners) and any(map(self.target.scope, places))
+            if len(places) == len(partners) and (
+                self._align == "never"
+                or (self._agree(places, partners) and any(map(self.target.scope, places)))
             ):
-                continue
-            for place, partner in zip(places, partners, strict=True):
-                self.pair(place, partner, self._alias_ground(place, partner))
+                for place, partner in zip(places, partners, strict=True):
+                    self.pair(place, partner, self._alias_ground(place, partner))
+
+    def _match_equal_bases(self, belongs: Callable[[RecordName], bool]) -> None:
+        target = _group(self._free_target(belongs), lambda at: self.target.parsed[at].base)
+        reference = _group(self._free_reference(belongs), lambda at: self.reference.parsed[at].base)
+        candidates: list[list[IndexPair]] = []
+        for base, places in target.items():
+            partners = reference.get(base, [])
+            if self._align == "never" or self._agree(places, partners):
+                by_name = {self.reference.names[place]: place for place in partners}
+                names = ((place, self.target.names[place]) for place in places)
+                candidates.append(
+                    [(place, by_name[name]) for place, name in names if name in by_name]
+                )
+        in_order = set(monotone([pair for pairs in candidates for pair in pairs]))
+        for pairs in candidates:
+            # One call more here and one less there leave the count as it was. Without modules to
+            # tell, calls that pass by those of others are not trusted.
+            is_certain = self._align == "never" or any(self.target.scope(t) for t, _ in pairs)
+            if is_certain or in_order.issuperset(pairs):
+                for place, partner in pairs:
+                    self.pair(place, partner, _EXACT)
 
     def _agree(self, target: list[int], reference: list[int]) -> bool:
         """Return whether calls are as many on both sides, and each in the same module."""
@@ -205,6 +217,8 @@ class Matcher:
         mine, theirs = self.target.identity(target), self.reference.identity(reference)
         if self.target.parsed[target].base == self.reference.parsed[reference].base:
             return Match.ALIGNED, _ALIAS_CONFIDENCE
+        if self._is_mapped(target, reference):
+            return MAPPED
         same_class = mine.fallback == theirs.fallback
         return Match.ALIAS, _ALIAS_CONFIDENCE if same_class else _OTHER_CLASS_CONFIDENCE
 
@@ -214,18 +228,33 @@ class Matcher:
         return Match.ALIAS if is_alias else Match.ALIGNED
 
     def _match_reordered(self, belongs: Callable[[RecordName], bool]) -> None:
-        """Pair what stands in another order on the other side, inside the same module."""
+        """Pair what stands in another order on the other side.
 
-        def key(records: Records, place: int) -> Hashable:
-            return records.identity(place).family, records.scope(place)
+        That takes the same values, or the same module and as many calls on both sides.
+        """
 
-        target = _group(self._free_target(belongs), lambda place: key(self.target, place))
-        reference = _group(self._free_reference(belongs), lambda place: key(self.reference, place))
-        for family_and_scope, places in target.items():
-            partners = reference.get(family_and_scope, [])
-            if self.target.scope(places[0]) and len(places) == len(partners):
-                for place, partner in zip(places, partners, strict=True):
-                    self.pair(place, partner, (Match.ALIGNED, _REORDERED_CONFIDENCE))
+        def same_values(records: Records, place: int) -> Hashable:
+            evidence = records.evidence(records.names[place])
+            family = records.identity(place).family
+            return None if evidence.values is None else (family, evidence)
+
+        def same_module(records: Records, place: int) -> Hashable:
+            scope = records.scope(place)
+            return (records.identity(place).family, scope) if scope else None
+
+        for key, confidence in (
+            (same_values, _MOVED_CONFIDENCE),
+            (same_module, _REORDERED_CONFIDENCE),
+        ):
+            target = _group(self._free_target(belongs), functools.partial(key, self.target))
+            reference = _group(
+                self._free_reference(belongs), functools.partial(key, self.reference)
+            )
+            for what, places in target.items():
+                partners = reference.get(what, [])
+                if what is not None and len(places) == len(partners):
+                    for place, partner in zip(places, partners, strict=True):
+                        self.pair(place, partner, (Match.ALIGNED, confidence))
 
     def _match_followers(self) -> None:
         """Pair backward and recomputed records whose forward calls are partners."""
