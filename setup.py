@@ -32,6 +32,7 @@ setup(
             "msprobe.compare.metrics._elementwise",
             sources=["src/msprobe/compare/metrics/_elementwise.c"],
             depends=[
+                "src/msprobe/compare/metrics/_elementwise_blocks.h",
                 "src/msprobe/compare/metrics/_elementwise_kernels.h",
                 "src/msprobe/compare/metrics/_elementwise_state.h",
             ],

@@ -194,8 +194,8 @@ def check_worst_relative(
 @pytest.mark.parametrize("dtype", ALL_TYPES)
 def test_numbers_of_usual_size(dtype):
     rng = np.random.default_rng(1)
-    reference = moderate(rng, dtype, 1300)
-    for target in (moderate(rng, dtype, 1300), nudged(rng, reference, 0.1)):
+    reference = moderate(rng, dtype, 700)
+    for target in (moderate(rng, dtype, 700), nudged(rng, reference, 0.1)):
         check(target, reference, TOLERANCE)
 
 
@@ -234,7 +234,7 @@ MIXED = [
 @pytest.mark.parametrize(("target_dtype", "reference_dtype"), MIXED)
 def test_two_types(target_dtype, reference_dtype):
     rng = np.random.default_rng(3)
-    target, reference = moderate(rng, target_dtype, 1100), moderate(rng, reference_dtype, 1100)
+    target, reference = moderate(rng, target_dtype, 700), moderate(rng, reference_dtype, 700)
     check(target, reference, TOLERANCE)
 
 

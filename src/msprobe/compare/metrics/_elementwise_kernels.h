@@ -109,6 +109,28 @@ TARGET static void ISA(differences)(const double *target, const double *referenc
             ABSOLUTE(*(const ISA(vf) *)(target + i) - *(const ISA(vf) *)(reference + i));
 }
 
+/* Sizes of complex numbers, of their differences, and how many point into opposite half-planes; for
+ * parts of at most COMPLEX_HIGH. Whether it could be done: some square was too small to be a number. */
+TARGET static int ISA(complex_errors)(const double *target, const double *reference, double *error,
+                                      double *size, size_t n, uint64_t *opposite)
+{
+    int64_t turned = 0, small = 0;
+    for (size_t i = 0; i < n; i++) {
+        double t0 = target[2 * i], t1 = target[2 * i + 1];
+        double r0 = reference[2 * i], r1 = reference[2 * i + 1];
+        double d0 = t0 - r0, d1 = t1 - r1;
+        double t = t0 * t0 + t1 * t1, r = r0 * r0 + r1 * r1, d = d0 * d0 + d1 * d1;
+        error[i] = sqrt(d);
+        size[i] = sqrt(r);
+        turned += t0 * r0 + t1 * r1 < 0;
+        small |= (int64_t)(t < COMPLEX_LOW_SQUARE) & ((int64_t)(t0 != 0) | (int64_t)(t1 != 0));
+        small |= (int64_t)(r < COMPLEX_LOW_SQUARE) & ((int64_t)(r0 != 0) | (int64_t)(r1 != 0));
+        small |= (int64_t)(d < COMPLEX_LOW_SQUARE) & ((int64_t)(d0 != 0) | (int64_t)(d1 != 0));
+    }
+    *opposite = (uint64_t)turned;
+    return !small;
+}
+
 /* All that depends on the error and the size of the reference; leaves the relative errors. */
 TARGET static void ISA(errors)(const double *error, const double *reference, double *relative,
                                size_t n, const struct limits *limits, struct errors *found)

@@ -9,6 +9,15 @@
 #define MAX_ITEM 16
 #define LANES 16
 #define FLOORS 3
+/* Blocks whose largest number lies outside are scaled before they are squared. */
+#define SAFE_LOW 0x1p-200
+#define SAFE_HIGH 0x1p200
+/* Up to here float64 holds integers and their differences. */
+#define EXACT_INTEGER 0x1p52
+/* Parts of complex numbers within can be squared, and their squares added, as they are. */
+#define COMPLEX_HIGH 0x1p400
+#define COMPLEX_LOW_SQUARE 0x1p-798
+#define INFINITY_BITS 0x7ff0000000000000u
 
 enum {
     K_F32, K_F64, K_F16, K_BF16, K_TABLE, K_I8, K_U8, K_I16, K_U16, K_I32, K_U32, K_I64, K_U64,
