@@ -104,6 +104,11 @@ class Calls:
         assert pair.reference is not None
         return self._comparison.reference.parent(pair.reference)
 
+    def parent_of(self, name: str, *, is_target: bool) -> str | None:
+        """Return the record around the one that a side calls `name`."""
+        side = self._comparison.target if is_target else self._comparison.reference
+        return side.parent(name)
+
     def has_inner(self, call: Call) -> bool:
         """Return whether recorded calls ran inside this one, on either side."""
         pair = call.pair

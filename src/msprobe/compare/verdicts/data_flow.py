@@ -171,11 +171,11 @@ class OutsideValues:
 
     def parameter_of(self, row: Row) -> int | None:
         """Return the differing parameter that a row's two values are, as index of its row."""
-        return self._differing_parameters.get(_both(row))
+        return self._differing_parameters.get(fingerprints(row))
 
     def model_input_of(self, row: Row) -> int | None:
         """Return the input of the model that a row's two values are, as index of its row."""
-        return self._model_inputs.get(_both(row))
+        return self._model_inputs.get(fingerprints(row))
 
     def swapped_parameters(self, row: Row) -> tuple[int, int] | None:
         """Return the rows of two different parameters that the sides passed here, if that is so."""
@@ -192,7 +192,7 @@ class OutsideValues:
         found: dict[Fingerprint, int] = {}
         for index, row in enumerate(self._rows):
             if row.leaf.role is Role.PARAMETER and row.status.is_difference:
-                found.setdefault(_both(row), index)
+                found.setdefault(fingerprints(row), index)
         return found
 
     @cached_property
@@ -200,7 +200,7 @@ class OutsideValues:
         found: dict[Fingerprint, int] = {}
         for index, row in enumerate(self._rows):
             if row.leaf.role is Role.INPUT and row.leaf.is_tensor and self._is_model_input(row):
-                found.setdefault(_both(row), index)
+                found.setdefault(fingerprints(row), index)
         return found
 
     @cached_property
@@ -222,7 +222,8 @@ class OutsideValues:
         return found
 
 
-def _both(row: Row) -> Fingerprint:
+def fingerprints(row: Row) -> Fingerprint:
+    """Return what both values of a row are recognised by."""
     target = None if row.target is None else fingerprint(row.target)
     reference = None if row.reference is None else fingerprint(row.reference)
     return (target, reference)

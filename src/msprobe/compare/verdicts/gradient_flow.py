@@ -131,14 +131,12 @@ class GradientFlow:
             if slot != place or not _lost_gradient(incoming):
                 continue
             makers = trail.flow.makers(incoming)
-            for index in (*makers.target[:1], *makers.reference[:1]):
-                maker = trail.calls.of(trail.rows[index])
-                if not maker.is_matched and self._unmatched.blame_for(index):
-                    return True
+            if self._unmatched.blame_cut({*makers.target, *makers.reference}):
+                return True
             common = makers.common
-            if common is not None:
-                maker = trail.calls.of(trail.rows[common])
-                return self._has_backward(maker)
+            # Where the maker's own result still requires one, it was detached on the way.
+            if common is not None and _lost_gradient(trail.rows[common]):
+                return self._has_backward(trail.calls.of(trail.rows[common]))
         return False
 
     def _has_backward(self, forward: Call) -> bool:

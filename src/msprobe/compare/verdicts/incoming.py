@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from msprobe.compare.model import Match, Origin, Role, Row, Status
 from msprobe.compare.verdicts.calls import Call
-from msprobe.compare.verdicts.data_flow import Makers, fingerprint
+from msprobe.compare.verdicts.data_flow import Makers, fingerprints
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.operation_families import takes_state
 from msprobe.compare.verdicts.trail import Trail, mark, name_of, settle_as_close
-from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
+from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
 UNRECORDED_GROWTH: Final = 50.0
@@ -117,10 +118,9 @@ class Incoming:
         for index in (*makers.target[:1], *makers.reference[:1]):
             maker = trail.rows[index]
             if maker.pair.target is None or maker.pair.reference is None:
-                if self._unmatched.blame_for(index):
-                    blamed = True
-                else:
-                    explained = True
+                found = self._unmatched.blame_for(index)
+                blamed = blamed or found is Blame.CALL
+                explained = explained or found is Blame.EARLIER
             elif trail.explains(index):
                 explained = True
         if explained or blamed:
@@ -130,13 +130,24 @@ class Incoming:
         if one_sided and (trail.has_difference or trail.may_have_grown(row, UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED)
             return
-        mine = name_of(trail, makers.target[0]) if makers.target else "outside"
-        theirs = name_of(trail, makers.reference[0]) if makers.reference else "outside"
-        mark(
+        self._blame_feeding(
             row,
-            Origin.INTRODUCED,
-            f"fed with the result of {mine} instead of that of {theirs}, which both agree",
+            f"fed with {self._made_by(makers.target)} instead of {self._made_by(makers.reference)}",
         )
+
+    def _made_by(self, makers: Sequence[int]) -> str:
+        if not makers:
+            return "a value that no recorded call made"
+        return f"the result of {name_of(self._trail, makers[0])}"
+
+    def _blame_feeding(self, row: Row, reason: str) -> None:
+        """Blame a call for the value that it was given; modules around it, and others, inherit."""
+        both = fingerprints(row)
+        first = self._trail.fed.setdefault(both, row)
+        if first is row or both == (None, None):
+            mark(row, Origin.INTRODUCED, reason)
+        else:
+            mark(row, Origin.INHERITED, f"the same value as {first.name}")
 
     def _judge_outside(self, call: Call, row: Row) -> None:
         """Judge a value that no recorded call made."""
@@ -164,9 +175,8 @@ class Incoming:
             mark(row, Origin.INHERITED, "made by code that was not recorded")
             return
         if trail.calls.records_apis:
-            mark(
+            self._blame_feeding(
                 row,
-                Origin.INTRODUCED,
                 "fed with a value that no recorded call made (a buffer, a constant or unrecorded "
                 "code), though everything before agrees",
             )
@@ -186,6 +196,3 @@ class Incoming:
         if any(leaf is None or not leaf.is_tensor for leaf in leaves):
             return False
         return not call.parsed.is_module and takes_state(call.api, row.leaf.slot)
-
-
-__all__ = ["UNRECORDED_GROWTH", "Incoming", "fingerprint"]

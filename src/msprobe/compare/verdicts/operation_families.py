@@ -121,6 +121,18 @@ def family_of(name: str) -> Family:
     return Family.OTHER
 
 
+_REORDERING_WORDS: Final = """
+    roll flip fliplr flipud rot90 transpose t mt permute swapaxes swapdims movedim moveaxis
+    index_select getitem gather take take_along_dim index_copy scatter sort view reshape
+    unflatten channel_shuffle pixel_shuffle pixel_unshuffle"""
+_REORDERING: Final = frozenset(_REORDERING_WORDS.split())
+
+
+def reorders(name: str) -> bool:
+    """Return whether an API can hand on the same elements in another order."""
+    return name.lower().strip("_") in _REORDERING
+
+
 _SLOTS_OF_STATE: Final = {
     "linear": (1, 2),
     "embedding": (1,),

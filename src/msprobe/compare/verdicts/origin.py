@@ -22,6 +22,7 @@ from msprobe.compare.verdicts.conditioning import (
     forward_bound,
     operand_of,
 )
+from msprobe.compare.verdicts.consequence import retract_inconsequential
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.history import History
@@ -81,6 +82,7 @@ class _Search:
         self._incoming = Incoming(trail, self._unmatched)
         self._gradients = GradientFlow(trail, self._unmatched)
         is_coarse = trail.comparison.mode is not Mode.TENSOR
+        self._sees_statistics_only = trail.comparison.mode is Mode.STATISTICS
         self._safety = _SAFETY_OF_STATISTICS if is_coarse else _SAFETY
         self._is_exact_mode = trail.comparison.mode is Mode.MD5
 
@@ -95,6 +97,7 @@ class _Search:
             self._judge(call)
             self._note(call.rows)
         self._unmatched.settle_rest()
+        retract_inconsequential(trail.calls)
 
     def _judge(self, call: Call) -> None:
         kind = call.parsed.kind
@@ -205,10 +208,10 @@ class _Search:
             mark(row, origin, self._randomness(call, incoming))
             return
         bound = self._bound(call, incoming, result)
-        if not self._is_exact_mode and result.error <= self._safety * bound.own:
+        if not self._is_exact_mode and result.error <= _SAFETY * bound.own:
             settle_as_close(row, "within the rounding of this operation: its terms cancel")
             return
-        explained = self._safety * (bound.own + bound.passed_on)
+        explained = _SAFETY * bound.own + self._safety * bound.passed_on
         if incoming.is_inexact and (result.error <= explained or self._is_exact_mode):
             mark(row, Origin.INHERITED)
         elif incoming.differs:
@@ -216,6 +219,8 @@ class _Search:
                 mark(row, Origin.INHERITED)
             else:
                 mark(row, Origin.AMPLIFIED, _times(result, incoming))
+        elif self._sees_statistics_only and self._unmatched.blame_hidden(call):
+            mark(row, Origin.INHERITED, "the elements came in another order")
         else:
             mark(row, Origin.INTRODUCED, self._randomness(call, incoming))
 

@@ -15,12 +15,11 @@ from msprobe.compare.model import (
     Leaf,
     Mode,
     RankComparison,
-    Role,
     Row,
     Status,
 )
 from msprobe.compare.verdicts.arguments import judge_arguments
-from msprobe.compare.verdicts.number_types import Kind, coarser, kind_of
+from msprobe.compare.verdicts.number_types import coarser, kind_of
 from msprobe.compare.verdicts.precision_policy import judge_lone_precision
 from msprobe.compare.verdicts.statistics_error import (
     describe_statistics,
@@ -211,11 +210,3 @@ def _add_reason(row: Row, text: str) -> None:
 
 def _number(value: float | complex | None) -> str:
     return "nothing" if value is None else f"{value:.6g}"
-
-
-def is_output(row: Row) -> bool:
-    """Return whether a row's value was made by its operation."""
-    return row.leaf.role in (Role.OUTPUT, Role.PARAMETER_GRAD)
-
-
-__all__ = ["Kind", "is_output", "judge_rows", "relative_error"]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from msprobe.compare.model import Mode, Origin, RankComparison, Role, Row, Status
+from msprobe.compare.model import Mode, Origin, RankComparison, Row, Status
 from msprobe.compare.sides import Side
 from msprobe.compare.verdicts.next_steps import next_steps, notes_on
 from msprobe.compare.verdicts.ranking import Culprit, kind_of_row, rank_culprits
@@ -184,8 +184,3 @@ def _unmatched(comparisons: Sequence[RankComparison]) -> dict[str, Any]:
         "reference": len(missing),
         "operations": {"added": added[:_MOST_LISTED], "missing": missing[:_MOST_LISTED]},
     }
-
-
-def has_role(rows: Iterable[Row], role: Role) -> bool:
-    """Return whether any of some rows plays a role."""
-    return any(row.leaf.role is role for row in rows)

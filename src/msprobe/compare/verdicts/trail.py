@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from msprobe.compare.model import Origin, RankComparison, Row, Status
@@ -24,6 +25,7 @@ class Trail:
         has_difference: whether any row before the present operation differs.
         worst_close: largest relative error of a row before it that is close.
         blamed_parents: modules whose own code made a difference: name → the row that shows it.
+        fed: values that a call was wrongly fed with → the row that shows it.
     """
 
     comparison: RankComparison
@@ -34,6 +36,7 @@ class Trail:
     has_difference: bool = False
     worst_close: float = 0.0
     blamed_parents: dict[str, int] = field(default_factory=dict)
+    fed: dict[Hashable, Row] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[Row]:

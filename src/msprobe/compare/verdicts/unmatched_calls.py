@@ -8,16 +8,28 @@ nothing stay harmless, as do all calls inside a module that was compiled on one 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from enum import Enum
 from typing import Final
 
 from msprobe.compare.model import Origin, Role, Row
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import fingerprint
-from msprobe.compare.verdicts.operation_families import Family, family_of
+from msprobe.compare.verdicts.operation_families import Family, family_of, reorders
 from msprobe.compare.verdicts.trail import Trail, mark
 
 # A chain of unmatched calls longer than this is another program, not a slip.
 _LONGEST_CHAIN: Final = 200
+# How many calls upstream a change of order is looked for.
+_FARTHEST: Final = 60
+
+
+class Blame(Enum):
+    """What is to blame for a value that an unmatched call made."""
+
+    CALL = "that call, or one before it without a partner"
+    EARLIER = "what it was given already differs"
+    CONSTANT = "nobody: it is a new constant, and what counts is who uses it"
 
 
 class UnmatchedCalls:
@@ -25,21 +37,59 @@ class UnmatchedCalls:
 
     def __init__(self, trail: Trail) -> None:
         self._trail = trail
-        self._roots: dict[int, tuple[int, ...]] = {}
 
-    def blame_for(self, maker: int) -> bool:
+    def blame_for(self, maker: int) -> Blame:
         """Blame the unmatched call that made a value, or those that it got its own values from.
 
         Args:
             maker: index of the row of the unmatched call that holds the value.
-
-        Returns:
-            Whether there was one to blame; False if its inputs already differ.
         """
         roots = self._find_roots(maker)
+        if roots is None:
+            return Blame.EARLIER
         for position in roots:
             self._blame(position)
-        return bool(roots)
+        return Blame.CALL if roots else Blame.CONSTANT
+
+    def blame_cut(self, makers: Iterable[int]) -> bool:
+        """Blame the unmatched call among those that hold a value that took its gradient away.
+
+        Returns:
+            Whether there is one.
+        """
+        for index in makers:
+            call = self._trail.calls.of(self._trail.rows[index])
+            if not call.is_matched and not self._trail.rows[index].leaf.requires_grad:
+                self._blame(index, "cuts the graph: no gradient flows back through it")
+                return True
+        return False
+
+    def blame_hidden(self, call: Call) -> bool:
+        """Blame an unmatched call upstream that put the elements of a value into another order.
+
+        Statistics do not see such a change; what is made of the value shows it further on.
+
+        Args:
+            call: the first call whose result differs, though its inputs have equal statistics.
+
+        Returns:
+            Whether there is one.
+        """
+        trail = self._trail
+        seen: set[int] = set()
+        waiting = [call]
+        while waiting and len(seen) < _FARTHEST:
+            for row in waiting.pop(0).inputs:
+                makers = trail.flow.makers(row)
+                for index in {*makers.target[:1], *makers.reference[:1]}:
+                    maker = trail.calls.of(trail.rows[index])
+                    if not maker.is_matched and reorders(maker.api):
+                        self._blame(index)
+                        return True
+                    if maker.start not in seen:
+                        seen.add(maker.start)
+                        waiting.append(maker)
+        return False
 
     def settle_rest(self) -> None:
         """Give the rest of the unmatched calls an origin: those fed with differences inherit."""
@@ -51,7 +101,7 @@ class UnmatchedCalls:
                     if row.status.is_difference:
                         row.origin = Origin.INHERITED
 
-    def _blame(self, index: int) -> None:
+    def _blame(self, index: int, why: str = "what uses its result differs") -> None:
         trail = self._trail
         call = trail.calls.of(trail.rows[index])
         side = "target" if call.pair.reference is None else "reference"
@@ -61,11 +111,14 @@ class UnmatchedCalls:
                 mark(
                     row,
                     Origin.INTRODUCED,
-                    f"only the {side} makes this call, and what uses its result differs",
+                    f"only the {side} makes this call, and {why}",
                 )
 
-    def _find_roots(self, maker: int) -> tuple[int, ...]:
-        """Return a row of each unmatched call at which a chain of them begins to matter."""
+    def _find_roots(self, maker: int) -> tuple[int, ...] | None:
+        """Return a row of each unmatched call at which a chain of them begins to matter.
+
+        None if the chain itself takes in a difference.
+        """
         trail = self._trail
         chain: dict[int, None] = {}
         waiting = [maker]
@@ -81,11 +134,13 @@ class UnmatchedCalls:
                     continue
                 if trail.calls.of(trail.rows[source]).is_matched:
                     if trail.explains(source):
-                        return ()
+                        return None
                 else:
                     waiting.append(source)
         calls = [trail.calls.of(trail.rows[start]) for start in sorted(chain)]
-        telling = [call for call in calls if not self._only_moves(call)] or calls
+        # A constant means nothing by itself: what counts is the call that takes it in.
+        made = [call for call in calls if any(row.leaf.is_tensor for row in call.inputs)]
+        telling = [call for call in made if not self._only_moves(call)] or made
         first = self._nearest_first(telling)
         return tuple(call.start for call in first)
 
