@@ -133,6 +133,25 @@ def test_no_name_becomes_markup_and_nothing_is_fetched(tmp_path):
     assert data_of(path)["summary"]["target"] == EVIL.replace("\u2028", "\ufffd")
 
 
+def luminance(colour: str) -> float:
+    """Return the relative luminance of ``#rrggbb`` (WCAG 2.1)."""
+    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_colours_can_be_read(tmp_path, theme):
+    text = write(tmp_path, equal_run().frame).read_text()
+    block = re.findall(r":root[^{]*\{(.*?)\}", text, re.DOTALL)[theme]
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+    names = "text dim link introduced amplified input inherited agrees other nonfinite unmatched"
+    for name in names.split():
+        for ground in ("panel", "raised"):
+            bright, dark = sorted((luminance(colours[name]), luminance(colours[ground])))[::-1]
+            assert (bright + 0.05) / (dark + 0.05) >= 4.5, (name, ground)
+
+
 # In a browser
 
 

@@ -9,11 +9,21 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from comparison_samples import NOISE, Sample, equal_run, joined, summary_of, tensor, transformer
+from comparison_samples import (
+    NOISE,
+    SCHEMA,
+    Sample,
+    equal_run,
+    joined,
+    summary_of,
+    tensor,
+    transformer,
+)
 from rich.cells import cell_len
 from rich.console import Console
 
 from msprobe.compare.model import Mode, Origin, Status
+from msprobe.compare.native_table import COLUMNS
 from msprobe.report import comparison_words
 from msprobe.report.comparison_facts import module_tree, operations, ranked
 from msprobe.report.comparison_lines import comparison_lines, quiet_line
@@ -73,6 +83,10 @@ def test_the_words_are_those_of_the_comparison():
     assert set(comparison_words.STATUS_STYLES) == set(Status)
     assert set(comparison_words.ORIGINS) == set(comparison_words.ORIGIN_STYLES) == set(Origin)
     assert set(comparison_words.MODE_MEANINGS) == set(Mode)
+
+
+def test_the_samples_have_the_columns_of_a_comparison():
+    assert set(SCHEMA) == set(COLUMNS)
 
 
 def test_the_answer_needs_no_colour():

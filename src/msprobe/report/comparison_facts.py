@@ -20,6 +20,10 @@ OPERATION: Final = ("step", "rank", "order")
 """The columns that tell one operation from all others."""
 
 _RESULTS: Final = ("output", "parameter_grad", "saved")
+_OF_WORST: Final = (
+    *("operation", "module", "kind", "slot", "status", "origin", "error", "reason"),
+    *("match", "confidence", "source"),
+)
 
 
 def operations(frame: pl.DataFrame) -> pl.DataFrame:
@@ -28,7 +32,8 @@ def operations(frame: pl.DataFrame) -> pl.DataFrame:
     Columns: ``step, rank, order``; ``rows`` and ``differ`` count values; ``error_in`` and
     ``error_out`` are the largest errors of what went in and came out; ``introduced`` counts values;
     ``severity`` and ``telling`` are the places of the worst status and origin in `SEVERITY` and
-    `ORIGINS`. All other columns of the table are those of the operation's worst value.
+    `ORIGINS`. The columns of the verdict, the pairing and the place are those of the operation's
+    worst value.
     """
     import polars as pl
 
@@ -40,7 +45,8 @@ def operations(frame: pl.DataFrame) -> pl.DataFrame:
         pl.col("error").filter(~results).max().alias("error_in"),
         pl.col("error").filter(results).max().alias("error_out"),
     )
-    worst = ranked(frame).unique(OPERATION, keep="first", maintain_order=True)
+    verdicts = frame.select(*OPERATION, *_OF_WORST)  # a sort moves every column that there is
+    worst = ranked(verdicts).unique(OPERATION, keep="first", maintain_order=True)
     return gathered.join(worst, on=OPERATION, how="left", maintain_order="left", nulls_equal=True)
 
 
@@ -150,14 +156,21 @@ def module_tree(frame: pl.DataFrame) -> ModuleNode:
     """Return the modules of all steps and ranks as one tree; its root is what ran in no module."""
     import polars as pl
 
-    weighed = frame.with_columns(severity=_place("status", SEVERITY))
     differs = pl.col("status").is_in(DIFFERENCES)
+    # Before the grouping: an expression inside it runs once for each group.
+    weighed = frame.select(
+        "module",
+        "order",
+        "error",
+        severity=_place("status", SEVERITY),
+        differ=differs,
+        introduced=pl.col("origin") == "introduced",
+        telling=differs & pl.col("origin").is_in(TELLING),
+    )
     modules = weighed.group_by("module", maintain_order=True).agg(
         pl.col("order").min().alias("first"),
         pl.len().alias("rows"),
-        differs.sum().alias("differ"),
-        (pl.col("origin") == "introduced").sum().alias("introduced"),
-        (differs & pl.col("origin").is_in(TELLING)).sum().alias("telling"),
+        pl.col("differ", "introduced", "telling").sum(),
         pl.col("severity").min(),
         pl.col("error").max(),
     )

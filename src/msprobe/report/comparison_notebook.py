@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 from msprobe.report.comparison_facts import culprits_first, operations, ranked
 from msprobe.report.comparison_lines import quiet_line
 from msprobe.report.comparison_words import (
-    DIFFERENCES,
     ORIGIN_MEANINGS,
     STATUS_MEANINGS,
     STATUSES,
@@ -62,8 +61,8 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _table(summary: Mapping[str, Any], frame: pl.DataFrame) -> str:
     import polars as pl
 
-    different = operations(frame.filter(pl.col("status").is_in(DIFFERENCES)))
-    worst = culprits_first(ranked(different.drop("severity", "telling")), summary)
+    different = operations(frame).filter(pl.col("differ") > 0)
+    worst = culprits_first(ranked(different), summary)
     rows = worst.head(_MAX_OPERATIONS).iter_rows(named=True)
     titles = ("operation", "module", "origin", "status", "error", "source")
     body = "".join(_row(_cells(each)) for each in rows)

@@ -82,9 +82,7 @@ def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) ->
     taken = order.head(_fitting(every["rows"].gather(order), limit))
     interest = pl.Series("interest", range(len(order)), dtype=pl.Int64).gather(order.arg_sort())
     shown = every.with_columns(interest)[taken.sort()]
-    rows = shown.select(*OPERATION).join(
-        frame, on=OPERATION, how="left", maintain_order="left_right", nulls_equal=True
-    )
+    rows = frame.join(shown, on=OPERATION, how="semi", maintain_order="left", nulls_equal=True)
     texts = _Texts()
     data = {
         "summary": _safe(strict(dict(summary))),

@@ -108,7 +108,7 @@ def _worst_operations(frame: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
         .sort("step", "rank", "order", maintain_order=True)
     )
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for record in worst.select(*wanted, *values).iter_rows(named=True):
+    for record in worst.iter_rows(named=True):
         found[record["module"] or ""].append(record)
     return found
 

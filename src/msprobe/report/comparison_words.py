@@ -51,7 +51,7 @@ STATUS_STYLES: Final = {
 ORIGINS: Final = ("introduced", "amplified", "input", "inherited")
 TELLING: Final = ORIGINS[:3]
 ORIGIN_MEANINGS: Final = {
-    "introduced": "the difference begins here; what came in agrees",
+    "introduced": "the difference begins here",
     "amplified": "came in small and grew by more than rounding explains",
     "input": "was different already when it came in from outside",
     "inherited": "came in with the inputs",

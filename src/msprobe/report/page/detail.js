@@ -83,12 +83,12 @@ function stackOf(operation) {
     element("ol", { class: "plain-list mono" }, ...stack.map((frame) => element("li", {}, frame))));
 }
 
+// Type and shape of a tensor, the value of anything else; of both sides where they are different.
 function kindOfValue(value) {
-  const shape = value.target_shape ?? value.reference_shape;
-  if (shape === null || shape === undefined) return value.target_value ?? value.reference_value ?? "";
-  const side = (name) => `${value[`${name}_dtype`] ?? ""}${(value[`${name}_shape`] ?? "").replaceAll(" ", "")}`;
-  const [left, right] = [side("target"), side("reference")];
-  return !left || !right || left === right ? left || right : `${left} → ${right}`;
+  const isTensor = (value.target_shape ?? value.reference_shape ?? null) !== null;
+  const side = (name) => (isTensor ? `${value[`${name}_dtype`] ?? ""}${(value[`${name}_shape`] ?? "").replaceAll(" ", "")}` : value[`${name}_value`] ?? "");
+  const [target, reference] = [side("target"), side("reference")];
+  return !target || !reference || target === reference ? target || reference : `${target}, reference ${reference}`;
 }
 
 function valueTable(operation) {

@@ -3,7 +3,7 @@
 // what is equal in one at the bottom.
 
 const timeline = { canvas: byId("timeline"), points: [], hovered: null };
-const margins = { left: 76, right: 14, top: 10, bottom: 20, lane: 15 };
+const margins = { left: 76, right: 14, top: 10, bottom: 20, lane: 17 };
 
 function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim(); }
 
