@@ -71,8 +71,13 @@ def run(options: argparse.Namespace) -> int:
         from msprobe.compare.result_files import summary_text
 
         sys.stdout.write(summary_text(result.summary))
-        _list_files(files)
-    elif not options.quiet:
+        if not options.quiet:
+            _list_files(files)
+    elif options.quiet:
+        from msprobe.report.comparison_lines import quiet_line
+
+        print(quiet_line(result.summary))
+    else:
         result.release()
         _print(result, files)
     return EXIT_DIFFERENT if options.exit_code and not result.is_equal else 0
@@ -197,7 +202,7 @@ def _legacy(options: argparse.Namespace) -> LegacyChoices:
     )
     return LegacyChoices(
         generation="8.3.3" if is_old else "26.2.0",
-        highlight=options.highlight,
+        highlight=options.highlight or not is_old,
         advisor=is_old and not options.compare_only,
         first_difference=options.diff_analyze,
     )

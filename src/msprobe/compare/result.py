@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import html as html_text
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 TableFormat = Literal["xlsx", "csv", "parquet"]
 
 _STAMP: Final = "%Y%m%d%H%M%S"
-_SHOWN_CULPRITS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +28,13 @@ class LegacyChoices:
 
     Attributes:
         generation: whose columns and verdicts the tables have: ``8.3.3`` or ``26.2.0``.
-        highlight: for 8.3.3, whether rows are coloured; those of 26.2.0 always are.
+        highlight: whether rows of spreadsheets are coloured.
         advisor: whether the advice of 8.3.3 is written.
         first_difference: whether the files of the first-difference search are written.
     """
 
     generation: Literal["8.3.3", "26.2.0"] = "26.2.0"
-    highlight: bool = False
+    highlight: bool = True
     advisor: bool = False
     first_difference: bool = False
 
@@ -131,56 +129,38 @@ class CompareResult:
     def _write_tables(
         self, folder: Path, stamp: str, table: TableFormat, legacy: LegacyChoices
     ) -> list[Path]:
+        from msprobe.compare.legacy.advisor import write_advice
+        from msprobe.compare.legacy.first_difference import write_first_differences
         from msprobe.compare.legacy.tables import legacy_table
         from msprobe.compare.native_table import make_table
-        from msprobe.compare.result_files import table_names
+        from msprobe.compare.result_files import advice_name, table_names
         from msprobe.report.table_files import write_table
 
         files: list[Path] = []
         names = table_names(self._comparisons, stamp)
         for comparison, name in zip(self._comparisons, names, strict=True):
+            made = legacy_table(comparison, legacy.generation, highlight=legacy.highlight)
             if table == "parquet":
                 # Typed columns are what that format is for; the legacy ones mix words and numbers.
                 files += write_table(make_table([comparison]), folder / name, table)
             else:
-                made = legacy_table(comparison, legacy.generation, highlight=legacy.highlight)
                 files += write_table(made, folder / name, table)
+            if legacy.advisor:
+                files.append(write_advice(made, folder / advice_name(name)))
         if len(names) > 1:
             files += write_table(self.worst_ranks(), folder / f"worst_ranks_{stamp}", "csv")
+        if legacy.first_difference:
+            files += write_first_differences(self._comparisons, folder, stamp)
         return files
 
     def __repr__(self) -> str:
         """Return the answer in one line."""
-        return f"CompareResult({_headline(self.summary)})"
+        from msprobe.report.comparison_lines import quiet_line
+
+        return f"CompareResult({quiet_line(self.summary)})"
 
     def _repr_html_(self) -> str:
-        """Return the answer and the culprits, for notebooks."""
-        rows = "".join(
-            f"<tr><td>{_escape(each['name'])}</td><td>{_escape(each['module'])}</td>"
-            f"<td>{_escape(each['status'])}</td><td>{_escape(_short(each['error']))}</td>"
-            f"<td>{_escape(each['source'] or '')}</td></tr>"
-            for each in self.summary["introduced"][:_SHOWN_CULPRITS]
-        )
-        table = (
-            "<table><tr><th>introduced by</th><th>module</th><th>status</th><th>error</th>"
-            f"<th>called at</th></tr>{rows}</table>"
-            if rows
-            else ""
-        )
-        return f"<p><b>{_escape(_headline(self.summary))}</b></p>{table}"
+        """Return the answer and the most telling operations, for notebooks."""
+        from msprobe.report.comparison_notebook import notebook_html
 
-
-def _headline(summary: Mapping[str, Any]) -> str:
-    counts = summary["counts"]
-    shown = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
-    first = summary["first_difference"]
-    where = "" if first is None else f"; first: {first['name']}"
-    return f"{'equal' if summary['equal'] else 'different'}: {shown or 'no values'}{where}"
-
-
-def _escape(text: object) -> str:
-    return html_text.escape(str(text))
-
-
-def _short(error: float | None) -> str:
-    return "" if error is None else f"{error:.3g}"
+        return notebook_html(self.summary, self.frame)

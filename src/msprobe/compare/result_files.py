@@ -57,6 +57,12 @@ def _table_name(comparison: RankComparison, stamp: str, *, is_alone: bool, has_s
     return f"{folder}{prefix}_{view.name}_{stamp}"
 
 
+def advice_name(table_name: str) -> str:
+    """Return the path of the advice on a table."""
+    folder, separator, name = table_name.rpartition("/")
+    return f"{folder}{separator}{name.replace('compare_result', 'advisor', 1)}.txt"
+
+
 def write_summary(summary: Mapping[str, Any], directory: Path) -> Path:
     """Write ``summary.json``, replacing one that is there; return its path.
 

@@ -12,13 +12,14 @@ from typing import NamedTuple, Self
 
 from msprobe.compare.metrics.finished_pairs import FinishedPairs
 from msprobe.compare.metrics.processing import Processing, read_processing
-from msprobe.compare.metrics.schedule import measure_all
+from msprobe.compare.metrics.schedule import files_size, measure_all
 from msprobe.compare.metrics.tensor_pairs import TensorJob
 from msprobe.compare.model import Leaf, RankComparison, Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
 from msprobe.compare.verdicts.tolerances import Tolerances
 from msprobe.errors import DumpFormatError
+from msprobe.report.progress_bar import byte_progress
 
 
 class TensorWork:
@@ -70,12 +71,17 @@ class TensorWork:
             tolerances: decide which elements count as mismatches.
         """
         jobs, members = self._jobs(comparison, tolerances)
-        outcomes = measure_all(
-            jobs,
-            workers=self._options.workers,
-            scheduler=self._options.scheduler,
-            resume=self._finished,
-        )
+        label = f"step {comparison.step} rank {comparison.rank}"
+        shown = self._options.show_progress
+        size = files_size(jobs) if shown else 0
+        with byte_progress(size, label, enabled=shown) as progress:
+            outcomes = measure_all(
+                jobs,
+                workers=self._options.workers,
+                scheduler=self._options.scheduler,
+                progress=progress,
+                resume=self._finished,
+            )
         for outcome in outcomes:
             self.bytes_read += outcome.bytes_read
             for row in members[outcome.index]:

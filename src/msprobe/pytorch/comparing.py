@@ -74,7 +74,7 @@ def compare_distributed(
         npu_dump_dir: folder with the target's ranks.
         bench_dump_dir: likewise of the reference.
         output_path: folder of the files; made if missing.
-        **kwargs: as for `compare`: ``stack_mode``, ``auto_analyze``, ``fuzzy_match``, ``highlight``.
+        **kwargs: as for `compare`: ``stack_mode``, ``auto_analyze`` …
 
     Returns:
         The result.
