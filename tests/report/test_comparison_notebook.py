@@ -39,19 +39,27 @@ def test_cell(golden):
     golden("comparison_notebook.html", notebook_html(summary_of(frame), frame) + "\n")
 
 
-def test_the_telling_operations_come_first_and_the_rest_is_counted():
+def test_where_differences_begin_is_shown_and_the_rest_counted():
     frame = transformer(12).frame
     reader = Reader(notebook_html(summary_of(frame), frame))
     assert reader.open == []
-    cells = reader.texts
-    operations = [text for text in cells if "attention" in text or "Linear" in text]
-    assert operations[1:4] == [
-        "layers.11.mlp.fc2.Linear",
-        "Functional.scaled_dot_product_attention.1",
-        "Functional.scaled_dot_product_attention.0 backward",
-    ]
     different = frame.filter(pl.col("status").is_in(DIFFERENT))["order"].n_unique()
-    assert cells[-1] == f"and {different - 10} more operations that differ"
+    names = frame.filter(pl.col("origin") == "introduced")["operation"].to_list()
+    assert len(names) == 3
+    titles = [title for title in reader.titles if title in set(frame["operation"])]
+    assert titles[:3] == [each["name"] for each in summary_of(frame)["introduced"]]
+    origins = [text for text in reader.texts if text in ("introduced", "inherited")]
+    assert origins == ["introduced"] * 3
+    assert reader.texts[-1] == f"and {different - len(titles)} more operations that differ"
+
+
+def test_the_worst_where_nothing_begins():
+    sample = Sample()
+    for n in range(30):
+        sample.call(f"Functional.relu.{n}.forward", "act", [tensor("output.0", 0.01 * (n + 1))])
+    reader = Reader(notebook_html(summary_of(sample.frame), sample.frame))
+    assert "Functional.relu.29" in reader.texts
+    assert "Functional.relu.19" not in reader.texts
 
 
 def test_an_equal_run_has_no_table():

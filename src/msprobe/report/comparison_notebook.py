@@ -13,6 +13,7 @@ from msprobe.report.comparison_words import (
     ORIGIN_MEANINGS,
     STATUS_MEANINGS,
     STATUSES,
+    TELLING,
     operation_label,
 )
 from msprobe.report.value_text import number_text, plain
@@ -63,15 +64,17 @@ def _table(summary: Mapping[str, Any], frame: pl.DataFrame) -> str:
 
     different = operations(frame).filter(pl.col("differ") > 0)
     worst = culprits_first(ranked(different), summary)
-    rows = worst.head(_MAX_OPERATIONS).iter_rows(named=True)
+    telling = worst.filter(pl.col("origin").is_null() | pl.col("origin").is_in(TELLING))
+    shown = (telling if telling.height else worst).head(_MAX_OPERATIONS)
     titles = ("operation", "module", "origin", "status", "error", "source")
-    body = "".join(_row(_cells(each)) for each in rows)
-    more = worst.height - _MAX_OPERATIONS
+    body = "".join(_row(_cells(each)) for each in shown.iter_rows(named=True))
+    more = worst.height - shown.height
     below = (
         f'<div style="{_SMALL}">and {more:,} more operations that differ</div>' if more > 0 else ""
     )
     heads = "".join(f'<th style="text-align:left">{title}</th>' for title in titles)
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{below}"
+    head = f"<thead><tr>{heads}</tr></thead>"
+    return f'<table style="color:inherit">{head}<tbody>{body}</tbody></table>{below}'
 
 
 def _cells(each: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
