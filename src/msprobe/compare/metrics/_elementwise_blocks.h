@@ -222,6 +222,27 @@ static void widen_side(const struct state *s, const struct side *side, const voi
     memset(out + parts, 0, (whole_lanes(parts) - parts) * sizeof *out);
 }
 
+/* Errors and sizes of complex numbers; the largest size of the reference. */
+static double complex_differences(struct state *s, size_t n, double part_max)
+{
+    uint64_t opposite = 0;
+    if (part_max > COMPLEX_HIGH / 2 ||
+        !chosen->complex_errors(s->t, s->r, s->error, s->size, n, &opposite)) {
+        opposite = 0;
+        for (size_t i = 0; i < n; i++) {
+            const double *t = s->t + 2 * i, *r = s->r + 2 * i;
+            s->error[i] = complex_size(t[0] - r[0], t[1] - r[1]);
+            s->size[i] = complex_size(r[0], r[1]);
+            opposite += (uint64_t)are_opposite(t, r);
+        }
+    }
+    s->flips += opposite;
+    size_t padding = (whole_lanes(n) - n) * sizeof(double);
+    memset(s->error + n, 0, padding);
+    memset(s->size + n, 0, padding);
+    return double_from_bits(chosen->extent(s->size, n));
+}
+
 /* Both sides are the same bytes: only what is known of each side alone is left to count. */
 static void take_equal(struct state *s, const char *raw, size_t n)
 {
@@ -244,36 +265,14 @@ static void take_equal(struct state *s, const char *raw, size_t n)
         memcpy(s->r, s->t, parts * sizeof *s->t);
         scaled_products(s, parts, largest, largest);
     }
-    if (s->is_complex)
-        for (size_t i = 0; i < n; i++) {
-            double size = complex_size(s->t[2 * i], s->t[2 * i + 1]);
-            largest = i == 0 || size > largest ? size : largest;
-        }
+    if (s->is_complex) {
+        memcpy(s->r, s->t, parts * sizeof *s->t);
+        largest = complex_differences(s, n, largest);
+    }
     raise_class(s, largest);
     s->finite += n - apart;
     s->within_1e3 += n, s->within_5e3 += n;
     s->count += n;
-}
-
-/* Errors and sizes of complex numbers; the largest size of the reference. */
-static double complex_differences(struct state *s, size_t n, double part_max)
-{
-    uint64_t opposite = 0;
-    if (part_max > COMPLEX_HIGH / 2 ||
-        !chosen->complex_errors(s->t, s->r, s->error, s->size, n, &opposite)) {
-        opposite = 0;
-        for (size_t i = 0; i < n; i++) {
-            const double *t = s->t + 2 * i, *r = s->r + 2 * i;
-            s->error[i] = complex_size(t[0] - r[0], t[1] - r[1]);
-            s->size[i] = complex_size(r[0], r[1]);
-            opposite += (uint64_t)are_opposite(t, r);
-        }
-    }
-    s->flips += opposite;
-    size_t padding = (whole_lanes(n) - n) * sizeof(double);
-    memset(s->error + n, 0, padding);
-    memset(s->size + n, 0, padding);
-    return double_from_bits(chosen->extent(s->size, n));
 }
 
 static void take_ulps(struct state *s, size_t parts, const struct errors *errors)
