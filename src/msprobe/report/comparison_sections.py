@@ -6,6 +6,7 @@ and ranks, replicas.
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,7 @@ _MAX_GUESSED: Final = 5
 _MAX_RANKS: Final = 16
 _MAX_REPLICAS: Final = 8
 # A renamed call of the same operation is no guess.
-_CERTAIN: Final = 1.0
+_CERTAIN: Final = 0.9
 
 
 def unmatched_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
@@ -61,9 +62,12 @@ def match_lines(frame: pl.DataFrame, width: int) -> Iterator[Text]:
     )
     if pairs.is_empty():
         return
-    counts = pairs["match"].value_counts(sort=True).iter_rows()
+    counts = Counter(pairs["match"].to_list()).most_common()
     said = ", ".join(f"{count:,} {word}" for word, count in counts)
-    yield from title_lines(f"Operations paired by more than their names: {said}", width)
+    low, high = (f"{pairs['confidence'][place]:.2g}" for place in (0, -1))
+    sure = low if low == high else f"{low} to {high}"
+    yield from title_lines("Operations paired by more than their names", width)
+    yield Text(f"  {said}; confidence {sure}")
     unsure = pairs.filter(pl.col("confidence") < _CERTAIN)
     guesses = unsure.unique(("operation", "reference_name"), maintain_order=True).head(_MAX_GUESSED)
     if guesses.is_empty():
