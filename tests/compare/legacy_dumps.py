@@ -264,3 +264,39 @@ def scalar(kind: str, value: Any) -> dict[str, Any]:
 
 def group(ranks: list[int]) -> dict[str, Any]:
     return {"type": "torch.ProcessGroup", "group_ranks": ranks, "group_id": "77849d8c"}
+
+
+SPECIAL_VALUES = (None, True, False, 0, 1, 2, -1.5, 0.0, 1e-12, 1e30, math.nan, math.inf, -math.inf)
+SPECIAL_ARGUMENTS = (0, 3, True, False, 1.5, "abc", "abd", "cpu:0", "npu:0", math.nan, math.inf)
+
+
+def write_special_pair(directory: Path) -> tuple[Path, Path]:
+    """Write two dumps of statistics in which every special value meets every other one."""
+    tensors = [(a, b) for a in SPECIAL_VALUES for b in SPECIAL_VALUES]
+    arguments = [(a, b) for a in SPECIAL_ARGUMENTS for b in SPECIAL_ARGUMENTS]
+    folders = []
+    for place, side in enumerate(("target", "golden")):
+        args = [plain_tensor(pair[place]) for pair in tensors]
+        args += [scalar(type(pair[place]).__name__, pair[place]) for pair in arguments]
+        data = {"Torch.cat.0.forward": forward(args, {}, [plain_tensor(1.0)])}
+        head = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
+        folder = directory / side / "step0" / "rank0"
+        folder.mkdir(parents=True)
+        (folder / "dump.json").write_text(json.dumps({**head, "data": data}))
+        (folder / "stack.json").write_text("{}")
+        (folder / "construct.json").write_text("{}")
+        folders.append(folder)
+    return folders[0], folders[1]
+
+
+def plain_tensor(largest: Any) -> dict[str, Any]:
+    return {
+        "type": "torch.Tensor",
+        "dtype": "torch.float32",
+        "shape": [2],
+        "Max": largest,
+        "Min": -2.0,
+        "Mean": 0.5,
+        "Norm": 2.5,
+        "requires_grad": False,
+    }

@@ -41,7 +41,7 @@ def _pair(target: Cell, reference: Cell) -> tuple[Cell, Cell]:
         return NOTHING, NOTHING
     if target == reference:
         return 0, 0
-    if NAN in (target, reference):
+    if _is_number(target) and _is_number(reference) and NAN in (target, reference):
         return NAN, NAN
     if isinstance(target, str) or isinstance(reference, str):
         # The same run on two kinds of device is no finding.
@@ -60,10 +60,10 @@ def _pair(target: Cell, reference: Cell) -> tuple[Cell, Cell]:
 
 
 def _old_pair(target: Cell, reference: Cell) -> tuple[Cell, Cell]:
-    if NAN in (target, reference):
-        return (NAN, NAN) if _is_number(target) or _is_number(reference) else (NOTHING, NOTHING)
     if not _is_number(target) or not _is_number(reference):
         return NOTHING, NOTHING
+    if NAN in (target, reference):
+        return NAN, NAN
     one, other = float(target), float(reference)  # type: ignore[arg-type]  # both are numbers
     difference = one - other
     if math.isnan(difference):
@@ -74,6 +74,7 @@ def _old_pair(target: Cell, reference: Cell) -> tuple[Cell, Cell]:
 
 
 def _is_number(cell: Cell) -> bool:
+    """Return whether a cell holds a number, NaN among them."""
     return cell == NAN or (isinstance(cell, (int, float)) and not isinstance(cell, bool))
 
 
