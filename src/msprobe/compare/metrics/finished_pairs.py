@@ -14,7 +14,7 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from operator import attrgetter
@@ -36,7 +36,7 @@ _FORMAT: Final = 1
 _RECORD: Final = struct.Struct("<II")
 _MAX_RECORD_BYTES: Final = 1 << 20
 # A comparison shorter than this leaves nothing to take over; it is spared the file.
-_PATIENCE_S: Final = 1.0
+_PATIENCE_S: Final = 3.0
 _METRICS: Final = tuple(one.name for one in fields(ElementMetrics))
 _values_of: Final = attrgetter(*_METRICS)
 
@@ -57,7 +57,7 @@ class FinishedPairs:
         self._path = folder / FILE_NAME
         self._patience_s = patience_s
         self._known: dict[bytes, TensorOutcome] = {}
-        self._waiting: list[bytes] = []
+        self._waiting: list[tuple[TensorJob, TensorOutcome]] = []
         self._file: BinaryIO | None = None
         self._is_usable = True
         self._begin = time.monotonic()
@@ -105,10 +105,7 @@ class FinishedPairs:
         """Keep the outcomes of jobs; those with a problem are tried anew next time."""
         if not self._is_usable:
             return
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            key = None if outcome.metrics is None or outcome.problem else _key(job)
-            if key is not None:
-                self._waiting.append(_record(key, outcome))
+        self._waiting += zip(jobs, outcomes, strict=True)
         if time.monotonic() - self._begin >= self._patience_s:
             self._write()
 
@@ -119,7 +116,7 @@ class FinishedPairs:
             self._open()
         if self._file is not None:
             try:
-                self._file.write(b"".join(self._waiting))
+                self._file.write(b"".join(_records(self._waiting)))
             except OSError as exc:
                 self._give_up(exc)
         self._waiting.clear()
@@ -198,11 +195,20 @@ def _files(job: TensorJob) -> list[Path]:
     return [job.target, job.reference, *matrices]
 
 
-def _record(key: bytes, outcome: TensorOutcome) -> bytes:
-    assert outcome.metrics is not None
-    values = [_plain(value) for value in _values_of(outcome.metrics)]
-    content = msgspec.msgpack.encode((key, outcome.bytes_read, values))
-    return _RECORD.pack(len(content), crc32(content)) + content
+def _records(finished: Iterable[tuple[TensorJob, TensorOutcome]]) -> Iterator[bytes]:
+    for job, outcome in finished:
+        key = None if outcome.metrics is None or outcome.problem else _key(job)
+        if key is not None:
+            content = _packed((key, outcome.bytes_read, _values_of(outcome.metrics)))
+            yield _RECORD.pack(len(content), crc32(content)) + content
+
+
+def _packed(record: tuple[bytes, int, tuple[Any, ...]]) -> bytes:
+    try:
+        return msgspec.msgpack.encode(record, enc_hook=_plain)
+    except OverflowError:  # an integer of more than 64 bits
+        key, bytes_read, values = record
+        return msgspec.msgpack.encode((key, bytes_read, [_plain(value) for value in values]))
 
 
 def _plain(value: Any) -> Any:
