@@ -164,7 +164,7 @@ class Complaints:
         warn: takes a message.
     """
 
-    _SHOWN: Final = 10
+    _SHOWN: Final = 5
     _CANDIDATES: Final = 5000
 
     def __init__(self, path: Path | None, warn: Callable[[str], None]) -> None:
