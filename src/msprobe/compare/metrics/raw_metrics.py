@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from struct import Struct
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,6 +18,24 @@ _NEGLIGIBLE_NORM: Final = 2.220446049250313e-16
 
 # Numbers of opposite signs at the ends of float64 are 2**64 units apart; tables hold int64.
 _MOST_ULP: Final = (1 << 63) - 1
+
+# For one element, NumPy would take longer than all the rest.
+_LAYOUTS: Final = {
+    "float16": Struct("=e"),
+    "float32": Struct("=f"),
+    "float64": Struct("=d"),
+    "int8": Struct("=b"),
+    "uint8": Struct("=B"),
+    "int16": Struct("=h"),
+    "uint16": Struct("=H"),
+    "int32": Struct("=i"),
+    "uint32": Struct("=I"),
+    "int64": Struct("=q"),
+    "uint64": Struct("=Q"),
+    "bool": Struct("=B"),
+    "complex64": Struct("=2f"),
+    "complex128": Struct("=2d"),
+}
 
 Number = float | int | complex
 
@@ -186,9 +205,13 @@ def _values(extreme: Extreme, types: tuple[ElementType, ElementType]) -> tuple[N
 
 
 def _element(raw: bytes, kind: ElementType) -> Number:
-    array = np.frombuffer(raw, dtype=kind.storage, count=1)
-    value: Number = StoredTensor(array=array, dtype=kind.name).values()[0].item()
-    return int(value) if isinstance(value, bool) else value
+    if kind.name not in _LAYOUTS:
+        array = np.frombuffer(raw, dtype=kind.storage, count=1)
+        return float(StoredTensor(array=array, dtype=kind.name).values()[0])
+    parts: tuple[Number, ...] = _LAYOUTS[kind.name].unpack(raw)
+    if kind.category is Category.COMPLEX:
+        return complex(*parts)
+    return parts[0]
 
 
 def _value(mantissa: float, exponent: int) -> float:
