@@ -21,6 +21,7 @@ _FORMULA_STARTS: Final = frozenset("=@\t\r+-")
 _SIGNS: Final = ("+", "-")
 _NEEDS_QUOTES: Final = re.compile('[,"\r\n]')
 _TEXTS_TO_REMEMBER: Final = 20_000
+_LONGEST_TO_REMEMBER: Final = 200
 
 
 def write_csv(table: Table, path: Path) -> list[Path]:
@@ -86,7 +87,7 @@ class _Lines:
             shown = f"'{text}"
         if _NEEDS_QUOTES.search(shown):
             shown = '"' + shown.replace('"', '""') + '"'
-        if len(self._texts) < _TEXTS_TO_REMEMBER:
+        if len(self._texts) < _TEXTS_TO_REMEMBER and len(text) <= _LONGEST_TO_REMEMBER:
             self._texts[text] = shown
         return shown
 

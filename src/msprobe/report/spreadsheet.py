@@ -44,6 +44,7 @@ _SPECIAL: Final = re.compile(
 )
 _ENTITIES: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _TEXTS_TO_REMEMBER: Final = 20_000
+_LONGEST_TO_REMEMBER: Final = 200
 
 
 def write_xlsx(table: Table, path: Path) -> list[Path]:
@@ -182,7 +183,7 @@ class _Lines:
             shown = _SPECIAL.sub(_escape, shown)
         space = ' xml:space="preserve"' if shown != shown.strip() else ""
         xml = f' t="inlineStr"><is><t{space}>{shown}</t></is></c>'
-        if len(self._texts) < _TEXTS_TO_REMEMBER:
+        if len(self._texts) < _TEXTS_TO_REMEMBER and len(text) <= _LONGEST_TO_REMEMBER:
             self._texts[text] = xml
         return xml
 

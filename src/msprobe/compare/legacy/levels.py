@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from msprobe.api_prefixes import API_PREFIXES
 from msprobe.compare.legacy.cells import NAN, SideCells, number
 from msprobe.compare.model import Mode, Origin, Role, Row, Status
 from msprobe.report.tables import Cell
@@ -133,7 +134,9 @@ def _is_plainly_equal(judged: JudgedRow) -> bool:
 
 
 def _api(name: str) -> str:
-    return name.split(".", 2)[1] if "." in name else ""
+    """Return the API that made a record, empty for modules, saved values and others."""
+    prefix, _, rest = name.partition(".")
+    return rest.partition(".")[0] if prefix in API_PREFIXES else ""
 
 
 def _judge_row(judged: JudgedRow, verdict: Verdict, mode: Mode) -> None:
