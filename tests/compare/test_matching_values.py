@@ -79,9 +79,22 @@ def test_keywords_that_look_alike_pair_by_their_values(tmp_path: Path) -> None:
     ]
 
 
+def test_one_of_several_keywords_is_known_by_its_value(tmp_path: Path) -> None:
+    def number(value: int) -> dict[str, Any]:
+        return {"type": "int", "value": value}
+
+    by_position = forward([tensor(), number(-1)])
+    by_keyword = forward([tensor()], dim=number(-1), stacklevel=number(3))
+    assert slots_of(tmp_path, by_position, by_keyword) == [
+        ("input.0", "input.0"),
+        ("input.1", "input.dim"),
+        (None, "input.stacklevel"),
+    ]
+
+
 def test_keywords_pair_only_where_counts_allow(tmp_path: Path) -> None:
-    target = forward([tensor(), tensor((3,)), tensor((3,))])
-    reference = forward([tensor()], mask=tensor((3,)))
+    target = forward([tensor(), tensor((3,), 1.0), tensor((3,), 2.0)])
+    reference = forward([tensor()], mask=tensor((3,), 3.0))
     assert slots_of(tmp_path, target, reference)[1:] == [
         ("input.1", None),
         ("input.2", None),

@@ -132,9 +132,7 @@ class _LeafMatcher:
             ]
             lefts, rights = _by_looks(self._mine, left), _by_looks(self._theirs, right)
             for looks, places in lefts.items():
-                partners = rights.get(looks, [])
-                if len(places) == len(partners):
-                    self._pair_group(places, partners)
+                self._pair_group(places, rights.get(looks, []))
 
     def reorder_gradients(self) -> None:
         """Pair the gradients of an API's inputs by shape, where that fits better than by place.
@@ -164,17 +162,19 @@ class _LeafMatcher:
             self._pair(rest[0], others[0])
 
     def _pair_group(self, places: list[int], partners: list[int]) -> None:
-        """Pair values that look alike: equal ones first, the others in their order."""
+        """Pair values that look alike: equal ones first, the others in order if as many."""
         waiting = list(partners)
         for place in places:
             fact = _fact(self._mine[place])
             equal = [other for other in waiting if _fact(self._theirs[other]) == fact]
-            if len(equal) == 1:
+            rivals = [other for other in places if _fact(self._mine[other]) == fact]
+            if len(equal) == 1 and len(rivals) == 1:
                 self._pair(place, equal[0])
                 waiting.remove(equal[0])
         rest = [place for place in places if place not in self.partners]
-        for place, partner in zip(rest, waiting, strict=True):
-            self._pair(place, partner)
+        if len(rest) == len(waiting):
+            for place, partner in zip(rest, waiting, strict=True):
+                self._pair(place, partner)
 
     def _is_free(self, place: int) -> bool:
         return place not in self.partners and place not in self._excluded
