@@ -62,13 +62,14 @@ class CellMapping:
         whole = self.names.get(full)
         if whole is not None:
             return _without_class(whole, class_name)
+        parts = [name for name in self.names if name in full]
         renamed = full
-        for name, other in self.names.items():
-            renamed = _replace_segments(renamed, name, other)
+        for name in parts:
+            renamed = _replace_segments(renamed, name, self.names[name])
         if renamed == full:
             # A key that is only a part of a segment, such as "layer" for "layer1" and "layer2".
-            for name, other in self.names.items():
-                renamed = renamed.replace(name, other, 1)
+            for name in parts:
+                renamed = renamed.replace(name, self.names[name], 1)
         return renamed.rpartition(".")[0] if renamed != full else path
 
     def warn_unused(self, known: Collection[str]) -> None:

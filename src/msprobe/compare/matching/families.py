@@ -50,19 +50,30 @@ fix trunc
 floor_divide floordiv
 ge greater_equal
 gt greater
-inv inverse
+inv inverse linalg_inv
 layer_norm native_layer_norm
 le less_equal
+igamma gammainc
+igammac gammaincc
+linalg_cholesky cholesky
 linalg_det det
+linalg_eigvals eigvals
+linalg_matrix_exp matrix_exp
+linalg_pinv pinv pinverse
+linalg_qr qr
+linalg_slogdet slogdet
+linalg_svd svd
 lt less
 movedim moveaxis
 mul multiply
 ne not_equal
 neg negative
+ndimension dim
 outer ger
 reduce_scatter_tensor _reduce_scatter_base
 remainder mod
 sigmoid expit
+size shape
 sub subtract
 transpose swapaxes swapdims
 vstack row_stack
