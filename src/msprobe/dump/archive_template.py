@@ -27,31 +27,38 @@ class ArchiveTemplate(NamedTuple):
     """The bytes around the elements of an archive.
 
     Attributes:
-        head: all before the elements, the folder's name blanked.
-        tail: all behind them, likewise, and what changes with the elements blanked.
+        folder: the folder inside.
+        head: all before the elements.
+        tail: all behind them, with zeros where it changes with the elements.
         start: where the elements begin.
         end: where they end.
-        blanks: what to blank in the tail.
+        blanks: where the tail changes with the elements, and the zeros for it.
         checksum_at: where the tail has the checksum of the elements.
     """
 
+    folder: bytes
     head: bytes
     tail: bytes
     start: int
     end: int
-    blanks: tuple[slice, ...]
+    blanks: tuple[tuple[slice, bytes], ...]
     checksum_at: int
 
-    def checksum(self, content: bytes) -> int | None:
-        """Return the checksum that a file has for its elements; None if it is another kind."""
-        folder = folder_of(content)
-        if _without(content[: self.start], folder) != self.head:
-            return None
-        tail = bytearray(content[self.end :])
+    def checksum(self, content: bytes, folder: bytes) -> int | None:
+        """Return the checksum that a file has for its elements; None if it is another kind.
+
+        Args:
+            content: the file.
+            folder: the folder inside; its name is as long as that of the template's.
+        """
+        head, tail = content[: self.start], bytearray(content[self.end :])
         checksum: int = _CHECKSUM.unpack_from(tail, self.checksum_at)[0]
-        for blank in self.blanks:
-            tail[blank] = bytes(blank.stop - blank.start)
-        return checksum if _without(bytes(tail), folder) == self.tail else None
+        for place, zeros in self.blanks:
+            tail[place] = zeros
+        if folder != self.folder:
+            name, wanted = folder + b"/", self.folder + b"/"
+            head, tail = head.replace(name, wanted), tail.replace(name, wanted)
+        return checksum if head == self.head and tail == self.tail else None
 
 
 def folder_of(content: bytes) -> bytes:
@@ -76,14 +83,19 @@ def make_template(file: OpenFile, found: ArchivedTensor) -> ArchiveTemplate | No
         places.append((identifier, entry.size))
     if not places or any(place < end for place, _ in places):
         return None
-    blanks = tuple(slice(place - end, place - end + size) for place, size in places)
-    template = ArchiveTemplate(
-        _without(content[:start], found.prefix), b"", start, end, blanks, blanks[0].start
-    )
+    blanks = tuple((slice(place - end, place - end + size), bytes(size)) for place, size in places)
     tail = bytearray(content[end:])
-    for blank in blanks:
-        tail[blank] = bytes(blank.stop - blank.start)
-    return template._replace(tail=_without(bytes(tail), found.prefix))
+    for place, zeros in blanks:
+        tail[place] = zeros
+    return ArchiveTemplate(
+        folder=found.prefix,
+        head=content[:start],
+        tail=bytes(tail),
+        start=start,
+        end=end,
+        blanks=blanks,
+        checksum_at=blanks[0][0].start,
+    )
 
 
 def _checksum_places(content: bytes, entry: Entry, end: int) -> list[tuple[int, int]]:
@@ -98,7 +110,3 @@ def _checksum_places(content: bytes, entry: Entry, end: int) -> list[tuple[int, 
         ):  # fmt: skip
             places.append((end + 4, _CHECKSUM.size))
     return places
-
-
-def _without(text: bytes, folder: bytes) -> bytes:
-    return text.replace(folder + b"/", bytes(len(folder) + 1))

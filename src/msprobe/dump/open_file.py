@@ -40,12 +40,13 @@ class OpenFile:
     Attributes:
         path: the file.
         size: its bytes.
+        is_npy: whether its name says that it is NumPy's.
         identity: tells whether two paths are one file.
         content: all of it, if it is small; None else.
     """
 
-    __slots__ = ("_descriptor", "_head", "_tail", "_tail_start", "content", "identity", "path",
-                 "size")  # fmt: skip
+    __slots__ = ("_descriptor", "_head", "_tail", "_tail_start", "content", "identity", "is_npy",
+                 "path", "size")  # fmt: skip
 
     def __init__(self, path: Path) -> None:
         """Open a file.
@@ -55,9 +56,11 @@ class OpenFile:
             DumpFormatError: it cannot be opened, or is no plain file.
         """
         self.path = path
+        name = os.fspath(path)
+        self.is_npy = name.endswith(".npy")
         try:
             # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as exc:
             raise RecordNotFoundError(path, "there is no such tensor file") from exc
         except (OSError, ValueError) as exc:

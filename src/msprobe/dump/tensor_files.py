@@ -87,7 +87,7 @@ def read_open_tensor(file: OpenFile) -> StoredTensor:
         UnsupportedError: a special tensor (sparse, quantised …) that only torch can read.
     """
     try:
-        return _read_npy(file) if file.path.suffix == ".npy" else _read_pt(file)
+        return _read_npy(file) if file.is_npy else _read_pt(file)
     except READ_ERRORS as exc:
         raise DumpFormatError(file.path, f"cannot be read: {first_line(exc)}") from exc
 

@@ -70,7 +70,7 @@ class SpanFinder:
             UnsupportedError: a special tensor (sparse, quantised …) that only torch can read.
         """
         try:
-            if file.path.suffix == ".npy":
+            if file.is_npy:
                 return FoundTensor(_find_in_npy(file), 0)
             return self._find_in_archive(file)
         except READ_ERRORS as exc:
@@ -80,10 +80,11 @@ class SpanFinder:
         content = file.content
         if content is None:
             return _find_in_archive(file)[1]
-        key = (file.size, len(folder_of(content)))
+        folder = folder_of(content)
+        key = (file.size, len(folder))
         if key in self._known:
             template, span = self._known[key]
-            checksum = template.checksum(content)
+            checksum = template.checksum(content, folder)
             if checksum is not None:
                 return FoundTensor(span, checksum)
         archived, found = _find_in_archive(file)
