@@ -8,6 +8,7 @@
     ├── DumpFormatError       a dump on disk is damaged, hostile or of an unknown layout
     │   └── RecordNotFoundError   the dump is fine but holds no record, step or rank of that name
     ├── CheckpointFormatError a checkpoint on disk is damaged, hostile or of an unknown layout
+    ├── RunConfigFormatError  a pack of config_check is damaged, hostile or of an unknown layout
     ├── DumpWriteError        a dump cannot be written (full disk, no permission, vanished folder)
     ├── ReportWriteError      a table or page cannot be written
     └── UnsupportedError      the framework, its version or the device cannot do what was asked
@@ -116,6 +117,18 @@ class CheckpointFormatError(MsprobeError):
 
     Attributes:
         path: the file or folder concerned.
+    """
+
+    def __init__(self, path: str | Path, problem: str) -> None:
+        self.path = Path(path)
+        super().__init__(f"{path}: {problem}")
+
+
+class RunConfigFormatError(MsprobeError):
+    """A pack of ``config_check`` is damaged, hostile or of an unknown layout.
+
+    Attributes:
+        path: the file concerned.
     """
 
     def __init__(self, path: str | Path, problem: str) -> None:

@@ -126,15 +126,11 @@ def compare(
 
 
 def _print(found: CheckpointComparison, output: Path | None, limit: int) -> None:
-    from rich.console import Console
-
     from msprobe.checkpoints.result_lines import comparison_lines
+    from msprobe.cli.terminal import make_console, print_lines
 
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # names may hold what the terminal cannot show
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    for line in comparison_lines(found, limit=limit):
-        console.print(line)
+    console = make_console()
+    print_lines(console, comparison_lines(found, limit=limit))
     if output is not None:
         console.print(f"\nevery parameter: {output}", style="dim")
 

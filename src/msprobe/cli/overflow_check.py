@@ -72,19 +72,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_answer(dump: Dump, steps: list[StepFindings], directory: Path) -> None:
-    from rich.console import Console
-
+    from msprobe.cli.terminal import make_console, print_lines
     from msprobe.triage.anomaly_file import write_anomalies
     from msprobe.triage.answer_lines import answer_lines
 
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # names may hold what the terminal cannot show
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = make_console()
     for position, found in enumerate(steps):
         if position:
             console.print()
-        for line in answer_lines(found):
-            console.print(line)
+        print_lines(console, answer_lines(found))
         if found.findings:
             path = write_anomalies(directory, dump.step(found.step), found)
             console.print(f"  details: {path}", style="dim")

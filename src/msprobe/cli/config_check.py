@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe config_check`: what a run was started with, collected and compared."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+_DEFAULT_PACK: Final = Path("config_check_pack.zip")
+_DEFAULT_RESULT: Final = Path("config_check_result")
+_DEFAULT_CKPT: Final = Path("ckpt_similarity.json")
+EXIT_DIFFERENT: Final = 1
+
+_EXAMPLES: Final = """\
+examples:
+  msprobe config_check -d train.sh model.yaml -o run_a.zip   collect
+  msprobe config_check -c run_a.zip run_b.zip -o result      compare; the trusted run comes first
+  msprobe config_check -c ckpt_a ckpt_b -o similarity.json   compare two checkpoints
+"""
+
+
+def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
+    """Add the verb to the command line."""
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    parser = verbs.add_parser(
+        "config_check",
+        aliases=("config-check",),
+        help="collect what a run was started with, or compare two such collections",
+        description="Collect environment, packages, system and arguments of a run into a zip\n"
+        "file, or compare two such files. Passwords and access tokens are not stored.\n"
+        "Seeds, data and weights are added by ConfigChecker in the training script.",
+        epilog=_EXAMPLES,
+        formatter_class=RawDescriptionRichHelpFormatter,
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "-d",
+        "--dump",
+        nargs="*",
+        metavar="FILE",
+        type=Path,
+        help="collect, with the arguments in these .sh, .yaml and .json files",
+    )
+    what.add_argument(
+        "-c",
+        "--compare",
+        nargs=2,
+        metavar=("BENCH", "CMP"),
+        type=Path,
+        help="compare two zip files, or two checkpoints",
+    )
+    for flag, name in (
+        ("-vc", "--verl-compare"),
+        ("-vv", "--verl-verify"),
+        ("-sc", "--slime-compare"),
+    ):
+        what.add_argument(flag, name, dest="logs", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "-o",
+        "--output",
+        "--output_path",
+        metavar="PATH",
+        type=Path,
+        help="what to write: the zip file, the folder of the results, or the JSON file",
+    )
+    parser.add_argument("--all", action="store_true", help="list everything, not the first ten")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument(
+        "--exit-code", action="store_true", help="exit with 1 if the runs differ (-c)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Collect or compare."""
+    from msprobe.errors import UnsupportedError
+
+    if options.logs:
+        raise UnsupportedError(
+            "arguments out of the logs of verl and slime (-vc, -vv, -sc) are not read; save the "
+            "configuration as YAML or JSON, collect it with -d and compare it with -c"
+        )
+    if options.compare is None:
+        return _collect(options)
+    bench, cmp = options.compare
+    if _is_pack(bench) and _is_pack(cmp):
+        return _compare(bench, cmp, options)
+    from msprobe.cli.compare_ckpt import compare
+
+    return compare(
+        str(cmp),
+        str(bench),
+        output=options.output or _DEFAULT_CKPT,
+        style="json" if options.json else "text",
+        limit=0 if options.all else 20,
+        exit_code=options.exit_code,
+    )
+
+
+def _is_pack(path: Path) -> bool:
+    # Whatever else is a zip archive (.pt, .npz) has another suffix.
+    return path.suffix == ".zip" and not path.is_dir()
+
+
+def _collect(options: argparse.Namespace) -> int:
+    from msprobe.run_config.collecting import collect_static
+    from msprobe.run_config.pack import PackWriter
+
+    path = options.output or _DEFAULT_PACK
+    writer = PackWriter(path)
+    collect_static(writer, options.dump)
+    if not options.json:
+        print(f"collected: {path}")
+    else:
+        print(json.dumps({"pack": str(path)}))
+    return 0
+
+
+def _compare(bench: Path, cmp: Path, options: argparse.Namespace) -> int:
+    from msprobe.cli.terminal import make_console, print_lines
+    from msprobe.run_config.comparing import compare_packs
+    from msprobe.run_config.result_files import comparison_json, is_difference, write_results
+    from msprobe.run_config.result_lines import comparison_lines
+
+    found = compare_packs(bench, cmp)
+    directory = options.output or _DEFAULT_RESULT
+    written = write_results(found, directory)
+    if options.json:
+        json.dump(comparison_json(found), sys.stdout, indent=1)
+        print()
+    else:
+        console = make_console()
+        print_lines(console, comparison_lines(found, limit=0 if options.all else 10))
+        console.print(f"\nall of it: {written[0]}", style="dim")
+    return EXIT_DIFFERENT if options.exit_code and is_difference(found.level) else 0

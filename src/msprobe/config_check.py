@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ConfigChecker`: collect from a training script what its run starts with and is fed.
+
+    from msprobe.config_check import ConfigChecker
+
+    ConfigChecker.apply_patches("pytorch")                  # first thing in the script
+    ...
+    ConfigChecker(model, ["train.sh"], "./run_a.zip")       # once the model is made
+
+`msprobe config_check -c run_a.zip run_b.zip` compares two such files. Scripts that import
+``msprobe.core.config_check`` find the same class there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msprobe.errors import ConfigError, UnsupportedError
+
+# Framework → the module that observes it.
+_OBSERVERS: Final = {"pytorch": "msprobe.pytorch.run_config_hooks"}
+
+
+class ConfigChecker:
+    """Writes a pack: environment, packages, system, arguments; and from the model's calls, data,
+    weights, random functions and generators.
+
+    Every call of the model is a *micro step*. Before each, the inputs and all parameters are
+    summarised (maximum, minimum, mean, norm, checksum). This reads all of them and, on an
+    accelerator, waits for the device and copies the bytes to the host for the checksum: meant for
+    the first few steps. Nothing that the program computes is changed, no random number is drawn.
+
+    Args:
+        model: the model, or a list of its parts (the first one's calls count); None to collect
+            only what needs no model.
+        shell_path: the script that starts the training, or several, and YAML or JSON files with
+            arguments.
+        output_zip_path: file to write; an older one is replaced. Rank r of several writes
+            ``{name}.rank{r}.zip`` beside it.
+        fmk: the framework, ``pytorch``.
+        max_steps: micro steps to look at; None for all.
+
+    Raises:
+        ConfigError: an argument has a wrong type.
+        ConfigFileError: a file of `shell_path` cannot be read.
+        UnsupportedError: the framework is not supported here.
+        ReportWriteError: the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        shell_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        output_zip_path: str | os.PathLike[str] = "./config_check_pack.zip",
+        fmk: str = "pytorch",
+        *,
+        max_steps: int | None = None,
+    ) -> None:
+        """Collect what is known by now, and the rest when the model is called."""
+        from pathlib import Path
+
+        from msprobe.run_config.collecting import collect_static
+        from msprobe.run_config.pack import PackWriter
+
+        if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
+            rule = "a number of 1 or more, or None"
+            raise ConfigError("max_steps", max_steps, rule, source="ConfigChecker()")
+        observer = _observer(fmk)
+        rank, world_size = observer.rank_and_world_size()
+        writer = PackWriter(Path(output_zip_path), rank=rank, world_size=world_size)
+        collect_static(writer, _paths(shell_path), extra_system=observer.framework_facts())
+        if model is not None:
+            observer.watch_model(model, writer, rank=rank, max_steps=max_steps)
+
+    @staticmethod
+    def apply_patches(fmk: str = "pytorch") -> None:
+        """Take note of calls of random functions from now on, of Python, NumPy and the framework.
+
+        Call it before the script imports or calls any of them. Functions are replaced by ones that
+        note the place of the call and pass it on; `remove_patches` puts them back. Names that were
+        imported from their modules before (``from random import random``) are not seen.
+
+        Raises:
+            UnsupportedError: the framework is not supported here.
+        """
+        _observer(fmk).watch_random_calls()
+
+    @staticmethod
+    def remove_patches(fmk: str = "pytorch") -> None:
+        """Undo `apply_patches`, and stop watching models."""
+        _observer(fmk).stop_watching()
+
+
+def _observer(fmk: str) -> Any:
+    if fmk not in _OBSERVERS:
+        known = ", ".join(_OBSERVERS)
+        raise UnsupportedError(
+            f'ConfigChecker: fmk is {fmk!r}; only {known} can be watched. "msprobe '
+            'config_check -d" collects environment, packages, system and arguments of any run'
+        )
+    # Found by a table, so that nothing here depends on a framework.
+    return importlib.import_module(_OBSERVERS[fmk])
+
+
+def _paths(shell_path: Any) -> list[Any]:
+    from pathlib import Path
+
+    if shell_path is None:
+        return []
+    if isinstance(shell_path, (str, os.PathLike)):
+        return [Path(shell_path)]
+    if isinstance(shell_path, Sequence) and all(
+        isinstance(path, (str, os.PathLike)) for path in shell_path
+    ):
+        return [Path(path) for path in shell_path]
+    raise ConfigError(
+        "shell_path", shell_path, "a path or a list of paths", source="ConfigChecker()"
+    )

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hyperparameters: out of shell scripts, YAML and JSON files, or a namespace; flat, by name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from msprobe.dump.record_index import JSON_ERRORS, json_problem, parse_json
+from msprobe.dump.records import JsonTree
+from msprobe.errors import ConfigFileError
+from msprobe.run_config.levels import Difference, ItemResult, Level
+from msprobe.run_config.secrets import hide_secrets
+from msprobe.run_config.shell_scripts import parse_shell_script
+
+COLUMNS: Final = (
+    "file_name",
+    "bench_para",
+    "cmp_para",
+    "bench_value",
+    "cmp_value",
+    "matched_with",
+    "level",
+)
+_MAX_BYTES: Final = 8 << 20
+_MAX_ENTRIES: Final = 100_000
+_SIMILAR: Final = 0.8
+# Comparing all leftovers with each other takes the square of their number.
+_MAX_COMPARED_BY_SIMILARITY: Final = 400
+_DUPLICATE: Final = "duplicate_value"
+
+# Names of one thing in different programs.
+_ALIASES: Final = tuple(
+    frozenset(names.split())
+    for names in (
+        "lr learning_rate learningrate base_lr max_lr",
+        "min_lr lr_min minimum_learning_rate",
+        "bs batch batch_size batchsize micro_batch_size per_device_train_batch_size",
+        "gbs global_batch_size",
+        "wd weight_decay weightdecay",
+        "seq_len seq_length sequence_length max_seq_len max_length",
+        "num_layers n_layer n_layers num_hidden_layers",
+        "hidden_size n_embd d_model hidden_dim",
+        "ffn_hidden_size intermediate_size n_inner",
+        "num_attention_heads n_head n_heads num_heads",
+        "num_query_groups num_key_value_heads n_kv_heads",
+        "tp tensor_model_parallel_size tensor_parallel_size",
+        "pp pipeline_model_parallel_size pipeline_parallel_size",
+        "ep expert_model_parallel_size expert_parallel_size",
+        "cp context_parallel_size",
+        "clip_grad max_grad_norm grad_clip gradient_clip_val",
+        "warmup lr_warmup_iters warmup_steps num_warmup_steps",
+        "train_iters max_steps total_steps",
+        "epochs num_epochs num_train_epochs",
+        "beta1 adam_beta1",
+        "beta2 adam_beta2",
+        "eps adam_eps adam_epsilon",
+        "dropout hidden_dropout hidden_dropout_prob",
+        "attention_dropout attention_probs_dropout_prob attn_dropout",
+        "norm_epsilon layernorm_epsilon rms_norm_eps layer_norm_eps",
+        "grad_accum gradient_accumulation_steps accumulate_grad_batches",
+        "seed random_seed",
+        "vocab_size padded_vocab_size",
+    )
+)
+
+
+def read_arguments(paths: Iterable[Path]) -> dict[str, JsonTree]:
+    """Return the arguments in files, flat; a name with several values holds all of them.
+
+    Args:
+        paths: ``.sh``, ``.yaml``, ``.yml`` or ``.json`` files.
+
+    Raises:
+        ConfigFileError: a file cannot be read, or is of another kind.
+    """
+    found: dict[str, list[JsonTree]] = {}
+    for path in paths:
+        for name, value in _read_file(path).items():
+            values = found.setdefault(name, [])
+            if not any(same_value(value, other) for other in values):
+                values.append(value)
+    return {
+        name: values[0] if len(values) == 1 else {"description": _DUPLICATE, "values": values}
+        for name, values in found.items()
+    }
+
+
+def flat_arguments(tree: object) -> dict[str, JsonTree]:
+    """Return a nested mapping with names joined by dots; secrets hidden, odd objects as text.
+
+    Lists of plain values stay lists.
+    """
+    found: dict[str, JsonTree] = {}
+    for name, value in _flatten("", tree, 0):
+        if len(found) >= _MAX_ENTRIES:
+            break
+        found[name] = hide_secrets(name, value) if isinstance(value, str) else value
+    return found
+
+
+def same_value(one: JsonTree, other: JsonTree) -> bool:
+    """Return whether two values are the same; ``1e-4`` and ``0.0001`` are, and text of them too."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_value(one[key], other[key]) for key in one)
+    return bool(_plain(one) == _plain(other))
+
+
+class _Pair(NamedTuple):
+    bench: str | None
+    cmp: str | None
+    how: str
+
+
+def compare_arguments(
+    file_name: str, bench: Mapping[str, JsonTree], cmp: Mapping[str, JsonTree]
+) -> ItemResult:
+    """Compare two flat sets of arguments.
+
+    Names pair if they are equal (apart from case and dashes), known aliases, or similar.
+
+    Args:
+        file_name: where they stand in the pack, for the table.
+        bench: those of the trusted run.
+        cmp: those of the run under test.
+    """
+    pairs = _pair_names(list(bench), list(cmp))
+    differences: list[Difference] = []
+    rows: list[tuple[str, ...]] = []
+    for pair in pairs:
+        one = None if pair.bench is None else bench[pair.bench]
+        other = None if pair.cmp is None else cmp[pair.cmp]
+        is_lonely = pair.bench is None or pair.cmp is None
+        if not is_lonely and same_value(one, other):
+            continue
+        level = Level.WARNING if is_lonely else Level.ERROR
+        name = pair.cmp or pair.bench or ""
+        texts = [
+            None if key is None else _text(value)
+            for key, value in ((pair.bench, one), (pair.cmp, other))
+        ]
+        note = "" if pair.how == "pure name" else pair.how
+        if pair.bench and pair.cmp and pair.bench != pair.cmp:
+            note = f"{pair.bench} in the benchmark, by {pair.how}"
+        differences.append(
+            Difference(
+                item="hyperparameters",
+                name=name,
+                bench=texts[0],
+                cmp=texts[1],
+                level=level,
+                note=note,
+            )
+        )
+        cells = (pair.bench, pair.cmp, *texts)
+        rows.append((file_name, *(cell or "None" for cell in cells), pair.how, level.value))
+    return ItemResult(
+        item="hyperparameters",
+        columns=COLUMNS,
+        rows=list(rows),
+        differences=differences,
+        compared=len(pairs),
+    )
+
+
+def _read_file(path: Path) -> dict[str, JsonTree]:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConfigFileError(path, f"is larger than {_MAX_BYTES >> 20} MB")
+        text = path.read_bytes()
+    except OSError as exc:
+        raise ConfigFileError(path, f"cannot be read: {exc}") from exc
+    suffix = path.suffix.lower()
+    if suffix in (".sh", ".bash"):
+        return flat_arguments(parse_shell_script(text.decode(errors="replace")))
+    if suffix == ".json":
+        try:
+            return flat_arguments(parse_json(text))
+        except JSON_ERRORS as exc:
+            raise ConfigFileError(path, json_problem(exc)) from exc
+    if suffix in (".yaml", ".yml"):
+        return flat_arguments(_read_yaml(path, text))
+    raise ConfigFileError(path, "is of no kind that is read; use .sh, .yaml, .yml or .json")
+
+
+def _read_yaml(path: Path, text: bytes) -> JsonTree:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        mark = getattr(exc, "problem_mark", None)
+        problem = str(getattr(exc, "problem", None) or exc).splitlines()[0]
+        if mark is None:
+            raise ConfigFileError(path, problem) from exc
+        raise ConfigFileError(path, problem, line=mark.line + 1, column=mark.column + 1) from exc
+
+
+def _flatten(prefix: str, tree: object, depth: int) -> Iterator[tuple[str, JsonTree]]:
+    begin = f"{prefix}." if prefix else ""
+    if depth > 50:
+        yield prefix, "nested too deeply"
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _flatten(f"{begin}{key}", value, depth + 1)
+    elif isinstance(tree, (list, tuple)) and any(
+        isinstance(item, (Mapping, list, tuple)) for item in tree
+    ):
+        for number, value in enumerate(tree):
+            yield from _flatten(f"{begin}{number}", value, depth + 1)
+    elif prefix:
+        yield prefix, _json_value(tree)
+
+
+def _json_value(value: object) -> JsonTree:
+    if isinstance(value, (list, tuple)):
+        return [_json_value(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    # Only the type: a repr may hold an address, which differs in every run.
+    text = str(value)
+    return text if " at 0x" not in text and len(text) <= 500 else type(value).__name__
+
+
+def _plain(value: JsonTree) -> Any:
+    """Return a value as it compares: numbers as numbers, truth values and nothing as such."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    if text in ("true", "false", "none", "null"):
+        return {"true": True, "false": False}.get(text)
+    try:
+        number = float(text)
+    except ValueError:
+        return value.strip()
+    return value.strip() if math.isnan(number) else number
+
+
+def _text(value: JsonTree) -> str:
+    if isinstance(value, dict) and value.get("description") == _DUPLICATE:
+        return " | ".join(map(_text, value.get("values", ())))
+    return str(value)
+
+
+def _pair_names(bench: Sequence[str], cmp: Sequence[str]) -> list[_Pair]:
+    left, waiting = dict.fromkeys(bench), {_normal(name): name for name in cmp}
+    pairs: list[_Pair] = []
+    for how, find in (
+        ("pure name", _find_equal),
+        ("alias", _find_alias),
+        ("similarity", _find_similar),
+    ):
+        if how == "similarity" and len(left) * len(waiting) > _MAX_COMPARED_BY_SIMILARITY**2:
+            break
+        for name in list(left):
+            partner = find(_normal(name), waiting)
+            if partner is not None:
+                pairs.append(_Pair(name, waiting.pop(partner), how))
+                del left[name]
+    pairs += [_Pair(name, None, "only in the benchmark") for name in left]
+    pairs += [_Pair(None, name, "only in the run") for name in waiting.values()]
+    return pairs
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-\s]", "_", name).lower()
+
+
+def _find_equal(name: str, waiting: Mapping[str, str]) -> str | None:
+    return name if name in waiting else None
+
+
+def _find_alias(name: str, waiting: Mapping[str, str]) -> str | None:
+    last = name.rpartition(".")[2]
+    group = next((names for names in _ALIASES if last in names), frozenset({last}))
+    found = [other for other in waiting if other.rpartition(".")[2] in group]
+    # Two candidates would make it a guess.
+    return found[0] if len(found) == 1 else None
+
+
+def _find_similar(name: str, waiting: Mapping[str, str]) -> str | None:
+    best, best_ratio = None, _SIMILAR
+    for other in waiting:
+        matcher = SequenceMatcher(None, name, other, autojunk=False)
+        if matcher.real_quick_ratio() > best_ratio and (ratio := matcher.ratio()) > best_ratio:
+            best, best_ratio = other, ratio
+    return best

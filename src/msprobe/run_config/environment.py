@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environment variables: collected all, secrets hidden, each with a class and a weight."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from msprobe.run_config.levels import Difference, ItemResult, Level
+from msprobe.run_config.secrets import hide_secrets
+
+_COLUMNS: Final = (
+    "bench_env_name",
+    "cmp_env_name",
+    "bench_value",
+    "cmp_value",
+    "level",
+    "category",
+)
+# What a variable means when it is not set.
+_DEFAULTS: Final = {
+    "HCCL_DETERMINISTIC": "false",
+    "LCCL_DETERMINISTIC": "0",
+    "NCCL_DETERMINISTIC": "false",
+    "HCCL_INTRA_ROCE_ENABLE": "0",
+    "HCCL_INTRA_PCIE_ENABLE": "1",
+    "ASCEND_LAUNCH_BLOCKING": "0",
+    "CUDA_LAUNCH_BLOCKING": "0",
+}
+
+
+class EnvironmentClass(NamedTuple):
+    """What kind of variable it is, and how much a difference matters."""
+
+    category: str
+    level: Level
+
+
+# The first that fits decides.
+_CLASSES: Final = tuple(
+    (re.compile(pattern), EnvironmentClass(category, level))
+    for category, level, pattern in (
+        ("determinism", Level.ERROR, r".*DETERMINIS.*|CUBLAS_WORKSPACE_CONFIG|.*_SEED"),
+        ("determinism", Level.ERROR, r"PYTHONHASHSEED|CLOSE_MATMUL_K_SHIFT|MKL_CBWR"),
+        ("precision", Level.ERROR, r".*TF32.*|INF_NAN_MODE.*|.*PRECISION.*|.*_FP8.*|NVTE_.*"),
+        ("precision", Level.ERROR, r"ATB_LLM_LCOC_ENABLE|ATEN_CPU_CAPABILITY|ONEDNN_.*"),
+        ("communication", Level.ERROR, r"(NCCL|HCCL|RCCL)_(ALGO|PROTO|INTRA_.*)"),
+        ("communication", Level.WARNING, r"(TORCH_)?(NCCL|HCCL|RCCL|LCCL|GLOO|UCX)_.*"),
+        ("device", Level.ERROR, r"(ASCEND_RT|CUDA|HIP|ROCR|NPU)_VISIBLE_DEVICES"),
+        ("device", Level.ERROR, r".*_LAUNCH_BLOCKING"),
+        ("threads", Level.WARNING, r"(OMP|MKL|KMP|OPENBLAS|NUMEXPR|VECLIB|GOMP)_.*"),
+        ("libraries", Level.WARNING, r"LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME"),
+        ("job", Level.WARNING, r"WORLD_SIZE|LOCAL_WORLD_SIZE|NNODES|NPROC_PER_NODE"),
+        ("job", Level.INFO, r"(LOCAL_|GROUP_)?RANK|(ROLE|MASTER|TORCHELASTIC|SLURM)_.*"),
+        ("framework", Level.WARNING, r"(TORCH|PYTORCH|TORCHINDUCTOR|TRITON|XLA)_.*"),
+        ("framework", Level.WARNING, r"(CUDA|CUDNN|CUBLAS|NVIDIA|ROCM|HIP)_.*"),
+        ("framework", Level.WARNING, r"(ASCEND|NPU|ACL|MS|MINDSPORE|GE|TE|TASK_QUEUE)_.*"),
+        ("framework", Level.WARNING, r"(MEGATRON|DS|DEEPSPEED|ACCELERATE|FSDP|HF)_.*"),
+        ("framework", Level.WARNING, r"(TRANSFORMERS|TOKENIZERS|FLASH_ATTENTION|VLLM)_.*"),
+    )
+)
+_OTHER: Final = EnvironmentClass("other", Level.INFO)
+
+
+def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return all variables in the order of their names, secrets hidden."""
+    environ = os.environ if environ is None else environ
+    return {name: hide_secrets(name, environ[name]) for name in sorted(environ)}
+
+
+def classify_variable(name: str) -> EnvironmentClass:
+    """Return what kind of variable it is."""
+    return next((kind for pattern, kind in _CLASSES if pattern.fullmatch(name)), _OTHER)
+
+
+def compare_environments(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemResult:
+    """Compare two environments; a variable that is not set has its default, where it has one."""
+    names = sorted({*bench, *cmp}, key=lambda name: (-classify_variable(name).level.weight, name))
+    differences: list[Difference] = []
+    rows: list[tuple[str, ...]] = []
+    for name in names:
+        one, other = bench.get(name), cmp.get(name)
+        if _meaning(name, one) == _meaning(name, other):
+            continue
+        kind = classify_variable(name)
+        differences.append(
+            Difference(
+                item="env", name=name, bench=one, cmp=other, level=kind.level, note=kind.category
+            )
+        )
+        texts = ["None" if value is None else value for value in (one, other)]
+        rows.append((name, name, *texts, kind.level.value, kind.category))
+    return ItemResult(
+        item="env", columns=_COLUMNS, rows=list(rows), differences=differences, compared=len(names)
+    )
+
+
+def _meaning(name: str, value: str | None) -> str | None:
+    if name not in _DEFAULTS:
+        return value
+    text = (_DEFAULTS[name] if value is None else value).strip().lower()
+    return {"true": "1", "false": "0"}.get(text, text)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a difference between two runs matters, and how it is listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msprobe.report.tables import Cell
+
+
+class Level(StrEnum):
+    """How much a difference matters; `PASS` is no difference."""
+
+    PASS = "pass"
+    INFO = "info"
+    """Does not change what is computed."""
+    WARNING = "warning"
+    """May change it."""
+    ERROR = "error"
+    """Changes it, or very likely does."""
+
+    @property
+    def weight(self) -> int:
+        """A number that grows with the level."""
+        return list(Level).index(self)
+
+
+def highest(levels: Iterable[Level]) -> Level:
+    """Return the highest level; `PASS` if there is none."""
+    return max(levels, key=lambda level: level.weight, default=Level.PASS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing in which two runs differ.
+
+    Attributes:
+        item: what it belongs to: ``env``, ``pip``, ``weights`` …
+        name: the variable, package, argument or parameter.
+        bench: value of the trusted run as text; None where it has none.
+        cmp: value of the run under test, likewise.
+        level: how much it matters.
+        note: what else helps; may be empty.
+    """
+
+    item: str
+    name: str
+    bench: str | None
+    cmp: str | None
+    level: Level
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemResult:
+    """One item compared.
+
+    Attributes:
+        item: its name, that of its sheet.
+        columns: titles of its table.
+        rows: its table.
+        differences: what differs, in the order of the table.
+        compared: how many things were looked at.
+    """
+
+    item: str
+    columns: tuple[str, ...]
+    rows: list[tuple[Cell, ...]]
+    differences: list[Difference]
+    compared: int
+
+    @property
+    def level(self) -> Level:
+        """The highest level; what does not change the computation does not count."""
+        found = highest(difference.level for difference in self.differences)
+        return Level.PASS if found is Level.INFO else found

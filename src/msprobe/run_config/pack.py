@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The zip file that holds what a run was started with.
+
+    manifest.json                           version of this layout, number of ranks
+    env                                     JSON: variable → value
+    pip                                     lines of package=version
+    system.json                             name → value
+    hyperparameters/hyperparameters_static.json, hyperparameters_dynamic.json
+    dataset/step{n}/rank{r}/dataset.json    statistics and checksum of every input of the model
+    weights/step{n}/rank{r}/weight.json     likewise of every parameter
+    random/rank{r}.json                     calls of random functions
+    random/generators_rank{r}.json          states of the generators, by step
+
+The packs of mindstudio-probe have the same layout without `manifest.json`, `system.json`, checksums
+and generators, and are read too. Each rank writes a file of its own: rank 0 the one that was asked
+for, rank r ``{stem}.rank{r}.zip`` beside it. Reading the first takes the others in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from msprobe.dump.record_index import JSON_ERRORS, json_problem, parse_json
+from msprobe.dump.records import JsonTree
+from msprobe.errors import ReportWriteError, RunConfigFormatError
+
+SCHEMA_VERSION: Final = 1
+MANIFEST: Final = "manifest.json"
+ENV: Final = "env"
+PIP: Final = "pip"
+SYSTEM: Final = "system.json"
+STATIC: Final = "hyperparameters/hyperparameters_static.json"
+DYNAMIC: Final = "hyperparameters/hyperparameters_dynamic.json"
+
+_MAX_MEMBERS: Final = 1_000_000
+_MAX_MEMBER_BYTES: Final = 256 << 20
+_MAX_TOTAL_BYTES: Final = 4 << 30
+_PER_STEP: Final = re.compile(
+    r"(dataset|weights)/step(\d{1,9})/rank(\d{1,9})/(?:dataset|weight)\.json"
+)
+_PER_RANK: Final = re.compile(r"random/(generators_)?rank(\d{1,9})\.json")
+
+StepRank = tuple[int, int]
+"""A (micro) step and a rank."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Pack:
+    """What a pack holds; None or empty where it holds no such thing.
+
+    Attributes:
+        path: the file.
+        env: environment variables.
+        packages: versions of packages.
+        system: machine and code.
+        arguments: flat arguments, by the name of the file in the pack.
+        dataset: per step and rank, the nested statistics of the inputs.
+        weights: per step and rank, the statistics of the parameters.
+        random: per rank, the calls of random functions.
+        generators: per rank, the states of the random generators by step.
+        notes: what a reader should know.
+    """
+
+    path: Path
+    env: dict[str, str] | None = None
+    packages: dict[str, str] | None = None
+    system: dict[str, str] | None = None
+    arguments: dict[str, dict[str, JsonTree]] = field(default_factory=dict)
+    dataset: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
+    weights: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
+    random: dict[int, dict[str, JsonTree]] = field(default_factory=dict)
+    generators: dict[int, dict[str, JsonTree]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def rank_path(path: Path, rank: int) -> Path:
+    """Return the file that a rank writes."""
+    return path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+class PackWriter:
+    """Writes the pack of one process, member by member."""
+
+    def __init__(self, path: Path, *, rank: int = 0, world_size: int = 1) -> None:
+        """Start a new file; an older one of that name is replaced.
+
+        Args:
+            path: the file of rank 0.
+            rank: this process's rank.
+            world_size: number of ranks.
+
+        Raises:
+            ReportWriteError: it cannot be written.
+        """
+        self.path = rank_path(path, rank)
+        self._mode: Any = "w"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise ReportWriteError(self.path, f"cannot be written: {exc}") from exc
+        self.put_json(
+            MANIFEST, {"schema_version": SCHEMA_VERSION, "rank": rank, "world_size": world_size}
+        )
+
+    def put_json(self, name: str, tree: JsonTree) -> None:
+        """Add a member.
+
+        Raises:
+            ReportWriteError: the file cannot be written.
+        """
+        self.put_text(name, json.dumps(tree, indent=4))
+
+    def put_text(self, name: str, text: str) -> None:
+        """Add a member; see `put_json`."""
+        # A fixed time: packs of equal contents are equal files.
+        info = zipfile.ZipInfo(name)
+        info.compress_type = zipfile.ZIP_DEFLATED
+        try:
+            with zipfile.ZipFile(self.path, self._mode) as archive:
+                archive.writestr(info, text.encode(errors="surrogateescape"))
+        except (OSError, zipfile.BadZipFile) as exc:
+            raise ReportWriteError(self.path, f"cannot be written: {exc}") from exc
+        self._mode = "a"
+
+    def put_packages(self, packages: Mapping[str, str]) -> None:
+        """Add the versions of packages; see `put_json`."""
+        self.put_text(PIP, "".join(f"{name}={version}\n" for name, version in packages.items()))
+
+
+def read_pack(path: Path) -> Pack:
+    """Read a pack, and those of the other ranks beside it.
+
+    Raises:
+        RunConfigFormatError: it is no pack, or damaged or hostile.
+    """
+    pack = Pack(path=path)
+    world_size = _read_into(pack, path)
+    missing: list[int] = []
+    for rank in range(1, min(world_size, _MAX_MEMBERS)):
+        other = rank_path(path, rank)
+        if other.is_file():
+            _read_into(pack, other)
+        else:
+            missing.append(rank)
+    if missing:
+        shown = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+        pack.notes.append(f"{path.name}: the files of ranks {shown} are not beside it")
+    return pack
+
+
+def unpack(path: Path, directory: Path) -> None:
+    """Write the known members of a pack as files; nothing else in it reaches the disk.
+
+    Raises:
+        RunConfigFormatError: it is no pack, or damaged.
+        ReportWriteError: the folder cannot be written.
+    """
+    for name, content in _members(path):
+        if not _is_known(name):
+            continue
+        target = directory / name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        except OSError as exc:
+            raise ReportWriteError(target, f"cannot be written: {exc}") from exc
+
+
+def _is_known(name: str) -> bool:
+    plain = (MANIFEST, ENV, PIP, SYSTEM, STATIC, DYNAMIC)
+    return name in plain or bool(_PER_STEP.fullmatch(name) or _PER_RANK.fullmatch(name))
+
+
+def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+    total = 0
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+            if len(infos) > _MAX_MEMBERS:
+                raise RunConfigFormatError(path, f"holds {len(infos)} members")
+            for info in infos:
+                total += info.file_size
+                if info.file_size > _MAX_MEMBER_BYTES or total > _MAX_TOTAL_BYTES:
+                    raise RunConfigFormatError(path, f"{info.filename!r} is too large")
+                if _is_known(info.filename):
+                    yield info.filename, archive.read(info)
+    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, zlib.error) as exc:
+        raise RunConfigFormatError(path, f"is no pack that can be read: {exc}") from exc
+
+
+def _read_into(pack: Pack, path: Path) -> int:
+    """Add what a file holds; return the number of ranks that it speaks of."""
+    world_size = 1
+    found = False
+    for name, content in _members(path):
+        found = True
+        if name == PIP:
+            pack.packages = pack.packages or _read_packages(content)
+            continue
+        tree = _object(path, name, content)
+        if name == MANIFEST:
+            world_size = _world_size(path, tree)
+        elif name in (ENV, SYSTEM):
+            texts = {key: str(value) for key, value in tree.items()}
+            if name == ENV:
+                pack.env = pack.env or texts
+            else:
+                pack.system = pack.system or texts
+        elif name in (STATIC, DYNAMIC):
+            pack.arguments.setdefault(name.partition("/")[2], tree)
+        elif place := _PER_STEP.fullmatch(name):
+            table = pack.dataset if place[1] == "dataset" else pack.weights
+            table[int(place[2]), int(place[3])] = tree
+        elif place := _PER_RANK.fullmatch(name):
+            (pack.generators if place[1] else pack.random)[int(place[2])] = tree
+    if not found:
+        raise RunConfigFormatError(path, "is no pack of config_check: it holds no known member")
+    return world_size
+
+
+def _read_packages(content: bytes) -> dict[str, str]:
+    lines = content.decode(errors="replace").splitlines()
+    pairs = (line.partition("=") for line in lines if "=" in line)
+    return {name.strip(): version.lstrip("=").strip() for name, _, version in pairs}
+
+
+def _object(path: Path, name: str, content: bytes) -> dict[str, JsonTree]:
+    try:
+        tree = parse_json(content)
+    except JSON_ERRORS as exc:
+        raise RunConfigFormatError(path, f"{name}: {json_problem(exc)}") from exc
+    if not isinstance(tree, dict):
+        raise RunConfigFormatError(path, f"{name}: holds no object")
+    return tree
+
+
+def _world_size(path: Path, manifest: Mapping[str, JsonTree]) -> int:
+    version, size = manifest.get("schema_version"), manifest.get("world_size", 1)
+    if version != SCHEMA_VERSION:
+        raise RunConfigFormatError(
+            path, f"has schema version {version!r}; this is {SCHEMA_VERSION}"
+        )
+    if type(size) is not int or not 1 <= size <= _MAX_MEMBERS:
+        raise RunConfigFormatError(path, f'{MANIFEST}: "world_size" is {size!r:.40}')
+    return size

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of random functions of two runs: the same ones, from the same places, equally often?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+from pathlib import PurePath
+from typing import Final, NamedTuple
+
+from msprobe.dump.records import JsonTree
+from msprobe.run_config.levels import Difference, ItemResult, Level
+
+NO_MATCH: Final = "no match stack"
+_COLUMNS: Final = (
+    "op",
+    "rank",
+    "bench_stack",
+    "cmp_stack",
+    "bench_count",
+    "cmp_count",
+    "check_result",
+)
+_SIMILAR: Final = 0.8
+_FRAME: Final = re.compile(
+    r"File (?P<file>.*), line \d+, in (?P<function>[^,]*),? ?(?P<code>.*)", re.S
+)
+
+
+class _Calls(NamedTuple):
+    """Calls of one function from one place."""
+
+    stack: tuple[str, ...]
+    number: int
+    seeds: tuple[str, ...] = ()
+
+
+_NONE: Final = _Calls((), 0)
+
+
+def compare_random_calls(
+    bench: Mapping[int, Mapping[str, JsonTree]], cmp: Mapping[int, Mapping[str, JsonTree]]
+) -> ItemResult:
+    """Compare by rank, function and place: how often, and with which seeds.
+
+    Two places are the same if their stacks are equally deep and every frame is alike: the mean
+    similarity of file name, function and line of code is at least 0.8, whatever the line's number.
+    """
+    rows: list[tuple[str | int | bool, ...]] = []
+    differences: list[Difference] = []
+    for rank in sorted({*bench, *cmp}):
+        one, other = bench.get(rank, {}), cmp.get(rank, {})
+        for function in dict.fromkeys((*one, *other)):
+            for mine, theirs in _pairs(_calls(one.get(function)), _calls(other.get(function))):
+                difference = _difference(rank, function, mine, theirs)
+                stacks = [
+                    NO_MATCH if each is _NONE else "\n".join(each.stack) for each in (mine, theirs)
+                ]
+                counts = (mine.number, theirs.number)
+                rows.append((function, rank, *stacks, *counts, difference is None))
+                differences += [difference] if difference is not None else []
+    return ItemResult(
+        item="random",
+        columns=_COLUMNS,
+        rows=list(rows),
+        differences=differences,
+        compared=len(rows),
+    )
+
+
+def _difference(rank: int, function: str, bench: _Calls, cmp: _Calls) -> Difference | None:
+    texts = [f"{bench.number} calls", f"{cmp.number} calls"]
+    if bench.number == cmp.number:
+        # Packs of mindstudio-probe do not hold the seeds.
+        if bench.seeds == cmp.seeds or not bench.seeds or not cmp.seeds:
+            return None
+        texts = [", ".join(bench.seeds), ", ".join(cmp.seeds)]
+    place = bench.stack or cmp.stack
+    return Difference(
+        item="random",
+        name=f"rank {rank} {function}",
+        bench=texts[0],
+        cmp=texts[1],
+        level=Level.ERROR,
+        note=place[-1] if place else "",
+    )
+
+
+def _calls(entries: JsonTree) -> list[_Calls]:
+    found: list[_Calls] = []
+    for entry in entries if isinstance(entries, list) else ():
+        match entry:
+            case {"count": int() as count, "stack": list() as stack}:
+                seeds = entry.get("seeds")
+                texts = tuple(map(str, seeds)) if isinstance(seeds, list) else ()
+                found.append(_Calls(tuple(map(str, stack)), count, texts))
+    return found
+
+
+def _pairs(bench: list[_Calls], cmp: list[_Calls]) -> list[tuple[_Calls, _Calls]]:
+    left = list(cmp)
+    pairs: list[tuple[_Calls, _Calls]] = []
+    for mine in bench:
+        # An equal place first: similar ones may be several.
+        partner = next((each for each in left if each.stack == mine.stack), None)
+        partner = partner or next((each for each in left if _alike(mine.stack, each.stack)), None)
+        if partner is not None:
+            left.remove(partner)
+        pairs.append((mine, partner or _NONE))
+    return pairs + [(_NONE, theirs) for theirs in left]
+
+
+def _alike(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    return len(one) == len(other) and all(map(_frames_alike, one, other))
+
+
+def _frames_alike(one: str, other: str) -> bool:
+    parts = [_FRAME.match(frame) for frame in (one, other)]
+    if parts[0] is None or parts[1] is None:
+        return one == other
+    files = [PurePath(part["file"]).name for part in parts if part is not None]
+    ratios = [_ratio(*files)]
+    ratios += [_ratio(parts[0][key], parts[1][key]) for key in ("function", "code")]
+    return sum(ratios) / len(ratios) >= _SIMILAR
+
+
+def _ratio(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other, autojunk=False).ratio()

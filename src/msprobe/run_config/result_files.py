@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison of two runs leaves on disk: ``result.xlsx``, ``result.json``, both packs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from msprobe.dump import layout
+from msprobe.dump.records import JsonTree
+from msprobe.errors import ReportWriteError
+from msprobe.report.spreadsheet import MAX_ROWS, write_sheets
+from msprobe.report.tables import Cell, Table
+from msprobe.run_config.comparing import RunComparison
+from msprobe.run_config.levels import ItemResult, Level
+from msprobe.run_config.pack import unpack
+
+SCHEMA_VERSION: Final = 1
+_MAX_LISTED: Final = 10_000
+
+
+def write_results(found: RunComparison, directory: Path) -> list[Path]:
+    """Write everything into a folder, over what an earlier comparison left there.
+
+    Returns:
+        ``result.xlsx`` and ``result.json``.
+
+    Raises:
+        ReportWriteError: the folder cannot be written.
+    """
+    spreadsheet, summary = directory / "result.xlsx", directory / "result.json"
+    tables = {"summary": _summary(found)}
+    tables |= {name: _table(item) for name, item in found.items.items()}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_sheets(tables, spreadsheet)
+        temporary = directory / layout.temporary_name(".json")
+        temporary.write_text(json.dumps(comparison_json(found), indent=1), encoding="utf-8")
+        temporary.replace(summary)
+    except OSError as exc:
+        raise ReportWriteError(directory, f"cannot be written: {exc}") from exc
+    unpack(found.bench.path, directory / "bench")
+    unpack(found.cmp.path, directory / "cmp")
+    return [spreadsheet, summary]
+
+
+def comparison_json(found: RunComparison) -> dict[str, JsonTree]:
+    """Return what was found as plain data; at most 10,000 differences are listed."""
+    differences = found.differences()
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "bench": str(found.bench.path),
+        "cmp": str(found.cmp.path),
+        "level": found.level.value,
+        "items": {
+            name: {
+                "level": item.level.value,
+                "compared": item.compared,
+                "differences": len(item.differences),
+            }
+            for name, item in found.items.items()
+        },
+        "differences": [
+            {
+                "item": each.item,
+                "name": each.name,
+                "bench": each.bench,
+                "cmp": each.cmp,
+                "level": each.level.value,
+                "note": each.note,
+            }
+            for each in differences[:_MAX_LISTED]
+        ],
+        "notes": list(found.notes),
+    }
+
+
+def _summary(found: RunComparison) -> Table:
+    rows = [(name, item.level.value) for name, item in found.items.items()]
+    return Table.of(("filename", "pass_check"), rows)
+
+
+def _table(item: ItemResult) -> Table:
+    rows: Sequence[tuple[Cell, ...]] = item.rows
+    if len(rows) > MAX_ROWS:
+        # A sheet holds no more; what differs is what one looks for.
+        equal = item.columns.index("equal") if "equal" in item.columns else None
+        if equal is not None:
+            rows = sorted(rows, key=lambda row: row[equal] is True)
+        rows = rows[:MAX_ROWS]
+    return Table.of(item.columns, rows)
+
+
+def is_difference(level: Level) -> bool:
+    """Return whether a level counts as a difference for the exit code."""
+    return level in (Level.WARNING, Level.ERROR)

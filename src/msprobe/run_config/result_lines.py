@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison of two runs for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rich.text import Text
+
+from msprobe.report.value_text import count_text, plain
+from msprobe.run_config.comparing import RunComparison
+from msprobe.run_config.levels import Difference, ItemResult, Level
+
+_STYLES: Final = {
+    Level.PASS: "bold green",
+    Level.INFO: "dim",
+    Level.WARNING: "bold yellow",
+    Level.ERROR: "bold red",
+}
+_LISTED: Final = 10
+_MAX_VALUE: Final = 70
+
+
+def comparison_lines(found: RunComparison, *, limit: int = _LISTED) -> Iterator[Text]:
+    """Yield a line an item and its differences; at most `limit` an item, 0 for all."""
+    yield Text.assemble(("bench  ", "dim"), plain(str(found.bench.path)))
+    yield Text.assemble(("cmp    ", "dim"), plain(str(found.cmp.path)))
+    yield Text()
+    for item in found.items.values():
+        yield _item_line(item)
+        shown = [each for each in item.differences if each.level is not Level.INFO]
+        for each in shown[: limit or None]:
+            yield _difference_line(each)
+        if limit and len(shown) > limit:
+            yield Text(f"      … {len(shown) - limit:,} more", "dim")
+        if quiet := len(item.differences) - len(shown):
+            yield Text(f"      {count_text(quiet, 'difference')} without influence", "dim")
+    for note in found.notes:
+        yield Text(f"  note: {plain(note)}", "yellow")
+
+
+def _item_line(item: ItemResult) -> Text:
+    count = f"{len(item.differences):,} of {item.compared:,} differ"
+    if not item.differences:
+        count = f"{item.compared:,} compared"
+    return Text.assemble(
+        f"  {item.item}".ljust(20), (item.level.value.ljust(9), _STYLES[item.level]), (count, "dim")
+    )
+
+
+def _difference_line(each: Difference) -> Text:
+    note = f"  ({plain(each.note)})" if each.note else ""
+    return Text.assemble(
+        ("      " + each.level.value.ljust(8), _STYLES[each.level]),
+        (plain(each.name), "bold"),
+        f"  {_value(each.bench)} → {_value(each.cmp)}",
+        (note, "dim"),
+    )
+
+
+def _value(text: str | None) -> str:
+    if text is None:
+        return "not set"
+    shown = plain(text)
+    return shown if len(shown) <= _MAX_VALUE else shown[: _MAX_VALUE - 1] + "…"

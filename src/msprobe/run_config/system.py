@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python, operating system, processors, drivers, and the commit of the code that runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from msprobe.run_config.levels import Difference, ItemResult, Level
+
+_COLUMNS: Final = ("name", "bench_value", "cmp_value", "level")
+_TIMEOUT_S: Final = 10.0
+_MAX_TEXT: Final = 4000
+_FILES: Final = {
+    "driver.nvidia": Path("/proc/driver/nvidia/version"),
+    "driver.ascend": Path("/usr/local/Ascend/driver/version.info"),
+    "firmware.ascend": Path("/usr/local/Ascend/firmware/version.info"),
+    "cann": Path("/usr/local/Ascend/ascend-toolkit/latest/version.cfg"),
+}
+_LEVELS: Final = (
+    (re.compile(r"git\.commit|devices|cpu\.instructions|torch\..*"), Level.ERROR),
+    (re.compile(r"python|driver\..*|firmware\..*|cann|git\.changes|cpu|cpu\.count"), Level.WARNING),
+)
+
+
+def collect_system(directory: Path | None = None) -> dict[str, str]:
+    """Return what can be found out about the machine and the code.
+
+    Runs ``git`` and ``nvidia-smi`` or ``npu-smi`` where there are any, each for 10 s at most.
+
+    Args:
+        directory: where the training's code lies; None for the current folder.
+    """
+    directory = Path.cwd() if directory is None else directory
+    found = {
+        "python": platform.python_version(),
+        "python.implementation": platform.python_implementation(),
+        "python.optimize": str(sys.flags.optimize),
+        "os": platform.platform(),
+        "machine": platform.machine(),
+        "cpu": _cpu_name(),
+        "cpu.count": str(os.cpu_count()),
+        "cpu.instructions": _cpu_instructions(),
+        **{name: _text_of(path) for name, path in _FILES.items()},
+        "devices": _devices(),
+        **_git(directory),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def compare_systems(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemResult:
+    """Compare two machines and the code on them."""
+    names = list(dict.fromkeys((*bench, *cmp)))
+    differences = [
+        Difference(
+            item="system",
+            name=name,
+            bench=bench.get(name),
+            cmp=cmp.get(name),
+            level=next((level for form, level in _LEVELS if form.fullmatch(name)), Level.INFO),
+        )
+        for name in names
+        if bench.get(name) != cmp.get(name)
+    ]
+    differences.sort(key=lambda each: -each.level.weight)
+    rows = [
+        (each.name, each.bench or "None", each.cmp or "None", each.level.value)
+        for each in differences
+    ]
+    return ItemResult(
+        item="system",
+        columns=_COLUMNS,
+        rows=list(rows),
+        differences=differences,
+        compared=len(names),
+    )
+
+
+def _cpu_name() -> str:
+    for line in _text_of(Path("/proc/cpuinfo"), 20_000).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Hardware", "CPU implementer"):
+            return value.strip()
+    return platform.processor()
+
+
+def _cpu_instructions() -> str:
+    """Return the vector instructions: they decide the order in which sums are made."""
+    for line in _text_of(Path("/proc/cpuinfo"), 20_000).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            wanted = re.compile(r"avx.*|amx.*|fma|sse4_2|asimd.*|sve.*|bf16|i8mm")
+            return " ".join(sorted(flag for flag in value.split() if wanted.fullmatch(flag)))
+    return ""
+
+
+def _devices() -> str:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    return _output(query) or _output(["npu-smi", "info", "-m"])
+
+
+def _git(directory: Path) -> dict[str, str]:
+    commit = _output(["git", "-C", str(directory), "rev-parse", "HEAD"])
+    if not commit:
+        return {}
+    changes = _output(["git", "-C", str(directory), "status", "--porcelain", "-uno"])
+    branch = _output(["git", "-C", str(directory), "rev-parse", "--abbrev-ref", "HEAD"])
+    return {"git.commit": commit, "git.branch": branch, "git.changes": changes or "none"}
+
+
+def _output(command: list[str]) -> str:
+    """Return what a program prints; empty if it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()[:_MAX_TEXT] if done.returncode == 0 else ""
+
+
+def _text_of(path: Path, limit: int = _MAX_TEXT) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(limit).strip()
+    except OSError:
+        return ""

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights, data and random generators of two runs, step by step and rank by rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msprobe.dump.records import JsonTree
+from msprobe.report.tables import Cell
+from msprobe.run_config.levels import Difference, ItemResult, Level
+from msprobe.run_config.pack import StepRank
+
+CHECKSUM: Final = "crc32"
+_STATISTICS: Final = ("max", "min", "mean", "norm")
+_DIFFS: Final = tuple(f"{name}_relative_diff" for name in _STATISTICS)
+ONLY_BENCH: Final = "only bench have"
+ONLY_CMP: Final = "only cmp have"
+
+
+def compare_weights(
+    bench: Mapping[StepRank, Mapping[str, JsonTree]],
+    cmp: Mapping[StepRank, Mapping[str, JsonTree]],
+) -> ItemResult:
+    """Compare the parameters of two runs: by checksum where there is one, else by statistics."""
+    return _compare("weights", "weight_name", bench, cmp)
+
+
+def compare_datasets(
+    bench: Mapping[StepRank, Mapping[str, JsonTree]],
+    cmp: Mapping[StepRank, Mapping[str, JsonTree]],
+) -> ItemResult:
+    """Compare what two models were given, likewise."""
+    return _compare("dataset", "tag", bench, cmp)
+
+
+def compare_generators(
+    bench: Mapping[int, Mapping[str, JsonTree]], cmp: Mapping[int, Mapping[str, JsonTree]]
+) -> ItemResult:
+    """Compare the states of the random generators of two runs, by their checksums."""
+    rows: list[tuple[Cell, ...]] = []
+    differences: list[Difference] = []
+    for rank in sorted({*bench, *cmp}):
+        one, other = (dict(_flat(side.get(rank, {}))) for side in (bench, cmp))
+        for name in dict.fromkeys((*one, *other)):
+            step, _, generator = name.partition(".")
+            mine, theirs = (str(side[name]) if name in side else None for side in (one, other))
+            rows.append((step, rank, generator, mine, theirs, mine == theirs))
+            if mine != theirs:
+                differences.append(
+                    Difference(
+                        item="generators",
+                        name=f"{step} rank {rank} {generator}",
+                        bench=mine,
+                        cmp=theirs,
+                        level=Level.ERROR,
+                    )
+                )
+    return ItemResult(
+        item="generators",
+        columns=("step", "rank", "generator", "bench_state", "cmp_state", "equal"),
+        rows=rows,
+        differences=differences,
+        compared=len(rows),
+    )
+
+
+def relative_difference(bench: JsonTree, cmp: JsonTree) -> float | None:
+    """Return |bench - cmp| / |bench|; None where it is undefined."""
+    if not _is_number(bench) or not _is_number(cmp):
+        return None
+    if bench == cmp or (math.isnan(bench) and math.isnan(cmp)):
+        return 0.0
+    if bench == 0 or not math.isfinite(bench) or not math.isfinite(cmp):
+        return None
+    return float(abs(bench - cmp) / abs(bench))
+
+
+def _compare(
+    item: str,
+    title: str,
+    bench: Mapping[StepRank, Mapping[str, JsonTree]],
+    cmp: Mapping[StepRank, Mapping[str, JsonTree]],
+) -> ItemResult:
+    rows: list[tuple[Cell, ...]] = []
+    differences: list[Difference] = []
+    for step, rank in sorted({*bench, *cmp}):
+        one = _leaves(bench.get((step, rank), {}))
+        other = _leaves(cmp.get((step, rank), {}))
+        for name in dict.fromkeys((*one, *other)):
+            mine, theirs = one.get(name), other.get(name)
+            verdict, diffs = _verdict(mine, theirs)
+            rows.append((step, rank, name, verdict, *diffs))
+            if verdict is not True:
+                differences.append(
+                    Difference(
+                        item=item,
+                        name=f"step {step} rank {rank} {name}",
+                        bench=_text(mine),
+                        cmp=_text(theirs),
+                        level=Level.ERROR,
+                        note="" if verdict is False else str(verdict),
+                    )
+                )
+    return ItemResult(
+        item=item,
+        columns=("step", "rank", title, "equal", *_DIFFS),
+        rows=rows,
+        differences=differences,
+        compared=len(rows),
+    )
+
+
+def _verdict(
+    bench: Mapping[str, JsonTree] | None, cmp: Mapping[str, JsonTree] | None
+) -> tuple[bool | str, list[float | None]]:
+    if bench is None or cmp is None:
+        return (ONLY_CMP if bench is None else ONLY_BENCH), [None] * len(_STATISTICS)
+    diffs = [relative_difference(bench.get(key), cmp.get(key)) for key in _STATISTICS]
+    keys = [key for key in (CHECKSUM, "shape", "dtype") if key in bench and key in cmp]
+    is_equal = all(bench[key] == cmp[key] for key in keys)
+    if CHECKSUM not in keys:
+        is_equal = is_equal and all(
+            diff == 0.0 or bench.get(key) == cmp.get(key)
+            for key, diff in zip(_STATISTICS, diffs, strict=True)
+        )
+    return is_equal, diffs
+
+
+def _leaves(tree: Mapping[str, JsonTree]) -> dict[str, Mapping[str, JsonTree]]:
+    """Return the descriptions of tensors in a nested tree, by their path."""
+    found: dict[str, Mapping[str, JsonTree]] = {}
+    waiting: list[tuple[str, JsonTree]] = [("", tree)]
+    while waiting:
+        name, node = waiting.pop()
+        if not isinstance(node, dict):
+            continue
+        if name and "norm" in node and not isinstance(node["norm"], dict):
+            found[name] = node
+            continue
+        begin = f"{name}." if name else ""
+        waiting += [(f"{begin}{key}", value) for key, value in reversed(node.items())]
+    return found
+
+
+def _flat(tree: Mapping[str, JsonTree]) -> Iterator[tuple[str, JsonTree]]:
+    for step, states in tree.items():
+        if isinstance(states, dict):
+            for name, state in states.items():
+                yield f"{step}.{name}", state
+
+
+def _text(leaf: Mapping[str, JsonTree] | None) -> str | None:
+    if leaf is None:
+        return None
+    keys = [key for key in ("shape", "norm", CHECKSUM) if key in leaf]
+    return ", ".join(f"{key} {leaf[key]}" for key in keys)
+
+
+def _is_number(value: JsonTree) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
