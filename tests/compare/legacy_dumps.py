@@ -300,3 +300,40 @@ def plain_tensor(largest: Any) -> dict[str, Any]:
         "Norm": 2.5,
         "requires_grad": False,
     }
+
+
+SPECIAL_ELEMENTS = (1.5, 0.0, -2.0, 1e-9, 3e38, math.nan, math.inf, -math.inf)
+
+
+def write_special_tensors(directory: Path) -> tuple[Path, Path]:
+    """Write two dumps of tensors in which every special element meets every other one."""
+    elements = [(a, b) for a in SPECIAL_ELEMENTS for b in SPECIAL_ELEMENTS]
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    folders = []
+    for place, side in enumerate(("target", "golden")):
+        tensors = [torch.tensor(pair[place]) for pair in elements]
+        tensors += [torch.tensor([pair[place]]) for pair in elements]
+        tensors += [torch.tensor([pair[place], 1.0, -2.0]) for pair in elements]
+        tensors += [torch.tensor(GRID).to(kind) * (1 + place / 64) for kind in dtypes]
+        tensors += [torch.arange(6) + place, torch.tensor([True, False, place == 0])]
+        tensors += [torch.zeros(3), torch.zeros(0, 3)]
+        folders.append(write_tensors(directory / side / "step0" / "rank0", tensors))
+    return folders[0], folders[1]
+
+
+def write_tensors(folder: Path, tensors: list[torch.Tensor]) -> Path:
+    """Write one call that takes these tensors."""
+    (folder / "dump_tensor_data").mkdir(parents=True)
+    args = []
+    for number, tensor in enumerate(tensors):
+        name = f"Torch.cat.0.forward.input.{number}.pt"
+        torch.save(tensor, folder / "dump_tensor_data" / name)
+        entry = plain_tensor(1.0) | {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}
+        args.append(entry | {"data_name": name})
+    head = {"task": "tensor", "level": "L1", "framework": "pytorch"}
+    data = {"Torch.cat.0.forward": forward(args, {}, [])}
+    text = json.dumps({**head, "dump_data_dir": "dump_tensor_data", "data": data})
+    (folder / "dump.json").write_text(text)
+    (folder / "stack.json").write_text("{}")
+    (folder / "construct.json").write_text("{}")
+    return folder

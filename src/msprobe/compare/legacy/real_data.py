@@ -34,14 +34,15 @@ def metric_cells(row: Row, generation: Generation) -> list[Cell]:
         return _ALL_SHAPE
     if metrics is None:
         return _ALL_UNSUPPORTED
-    if not _squeezed(target):
-        return _single(metrics, is_scalar=generation is Generation.V26_2_0 or not target.shape)
+    # The older release knows of scalars only by their shape.
+    if not (_squeezed(target) if generation is Generation.V26_2_0 else target.shape):
+        return _single(metrics)
     if metrics.first_nonfinite_mismatch is not None:
         return _ALL_NOTHING
     if metrics.is_equal:
-        return _EQUAL
+        return _EQUAL if _squeezed(target) else [UNSUPPORTED, *_EQUAL[1:]]
     return [
-        _cosine(metrics),
+        _cosine(metrics) if _squeezed(target) else UNSUPPORTED,
         metrics.euclidean,
         _rounded(metrics.max_abs_err),
         _rounded(metrics.legacy_max_rel_err),
@@ -54,13 +55,10 @@ def _squeezed(leaf: Leaf) -> tuple[int, ...]:
     return tuple(size for size in leaf.shape or () if size != 1)
 
 
-def _single(metrics: ElementMetrics, *, is_scalar: bool) -> list[Cell]:
+def _single(metrics: ElementMetrics) -> list[Cell]:
     """Return the cells of tensors with one element, which have no direction."""
     largest, relative = _single_errors(metrics)
-    if is_scalar:
-        return [UNSUPPORTED, UNSUPPORTED, largest, relative, UNSUPPORTED, UNSUPPORTED]
-    shares = _rounded(metrics.ratio_1e3), _rounded(metrics.ratio_5e3)
-    return [UNSUPPORTED, metrics.euclidean, largest, relative, *shares]
+    return [UNSUPPORTED, UNSUPPORTED, largest, relative, UNSUPPORTED, UNSUPPORTED]
 
 
 def _single_errors(metrics: ElementMetrics) -> tuple[Cell, Cell]:
