@@ -84,18 +84,20 @@ class RankWriter:
             self.parents[name] = parent
 
     def tensor(self, values: Values, name: str, requires_grad: bool) -> dict[str, Any]:
-        found = {
+        found: dict[str, Any] = {
             "type": "torch.Tensor",
             "dtype": "torch.float32",
             "shape": list(values.shape),
+            "requires_grad": requires_grad,
+        }
+        if self.task == "md5":
+            return found | {"md5": f"{zlib.crc32(values.tobytes()):08x}"}
+        found |= {
             "Max": float(values.max()),
             "Min": float(values.min()),
             "Mean": float(values.mean()),
             "Norm": float(np.linalg.norm(values)),
-            "requires_grad": requires_grad,
         }
-        if self.task == "md5":
-            found["md5"] = f"{zlib.crc32(values.tobytes()):08x}"
         if self.task == "tensor":
             tensors = self.folder / "dump_tensor_data"
             tensors.mkdir(parents=True, exist_ok=True)

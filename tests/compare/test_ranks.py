@@ -74,7 +74,10 @@ def test_a_process_without_a_rank_pairs_with_another(make):
 def test_several_processes_without_ranks_pair_in_order(make):
     new, old = make("new", ranks=("proc11", "proc12")), make("old", ranks=("proc5", "proc6"))
     found, notes = paired(new, old)
-    assert [(rank, name) for _, rank, _, name in found] == [("proc11", "proc5"), ("proc12", "proc6")]
+    assert [(rank, name) for _, rank, _, name in found] == [
+        ("proc11", "proc5"),
+        ("proc12", "proc6"),
+    ]
     assert "order of their names" in notes[0]
 
 
@@ -86,7 +89,10 @@ def test_choice_of_steps_and_ranks(make):
 
 @pytest.mark.parametrize(
     ("choices", "text"),
-    [({"steps": [9]}, "holds none of the steps 9; it has 0"), ({"ranks": [4]}, "ranks 4; it has 0")],
+    [
+        ({"steps": [9]}, "holds none of the steps 9; it has 0"),
+        ({"ranks": [4]}, "ranks 4; it has 0"),
+    ],
 )
 def test_choosing_what_is_not_there_is_an_error(make, choices, text):
     with pytest.raises(UsageError, match=text):
@@ -107,9 +113,7 @@ def frame_of(*rows):
     """Return a table of (step, rank, order, name, status, error)."""
     columns = ["step", "rank", "order", "name", "status", "error"]
     frame = pl.DataFrame(rows, schema=columns, orient="row")
-    return frame.with_columns(
-        module=pl.lit("m"), origin=pl.lit(None, pl.String), reason=pl.lit("")
-    )
+    return frame.with_columns(module=pl.lit("m"), origin=pl.lit(None, pl.String), reason=pl.lit(""))
 
 
 def test_worst_rank_by_status_then_error():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole comparisons: any path, any task; the fault is found, and modes that do not fit are refused."""
+"""Whole comparisons: any path, any task; the fault is found; modes that do not fit are refused."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from msprobe.compare.verdicts.tolerances import Tolerances
 
 # Ranks that hold parts of the parameters have whole ones in common, too: norms, biases.
-_LEAST_COMMON_SHARE: Final = 0.7
+_LEAST_COMMON_SHARE: Final = 0.6
 # Replicas that drifted apart are still closer than two parts of one weight ever are.
 _SIMILAR: Final = 1e-3
 _RANDOM: Final = re.compile(

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel ranks of one dump, compared with each other where they should agree."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from run_dumps import RankWriter, write_dump
+
+import msprobe
+from msprobe.compare.model import Mode
+from msprobe.compare.options import CompareOptions
+from msprobe.compare.replicas import compare_replicas
+from msprobe.errors import UsageError
+
+
+def dump_of(path, ranks, task="statistics"):
+    """Write ranks 0, 1, … with these choices."""
+    for rank, choices in enumerate(ranks):
+        RankWriter(path / "step0" / f"rank{rank}", task, **choices)
+    return path
+
+
+def findings(path, **choices):
+    return compare_replicas(path, CompareOptions(**choices)).summary["replicas"]
+
+
+@pytest.fixture(params=["statistics", "tensor", "md5"])
+def task(request):
+    return request.param
+
+
+def test_replicas_on_other_data_agree(tmp_path, task):
+    result = compare_replicas(
+        dump_of(tmp_path, [{"data": 1}, {"data": 2}, {"data": 3}], task), CompareOptions()
+    )
+    assert result.is_equal
+    assert result.summary["replicas"] == []
+    assert result.summary["notes"] == ["step 0: ranks 0, 1, 2 hold the same parameters"]
+    # Only what must agree is looked at: three weights and a reduced gradient for each of two.
+    assert result.frame["kind"].value_counts().sort("kind").rows() == [
+        ("parameter", 6),
+        ("parameter_grad", 2),
+    ]
+
+
+def test_a_parameter_that_drifted_on_one_rank(tmp_path, task):
+    ranks = [{"data": 1}, {"data": 2}, {"data": 3, "drift": 1e-3}]
+    found = findings(dump_of(tmp_path, ranks, task))
+    assert [(each["row"], each["kind"], each["module"]) for each in found] == [
+        ("Module.fc2.Linear.forward.0.parameters.weight", "parameter", "fc2")
+    ]
+    assert (found[0]["differing"], found[0]["ranks"], found[0]["step"]) == ([2], [0, 1, 2], 0)
+    assert "rank 2 against 0, 1" in found[0]["reason"]
+    assert (found[0]["error"] is None) == (task == "md5")
+
+
+def test_the_first_rank_may_be_the_odd_one_out(tmp_path):
+    ranks = [{"data": 1, "drift": 1e-3}, {"data": 2}, {"data": 3}]
+    found = findings(dump_of(tmp_path, ranks))
+    assert [each["differing"] for each in found] == [[0]]
+
+
+def test_a_drift_below_the_tolerance_is_still_one(tmp_path):
+    result = compare_replicas(
+        dump_of(tmp_path, [{"data": 1}, {"data": 2, "drift": 1e-6}], "tensor"), CompareOptions()
+    )
+    assert not result.is_equal
+    assert [each["kind"] for each in result.summary["replicas"]] == ["parameter"]
+
+
+def test_a_reduced_gradient_that_differs(tmp_path, task):
+    found = findings(dump_of(tmp_path, [{"data": 1}, {"data": 2, "reduced": 0.01}], task))
+    assert [each["name"] for each in found] == ["Module.fc0.Linear.parameters_grad_reduced"]
+    assert found[0]["kind"] == "parameter_grad"
+
+
+def test_equal_inputs_with_different_results(tmp_path, task):
+    found = findings(dump_of(tmp_path, [{"data": 1}, {"data": 1, "scale": 1.5}], task))
+    names = [each["name"] for each in found]
+    assert names[0] == "Functional.linear.1.forward"
+    # What follows takes in other values on both ranks, so that it proves nothing.
+    assert "Functional.linear.2.forward" not in names
+    assert "inputs are equal on both ranks" in found[0]["reason"]
+
+
+def test_random_calls_prove_nothing(tmp_path):
+    path = dump_of(tmp_path, [{"data": 1}, {"data": 1, "scale": 1.5}])
+    for rank in (0, 1):
+        file = path / f"step0/rank{rank}/dump.json"
+        tree = json.loads(file.read_text())
+        tree["data"]["Functional.linear.1.forward"]["rng"] = {"cpu": None}
+        tree["data"]["Functional.dropout.0.forward"] = tree["data"].pop(
+            "Module.fc1.Linear.forward.0"
+        )
+        file.write_text(json.dumps(tree, indent=1))
+    assert not [each for each in findings(path) if "1" in each["name"] or "dropout" in each["name"]]
+
+
+def test_ranks_with_other_parameters_are_no_replicas(tmp_path):
+    path = dump_of(tmp_path, [{"weights": 0}, {"weights": 1}])
+    with pytest.raises(UsageError, match="same parameters"):
+        findings(path)
+
+
+def test_groups_of_replicas(tmp_path):
+    """Two pairs, as pipeline or tensor parallelism makes them."""
+    ranks = [
+        {"weights": 0, "data": 1},
+        {"weights": 1, "data": 1},
+        {"weights": 0, "data": 2},
+        {"weights": 1, "data": 2, "drift": 1e-3},
+    ]
+    found = findings(dump_of(tmp_path, ranks))
+    assert [(each["ranks"], each["differing"]) for each in found] == [([1, 3], [3])]
+
+
+def test_constant_parameters_tell_nothing(tmp_path):
+    """Norms that are all ones agree on ranks that hold different parts of the weights."""
+    path = dump_of(tmp_path, [{"weights": 0}, {"weights": 1}])
+    one = {"Max": 1.0, "Min": 1.0, "Mean": 1.0, "Norm": 8.0}
+    for rank in (0, 1):
+        file = path / f"step0/rank{rank}/dump.json"
+        tree = json.loads(file.read_text())
+        parameters = tree["data"]["Module.fc0.Linear.forward.0"]["parameters"]
+        for number in range(9):
+            parameters[f"norm{number}"] = parameters["weight"] | one
+        file.write_text(json.dumps(tree))
+    with pytest.raises(UsageError, match="same parameters"):
+        findings(path)
+
+
+def test_without_modules_parameters_are_what_no_call_gave_out(tmp_path):
+    path = dump_of(tmp_path, [{"data": 1}, {"data": 1, "scale": 1.5}], "statistics")
+    for rank in (0, 1):
+        file = path / f"step0/rank{rank}/dump.json"
+        tree = json.loads(file.read_text())
+        calls = {name: record for name, record in tree["data"].items() if name[0] == "F"}
+        for record in calls.values():
+            record["input_args"][1]["requires_grad"] = True
+        file.write_text(json.dumps({**tree, "level": "L1", "data": calls}))
+    assert [each["name"] for each in findings(path)] == ["Functional.linear.1.forward"]
+
+
+def test_a_comparison_of_several_ranks_looks_at_replicas_by_itself(tmp_path):
+    new = dump_of(tmp_path / "new", [{"data": 1}, {"data": 2, "drift": 1e-3}], "tensor")
+    old = dump_of(tmp_path / "old", [{"data": 1}, {"data": 2}], "tensor")
+    summary = msprobe.compare_dumps(new, old).summary
+    assert [each["row"] for each in summary["replicas"]] == [
+        "Module.fc2.Linear.forward.0.parameters.weight"
+    ]
+    assert msprobe.compare_dumps(old, old).summary["replicas"] == []
+
+
+def test_one_rank_has_no_replicas(tmp_path):
+    dump = write_dump(tmp_path / "dump")
+    assert "replicas" not in msprobe.compare_dumps(dump, dump).summary
+    with pytest.raises(UsageError):
+        findings(dump)
+
+
+def test_choice_of_ranks_and_steps(tmp_path):
+    for step, drift in ((0, 0.0), (1, 1e-3)):
+        for rank in (0, 1, 2):
+            RankWriter(tmp_path / f"step{step}" / f"rank{rank}", drift=drift if rank == 2 else 0.0)
+    assert findings(tmp_path, steps=(0,)) == []
+    assert [each["step"] for each in findings(tmp_path)] == [1]
+    assert findings(tmp_path, ranks=(0, 1)) == []
+
+
+def test_elements_are_measured_where_they_were_kept(tmp_path):
+    ranks = [{"data": 1}, {"data": 2, "drift": 1e-3}]
+    result = compare_replicas(dump_of(tmp_path, ranks, "tensor"), CompareOptions())
+    assert result.summary["mode"] == Mode.TENSOR
+    assert result.summary["bytes_read"] > 0
+    assert result.frame["count"].null_count() == 0
