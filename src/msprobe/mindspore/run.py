@@ -16,6 +16,8 @@ from msprobe.config import Config, Level
 from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.api_table import ApiTable
+from msprobe.mindspore.graph_hooks import leave_sink_uncompiled
+from msprobe.mindspore.graph_observer import GraphObserver
 from msprobe.mindspore.graph_taps import are_visible
 from msprobe.mindspore.observer import Observer
 
@@ -26,7 +28,8 @@ class Run:
     Attributes:
         config: the settings.
         session: the state of the run.
-        observer: watches cells and APIs.
+        observer: watches cells and APIs in the dynamic graph.
+        graph: watches cells in compiled graphs.
         custom_apis: the functions that the user registered.
     """
 
@@ -43,7 +46,10 @@ class Run:
         self.session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
         table = ApiTable(config.api_list, config.section.black_list)
         self.observer = Observer(self.session, table)
+        self.graph = GraphObserver(self.session)
         self.custom_apis = CustomApis(self.observer.apis, self.session.run_undo)
+        if config.level is Level.L0:
+            leave_sink_uncompiled()
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
 
     @property
@@ -67,12 +73,21 @@ class Run:
             hint = f"level {self.config.level} records cells"
             raise ConfigError("model", None, rule, source="start()", hint=hint)
         if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
-            raise UnsupportedError(
-                "start(): MindSpore runs in graph mode; set_context(mode=PYNATIVE_MODE) to record"
-            )
-        if self.session.start(rank=rank):
+            self._start_graph(rank)
+        elif self.session.start(rank=rank):
             self.observer.watch(self.models)
             self.observer.install(token_range)
+
+    def _start_graph(self, rank: int | None) -> None:
+        """Begin to record what compiled graphs hand over; every step, as the hooks must be in."""
+        if self.config.level is not Level.L0:
+            raise UnsupportedError(
+                f"start(): MindSpore runs in graph mode, which level {self.config.level} cannot "
+                "record; use level L0, or set_context(mode=PYNATIVE_MODE)"
+            )
+        self.graph.watch(self.models)
+        if self.session.start(rank=rank):
+            self.graph.begin()
 
     def stop(self) -> None:
         """End observing."""
@@ -80,6 +95,7 @@ class Run:
 
     def step(self) -> None:
         """End the step."""
+        self.graph.end_step()
         self.session.step()
 
 
