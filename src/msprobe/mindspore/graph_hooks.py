@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks on cells that MindSpore compiles into the graph, forward and backward.
+"""Cells that hand over what they see, compiled into the graph, forward and backward.
 
-They work on every backend that can call Python from a graph, the CPU among them. A forward hook has
-to return what it orders the graph by: the output itself, made to depend on the hand-over. Values are
-not changed. The hooks stay until the run ends, because taking them away would compile again.
+Each cell's `construct` is replaced, on the object, by one that calls the original inside a cell with
+hooks. (Hooks on the cell itself would not do: MindSpore drops them where a cell is reached through a
+list, as in `SequentialCell`.) A forward hook has to return what it orders the graph by: the output
+itself, made to depend on the hand-over. Values are not changed. All this stays until the run ends,
+because taking it away would compile again.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from types import MethodType
 from typing import Any, Final
 
 from mindspore import nn, ops
@@ -34,21 +37,39 @@ def leave_sink_uncompiled() -> None:
 def install_graph_hooks(
     names: CellNames, undo: ExitStack, *, wants: Callable[[str], bool], backward: bool
 ) -> None:
-    """Put the hooks on the cells.
+    """Have cells hand over what they see.
 
     Args:
         names: the cells.
-        undo: takes the hooks away again.
+        undo: gives the cells their own `construct` back.
         wants: says of a cell's name whether it is recorded.
         backward: whether gradients are handed over.
     """
     for cell, name in names.items():
-        if not wants(name):
-            continue
-        undo.callback(cell.register_forward_hook(_forward_hook(name)).remove)
-        if backward:
-            undo.callback(cell.register_backward_pre_hook(_before_backward_hook(name)).remove)
-            undo.callback(cell.register_backward_hook(_backward_hook(name)).remove)
+        if wants(name):
+            construct = _recording_construct(name, cell.construct, backward=backward)
+            cell.construct = MethodType(construct, cell)
+            undo.callback(cell.__dict__.pop, "construct", None)
+
+
+def _recording_construct(
+    name: str, original: Callable[..., Any], *, backward: bool
+) -> Callable[..., Any]:
+    class Around(nn.Cell):
+        def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN202
+            return original(*args, **kwargs)
+
+    around = Around()
+    around.register_forward_hook(_forward_hook(name))
+    if backward:
+        around.register_backward_pre_hook(_before_backward_hook(name))
+        around.register_backward_hook(_backward_hook(name))
+
+    def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
+        return around(*args, **kwargs)
+
+    construct.__jit_function__ = True  # type: ignore[attr-defined]
+    return construct
 
 
 def refuse_compiled(models: Sequence[nn.Cell]) -> None:

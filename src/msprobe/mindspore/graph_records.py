@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what a compiled graph hands over to records, as the dynamic graph makes them.
 
-A graph gives no begin of a call, no order that can be relied on and no call stack. So a record's
-parent is the cell that encloses it by name, and the n-th backward of a cell that was called k times
-belongs to call k-1-n: a backward pass goes the other way.
+A graph gives no begin of a call, no order that can be relied on (a backward may come before the
+forward) and no call stack. So a record's parent is the cell that encloses it by name, and when the
+step is over the n-th backward of a cell that was called k times is given to call k-1-n: a backward
+pass goes the other way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msprobe.capture.call import Call, Draft
 from msprobe.capture.names import module_names
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found
+from msprobe.config import Task
 from msprobe.mindspore.adapter import values_of
 from msprobe.mindspore.cell_hooks import CellNames, own_parameters
 from msprobe.mindspore.quiet import quietly
@@ -31,15 +33,13 @@ class GraphRecords:
         self._cells = {name: cell for cell, name in names.items()}
         self._enclosing = _enclosing_names(list(self._cells))
         self._calls: dict[str, list[Call]] = {}
-        self._backwards: dict[str, int] = {}
-        self._open: dict[str, tuple[Draft, Call]] = {}
+        self._backwards: dict[str, list[Draft]] = {}
         self._seen: set[tuple[str, ...]] = set()
 
     def next_step(self) -> None:
         """Begin to count again."""
         self._calls.clear()
         self._backwards.clear()
-        self._open.clear()
         self._seen.clear()
 
     def forward(self, cell: str, inputs: Sequence[Any], output: Any) -> None:
@@ -55,12 +55,17 @@ class GraphRecords:
     def backward(self, cell: str, grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:
         """Complete the backward record of a cell's call."""
         if self._session.dump is not None:
-            quietly(self._session, "graph backward", self._after, cell, grad_inputs, grad_outputs)
+            quietly(self._session, "graph backward", self._after, cell, grad_inputs)
 
     def close(self) -> None:
-        """Write what got no gradient with respect to its inputs: the backward pass is over."""
-        for cell in list(self._open):
-            self._finish(cell)
+        """Write the backward records: the step is over, and every call is known."""
+        for cell, drafts in self._backwards.items():
+            calls = self._calls.get(cell, [])
+            for number, draft in enumerate(drafts):
+                if number < len(calls):
+                    self._write(draft, calls[len(calls) - 1 - number])
+                else:
+                    self._session.account.skipped["backward of an unknown call"] += 1
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -70,7 +75,8 @@ class GraphRecords:
         recorder = self._session.recorder
         call = recorder.begin(cell, self._session.stacks.here(0), is_module=True)
         found: Found = []
-        recorder.inputs(call, inputs, None, found)
+        args, kwargs = _arguments(inputs)
+        recorder.inputs(call, args, kwargs, found)
         recorder.part(call, "parameters", own_parameters(self._cells[cell]))
         recorder.outputs(call, output)
         recorder.end(call)
@@ -99,40 +105,34 @@ class GraphRecords:
         return False
 
     def _before(self, cell: str, gradients: Sequence[Any]) -> None:
-        self._finish(cell)
-        calls = self._calls.get(cell, [])
-        number = self._backwards.get(cell, 0)
-        self._backwards[cell] = number + 1
-        if number >= len(calls):
-            return
-        call = calls[len(calls) - 1 - number]
+        draft = Draft(cell, 0)
+        if self._session.config.task is Task.TENSOR:
+            draft.held = []  # which call they belong to is known when the step is over
+        self._backwards.setdefault(cell, []).append(draft)
+        draft.parts["input"] = self._described(draft, "input", gradients)
+        draft.parts["output"] = []
+
+    def _after(self, cell: str, grad_inputs: Sequence[Any]) -> None:
+        drafts = self._backwards.get(cell)
+        if drafts and not drafts[-1].parts["output"]:
+            drafts[-1].parts["output"] = self._described(drafts[-1], "output", grad_inputs)
+
+    def _write(self, described: Draft, call: Call) -> None:
         if not call.keeps_gradients:
             return
         recorder = self._session.recorder
-        order = recorder.say_backward(call.backward_name, call.backward_parent)
-        draft = recorder.draft(call.backward_name, order)
-        self._open[cell] = (draft, call)
-        if recorder.selection.data_mode.input:
-            draft.parts["input"] = self._described(draft, "input", gradients)
-
-    def _after(self, cell: str, grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:
-        if cell not in self._open:
-            self._before(cell, grad_outputs)
-        opened = self._open.get(cell)
-        if opened is not None and self._session.recorder.selection.data_mode.output:
-            draft = opened[0]
-            draft.parts["output"] = self._described(draft, "output", grad_inputs)
-        self._finish(cell)
-
-    def _finish(self, cell: str) -> None:
-        opened = self._open.pop(cell, None)
-        if opened is None:
-            return
-        draft, _ = opened
-        if self._session.recorder.selection.data_mode.output:
-            draft.parts.setdefault("output", [])
-        draft.order = self._session.recorder.next_order()
-        self._session.recorder.finish(draft)
+        recorder.say_backward(call.backward_name, call.backward_parent)
+        draft = recorder.draft(call.backward_name, recorder.next_order())
+        draft.parts = described.parts
+        draft.nonfinite, draft.overflow = described.nonfinite, described.overflow
+        mode = recorder.selection.data_mode
+        for side, wanted in (("input", mode.input), ("output", mode.output)):
+            if not wanted:
+                del draft.parts[side]
+        for payload, record, path in described.held or ():
+            if path.partition(".")[0] in draft.parts:
+                draft.save(payload, record, path)
+        recorder.finish(draft)
 
     def _described(self, draft: Draft, side: str, gradients: Sequence[Any]) -> list[Any]:
         adapter = self._session.adapter
@@ -140,8 +140,25 @@ class GraphRecords:
             adapter.record_tensor(gradient, draft, f"{side}.{index}", is_gradient=True)
             if adapter.is_tensor(gradient)
             else None
-            for index, gradient in enumerate(gradients)
+            for index, gradient in enumerate(_flat(gradients))
         ]
+
+
+def _flat(gradients: Any) -> Iterator[Any]:
+    """Yield gradients from however deep a graph has put them."""
+    if isinstance(gradients, dict):
+        gradients = tuple(gradients.values())
+    if isinstance(gradients, tuple | list):
+        for one in gradients:
+            yield from _flat(one)
+    else:
+        yield gradients
+
+
+def _arguments(inputs: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any] | None]:
+    """Return positional and keyword arguments, which a graph hands over as a pair."""
+    args, kwargs = inputs
+    return args, kwargs if isinstance(kwargs, dict) and kwargs else None
 
 
 def _enclosing_names(names: Sequence[str]) -> dict[str, str]:
