@@ -121,6 +121,28 @@ class Compiled(nn.Cell):
         return self.fc2(self.middle(self.fc1(x)))
 
 
+class Inner(nn.Cell):
+    """A cell whose construct is compiled, with cells inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.SequentialCell(nn.Dense(8, 8), nn.ReLU())
+        self.out = nn.Dense(8, 8)
+
+    @ms.jit
+    def construct(self, x: Tensor) -> Tensor:
+        return self.out(self.layers(x)) + x
+
+
+class CompiledCell(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Dense(4, 8), Inner(), nn.Dense(8, 2)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(self.first(x)))
+
+
 class MintNet(nn.Cell):
     def __init__(self) -> None:
         super().__init__()
@@ -138,6 +160,7 @@ CASES = {
     "embedding": Case(SharedEmbedding, (np.array([[1, 4, 1], [0, 10, 2]], np.int32),)),
     "nested": Case(Nested, (random(3, 4),)),
     "compiled": Case(Compiled, (random(3, 4),)),
+    "compiled_cell": Case(CompiledCell, (random(3, 4),)),
     "mint": Case(MintNet, (random(3, 4),)),
 }
 

@@ -176,3 +176,29 @@ def test_primitives_have_the_name_of_their_attribute(tmp_path: Path) -> None:
     assert "Primitive.conv2d.Conv2D.0.forward" in view.records
     assert view.parents["Primitive.conv2d.Conv2D.0.forward"] == "Cell.conv1.Conv2d.forward.0"
     assert not any(".Shape." in name for name in view.records)
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_cells_of_compiled_parts_stand_in_a_half_of_their_own(level: str, tmp_path: Path) -> None:
+    debugger = PrecisionDebugger(dump_path=tmp_path, level=level, task="tensor")
+    train(CASES["compiled_cell"], steps=2, debugger=debugger)
+    step = open_dump(tmp_path).step(1)
+    assert sorted(map(str, step.ranks)) == ["graph/rank", "pynative/rank"]
+    graph, dynamic = step.rank("graph/rank"), step.rank("pynative/rank")
+    cells = [name for name in dynamic.records if name.startswith("Cell.") and "forward" in name]
+    assert cells == [
+        "Cell.first.Dense.forward.0",
+        "Cell.inner.Inner.forward.0",
+        "Cell.last.Dense.forward.0",
+    ]
+    forward = [name for name in graph.records if "forward" in name]
+    assert forward == [
+        "Cell.inner.layers.0.Dense.forward.0",
+        "Cell.inner.layers.1.ReLU.forward.0",
+        "Cell.inner.layers.SequentialCell.forward.0",
+        "Cell.inner.out.Dense.forward.0",
+    ]
+    ((_, entering),) = graph.records[forward[0]].tensors("input_args")
+    ((_, given),) = dynamic.records["Cell.inner.Inner.forward.0"].tensors("input_args")
+    np.testing.assert_array_equal(graph.tensor(entering).array, dynamic.tensor(given).array)
+    assert "Cell.inner.Inner.backward.0" in dynamic.records

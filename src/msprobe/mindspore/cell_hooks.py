@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mindspore import nn
@@ -31,14 +31,21 @@ _clock: Final = time.perf_counter
 class CellNames:
     """Record names of the cells of the user's models."""
 
-    def __init__(self, models: Sequence[nn.Cell]) -> None:
-        """Name every cell below the models: several models get their index in front."""
+    def __init__(
+        self, models: Sequence[nn.Cell], keeps: Callable[[nn.Cell], bool] | None = None
+    ) -> None:
+        """Name every cell below the models: several models get their index in front.
+
+        Args:
+            models: the models.
+            keeps: says which cells are meant; None for all.
+        """
         self._named: list[tuple[weakref.ref[nn.Cell], str]] = []
         seen: set[int] = set()
         for index, model in enumerate(models):
             prefix = f"{index}." if len(models) > 1 else ""
             for path, cell in model.cells_and_names():
-                if path and id(cell) not in seen:
+                if path and id(cell) not in seen and (keeps is None or keeps(cell)):
                     seen.add(id(cell))
                     name = f"Cell.{prefix}{path}.{type(cell).__name__}"
                     self._named.append((weakref.ref(cell), name))
@@ -83,22 +90,32 @@ class CellObserver:
         self._roots = roots
         self._gate = gate
         self._open: list[_Open] = []
+        self._handles: list[Any] = []
 
     def install(self) -> None:
         """Register the hooks; the session's undo removes them."""
-        undo = self._session.undo.callback
+        self.resume()
+        self._session.undo.callback(self.suspend)
+        self._session.undo.callback(self._open.clear)
+
+    def resume(self) -> None:
+        """Put the hooks on the cells."""
+        handles = self._handles
         if self._gate is not None:
             gate = self._gate
             for root in self._roots[:1]:
-                handle = root.register_forward_pre_hook(lambda cell, _: gate.before(cell))
-                undo(handle.remove)
+                handles.append(root.register_forward_pre_hook(lambda cell, _: gate.before(cell)))
         for cell, name in self._names.items():
             hooks = _CellHooks(self, name)
-            undo(cell.register_forward_pre_hook(hooks.before, with_kwargs=True).remove)
-            undo(
-                cell.register_forward_hook(hooks.after, with_kwargs=True, always_call=True).remove
+            handles.append(cell.register_forward_pre_hook(hooks.before, with_kwargs=True))
+            handles.append(
+                cell.register_forward_hook(hooks.after, with_kwargs=True, always_call=True)
             )
-        undo(self._open.clear)
+
+    def suspend(self) -> None:
+        """Take the hooks off the cells: what is compiled meanwhile must not find them."""
+        while self._handles:
+            self._handles.pop().remove()
 
     def begin(
         self, cell: nn.Cell, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mindspore import nn
 
@@ -19,14 +19,27 @@ from msprobe.mindspore.graph_records import GraphRecords
 class GraphObserver:
     """Puts the hooks in once, and lets what they hand over through while capturing."""
 
-    def __init__(self, session: Session) -> None:
-        """Create it; nothing is installed."""
+    def __init__(self, session: Session, *, takes_gradients: bool = True) -> None:
+        """Create it; nothing is installed.
+
+        Args:
+            session: receives what is seen.
+            takes_gradients: whether backward hooks are compiled in. MindSpore 2.10 cannot compile
+                them where a graph is a part of a dynamic one, whose gradient is taken from outside.
+        """
         self._session = session
+        self._takes_gradients = takes_gradients
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
         self._records: GraphRecords | None = None
 
-    def watch(self, models: Sequence[nn.Cell]) -> None:
+    def watch(
+        self, models: Sequence[nn.Cell], keeps: Callable[[nn.Cell], bool] | None = None
+    ) -> None:
         """Put hooks into these models, unless they are there.
+
+        Args:
+            models: the models.
+            keeps: says which cells run in graphs; None for all.
 
         Raises:
             UsageError: a graph was compiled already.
@@ -37,13 +50,11 @@ class GraphObserver:
         refuse_compiled(models)
         self._models = references
         session = self._session
-        names = CellNames(models)
+        names = CellNames(models, keeps)
         self._records = GraphRecords(session, names)
         backward = session.recorder.selection.data_mode.backward
-        is_structure = session.config.task is Task.STRUCTURE
-        install_graph_hooks(
-            names, session.run_undo, wants=_is_of_the_user, backward=backward and not is_structure
-        )
+        backward = backward and self._takes_gradients and session.config.task is not Task.STRUCTURE
+        install_graph_hooks(names, session.run_undo, wants=_is_of_the_user, backward=backward)
         session.run_undo.callback(graph_sink.receive, None)
 
     def begin(self) -> None:

@@ -8,9 +8,11 @@ steps aside for the whole call, and the call itself becomes a ``Jit.{name}`` rec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final
+
+from mindspore import nn
 
 _HOMES: Final = ("mindspore.graph.api", "mindspore.common.api")
 _NAMES: Final = ("_JitExecutor", "_MindsporeFunctionExecutor")
@@ -45,6 +47,16 @@ def executor_class() -> type | None:
             if isinstance(found, type):
                 return found
     return None
+
+
+def cells_in_graphs(models: Sequence[nn.Cell]) -> list[nn.Cell]:
+    """Return the cells inside cells whose `construct` is compiled; the latter are called as ever."""
+    found = []
+    for model in models:
+        for _, cell in model.cells_and_names():
+            if hasattr(cell.construct, "__wrapped_by_jit__"):
+                found += [inner for path, inner in cell.cells_and_names() if path]
+    return found
 
 
 def name_of(executor: Any) -> str:

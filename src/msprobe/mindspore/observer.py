@@ -46,16 +46,24 @@ class Observer:
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
         self._names: CellNames | None = None
         self._parameters: ParameterGradients | None = None
+        self._cells: CellObserver | None = None
 
-    def watch(self, models: Sequence[nn.Cell]) -> None:
-        """Record the cells of these models from the next `install` on."""
+    def watch(
+        self, models: Sequence[nn.Cell], keeps: Callable[[nn.Cell], bool] | None = None
+    ) -> None:
+        """Record the cells of these models from the next `install` on.
+
+        Args:
+            models: the models.
+            keeps: says which cells run in the dynamic graph; None for all.
+        """
         references = tuple(map(weakref.ref, models))
         if references == self._models:  # the same living objects
             return
         self._models = references
         self._names = self._parameters = None
         if self._records_cells:
-            self._names = CellNames(models)
+            self._names = CellNames(models, keeps)
             structure = self._session.config.task is Task.STRUCTURE
             if self._session.recorder.selection.data_mode.backward and not structure:
                 self._parameters = ParameterGradients(self._session, self._names)
@@ -74,7 +82,8 @@ class Observer:
             gate = TokenGate(session, models[0], token_range, forget=lambda: None)
         if self._names is not None or gate is not None:
             names = self._names if self._names is not None else CellNames(())
-            CellObserver(session, names, models, gate).install()
+            self._cells = CellObserver(session, names, models, gate)
+            self._cells.install()
         if self._parameters is not None:
             self._parameters.install()
         undo = watch_jit(self._around_jit)
@@ -88,17 +97,28 @@ class Observer:
         self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a call of compiled code with nothing of ours inside."""
-        apis = self.apis
-        if apis is None:
+        if not self._session.capturing:
             return run(*args, **kwargs)
-        apis.remove()
+        self._step_aside()
         try:
-            if apis.is_on():
-                return apis.record(f"Jit.{name}", run, args, kwargs)
+            if self.apis is not None and self.apis.is_on():
+                return self.apis.record(f"Jit.{name}", run, args, kwargs)
             return run(*args, **kwargs)
         finally:
             if self._session.capturing:
-                apis.install()
+                self._come_back()
+
+    def _step_aside(self) -> None:
+        if self.apis is not None:
+            self.apis.remove()
+        if self._cells is not None:
+            self._cells.suspend()
+
+    def _come_back(self) -> None:
+        if self._cells is not None:
+            self._cells.resume()
+        if self.apis is not None:
+            self.apis.install()
 
 
 def read_at_once(session: Session) -> None:

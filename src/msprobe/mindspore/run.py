@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mindspore
@@ -19,6 +20,7 @@ from msprobe.mindspore.api_table import ApiTable
 from msprobe.mindspore.graph_hooks import leave_sink_uncompiled
 from msprobe.mindspore.graph_observer import GraphObserver
 from msprobe.mindspore.graph_taps import are_visible
+from msprobe.mindspore.jit_calls import cells_in_graphs
 from msprobe.mindspore.observer import Observer
 
 
@@ -51,6 +53,8 @@ class Run:
         if config.level is Level.L0:
             leave_sink_uncompiled()
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
+        # Of cells in compiled parts, when the dynamic graph has such.
+        self._graph_session: Session | None = None
 
     @property
     def models(self) -> tuple[nn.Cell, ...]:
@@ -74,9 +78,37 @@ class Run:
             raise ConfigError("model", None, rule, source="start()", hint=hint)
         if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
             self._start_graph(rank)
-        elif self.session.start(rank=rank):
-            self.observer.watch(self.models)
+        else:
+            self._start_dynamic(token_range, rank)
+
+    def _start_dynamic(self, token_range: tuple[int, int] | None, rank: int | None) -> None:
+        compiled = cells_in_graphs(self.models) if self.config.level in (Level.L0, Level.MIX) else ()
+        if compiled and self._graph_session is None:
+            self._graph_session = self._split_dump()
+            self.graph = GraphObserver(self._graph_session, takes_gradients=False)
+        inside = {id(cell) for cell in compiled}
+        if self._graph_session is not None:
+            self.graph.watch(self.models, lambda cell: id(cell) in inside)
+            if self._graph_session.start(rank=rank):
+                self.graph.begin()
+        if self.session.start(rank=rank):
+            self.observer.watch(self.models, lambda cell: id(cell) not in inside)
             self.observer.install(token_range)
+
+    def _split_dump(self) -> Session:
+        """Make the dump one of two halves, and return the session of the other: graphs.
+
+        Compiled parts know neither the order of calls nor where they were made, so their records
+        stand apart.
+        """
+        path = self.config.dump_path
+        graph = replace(self.config, dump_path=path / "graph", level=Level.L0)
+        session = Session(graph, MindSporeAdapter(graph), TENSOR_TYPES)
+        session.set_step(self.session.step_number)
+        self.session.config = replace(self.config, dump_path=path / "pynative")
+        self.session.run_undo.callback(session.close)
+        leave_sink_uncompiled()
+        return session
 
     def _start_graph(self, rank: int | None) -> None:
         """Begin to record what compiled graphs hand over; every step, as the hooks must be in."""
@@ -91,11 +123,15 @@ class Run:
 
     def stop(self) -> None:
         """End observing."""
+        if self._graph_session is not None:
+            self._graph_session.stop()
         self.session.stop()
 
     def step(self) -> None:
         """End the step."""
         self.graph.end_step()
+        if self._graph_session is not None:
+            self._graph_session.step()
         self.session.step()
 
 
