@@ -76,7 +76,7 @@ def test_a_list_of_models_has_indices(tmp_path: Path) -> None:
     debugger.step()
     names = list(open_dump(tmp_path).step(0).rank().records)
     assert names[0] == "Cell.0.0.Dense.forward.0"
-    assert names[-1] == "Cell.1.2.Dense.forward.0"
+    assert names[-1] == "Cell.1.SequentialCell.forward.0"
 
 
 def test_token_range_limits_to_some_calls(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def test_every_call_is_recorded_once_with_its_values(tmp_path: Path) -> None:
         "Cell.block.SequentialCell.forward.0",
         "Cell.shared.Dense.forward.0",
         "Cell.shared.Dense.forward.1",
+        "Cell.Twice.forward.0",
     ]
+    assert view.parents["Cell.shared.Dense.forward.1"] == "Cell.Twice.forward.0"
     assert view.parents["Cell.block.1.ReLU.forward.0"] == "Cell.block.SequentialCell.forward.0"
 
     def values(name: str, part: str, index: int = 0) -> Any:

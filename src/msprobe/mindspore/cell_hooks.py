@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Observe the cells of the user's models, through the public forward hooks of each cell.
 
-The hooks are there between `start` and `stop` only. The model itself (the cell given to `start`)
-makes no record: what is inside it does.
+The hooks are there between `start` and `stop` only.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class CellNames:
     def __init__(
         self, models: Sequence[nn.Cell], keeps: Callable[[nn.Cell], bool] | None = None
     ) -> None:
-        """Name every cell below the models: several models get their index in front.
+        """Name every cell of the models: several models get their index in front.
 
         Args:
             models: the models.
@@ -43,12 +42,12 @@ class CellNames:
         self._named: list[tuple[weakref.ref[nn.Cell], str]] = []
         seen: set[int] = set()
         for index, model in enumerate(models):
-            prefix = f"{index}." if len(models) > 1 else ""
+            prefix = [str(index)] if len(models) > 1 else []
             for path, cell in model.cells_and_names():
-                if path and id(cell) not in seen and (keeps is None or keeps(cell)):
+                if id(cell) not in seen and (keeps is None or keeps(cell)):
                     seen.add(id(cell))
-                    name = f"Cell.{prefix}{path}.{type(cell).__name__}"
-                    self._named.append((weakref.ref(cell), name))
+                    parts = ["Cell", *prefix, *([path] if path else []), type(cell).__name__]
+                    self._named.append((weakref.ref(cell), ".".join(parts)))
 
     def items(self) -> Iterator[tuple[nn.Cell, str]]:
         """Yield the cells that are alive with their names."""

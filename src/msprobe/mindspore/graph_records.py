@@ -167,7 +167,7 @@ def _enclosing_names(names: Sequence[str]) -> dict[str, str]:
     found = {}
     for name in names:
         path = name.rpartition(".")[0].rpartition(".")[0]
-        while path.count("."):
+        while path:
             if path in by_path:
                 found[name] = by_path[path]
                 break
