@@ -19,7 +19,7 @@ ARGS   ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # An environment is made anew when what it is made from changes.
-MADE_FROM := $(wildcard pyproject.toml setup.py src/msprobe/*/*.c src/msprobe/*/*.h)
+MADE_FROM := $(wildcard pyproject.toml setup.py src/msprobe/*/*.[ch] src/msprobe/*/*/*.[ch])
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

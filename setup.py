@@ -27,6 +27,17 @@ setup(
             depends=["src/msprobe/capture/_native_kernels.h"],
             extra_compile_args=FLAGS,
             optional=True,
-        )
+        ),
+        Extension(
+            "msprobe.compare.metrics._elementwise",
+            sources=["src/msprobe/compare/metrics/_elementwise.c"],
+            depends=[
+                "src/msprobe/compare/metrics/_elementwise_blocks.h",
+                "src/msprobe/compare/metrics/_elementwise_kernels.h",
+                "src/msprobe/compare/metrics/_elementwise_state.h",
+            ],
+            extra_compile_args=FLAGS,
+            optional=True,
+        ),
     ]
 )

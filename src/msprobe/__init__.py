@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """msprobe: find where a training run first goes wrong, and whether it is a bug or rounding.
 
-Capture with `msprobe.pytorch.PrecisionDebugger`; read what was captured with `open_dump`. Importing
-this package changes nothing and imports no framework.
+Capture with `msprobe.pytorch.PrecisionDebugger`; read what was captured with `open_dump`; compare
+two captures with `compare_dumps`. Importing this package changes nothing and imports no framework.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from msprobe.compare.run import compare_dumps
     from msprobe.dump.reader import open_dump
 
 __version__: str
-__all__ = ["__version__", "open_dump"]
+__all__ = ["__version__", "compare_dumps", "open_dump"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from msprobe.dump.reader import open_dump
 
         value: Any = open_dump
+    elif name == "compare_dumps":
+        from msprobe.compare.run import compare_dumps
+
+        value = compare_dumps
     elif name == "__version__":
         value = _installed_version()
     else:

@@ -7,7 +7,9 @@
     ├── UsageError            the API was called in a way or order that cannot work
     ├── DumpFormatError       a dump on disk is damaged, hostile or of an unknown layout
     │   └── RecordNotFoundError   the dump is fine but holds no record, step or rank of that name
+    ├── CheckpointFormatError a checkpoint on disk is damaged, hostile or of an unknown layout
     ├── DumpWriteError        a dump cannot be written (full disk, no permission, vanished folder)
+    ├── ReportWriteError      a table or page cannot be written
     └── UnsupportedError      the framework, its version or the device cannot do what was asked
 
 The message says what was found, where, and what to do. The pieces hang on the exception, so that
@@ -109,11 +111,35 @@ class RecordNotFoundError(DumpFormatError, KeyError):
         return str(self.args[0])
 
 
+class CheckpointFormatError(MsprobeError):
+    """A checkpoint on disk is damaged, hostile or of an unknown layout.
+
+    Attributes:
+        path: the file or folder concerned.
+    """
+
+    def __init__(self, path: str | Path, problem: str) -> None:
+        self.path = Path(path)
+        super().__init__(f"{path}: {problem}")
+
+
 class DumpWriteError(MsprobeError):
     """A dump cannot be written. Training goes on; the dump is marked incomplete.
 
     Attributes:
         path: the file or folder that could not be written.
+    """
+
+    def __init__(self, path: str | Path, problem: str) -> None:
+        self.path = Path(path)
+        super().__init__(f"{path}: {problem}")
+
+
+class ReportWriteError(MsprobeError):
+    """A table or page cannot be written.
+
+    Attributes:
+        path: the file that could not be written.
     """
 
     def __init__(self, path: str | Path, problem: str) -> None:

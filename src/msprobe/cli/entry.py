@@ -10,11 +10,21 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from msprobe.cli import repair, schema, show
+from msprobe.cli import (
+    compare,
+    compare_ckpt,
+    merge_result,
+    overflow_check,
+    repair,
+    schema,
+    show,
+)
 from msprobe.errors import MsprobeError
 
 EXIT_ERROR: Final = 2
-_VERBS: Final = (show, repair, schema)
+_VERBS: Final = (compare, show, overflow_check, compare_ckpt, merge_result, repair, schema)
+# Before 26 the framework stood before the command; dumps say it themselves.
+_FRAMEWORKS: Final = ("pytorch", "mindspore")
 _CONTROLS: Final = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), " ")
 
 logger = logging.getLogger(__name__)
@@ -54,13 +64,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = build_parser()
-    options, rest = parser.parse_known_args(arguments)
-    # Where options stand between DUMP and NAME, argparse takes NAME as absent and leaves it over.
-    if len(rest) == 1 and not rest[0].startswith("-") and getattr(options, "name", "") is None:
+    words = _framework_first(sys.argv[1:] if arguments is None else list(arguments))
+    options, rest = parser.parse_known_args(words)
+    # Where options stand between DUMP and NAME, argparse takes NAME as absent and leaves it over;
+    # likewise the second of two dumps.
+    plain = not any(word.startswith("-") for word in rest)
+    if len(rest) == 1 and plain and getattr(options, "name", "") is None:
         options.name = rest.pop()
+    elif plain and isinstance(getattr(options, "dumps", None), list):
+        options.dumps += rest
+        rest = []
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return options
+
+
+def _framework_first(words: list[str]) -> list[str]:
+    """Move ``-f pytorch`` from behind the command, where ``-f`` may mean another thing."""
+    for place in range(1, len(words) - 1):
+        if words[place] in ("-f", "--framework") and words[place + 1] in _FRAMEWORKS:
+            return [*words[place : place + 2], *words[:place], *words[place + 2 :]]
+    return words
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,6 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
         "rounding.",
         formatter_class=RichHelpFormatter,
     )
+    parser.add_argument("-f", "--framework", choices=_FRAMEWORKS, help=argparse.SUPPRESS)
     parser.add_argument("--version", action=_PrintVersion, help="print the version and exit")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for verb in _VERBS:

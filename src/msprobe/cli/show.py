@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from msprobe.dump.rank_view import RankView
     from msprobe.dump.reader import Dump
 
 _DEFAULT_LIMIT: Final = 200
-# A pipe or a file has no width; nothing should be cut there.
-_WIDTH_OF_PIPES: Final = 240
 # A module's forward, backward and parameter gradients are shown in full; more becomes a tree.
 _MAX_DETAILS: Final = 3
 
@@ -72,6 +69,7 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show a dump, a part of it, or one record."""
+    from msprobe.cli.terminal import make_console
     from msprobe.dump.reader import open_dump
 
     dump = open_dump(options.dump)
@@ -82,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(dump, view, selected, options)
         return 0
-    console = _console()
+    console = make_console()
     if options.name is not None and selected is not None and _are_few(view, selected):
         _print_details(console, view, selected)
         return 0
@@ -153,25 +151,8 @@ def _find(view: RankView, wanted: str) -> list[str]:
     raise RecordNotFoundError(view.records_path, f"no record is called {wanted!r}{hint}")
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # names may hold what the terminal cannot show
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    if not console.is_terminal and "COLUMNS" not in console._environ:
-        console.width = _WIDTH_OF_PIPES
-    return console
-
-
-def _print_lines(console: Console, lines: Any) -> None:
-    line: Text
-    for line in lines:
-        line.end = "\n"
-        console.print(line)
-
-
 def _print_details(console: Console, view: RankView, names: list[str]) -> None:
+    from msprobe.cli.terminal import print_lines
     from msprobe.report.record_lines import record_lines
 
     # All are made before the first is printed: an error leaves no half of them behind.
@@ -179,7 +160,7 @@ def _print_details(console: Console, view: RankView, names: list[str]) -> None:
     for position, lines in enumerate(details):
         if position:
             console.print()
-        _print_lines(console, lines)
+        print_lines(console, lines)
 
 
 def _print_tree(
@@ -189,6 +170,7 @@ def _print_tree(
     selected: list[str] | None,
     options: argparse.Namespace,
 ) -> None:
+    from msprobe.cli.terminal import print_lines
     from msprobe.report.nonfinite import find_nonfinite
     from msprobe.report.overview_lines import overview_lines
     from msprobe.report.tree_lines import TreeOptions, tree_lines
@@ -203,9 +185,9 @@ def _print_tree(
     )
     overview = list(overview_lines(dump, view, nonfinite, width=console.width))
     calls = list(tree_lines(view, nonfinite, tree))
-    _print_lines(console, overview)
+    print_lines(console, overview)
     console.print()
-    _print_lines(console, calls)
+    print_lines(console, calls)
 
 
 def _print_json(

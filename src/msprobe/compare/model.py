@@ -79,8 +79,10 @@ class Leaf:
     """One value of a record: a tensor, or an argument that is none.
 
     Attributes:
-        slot: place inside the record, as tensor files are named: ``input.0``, ``kwargs.mask``,
-            ``output.0.hidden``, ``parameters.weight``.
+        slot: place inside the record, such that record and slot make the row's name: ``input.0``,
+            ``output.0.hidden``, ``parameters.weight``. A keyword argument is ``input.mask``, or
+            ``kwargs.mask`` where its values were kept (as the file is named). Empty for a value
+            that is a record of its own (level ``debug``).
         role: what the value is to its operation.
         is_tensor: whether it has a shape and statistics.
         type: ``torch.Tensor``, ``int``, ``slice`` …
@@ -189,6 +191,11 @@ class OperationPair:
         match: how they found each other.
         confidence: 1.0 for exact names, less where similarity decided, 0.0 unmatched.
         slots: target slot → reference slot, where a mapping file says so; others keep their names.
+            A slot stands for everything below it (``input`` for ``input.0``), and the longest one
+            counts. None means that the value has no partner.
+        target_slots: values of the target that make rows; None for all. Where a data mapping leads
+            from one operation to several, each of these pairs has its share.
+        reference_slots: likewise.
     """
 
     position: int
@@ -197,6 +204,8 @@ class OperationPair:
     match: Match
     confidence: float = 1.0
     slots: Mapping[str, str | None] = field(default_factory=dict)
+    target_slots: frozenset[str] | None = None
+    reference_slots: frozenset[str] | None = None
 
     @property
     def name(self) -> str:
@@ -204,6 +213,11 @@ class OperationPair:
         name = self.target or self.reference
         assert name is not None
         return name
+
+
+def row_name(record: str, slot: str) -> str:
+    """Return the name of a value: record and slot."""
+    return f"{record}.{slot}" if slot else record
 
 
 @dataclass(slots=True, kw_only=True)
@@ -242,7 +256,7 @@ class Row:
     @property
     def name(self) -> str:
         """The row's name: record and slot."""
-        return f"{self.pair.name}.{self.leaf.slot}"
+        return row_name(self.pair.name, self.leaf.slot)
 
 
 @dataclass(slots=True, kw_only=True)

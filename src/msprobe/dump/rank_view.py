@@ -75,11 +75,19 @@ class Records(Mapping[str, Record]):
             RecordNotFoundError: there is none of that name (also a `KeyError`).
             DumpFormatError: its text is damaged.
         """
+        return Record(name=self.parsed(name), data=self.data(name), source=self._index.path)
+
+    def data(self, name: str) -> JsonTree:
+        """Return one record as it stands in the file, its name not taken apart.
+
+        Raises:
+            RecordNotFoundError: there is none of that name (also a `KeyError`).
+            DumpFormatError: its text is damaged.
+        """
         try:
-            data = self._index[name]
+            return self._index[name]
         except KeyError:
             raise RecordNotFoundError(self._index.path, f"holds no record {name!r}") from None
-        return Record(name=self.parsed(name), data=data, source=self._index.path)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in file order: the order of execution."""

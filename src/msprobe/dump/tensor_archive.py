@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ``.pt`` file with one tensor, read into NumPy without torch and without running a pickle.
+"""A ``.pt`` file with one tensor, found and read without torch and without running a pickle.
 
 Such a file is a zip archive with a small pickle, ``data.pkl``, that says how the tensor lies on its
 storage, and the storage's bytes in ``data/{key}``. The pickle is not unpickled: its opcodes are
@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import math
 import pickletools
-import struct
 import warnings
-import zipfile
-import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, chain
+from operator import mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from msprobe.dump.crc import crc32
+from msprobe.dump.open_file import OpenFile
+from msprobe.dump.stored_zip import Entry, NoArchiveError, content_offset, read_directory
 from msprobe.errors import DumpFormatError
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 # torch writes about 200 bytes; a tensor subclass a few thousand.
 _MAX_PICKLE_BYTES: Final = 1 << 20
+_USUAL_PICKLE_BYTES: Final = 1 << 11
 _MARK: Final = object()
 
 # dtype name -> NumPy type of the bytes
@@ -90,8 +95,18 @@ class _StorageId:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """Where a tensor's elements lie on its storage; offset and stride count elements."""
+class Layout:
+    """Where a tensor's elements lie on its storage; offset and stride count elements.
+
+    Attributes:
+        key: name of the storage's entry.
+        dtype: name of the type of the elements.
+        storage_type: NumPy's type of the bytes of an element, without byte order.
+        itemsize: bytes of an element.
+        is_row_major: whether the elements lie one after the other, as they are counted.
+        conjugate: whether the stored elements are to be conjugated.
+        negative: whether they are to be negated.
+    """
 
     key: str
     dtype: str
@@ -100,9 +115,54 @@ class _Layout:
     stride: tuple[int, ...]
     conjugate: bool
     negative: bool
+    storage_type: str
+    itemsize: int
+    count: int
+    is_row_major: bool
 
 
-def read_archive(path: Path) -> tuple[NDArray[Any], str]:
+class ArchivedTensor(NamedTuple):
+    """A tensor in an archive, its elements not read yet.
+
+    Attributes:
+        layout: where the elements lie on the storage.
+        start: where the storage begins in the file.
+        size: bytes of the storage.
+        checksum: CRC-32 of the storage's bytes; 0 where torch was told not to compute it.
+        is_big_endian: byte order of the machine that wrote.
+        prefix: folder inside the archive that everything lies in.
+        entries: the archive's entries by name.
+    """
+
+    layout: Layout
+    start: int
+    size: int
+    checksum: int
+    is_big_endian: bool
+    prefix: bytes
+    entries: Mapping[bytes, Sequence[Entry]]
+
+
+def find_tensor(file: OpenFile) -> ArchivedTensor:
+    """Return where the tensor in a ``.pt`` file lies; reads nothing of its elements.
+
+    Raises:
+        SpecialTensorError: not a plain dense tensor.
+        DumpFormatError: the file is damaged, or its sizes contradict each other.
+    """
+    entries = _read_entries(file)
+    prefix, pickled = _find_pickle(file, entries)
+    layout = _layout(file.path, pickled)
+    name = b"%b/data/%b" % (prefix, layout.key.encode())
+    entry = _entry(file, entries, name)
+    _check_extent(file.path, layout, entry.size // layout.itemsize)
+    byte_order = prefix + b"/byteorder"
+    big_endian = byte_order in entries and _content(file, entries, byte_order) == b"big"
+    start = content_offset(file, name, entry)
+    return ArchivedTensor(layout, start, entry.size, entry.checksum, big_endian, prefix, entries)
+
+
+def read_archive(file: OpenFile) -> tuple[NDArray[Any], str]:
     """Return the tensor in a ``.pt`` file and its dtype's name.
 
     bfloat16 comes as uint16, float8 as uint8 bit patterns.
@@ -111,61 +171,91 @@ def read_archive(path: Path) -> tuple[NDArray[Any], str]:
         SpecialTensorError: not a plain dense tensor.
         DumpFormatError: the file is damaged, or its sizes contradict each other.
     """
+    found = find_tensor(file)
+    raw = file.read(found.start, found.size)
+    check_checksum(file.path, found.checksum, crc32(raw))
+    return _build(found.layout, raw, ">" if found.is_big_endian else "<"), found.layout.dtype
+
+
+def check_checksum(path: Path, written: int, computed: int) -> None:
+    """Make sure that content is as it was written.
+
+    Args:
+        path: the file.
+        written: the checksum in the archive; 0 stands for none.
+        computed: the checksum of what was read.
+
+    Raises:
+        DumpFormatError: it is not.
+    """
+    if written not in (0, computed):
+        raise DumpFormatError(path, "is damaged: its content does not fit its checksum")
+
+
+def _read_entries(file: OpenFile) -> dict[bytes, list[Entry]]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            prefix = _prefix(path, archive)
-            layout = _layout(path, _read_member(path, archive, prefix + "data.pkl"))
-            raw = _read_member(path, archive, f"{prefix}data/{layout.key}")
-            big_endian = _is_big_endian(path, archive, prefix)
-    except zipfile.BadZipFile as exc:
-        with path.open("rb") as file:
-            start = file.read(2)
-        if start[:1] == b"\x80":
+        return read_directory(file)
+    except NoArchiveError as exc:
+        if file.read(0, min(file.size, 1)) == b"\x80":
             # torch before 1.6 wrote bare pickles.
             raise SpecialTensorError("is in torch's old format") from exc
-        raise DumpFormatError(path, f"is not a readable .pt archive: {exc}") from exc
-    except (RuntimeError, NotImplementedError, KeyError, struct.error, zlib.error) as exc:
-        raise DumpFormatError(path, f"is not a readable .pt archive: {exc}") from exc
-    return _build(path, layout, raw, ">" if big_endian else "<"), layout.dtype
+        raise DumpFormatError(file.path, f"is not a readable .pt archive: {exc}") from exc
 
 
-def _prefix(path: Path, archive: zipfile.ZipFile) -> str:
-    pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-    if len(pickles) != 1:
-        raise DumpFormatError(path, f"holds {len(pickles)} data.pkl entries instead of one")
-    return pickles[0].removesuffix("data.pkl")
-
-
-def _read_member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
-    try:
-        info = archive.getinfo(name)
-    except KeyError as exc:
-        raise DumpFormatError(path, f"has no entry {name!r}") from exc
-    # torch never compresses; an entry larger than the file can only be a decompression bomb.
-    if info.compress_type != zipfile.ZIP_STORED or info.file_size > path.stat().st_size:
-        raise DumpFormatError(path, f"entry {name!r} is compressed or its size is a lie")
-    if name.endswith("data.pkl") and info.file_size > _MAX_PICKLE_BYTES:
+def _find_pickle(file: OpenFile, entries: dict[bytes, list[Entry]]) -> tuple[bytes, bytes]:
+    """Return the folder that everything lies in, and the content of ``data.pkl``."""
+    pickles = [name for name in entries if name.endswith(b"/data.pkl")]
+    count = sum(len(entries[name]) for name in pickles)
+    if count != 1:
+        raise DumpFormatError(file.path, f"holds {count} data.pkl entries instead of one")
+    if _entry(file, entries, pickles[0]).size > _MAX_PICKLE_BYTES:
         raise SpecialTensorError("is far more than one tensor")
-    return archive.read(info)
+    return pickles[0].removesuffix(b"/data.pkl"), _content(file, entries, pickles[0])
 
 
-def _is_big_endian(path: Path, archive: zipfile.ZipFile, prefix: str) -> bool:
-    if prefix + "byteorder" not in archive.namelist():
-        return False
-    return _read_member(path, archive, prefix + "byteorder") == b"big"
+def _entry(file: OpenFile, entries: dict[bytes, list[Entry]], name: bytes) -> Entry:
+    if name not in entries:
+        raise DumpFormatError(file.path, f"has no entry {name.decode(errors='replace')!r}")
+    entry = entries[name][-1]
+    # torch never compresses; an entry larger than the file can only be a decompression bomb.
+    if not entry.is_stored or entry.size > file.size:
+        raise DumpFormatError(
+            file.path, f"entry {name.decode(errors='replace')!r} is compressed or its size is a lie"
+        )
+    return entry
 
 
-def _layout(path: Path, pickled: bytes) -> _Layout:
+def _content(file: OpenFile, entries: dict[bytes, list[Entry]], name: bytes) -> bytes:
+    entry = _entry(file, entries, name)
+    content = file.read(content_offset(file, name, entry), entry.size)
+    check_checksum(file.path, entry.checksum, crc32(content))
+    return content
+
+
+def _layout(path: Path, pickled: bytes) -> Layout:
     try:
-        with warnings.catch_warnings():
-            # pickletools warns of bad escapes in text of protocol 0, which torch never writes.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            tree = _PickleAsData().run(pickled)
-        return _read_tensor_call(tree)
+        if len(pickled) <= _USUAL_PICKLE_BYTES:
+            return _usual_layout(pickled)
+        return _read_layout(pickled)
     except SpecialTensorError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as exc:
         raise DumpFormatError(path, f"data.pkl is damaged: {exc}") from exc
+
+
+# A dump holds thousands of tensors of the same few shapes, and their pickles are alike to the byte.
+@lru_cache(maxsize=1024)
+def _usual_layout(pickled: bytes) -> Layout:
+    return _read_layout(pickled)
+
+
+def _read_layout(pickled: bytes) -> Layout:
+    if b"\\" not in pickled:
+        return _read_tensor_call(_PickleAsData().run(pickled))
+    with warnings.catch_warnings():
+        # pickletools warns of bad escapes in text of protocol 0, which torch never writes.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _read_tensor_call(_PickleAsData().run(pickled))
 
 
 class _PickleAsData:
@@ -247,7 +337,7 @@ _PUTS: Final = frozenset(("BINPUT", "LONG_BINPUT"))
 _TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-def _read_tensor_call(tree: Any) -> _Layout:
+def _read_tensor_call(tree: Any) -> Layout:
     if isinstance(tree, _Call) and tree.function == _Global("torch._utils._rebuild_parameter"):
         tree = tree.arguments[0]
     if not isinstance(tree, _Call) or not isinstance(tree.function, _Global):
@@ -268,14 +358,31 @@ def _read_tensor_call(tree: Any) -> _Layout:
     if dtype not in _DTYPES:
         raise SpecialTensorError(f"holds elements of an unusual type ({storage_type.name})")
     flags = metadata[0] if metadata and isinstance(metadata[0], dict) else {}
-    return _Layout(
+    sizes, steps = tuple(map(_size, shape)), tuple(map(_size, stride))
+    return Layout(
         key=key,
         dtype=dtype,
         offset=_size(offset),
-        shape=tuple(map(_size, shape)),
-        stride=tuple(map(_size, stride)),
+        shape=sizes,
+        stride=steps,
         conjugate=flags.get("conj") is True,
         negative=flags.get("neg") is True,
+        storage_type=_DTYPES[dtype],
+        itemsize=int(_DTYPES[dtype][1:]),
+        count=math.prod(sizes),
+        is_row_major=_is_row_major(sizes, steps),
+    )
+
+
+def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    if len(shape) != len(stride):
+        return False
+    if 0 in shape:
+        return True
+    wanted = tuple(accumulate(chain((1,), reversed(shape[1:])), mul))[::-1]
+    # The stride of a dimension of size 1 means nothing.
+    return all(
+        size == 1 or step == dense for size, step, dense in zip(shape, stride, wanted, strict=False)
     )
 
 
@@ -285,24 +392,27 @@ def _size(value: Any) -> int:
     raise ValueError("a size is not a number of elements")
 
 
-def _build(path: Path, layout: _Layout, raw: bytes, byte_order: str) -> NDArray[Any]:
-    import numpy as np
-
-    dtype = np.dtype(byte_order + _DTYPES[layout.dtype])
-    storage = np.frombuffer(raw[: len(raw) // dtype.itemsize * dtype.itemsize], dtype=dtype)
-    count = math.prod(layout.shape)
+def _check_extent(path: Path, layout: Layout, stored: int) -> None:
+    """Make sure that all elements lie on the storage of `stored` elements."""
     if len(layout.shape) != len(layout.stride) or len(layout.shape) > 64:
         raise DumpFormatError(path, "shape and strides do not fit together")
     last = layout.offset + sum(
         (size - 1) * step for size, step in zip(layout.shape, layout.stride, strict=True)
     )
     # count: a stride of 0 would let a tiny file pose as a tensor of any size.
-    if count and (last >= len(storage) or count > len(storage)):
+    if layout.count and (last >= stored or layout.count > stored):
         raise DumpFormatError(
-            path, f"shape {list(layout.shape)} needs more than its {len(storage)} stored elements"
+            path, f"shape {list(layout.shape)} needs more than its {stored} stored elements"
         )
-    if not count:
+
+
+def _build(layout: Layout, raw: bytes, byte_order: str) -> NDArray[Any]:
+    import numpy as np
+
+    dtype = np.dtype(byte_order + layout.storage_type)
+    if not layout.count:
         return np.zeros(layout.shape, dtype=dtype.newbyteorder("="))
+    storage = np.frombuffer(raw, dtype=dtype, count=len(raw) // dtype.itemsize)
     steps = [step * dtype.itemsize for step in layout.stride]
     view = np.lib.stride_tricks.as_strided(
         storage[layout.offset :], shape=layout.shape, strides=steps, writeable=False

@@ -22,10 +22,7 @@ from itertools import accumulate, chain
 from operator import mul
 from typing import Final, NamedTuple
 
-try:
-    from isal.isal_zlib import crc32
-except ImportError:  # no wheel for this processor
-    from zlib import crc32
+from msprobe.dump.crc import crc32
 
 MAX_BYTES: Final = 1 << 31
 """Larger values need the 64-bit form of zip archives."""

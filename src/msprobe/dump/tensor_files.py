@@ -9,23 +9,21 @@ tensors (sparse, quantised, subclasses …) are left to torch. Nothing in a file
 
 from __future__ import annotations
 
-import ast
 import math
 import os
-import re
 import stat
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from msprobe.dump.open_file import OpenFile
 from msprobe.errors import DumpFormatError, RecordNotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-_READ_ERRORS: Final = (
+READ_ERRORS: Final = (  # what damaged and hostile files can lead to
     OSError,
     ValueError,
     TypeError,
@@ -35,9 +33,6 @@ _READ_ERRORS: Final = (
     SyntaxError,
     RecursionError,
 )
-# As NumPy's own limit: longer ones may crash Python's parser.
-_MAX_NPY_HEADER_BYTES: Final = 10_000
-_NPY_TYPE: Final = re.compile(r"[<>|=][biufcSUV]\d{1,6}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +75,21 @@ def read_tensor(directory: Path, data_name: str) -> StoredTensor:
         DumpFormatError: the name leaves the folder, or the file is damaged or hostile.
         UnsupportedError: a special tensor (sparse, quantised …) that only torch can read.
     """
-    path = locate_tensor_file(directory, data_name)
+    with OpenFile(locate_tensor_file(directory, data_name)) as file:
+        return read_open_tensor(file)
+
+
+def read_open_tensor(file: OpenFile) -> StoredTensor:
+    """Return the tensor in an open ``.npy`` or ``.pt`` file.
+
+    Raises:
+        DumpFormatError: the file is damaged or hostile.
+        UnsupportedError: a special tensor (sparse, quantised …) that only torch can read.
+    """
     try:
-        if path.suffix == ".npy":
-            return _read_npy(path)
-        return _read_pt(path)
-    except _READ_ERRORS as exc:
-        raise DumpFormatError(path, f"cannot be read: {_first_line(exc)}") from exc
+        return _read_npy(file) if file.path.suffix == ".npy" else _read_pt(file)
+    except READ_ERRORS as exc:
+        raise DumpFormatError(file.path, f"cannot be read: {first_line(exc)}") from exc
 
 
 def locate_tensor_file(directory: Path, data_name: str) -> Path:
@@ -97,6 +100,11 @@ def locate_tensor_file(directory: Path, data_name: str) -> Path:
         DumpFormatError: the name points outside the folder, or at something that is no file, or
             is of an unknown kind.
     """
+    if "/" not in data_name and data_name.endswith((".pt", ".npy")):
+        # Nearly all names are like this. What is no link cannot lead anywhere else.
+        path = directory / data_name
+        if _is_plain_file(path):
+            return path
     relative = Path(data_name)
     if "\0" in data_name or relative.is_absolute() or ".." in relative.parts:
         raise DumpFormatError(directory, f"data_name {data_name!r} leaves the folder")
@@ -110,7 +118,7 @@ def locate_tensor_file(directory: Path, data_name: str) -> Path:
     except FileNotFoundError as exc:
         raise RecordNotFoundError(directory / relative, "there is no such tensor file") from exc
     except (OSError, RuntimeError, ValueError) as exc:
-        raise DumpFormatError(directory, f"data_name {data_name!r}: {_first_line(exc)}") from exc
+        raise DumpFormatError(directory, f"data_name {data_name!r}: {first_line(exc)}") from exc
     if not path.is_relative_to(base):
         raise DumpFormatError(directory, f"data_name {data_name!r} is a link out of the folder")
     if not stat.S_ISREG(mode):
@@ -118,58 +126,48 @@ def locate_tensor_file(directory: Path, data_name: str) -> Path:
     return path
 
 
-def _read_npy(path: Path) -> StoredTensor:
+def npy_type_and_shape(path: Path) -> tuple[str, tuple[int, ...]]:
+    """Return what the header of a ``.npy`` file says, without reading its elements.
+
+    Raises:
+        RecordNotFoundError: there is no such file.
+        DumpFormatError: the file is damaged or hostile.
+    """
+    from msprobe.dump.npy_header import numpy_dtype_name, read_npy_header
+
+    with OpenFile(path) as file:
+        try:
+            header = read_npy_header(file)
+        except READ_ERRORS as exc:
+            raise DumpFormatError(path, f"cannot be read: {first_line(exc)}") from exc
+    return numpy_dtype_name(header.dtype), header.shape
+
+
+def _read_npy(file: OpenFile) -> StoredTensor:
     import numpy as np
 
-    with path.open("rb") as file:
-        shape, fortran_order, dtype = _read_npy_header(path, file)
-        # The header is checked against the file before anything of its size is allocated.
-        found = os.fstat(file.fileno()).st_size - file.tell()
-        expected = math.prod(shape) * dtype.itemsize
-        if found != expected:
-            raise DumpFormatError(
-                path, f"shape {shape} of {dtype} takes {expected} bytes, the file has {found}"
-            )
-        flat = np.frombuffer(file.read(), dtype=dtype)
-    array = flat.reshape(shape, order="F" if fortran_order else "C")
-    return StoredTensor(array=array, dtype=_numpy_dtype_name(array.dtype))
+    from msprobe.dump.npy_header import numpy_dtype_name, read_npy_header
+
+    header = read_npy_header(file)
+    flat = np.frombuffer(file.read(header.start, header.size), dtype=header.dtype)
+    array = flat.reshape(header.shape, order="F" if header.is_fortran_order else "C")
+    return StoredTensor(array=array, dtype=numpy_dtype_name(array.dtype))
 
 
-def _read_npy_header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order and type; stricter than NumPy's reader, which mends old headers."""
-    import numpy as np
-
-    magic = file.read(8)
-    if magic[:6] != b"\x93NUMPY" or magic[6:] not in (b"\1\0", b"\2\0", b"\3\0"):
-        raise DumpFormatError(path, "is not a .npy file of a known version")
-    length = int.from_bytes(file.read(2 if magic[6] == 1 else 4), "little")
-    if length > _MAX_NPY_HEADER_BYTES:
-        raise DumpFormatError(path, f"has a header of {length} bytes")
-    match ast.literal_eval(file.read(length).decode().strip()):
-        case {"descr": str() as descr, "fortran_order": bool() as order, "shape": tuple() as shape}:
-            pass
-        case _:
-            raise DumpFormatError(path, "has a header of an unknown form")
-    if not _NPY_TYPE.fullmatch(descr):
-        raise DumpFormatError(path, f"holds {descr!r}, which are no numbers")
-    if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
-        raise DumpFormatError(path, "has a shape that is no list of sizes")
-    return shape, order, np.dtype(descr)
-
-
-def _numpy_dtype_name(dtype: np.dtype[Any]) -> str:
-    return str(dtype.name) if dtype.kind in "biufc" else str(dtype)
-
-
-def _read_pt(path: Path) -> StoredTensor:
+def _read_pt(file: OpenFile) -> StoredTensor:
     from msprobe.dump.tensor_archive import SpecialTensorError, read_archive
 
     try:
-        array, dtype = read_archive(path)
+        array, dtype = read_archive(file)
     except SpecialTensorError as exc:
-        hint = "torch.load(view.tensor_path(…), weights_only=True) may read it"
-        raise UnsupportedError(f"{path}: {exc}; {hint}") from exc
+        raise special_tensor(file.path, exc) from exc
     return StoredTensor(array=array, dtype=dtype)
+
+
+def special_tensor(path: Path, exc: Exception) -> UnsupportedError:
+    """Return the error for a tensor that only torch can read."""
+    hint = "torch.load(view.tensor_path(…), weights_only=True) may read it"
+    return UnsupportedError(f"{path}: {exc}; {hint}")
 
 
 # Exponent bits, mantissa bits, bias: the OCP 8-bit formats and AMD's "fnuz" variants, as
@@ -181,6 +179,13 @@ _FLOAT8: Final = {
     "float8_e5m2fnuz": (5, 2, 16),
     "float8_e8m0fnu": (8, 0, 127),
 }
+
+
+def _is_plain_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def _widen_bfloat16(raw: NDArray[Any]) -> NDArray[Any]:
@@ -216,6 +221,7 @@ def _float8_value(dtype: str, bits: int) -> float:
     return sign * math.ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits)
 
 
-def _first_line(exc: BaseException) -> str:
+def first_line(exc: BaseException) -> str:
+    """Return the first line of an error's message, cut to a readable length."""
     text = str(exc).strip()
     return text.splitlines()[0][:200] if text else type(exc).__name__

@@ -3,13 +3,21 @@
 
 Entry point: `PrecisionDebugger` (in ``debugger.py``); ``observer.py`` shows what is installed while
 capturing. ``docs/architecture.md`` says which file observes what. May import `msprobe.capture`,
-`msprobe.config`, `msprobe.dump`.
+`msprobe.config`, `msprobe.dump`, and `msprobe.compare` inside functions.
 """
 
 from __future__ import annotations
 
+from msprobe.pytorch.comparing import compare, compare_distributed
 from msprobe.pytorch.debugger import PrecisionDebugger
 from msprobe.pytorch.seed import seed_all
 from msprobe.pytorch.single_module import module_dump, module_dump_end
 
-__all__ = ["PrecisionDebugger", "module_dump", "module_dump_end", "seed_all"]
+__all__ = [
+    "PrecisionDebugger",
+    "compare",
+    "compare_distributed",
+    "module_dump",
+    "module_dump_end",
+    "seed_all",
+]

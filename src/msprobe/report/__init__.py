@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of a dump for people: what it holds, its tree of calls, one record in detail.
+"""Views for people: what a dump holds, what a comparison found; and tables as files.
 
-Start at `overview_lines`, `tree_lines` and `record_lines` in the modules of these names; each
-returns `rich.text.Text` lines for a given width, so that the caller decides where they go.
-`find_nonfinite` looks for NaN before that. `as_json` gives the same facts to programs. This room
-imports `dump/` only.
+Of a dump: start at `overview_lines`, `tree_lines` and `record_lines` in the modules of these names;
+each returns `rich.text.Text` lines for a given width, so that the caller decides where they go.
+`find_nonfinite` looks for NaN before that. `as_json` gives the same facts to programs.
+
+Of a comparison, given its summary and its table: `comparison_lines` for the terminal,
+`write_comparison_page` for a browser, `notebook_html` for a notebook; `comparison_facts` gathers
+what all three show. `table_files.write_table` writes xlsx, csv and parquet. This room imports
+`dump/` only.
 """

@@ -8,7 +8,7 @@ records differ most.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -83,3 +83,20 @@ def cut_middle(text: str, width: int) -> str:
     while cell_len(back) > keep - keep // 3:
         back = back[1:]
     return f"{front}…{back}"
+
+
+def fitted(
+    columns: Sequence[Column], width: int, gap: int, *, shrink: Sequence[str], least: int = 8
+) -> list[Column]:
+    """Return the columns, the widest of those titled `shrink` made narrower until all fit.
+
+    None becomes narrower than `least`, so that the line may still be too long.
+    """
+    widths = [column.width for column in columns]
+    places = [place for place, column in enumerate(columns) if column.title in shrink]
+    while places and sum(widths) + gap * (len(widths) - 1) > width:
+        widest = max(places, key=widths.__getitem__)
+        if widths[widest] <= least:
+            break
+        widths[widest] -= 1
+    return [replace(column, width=wide) for column, wide in zip(columns, widths, strict=True)]

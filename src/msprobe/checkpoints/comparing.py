@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`compare_checkpoints`: what two checkpoints have in common, and how far apart they are."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Final
+
+from msprobe.checkpoints.matching import ParameterPair, match_parameters
+from msprobe.checkpoints.opening import open_checkpoint
+from msprobe.checkpoints.parameters import (
+    PIECE_ELEMENTS,
+    Checkpoint,
+    Parameter,
+    is_packed,
+)
+from msprobe.compare.metrics.elementwise import ElementAccumulator, Tolerance
+from msprobe.compare.model import ElementMetrics
+from msprobe.errors import UsageError
+
+EXACT: Final = Tolerance(rtol=0.0, atol=0.0)
+
+
+class Change(StrEnum):
+    """What became of a parameter, from the reference to the target."""
+
+    EQUAL = "equal"
+    """Every element is equal; NaN equals NaN."""
+    CLOSE = "close"
+    """Every element lies within the tolerance that was asked for."""
+    CHANGED = "changed"
+    DTYPE = "dtype"
+    """The type differs, the values are equal (or close)."""
+    SHAPE = "shape"
+    """The shape differs; elements are compared if only dimensions of size 1 do."""
+    ADDED = "added"
+    """Only the target has it."""
+    REMOVED = "removed"
+    """Only the reference has it."""
+    RENAMED = "renamed"
+    """The values are equal, the name differs."""
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether somebody looking for a difference should see it."""
+        return self not in (Change.EQUAL, Change.CLOSE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterDifference:
+    """One parameter of two checkpoints.
+
+    Attributes:
+        pair: what was compared.
+        change: what became of it.
+        metrics: how the elements differ; None where they were not compared one by one.
+        problem: why they were not; empty if they were, or if one side is missing.
+    """
+
+    pair: ParameterPair
+    change: Change
+    metrics: ElementMetrics | None = None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The target's name, or the reference's where the target has none."""
+        return self.parameter.name
+
+    @property
+    def parameter(self) -> Parameter:
+        """The target's parameter, or the reference's where the target has none."""
+        parameter = self.pair.target or self.pair.reference
+        assert parameter is not None
+        return parameter
+
+    @property
+    def relative_error(self) -> float:
+        """L2 norm of the difference over that of the reference, to rank by; inf for NaN."""
+        error = self.metrics.relative_l2 if self.metrics is not None else None
+        if error is None or math.isnan(error):
+            return math.inf if self.change is Change.CHANGED else 0.0
+        return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointComparison:
+    """Two checkpoints compared.
+
+    Attributes:
+        target: the checkpoint under test.
+        reference: the trusted one.
+        differences: every parameter, in the order of the target; what was removed comes last.
+        notes: what else a reader should know.
+        elapsed_s: how long it took.
+        bytes_read: how much was read of values.
+    """
+
+    target: Checkpoint
+    reference: Checkpoint
+    differences: tuple[ParameterDifference, ...]
+    notes: tuple[str, ...]
+    elapsed_s: float
+    bytes_read: int
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return not any(each.change.is_difference for each in self.differences)
+
+    @property
+    def counts(self) -> dict[Change, int]:
+        """How many parameters there are of each change; all of them are listed."""
+        counted = Counter(each.change for each in self.differences)
+        return {change: counted[change] for change in Change}
+
+    def worst(self) -> list[ParameterDifference]:
+        """Return the changed parameters, the largest relative error first."""
+        changed = [each for each in self.differences if each.change is Change.CHANGED]
+        return sorted(changed, key=lambda each: -each.relative_error)
+
+
+def compare_checkpoints(
+    target: Checkpoint | str | os.PathLike[str],
+    reference: Checkpoint | str | os.PathLike[str],
+    *,
+    only: Sequence[str] = (),
+    tolerance: Tolerance = EXACT,
+    find_renamed: bool = True,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> CheckpointComparison:
+    """Compare two checkpoints, whatever their formats.
+
+    Memory: some megabytes a worker, whatever the size of the parameters.
+
+    Args:
+        target: the checkpoint under test, or its path.
+        reference: the trusted one.
+        only: glob patterns; a parameter takes part if its name fits one. Empty for all.
+        tolerance: within which values count as close.
+        find_renamed: whether leftovers are paired by their content; reads them once more.
+        workers: how many parameters are compared at once; None for one a core.
+        progress: called with the bytes done and the bytes in all.
+
+    Raises:
+        CheckpointFormatError: a file is damaged or hostile.
+        UnsupportedError: a format that cannot be read without its framework.
+        UsageError: no parameter fits `only`.
+    """
+    began = time.perf_counter()
+    one = _opened(target, only)
+    other = _opened(reference, only)
+    matching = match_parameters(one, other, find_renamed=find_renamed)
+    total = sum(map(_size, matching.pairs))
+    done = 0
+    differences: list[ParameterDifference] = []
+    for pair, difference in _compared(matching.pairs, tolerance, workers):
+        differences.append(difference)
+        done += _size(pair)
+        if progress is not None:
+            progress(done, total)
+    notes = [f"target: {note}" for note in one.notes]
+    notes += [f"reference: {note}" for note in other.notes]
+    return CheckpointComparison(
+        target=one,
+        reference=other,
+        differences=tuple(differences),
+        notes=(*notes, *matching.notes),
+        elapsed_s=time.perf_counter() - began,
+        bytes_read=done,
+    )
+
+
+def _opened(which: Checkpoint | str | os.PathLike[str], only: Sequence[str]) -> Checkpoint:
+    checkpoint = which if isinstance(which, Checkpoint) else open_checkpoint(which)
+    if not only:
+        return checkpoint
+    kept = {
+        name: parameter
+        for name, parameter in checkpoint.parameters.items()
+        if any(fnmatchcase(name, pattern) for pattern in only)
+    }
+    if not kept:
+        raise UsageError(f"{checkpoint.path}: no parameter fits {' or '.join(map(repr, only))}")
+    return Checkpoint(
+        path=checkpoint.path, kind=checkpoint.kind, parameters=kept, notes=checkpoint.notes
+    )
+
+
+def _size(pair: ParameterPair) -> int:
+    """Return how many bytes must be read for a pair."""
+    target, reference = pair.target, pair.reference
+    if target is None or reference is None or not _same_elements(target, reference):
+        return 0
+    return target.size_bytes + reference.size_bytes
+
+
+def _compared(
+    pairs: Sequence[ParameterPair], tolerance: Tolerance, workers: int | None
+) -> Iterator[tuple[ParameterPair, ParameterDifference]]:
+    # Reading and the C metrics let other threads run.
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        found = pool.map(lambda pair: _compare(pair, tolerance), pairs)
+        yield from zip(pairs, found, strict=True)
+
+
+def _compare(pair: ParameterPair, tolerance: Tolerance) -> ParameterDifference:
+    target, reference = pair.target, pair.reference
+    if target is None:
+        return ParameterDifference(pair=pair, change=Change.REMOVED)
+    if reference is None:
+        return ParameterDifference(pair=pair, change=Change.ADDED)
+    if not _same_elements(target, reference):
+        return ParameterDifference(pair=pair, change=Change.SHAPE)
+    if is_packed(target.dtype) or is_packed(reference.dtype):
+        return _compare_bytes(pair, target, reference)
+    metrics = _measure(target, reference, tolerance)
+    change = Change.CHANGED
+    if target.shape != reference.shape:
+        change = Change.SHAPE
+    elif metrics.mismatches == 0:
+        change = Change.EQUAL if metrics.is_equal else Change.CLOSE
+        if target.dtype != reference.dtype:
+            change = Change.DTYPE
+        elif pair.is_renamed:
+            change = Change.RENAMED
+    return ParameterDifference(pair=pair, change=change, metrics=metrics)
+
+
+def _same_elements(target: Parameter, reference: Parameter) -> bool:
+    """Whether shapes are equal up to dimensions of size 1."""
+    one, other = ([size for size in item.shape if size != 1] for item in (target, reference))
+    return one == other
+
+
+def _measure(target: Parameter, reference: Parameter, tolerance: Tolerance) -> ElementMetrics:
+    count = target.count
+    accumulator = ElementAccumulator(target.dtype, reference.dtype, tolerance, count=count)
+    for start in range(0, count, PIECE_ELEMENTS):
+        stop = min(start + PIECE_ELEMENTS, count)
+        accumulator.update(target.span.read(start, stop), reference.span.read(start, stop))
+    return accumulator.finish()
+
+
+def _compare_bytes(
+    pair: ParameterPair, target: Parameter, reference: Parameter
+) -> ParameterDifference:
+    same = target.dtype == reference.dtype and all(
+        one.tobytes() == other.tobytes()
+        for one, other in zip(target.pieces(), reference.pieces(), strict=True)
+    )
+    change = Change.RENAMED if pair.is_renamed else Change.EQUAL
+    return ParameterDifference(
+        pair=pair,
+        change=change if same else Change.CHANGED,
+        problem=f"{target.dtype}: several values share a byte, so that only bytes were compared",
+    )

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which parameter of one checkpoint is which of the other.
+
+By name first. If hardly any name is shared, a prefix that one side has before all of its names
+(``module.``, ``state_dict.``, ``model.``) is taken off. What is left over on both sides is paired
+where the values are the same, bit for bit: it was renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from msprobe.checkpoints.parameters import Checkpoint, Parameter
+
+# A prefix is taken off only if that lets at least this share of the leftover names meet.
+_WORTHWHILE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterPair:
+    """Two parameters that are the same one, or one without a partner.
+
+    Attributes:
+        target: that of the checkpoint under test, None where it was removed.
+        reference: that of the trusted one, None where it was added.
+        is_renamed: whether they were paired by their values.
+    """
+
+    target: Parameter | None
+    reference: Parameter | None
+    is_renamed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """All pairs in the order of the target, what was removed at the end; and what was assumed."""
+
+    pairs: tuple[ParameterPair, ...]
+    notes: tuple[str, ...] = ()
+
+
+def match_parameters(
+    target: Checkpoint, reference: Checkpoint, *, find_renamed: bool = True
+) -> Matching:
+    """Pair the parameters of two checkpoints.
+
+    Args:
+        target: the checkpoint under test.
+        reference: the trusted one.
+        find_renamed: whether leftovers of equal type and shape are read to find equal values.
+
+    Raises:
+        CheckpointFormatError: a file cannot be read.
+    """
+    partners = {name: name for name in target.parameters if name in reference.parameters}
+    notes = _pair_without_prefix(target, reference, partners)
+    renamed: dict[str, str] = {}
+    if find_renamed:
+        taken = set(partners.values())
+        renamed = _pair_by_content(
+            (item for name, item in target.parameters.items() if name not in partners),
+            [item for name, item in reference.parameters.items() if name not in taken],
+        )
+    found = partners | renamed
+    pairs = [
+        ParameterPair(
+            target=item,
+            reference=reference.parameters[found[name]] if name in found else None,
+            is_renamed=name in renamed,
+        )
+        for name, item in target.parameters.items()
+    ]
+    taken = set(found.values())
+    pairs += [
+        ParameterPair(target=None, reference=item)
+        for name, item in reference.parameters.items()
+        if name not in taken
+    ]
+    return Matching(pairs=tuple(pairs), notes=tuple(notes))
+
+
+def _pair_without_prefix(
+    target: Checkpoint, reference: Checkpoint, partners: dict[str, str]
+) -> list[str]:
+    """Add to `partners` the names that meet once a common prefix is taken off one side."""
+    taken = set(partners.values())
+    mine = {name: item for name, item in target.parameters.items() if name not in partners}
+    theirs = {name: item for name, item in reference.parameters.items() if name not in taken}
+    if not mine or not theirs:
+        return []
+    longer, prefix, count = _best_prefix(mine, theirs)
+    if not prefix or count < _WORTHWHILE * min(len(mine), len(theirs)):
+        return []
+    for name in mine:
+        other = name.removeprefix(prefix) if longer == "target" else prefix + name
+        if other in theirs and (longer != "target" or name.startswith(prefix)):
+            partners[name] = other
+    return [f'names of the {longer} were read without their prefix "{prefix}"']
+
+
+def _best_prefix(
+    target: Mapping[str, Parameter], reference: Mapping[str, Parameter]
+) -> tuple[str, str, int]:
+    """Return which side has a prefix more, which, and how many names meet without it."""
+    best = ("", "", 0)
+    for side, longer, shorter in (
+        ("target", target, reference),
+        ("reference", reference, target),
+    ):
+        counts: Counter[str] = Counter()
+        for name, item in longer.items():
+            parts = name.split(".")
+            for cut in range(1, len(parts)):
+                rest = ".".join(parts[cut:])
+                if rest in shorter and shorter[rest].shape == item.shape:
+                    counts[name[: len(name) - len(rest)]] += 1
+        for prefix, count in counts.most_common(1):
+            if count > best[2]:
+                best = (side, prefix, count)
+    return best
+
+
+def _pair_by_content(added: Iterable[Parameter], removed: list[Parameter]) -> dict[str, str]:
+    """Return target name → reference name for leftovers with equal bytes, each used once."""
+    waiting: dict[tuple[str, tuple[int, ...]], list[Parameter]] = defaultdict(list)
+    for item in removed:
+        waiting[item.dtype, item.shape].append(item)
+    by_content: dict[tuple[str, tuple[int, ...]], dict[bytes, list[str]]] = {}
+    found: dict[str, str] = {}
+    for item in added:
+        key = (item.dtype, item.shape)
+        if key not in waiting or not item.count:
+            continue
+        if key not in by_content:
+            by_content[key] = defaultdict(list)
+            for other in waiting[key]:
+                by_content[key][_digest(other)].append(other.name)
+        names = by_content[key].get(_digest(item))
+        if names:
+            found[item.name] = names.pop(0)
+    return found
+
+
+def _digest(parameter: Parameter) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in parameter.pieces():
+        digest.update(piece.astype(piece.dtype.newbyteorder("<"), copy=False).tobytes())
+    return digest.digest()

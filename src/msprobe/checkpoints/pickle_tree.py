@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pickle read as data: dicts, lists and tuples, and a description of everything else.
+
+Nothing is unpickled. The opcodes drive a small stack machine; where a pickle asks for a class or a
+call, a `Described` object takes its place that merely says so. There is no way to make this reader
+import or call anything.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import warnings
+from dataclasses import dataclass
+from typing import Any, Final
+
+MAX_PICKLE_BYTES: Final = 256 << 20
+_MARK: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalName:
+    """A class or function that the pickle refers to, by its full name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentId:
+    """A reference to something outside the pickle: a tensor's storage."""
+
+    value: Any
+
+
+@dataclass(slots=True, eq=False)
+class Described:
+    """An object that the pickle would make.
+
+    Attributes:
+        function: what would be called: a `GlobalName` in files that programs write.
+        arguments: with what.
+        state: what its attributes would be set to, None if nothing.
+        items: entries that would be added to it, as to a dict or list.
+    """
+
+    function: Any
+    arguments: Any
+    state: Any = None
+    items: Any = None
+
+    @property
+    def name(self) -> str:
+        """The full name of the function or class; empty if it is no plain name."""
+        return self.function.name if isinstance(self.function, GlobalName) else ""
+
+
+def read_pickle(pickled: bytes) -> Any:
+    """Return the tree that a pickle describes.
+
+    Raises:
+        ValueError: it is damaged, or uses opcodes that no known program writes.
+    """
+    try:
+        with warnings.catch_warnings():
+            # pickletools warns of bad escapes in text of protocol 0.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return _Machine().run(pickled)
+    except (IndexError, KeyError, TypeError, AttributeError, OverflowError) as exc:
+        raise ValueError(f"damaged pickle ({type(exc).__name__}: {exc})") from exc
+
+
+class _Machine:
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+
+    def run(self, pickled: bytes) -> Any:
+        for opcode, argument, _ in pickletools.genops(pickled):
+            name = opcode.name
+            number: Any = argument
+            if name == "STOP":
+                return self._stack.pop()
+            if name in _LITERALS:
+                self._stack.append(argument)
+            elif name in _CONSTANTS:
+                self._stack.append(_CONSTANTS[name])
+            elif name in _GETS:
+                self._stack.append(self._memo[int(number)])
+            elif name in _PUTS:
+                self._memo[int(number)] = self._stack[-1]
+            elif name == "MEMOIZE":
+                self._memo[len(self._memo)] = self._stack[-1]
+            elif name not in ("PROTO", "FRAME"):
+                handler = _HANDLERS.get(name)
+                if handler is None:
+                    raise ValueError(f"pickle opcode {name} is not expected here")
+                handler(self, argument)
+        raise ValueError("the pickle has no end")
+
+    def _to_mark(self) -> list[Any]:
+        items: list[Any] = []
+        while (item := self._stack.pop()) is not _MARK:
+            items.append(item)
+        items.reverse()
+        return items
+
+    def global_(self, argument: Any) -> None:
+        self._stack.append(GlobalName(argument.replace(" ", ".")))
+
+    def stack_global(self, _: Any) -> None:
+        attribute, module = self._stack.pop(), self._stack.pop()
+        self._stack.append(GlobalName(f"{module}.{attribute}"))
+
+    def reduce(self, _: Any) -> None:
+        arguments, function = self._stack.pop(), self._stack.pop()
+        if function == _ORDERED_DICT:
+            pairs = arguments[0] if arguments else []
+            self._stack.append({key: value for key, value in pairs})  # noqa: C416 (as written)
+        else:
+            self._stack.append(Described(function, arguments))
+
+    def new_object(self, _: Any) -> None:
+        arguments, kind = self._stack.pop(), self._stack.pop()
+        self._stack.append(Described(kind, arguments))
+
+    def new_object_with_keywords(self, _: Any) -> None:
+        keywords, arguments = self._stack.pop(), self._stack.pop()
+        self._stack.append(Described(self._stack.pop(), (*arguments, keywords)))
+
+    def build(self, _: Any) -> None:
+        state = self._stack.pop()
+        if isinstance(self._stack[-1], Described):
+            self._stack[-1].state = state
+
+    def persistent_id(self, _: Any) -> None:
+        self._stack.append(PersistentId(self._stack.pop()))
+
+    def set_item(self, _: Any) -> None:
+        value, key = self._stack.pop(), self._stack.pop()
+        self._entries()[key] = value
+
+    def set_items(self, _: Any) -> None:
+        items = self._to_mark()
+        self._entries().update(zip(items[::2], items[1::2], strict=True))
+
+    def append(self, _: Any) -> None:
+        item = self._stack.pop()
+        self._elements().append(item)
+
+    def append_all(self, _: Any) -> None:
+        items = self._to_mark()
+        self._elements().extend(items)
+
+    def add_items(self, _: Any) -> None:
+        items = self._to_mark()
+        self._stack[-1].extend(items)
+
+    def collect(self, kind: Any) -> None:
+        self._stack.append(kind(self._to_mark()))
+
+    def tuple_of(self, count: int) -> None:
+        items = [self._stack.pop() for _ in range(count)]
+        self._stack.append(tuple(reversed(items)))
+
+    def push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def pop(self, _: Any) -> None:
+        self._stack.pop()
+
+    def pop_mark(self, _: Any) -> None:
+        self._to_mark()
+
+    def duplicate(self, _: Any) -> None:
+        self._stack.append(self._stack[-1])
+
+    def _entries(self) -> dict[Any, Any]:
+        target: Any = self._stack[-1]
+        if isinstance(target, Described):
+            target.items = {} if target.items is None else target.items
+            target = target.items
+        if not isinstance(target, dict):
+            raise TypeError("entries are added to something that is no dict")
+        return target
+
+    def _elements(self) -> list[Any]:
+        target: Any = self._stack[-1]
+        if isinstance(target, Described):
+            target.items = [] if target.items is None else target.items
+            target = target.items
+        if not isinstance(target, list):
+            raise TypeError("elements are added to something that is no list")
+        return target
+
+
+def _pairs_to_dict(items: list[Any]) -> dict[Any, Any]:
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+_ORDERED_DICT: Final = GlobalName("collections.OrderedDict")
+_CONSTANTS: Final = {
+    "NONE": None,
+    "NEWTRUE": True,
+    "NEWFALSE": False,
+    "EMPTY_TUPLE": (),
+    "MARK": _MARK,
+}
+_LITERALS: Final = frozenset(
+    (
+        "INT",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG",
+        "LONG1",
+        "LONG4",
+        "FLOAT",
+        "BINFLOAT",
+        "STRING",
+        "BINSTRING",
+        "SHORT_BINSTRING",
+        "UNICODE",
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE8",
+        "BINBYTES",
+        "SHORT_BINBYTES",
+        "BINBYTES8",
+        "BYTEARRAY8",
+    )
+)
+_GETS: Final = frozenset(("GET", "BINGET", "LONG_BINGET"))
+_PUTS: Final = frozenset(("PUT", "BINPUT", "LONG_BINPUT"))
+_HANDLERS: Final[dict[str, Any]] = {
+    "GLOBAL": _Machine.global_,
+    "STACK_GLOBAL": _Machine.stack_global,
+    "REDUCE": _Machine.reduce,
+    "NEWOBJ": _Machine.new_object,
+    "NEWOBJ_EX": _Machine.new_object_with_keywords,
+    "BUILD": _Machine.build,
+    "BINPERSID": _Machine.persistent_id,
+    "SETITEM": _Machine.set_item,
+    "SETITEMS": _Machine.set_items,
+    "APPEND": _Machine.append,
+    "APPENDS": _Machine.append_all,
+    "ADDITEMS": _Machine.add_items,
+    "POP": _Machine.pop,
+    "POP_MARK": _Machine.pop_mark,
+    "DUP": _Machine.duplicate,
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    # Sets hold what cannot be a key here, such as a description; a list does as well.
+    "EMPTY_SET": lambda machine, _: machine.push([]),
+    "FROZENSET": lambda machine, _: machine.collect(list),
+    "LIST": lambda machine, _: machine.collect(list),
+    "TUPLE": lambda machine, _: machine.collect(tuple),
+    "DICT": lambda machine, _: machine.collect(_pairs_to_dict),
+    "TUPLE1": lambda machine, _: machine.tuple_of(1),
+    "TUPLE2": lambda machine, _: machine.tuple_of(2),
+    "TUPLE3": lambda machine, _: machine.tuple_of(3),
+}

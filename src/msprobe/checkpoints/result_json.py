@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison of checkpoints as plain data for strict JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Final
+
+from msprobe.checkpoints.comparing import CheckpointComparison, ParameterDifference
+from msprobe.checkpoints.parameters import Checkpoint
+from msprobe.compare.model import ElementMetrics
+from msprobe.dump import layout
+from msprobe.dump.records import JsonTree
+from msprobe.errors import ReportWriteError, UsageError
+
+SCHEMA_VERSION: Final = 1
+
+_NUMBERS: Final = (
+    "unequal",
+    "mismatches",
+    "max_abs_err",
+    "max_abs_target",
+    "max_abs_reference",
+    "max_rel_err",
+    "mean_abs_err",
+    "p999_abs_err",
+    "rmse",
+    "relative_l2",
+    "max_ulp",
+    "sign_flips",
+    "target_nan",
+    "reference_nan",
+)
+
+
+def comparison_json(found: CheckpointComparison) -> dict[str, JsonTree]:
+    """Return everything that is known of a comparison."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "equal": found.is_equal,
+        "counts": {change.value: count for change, count in found.counts.items()},
+        "target": _checkpoint_json(found.target),
+        "reference": _checkpoint_json(found.reference),
+        "notes": list(found.notes),
+        "elapsed_s": round(found.elapsed_s, 3),
+        "bytes_read": found.bytes_read,
+        "parameters": parameters_json(found),
+    }
+
+
+def parameters_json(found: CheckpointComparison) -> dict[str, JsonTree]:
+    """Return one object a parameter, by name.
+
+    ``l2``, ``cos``, ``numel`` and ``shape`` are those of mindstudio-probe: distance and cosine are
+    null where the shapes differ or one side is missing, and ``shape`` then lists both shapes.
+    """
+    return {each.name: _difference_json(each) for each in found.differences}
+
+
+def write_json(path: Path, tree: JsonTree) -> None:
+    """Write a new file.
+
+    Raises:
+        UsageError: there is a file of that name.
+        ReportWriteError: it cannot be written.
+    """
+    if path.exists():
+        raise UsageError(f"{path} exists already; remove it or name another file")
+    temporary = path.parent / layout.temporary_name(".json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(tree, indent=1, allow_nan=False), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as exc:
+        raise ReportWriteError(path, f"cannot be written: {exc}") from exc
+
+
+def max_abs_index(difference: ParameterDifference) -> list[int] | None:
+    """Return the coordinates of the largest error, None if there is none."""
+    metrics = difference.metrics
+    if metrics is None or metrics.max_abs_index is None:
+        return None
+    rest, index = metrics.max_abs_index, list[int]()
+    for size in reversed(difference.parameter.shape):
+        rest, place = divmod(rest, size)
+        index.append(place)
+    return index[::-1]
+
+
+def cosine(metrics: ElementMetrics | None) -> float | None:
+    """Return the cosine; 1 where both sides are zero, None where one side is."""
+    if metrics is None:
+        return None
+    if metrics.target_norm == 0.0 == metrics.reference_norm:
+        return 1.0
+    return metrics.cosine
+
+
+def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, JsonTree]:
+    return {
+        "path": str(checkpoint.path),
+        "kind": checkpoint.kind,
+        "parameters": len(checkpoint.parameters),
+        "elements": sum(parameter.count for parameter in checkpoint.parameters.values()),
+        "bytes": sum(parameter.size_bytes for parameter in checkpoint.parameters.values()),
+    }
+
+
+def _difference_json(each: ParameterDifference) -> dict[str, JsonTree]:
+    target, reference, metrics = each.pair.target, each.pair.reference, each.metrics
+    shapes = [list(item.shape) for item in (target, reference) if item is not None]
+    dtypes = [item.dtype for item in (target, reference) if item is not None]
+    tree: dict[str, JsonTree] = {
+        "l2": None if metrics is None else _number(metrics.euclidean),
+        "cos": _number(cosine(metrics)),
+        "numel": each.parameter.count,
+        "shape": shapes[0] if shapes[0] == shapes[-1] else shapes,
+        "change": each.change.value,
+        "dtype": dtypes[0] if dtypes[0] == dtypes[-1] else dtypes,
+    }
+    if target is not None and reference is not None and target.name != reference.name:
+        tree["reference_name"] = reference.name
+    if metrics is not None:
+        tree |= {key: _number(getattr(metrics, key)) for key in _NUMBERS}
+        tree["max_abs_index"] = max_abs_index(each)
+    if each.problem:
+        tree["problem"] = each.problem
+    return tree
+
+
+def _number(value: float | complex | None) -> JsonTree:
+    if isinstance(value, complex):
+        return [_number(value.real), _number(value.imag)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison of checkpoints for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rich.text import Text
+
+from msprobe.checkpoints.comparing import Change, CheckpointComparison, ParameterDifference
+from msprobe.checkpoints.parameters import Checkpoint, Parameter
+from msprobe.checkpoints.result_json import cosine, max_abs_index
+from msprobe.compare.model import ElementMetrics
+from msprobe.report.value_text import count_text, number_text, plain, size_text
+
+_LISTED: Final = 20
+_ORDER: Final = (Change.REMOVED, Change.ADDED, Change.RENAMED, Change.SHAPE, Change.DTYPE)
+_TITLES: Final = {
+    Change.REMOVED: "only in the reference",
+    Change.ADDED: "only in the target",
+    Change.RENAMED: "renamed: equal values under another name",
+    Change.SHAPE: "other shape",
+    Change.DTYPE: "other type, equal values",
+}
+
+
+def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> Iterator[Text]:
+    """Yield what there is to say; at most `limit` parameters a section, 0 for all."""
+    yield _checkpoint_line("target", found.target)
+    yield _checkpoint_line("reference", found.reference)
+    yield Text()
+    yield _verdict(found)
+    changed = found.worst()
+    if changed:
+        yield Text()
+        yield Text("  changed, the largest relative difference first", "bold")
+        yield Text("   rel. l2    max abs       unequal     cosine  where, parameter", "dim")
+        yield from _limited([_changed_line(each) for each in changed], limit)
+    for change in _ORDER:
+        items = [each for each in found.differences if each.change is change]
+        if items:
+            yield Text()
+            yield Text(f"  {_TITLES[change]}", "bold")
+            yield from _limited([_plain_line(each) for each in items], limit)
+    for note in found.notes[: limit or None]:
+        yield Text(f"  note: {plain(note)}", "yellow")
+    if limit and len(found.notes) > limit:
+        yield Text(f"  … {count_text(len(found.notes) - limit, 'further note')}", "dim")
+
+
+def _checkpoint_line(label: str, checkpoint: Checkpoint) -> Text:
+    items = checkpoint.parameters.values()
+    size = size_text(sum(item.size_bytes for item in items))
+    text = f"{plain(checkpoint.kind)}, {count_text(len(items), 'parameter')}, {size}"
+    return Text.assemble(
+        (f"{label}".ljust(11), "dim"), plain(str(checkpoint.path)), (f"  {text}", "dim")
+    )
+
+
+def _verdict(found: CheckpointComparison) -> Text:
+    counts = ", ".join(
+        f"{count:,} {change.value}" for change, count in found.counts.items() if count
+    )
+    word, style = ("equal", "bold green") if found.is_equal else ("different", "bold red")
+    return Text.assemble((word, style), f": {counts or 'no parameters'}")
+
+
+def _limited(lines: list[Text], limit: int) -> Iterator[Text]:
+    yield from lines[: limit or None]
+    if limit and len(lines) > limit:
+        yield Text(f"    … {len(lines) - limit:,} more", "dim")
+
+
+def _changed_line(each: ParameterDifference) -> Text:
+    metrics = each.metrics
+    if metrics is None:
+        return Text(f"  {plain(each.name)}  {each.problem}")
+    largest = metrics.max_abs_err
+    place = max_abs_index(each)
+    numbers = (
+        number_text(metrics.relative_l2).rjust(10),
+        number_text(largest).rjust(11),
+        f"{metrics.unequal:,}".rjust(14),
+        _cosine_text(metrics).rjust(11),
+    )
+    nonfinite = ""
+    if metrics.first_nonfinite_mismatch is not None:
+        nonfinite = f"  NaN {metrics.target_nan:,} | {metrics.reference_nan:,}"
+    return Text.assemble(
+        "".join(numbers),
+        f"  {place if place is not None else ''} ",
+        (plain(each.name), "bold"),
+        (f"  {_types(each)}{nonfinite}", "dim"),
+    )
+
+
+def _cosine_text(metrics: ElementMetrics) -> str:
+    value = cosine(metrics)
+    return "-" if value is None else f"{value:.6f}"
+
+
+def _plain_line(each: ParameterDifference) -> Text:
+    target, reference = each.pair.target, each.pair.reference
+    renamed = ""
+    if target is not None and reference is not None and target.name != reference.name:
+        renamed = f"{plain(reference.name)} → "
+    return Text.assemble(f"    {renamed}{plain(each.name)}", (f"  {_types(each)}", "dim"))
+
+
+def _types(each: ParameterDifference) -> str:
+    texts = [_type(item) for item in (each.pair.reference, each.pair.target) if item is not None]
+    return " → ".join(dict.fromkeys(texts))
+
+
+def _type(item: Parameter) -> str:
+    return plain(f"{item.dtype}[{','.join(map(str, item.shape))}]")

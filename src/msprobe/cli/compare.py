@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe compare`: from two dumps to the culprit."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from msprobe.cli.compare_options import add_options
+
+if TYPE_CHECKING:
+    from msprobe.compare.input_file import CompareInput
+    from msprobe.compare.result import CompareResult, LegacyChoices
+
+EXIT_DIFFERENT: Final = 1
+
+_EXAMPLES: Final = """\
+examples:
+  msprobe compare dump_new dump_old                     where do they differ, and who began it
+  msprobe compare dump_new/step3 dump_old/step3 --html  with a report to click through
+  msprobe compare dump_new dump_old --exit-code --quiet for scripts: 1 when they differ
+  msprobe compare dump --replicas                       do the ranks of one run agree
+  msprobe compare -i compare.json -o out                as mindstudio-probe has it
+
+exit codes: 0 done, 1 the dumps differ (only with --exit-code), 2 an error
+"""
+_ONLY_MODE: Final = "auto"
+_OTHER_MODES: Final = ("offline_data", "offline_model", "torchair", "atb")
+_OTHER_MODES_OPTIONS: Final = (
+    "fusion_rule_file",
+    "quant_fusion_rule_file",
+    "close_fusion_rule_file",
+    "input_data",
+    "input_shape",
+    "output_size",
+    "dym_shape_range",
+    "only_final_statistic",
+)
+
+
+def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
+    """Add the verb to the command line."""
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    parser = verbs.add_parser(
+        "compare",
+        help="compare two dumps: where they differ, and which call began it",
+        description="Compare two dumps of a run: say whether they differ, where first, and which "
+        "call\nintroduced the difference. TARGET is the run under test, REFERENCE the trusted one.",
+        usage="msprobe compare TARGET REFERENCE [options]",
+        epilog=_EXAMPLES,
+        formatter_class=RawDescriptionRichHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare two dumps, or the ranks of one; write files and say what was found."""
+    _refuse_other_modes(options)
+    given = _input(options)
+    result = _compare(given, options)
+    files = result.write(
+        options.output_path, table=options.format, html=options.html, legacy=_legacy(options)
+    )
+    if options.json:
+        from msprobe.compare.result_files import summary_text
+
+        sys.stdout.write(summary_text(result.summary))
+        if not options.quiet:
+            _list_files(files)
+    elif options.quiet:
+        from msprobe.report.comparison_lines import quiet_line
+
+        print(quiet_line(result.summary))
+    else:
+        result.release()
+        _print(result, files)
+    return EXIT_DIFFERENT if options.exit_code and not result.is_equal else 0
+
+
+def _refuse_other_modes(options: argparse.Namespace) -> None:
+    from msprobe.errors import UnsupportedError, UsageError
+
+    if options.mode in _OTHER_MODES:
+        raise UnsupportedError(
+            f"--mode {options.mode} compares files of Ascend's offline tools, which msprobe does "
+            "not read; it compares dumps of training runs, without --mode"
+        )
+    if options.mode != _ONLY_MODE:
+        raise UsageError(f"--mode {options.mode} is unknown; leave it out")
+    for name in _OTHER_MODES_OPTIONS:
+        if getattr(options, name) is not None:
+            raise UnsupportedError(
+                f"--{name} belongs to the offline modes of mindstudio-probe, which msprobe lacks"
+            )
+    if options.consistent_check or options.backend is not None:
+        raise UnsupportedError(
+            "--consistent_check is not supported: write a mapping file for the renamed modules "
+            "(-lm or -dm)"
+        )
+
+
+def _input(options: argparse.Namespace) -> CompareInput:
+    """Return what to compare, from whichever of the three ways it was given."""
+    from msprobe.compare.input_file import CompareInput, read_compare_input
+    from msprobe.errors import UsageError
+
+    golden = options.golden_path, options.target_path
+    ways = [bool(options.dumps), options.input_path is not None, golden != (None, None)]
+    if sum(ways) > 1:
+        raise UsageError("give the dumps once: TARGET REFERENCE, or -tp and -gp, or -i")
+    ranks, steps = _numbers(options.rank, "--rank"), _numbers(options.step, "--step")
+    if options.input_path is not None:
+        found = read_compare_input(Path(options.input_path))
+        return CompareInput(
+            target=found.target,
+            reference=found.reference,
+            ranks=found.ranks if ranks is None else ranks,
+            steps=found.steps if steps is None else steps,
+            notes=found.notes,
+        )
+    paths = options.dumps or [path for path in golden[::-1] if path is not None]
+    wanted = 1 if options.replicas else 2
+    if len(paths) != wanted:
+        what = "one dump (with --replicas)" if wanted == 1 else "a TARGET and a REFERENCE"
+        raise UsageError(f"compare needs {what}; {len(paths)} given")
+    return CompareInput(target=Path(paths[0]), reference=Path(paths[-1]), ranks=ranks, steps=steps)
+
+
+def _numbers(text: str | None, flag: str) -> tuple[int, ...] | None:
+    from msprobe.config.numbers import parse_number_list
+
+    if text is None or not text.strip():
+        return None
+    return parse_number_list(text.strip("[] ").split(","), flag, source="command line")
+
+
+def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:
+    from msprobe.compare.options import CompareOptions
+
+    choices = CompareOptions(
+        steps=given.steps,
+        ranks=given.ranks,
+        align="always" if options.fuzzy_match else options.align,
+        data_mapping=_path(options.data_mapping),
+        cell_mapping=True if options.cell_mapping is True else _path(options.cell_mapping),
+        api_mapping=True if options.api_mapping is True else _path(options.api_mapping),
+        layer_mapping=_path(options.layer_mapping),
+        tolerances=_path(options.tolerances),
+        processing=_path(options.config),
+        workers=options.workers,
+        scheduler=options.scheduler,
+        show_progress=not options.quiet and sys.stderr.isatty(),
+    )
+    notes = [*given.notes, *_notes(options)]
+    if options.replicas:
+        from msprobe.compare.replicas import compare_replicas
+
+        return compare_replicas(
+            given.target, choices, output=Path(options.output_path), notes=notes
+        )
+    from msprobe.compare.run import run_comparison
+
+    return run_comparison(
+        given.target,
+        given.reference,
+        choices,
+        output=Path(options.output_path),
+        notes=notes,
+        framework=options.framework,
+    )
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _notes(options: argparse.Namespace) -> list[str]:
+    """Return what in the command has no effect any more."""
+    notes = []
+    if options.is_print_compare_log:
+        notes.append("--is_print_compare_log has no effect: the table has every row")
+    if options.stack_mode:
+        notes.append("--stack_mode has no effect: call stacks are shown where the dump has them")
+    return notes
+
+
+def _legacy(options: argparse.Namespace) -> LegacyChoices:
+    """Return which of mindstudio-probe's files are wanted: who uses its old flags gets those."""
+    from msprobe.compare.result import LegacyChoices
+
+    is_old = (
+        options.input_path is not None
+        or options.highlight
+        or options.compare_only
+        or options.stack_mode
+    )
+    return LegacyChoices(
+        generation="8.3.3" if is_old else "26.2.0",
+        highlight=options.highlight or not is_old,
+        advisor=is_old and not options.compare_only,
+        first_difference=options.diff_analyze,
+    )
+
+
+def _list_files(files: Sequence[Path]) -> None:
+    for path in files:
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def _print(result: CompareResult, files: Sequence[Path]) -> None:
+    from msprobe.cli.terminal import make_console, print_lines
+    from msprobe.report.comparison_lines import comparison_lines
+
+    screen = make_console()
+    unicode = screen.encoding.lower().startswith("utf")
+    lines = comparison_lines(
+        result.summary, result.frame, width=screen.width, unicode=unicode, files=files
+    )
+    print_lines(screen, lines)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe compare-ckpt`: what two checkpoints have in common."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from msprobe.checkpoints.comparing import CheckpointComparison
+
+EXIT_DIFFERENT: Final = 1
+
+_EXAMPLES: Final = """\
+examples:
+  msprobe compare-ckpt new.safetensors old.safetensors
+  msprobe compare-ckpt ./hf_model ./converted.pt        formats may differ
+  msprobe compare-ckpt run_a/ckpt run_b/ckpt -o diff.json
+  msprobe compare-ckpt a.pt b.pt --only '*attn*' --rtol 1e-3
+"""
+
+
+def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
+    """Add the verb to the command line."""
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    parser = verbs.add_parser(
+        "compare-ckpt",
+        help="compare two checkpoints: parameters added, removed, renamed, changed",
+        description="Compare the parameters of two checkpoints. Files may be .safetensors, .pt,\n"
+        ".pth, .bin, .npz, .npy or MindSpore's .ckpt; folders may hold such files, shards with an\n"
+        "index, or a Megatron-LM checkpoint. Nothing in a file is executed.",
+        epilog=_EXAMPLES,
+        formatter_class=RawDescriptionRichHelpFormatter,
+    )
+    parser.add_argument("target", metavar="TARGET", help="the checkpoint under test")
+    parser.add_argument("reference", metavar="REFERENCE", help="the trusted checkpoint")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="also write every parameter as JSON"
+    )
+    parser.add_argument(
+        "--only",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="only parameters whose name fits; repeatable",
+    )
+    parser.add_argument("--rtol", type=_number, default=0.0, metavar="X", help="see --atol")
+    parser.add_argument(
+        "--atol",
+        type=_number,
+        default=0.0,
+        metavar="X",
+        help="values within ATOL + RTOL * |reference| are close (0, 0: must be equal)",
+    )
+    parser.add_argument(
+        "--no-renamed",
+        action="store_true",
+        help="do not look for equal values under other names",
+    )
+    parser.add_argument("--all", action="store_true", help="list everything, not the first 20")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument("--exit-code", action="store_true", help="exit with 1 if they differ")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare two checkpoints and say how they differ."""
+    return compare(
+        options.target,
+        options.reference,
+        output=options.output,
+        only=options.only,
+        rtol=options.rtol,
+        atol=options.atol,
+        find_renamed=not options.no_renamed,
+        style="quiet" if options.quiet else "json" if options.json else "text",
+        limit=0 if options.all else 20,
+        exit_code=options.exit_code,
+    )
+
+
+def compare(
+    target: str,
+    reference: str,
+    *,
+    output: Path | None = None,
+    only: list[str] | None = None,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    find_renamed: bool = True,
+    style: str = "text",
+    limit: int = 20,
+    exit_code: bool = False,
+) -> int:
+    """Compare two checkpoints, print what was found and return the exit code."""
+    from msprobe.checkpoints.comparing import compare_checkpoints
+    from msprobe.checkpoints.result_json import comparison_json, parameters_json, write_json
+    from msprobe.compare.metrics.elementwise import Tolerance
+    from msprobe.errors import UsageError
+
+    if output is not None and output.exists():
+        raise UsageError(f"{output} exists already; remove it or name another file")
+    found = compare_checkpoints(
+        target,
+        reference,
+        only=only or (),
+        tolerance=Tolerance(rtol=rtol, atol=atol),
+        find_renamed=find_renamed,
+        progress=_progress() if style == "text" else None,
+    )
+    if output is not None:
+        write_json(output, parameters_json(found))
+    if style == "json":
+        json.dump(comparison_json(found), sys.stdout, indent=1, allow_nan=False)
+        print()
+    elif style == "text":
+        _print(found, output, limit)
+    return EXIT_DIFFERENT if exit_code and not found.is_equal else 0
+
+
+def _print(found: CheckpointComparison, output: Path | None, limit: int) -> None:
+    from rich.console import Console
+
+    from msprobe.checkpoints.result_lines import comparison_lines
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # names may hold what the terminal cannot show
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for line in comparison_lines(found, limit=limit):
+        console.print(line)
+    if output is not None:
+        console.print(f"\nevery parameter: {output}", style="dim")
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    """Return a function that shows the progress on stderr; None where nobody would see it."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        share = 100 * done // total if total else 100
+        end = "\r" if done < total else "\r" + " " * 40 + "\r"
+        print(f"{share:3d} % of {total / 1e9:.1f} GB", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no tolerance; use a number of 0 or more")
+    return number

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe overflow_check`: where NaN and Inf begin in a finished dump."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from msprobe.dump.reader import Dump
+    from msprobe.triage.findings import StepFindings
+
+# The second is what users of mindstudio-probe 8 call it.
+NAMES: Final = ("overflow_check", "nan_analyze")
+EXIT_FOUND: Final = 1
+
+
+def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add the verb, under both its names, to the command line."""
+    parser = verbs.add_parser(
+        NAMES[0],
+        aliases=NAMES[1:],
+        help="find where NaN and Inf begin in a dump, across ranks",
+        description="Find the first NaN or Inf of a dump in order of execution, and where it came "
+        "from: made by a call, brought in by a parameter or from outside, or received from another "
+        "rank. What was found is also written to a file, anomaly_analyze_{time}.json.",
+        formatter_class=formatter,
+    )
+    parser.add_argument("dump", metavar="DUMP", nargs="?", help="a dump path, step or rank folder")
+    parser.add_argument("-i", "--input_path", metavar="DUMP", help="the same, as an option")
+    parser.add_argument(
+        "-o",
+        "--output_path",
+        metavar="DIR",
+        type=Path,
+        default=Path("output"),
+        help="folder of the result file (./output)",
+    )
+    parser.add_argument(
+        "--step", type=int, action="append", metavar="N", help="only this step (all); repeatable"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON for programs; no file")
+    parser.add_argument(
+        "--exit-code", action="store_true", help="exit with 1 if there is any NaN or Inf"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Analyse a dump and say where NaN and Inf begin."""
+    from msprobe.dump.reader import open_dump
+    from msprobe.errors import UsageError
+    from msprobe.triage.analysis import analyze_overflow
+
+    path = options.input_path or options.dump
+    if path is None or (options.input_path and options.dump):
+        raise UsageError("name one dump to look at: msprobe overflow_check DUMP (or -i DUMP)")
+    dump = open_dump(path)
+    steps = analyze_overflow(dump, steps=options.step)
+    if options.json:
+        from msprobe.triage.as_json import findings_json
+
+        json.dump(findings_json(steps), sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        _print_answer(dump, steps, options.output_path)
+    found = any(step.findings for step in steps)
+    return EXIT_FOUND if found and options.exit_code else 0
+
+
+def _print_answer(dump: Dump, steps: list[StepFindings], directory: Path) -> None:
+    from rich.console import Console
+
+    from msprobe.triage.anomaly_file import write_anomalies
+    from msprobe.triage.answer_lines import answer_lines
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # names may hold what the terminal cannot show
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for position, found in enumerate(steps):
+        if position:
+            console.print()
+        for line in answer_lines(found):
+            console.print(line)
+        if found.findings:
+            path = write_anomalies(directory, dump.step(found.step), found)
+            console.print(f"  details: {path}", style="dim")

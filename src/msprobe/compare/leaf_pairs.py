@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a pair of operations: which value of the one is which value of the other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msprobe.compare.model import Leaf, OperationPair, Role, Row
+from msprobe.compare.sides import Side
+
+_KEYWORDS: Final = "kwargs."
+# MindSpore's parameters and PyTorch's.
+_PARAMETER_NAMES: Final[Mapping[str, str]] = {
+    "gamma": "weight",
+    "beta": "bias",
+    "embedding_table": "weight",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+_PARAMETER_ROLES: Final = (Role.PARAMETER, Role.PARAMETER_GRAD)
+
+
+def pair_leaves(target: Side, reference: Side, pair: OperationPair) -> list[Row]:
+    """Return one row for each value of two operations, in the target's order.
+
+    Values pair by their place in the record. What one side passed by position and the other by
+    keyword pairs too, where only one value on either side is left for it. A value without a partner
+    has a row of its own; those of the reference stand behind the last value of their kind.
+
+    Raises:
+        DumpFormatError: a record is damaged.
+    """
+    mine = _leaves(target, pair.target, pair.target_slots)
+    theirs = _leaves(reference, pair.reference, pair.reference_slots)
+    if not theirs:
+        return [Row(pair=pair, target=leaf, reference=None) for leaf in mine]
+    if not mine:
+        return [Row(pair=pair, target=None, reference=leaf) for leaf in theirs]
+    crosses = target.framework != reference.framework
+    is_simple = not pair.slots and not crosses and len(mine) == len(theirs)
+    has_gradients = pair.target is not None and pair.target.endswith(".backward")
+    if is_simple:
+        rows = [
+            Row(pair=pair, target=a, reference=b)
+            for a, b in zip(mine, theirs, strict=True)
+            if a.slot == b.slot and (not has_gradients or a.shape == b.shape)
+        ]
+        if len(rows) == len(mine):
+            return rows
+    matcher = _LeafMatcher(mine, theirs)
+    matcher.pair_by_place(pair.slots)
+    if crosses:
+        matcher.pair_parameters()
+    roles = [Role.INPUT, Role.PARAMETER]
+    if has_gradients:
+        matcher.reorder_gradients()
+        roles.append(Role.OUTPUT)
+    matcher.pair_keywords(roles)
+    return _rows(pair, mine, theirs, matcher.partners)
+
+
+def _leaves(side: Side, record: str | None, slots: frozenset[str] | None) -> list[Leaf]:
+    if record is None:
+        return []
+    leaves = side.leaves(record)
+    return leaves if slots is None else [leaf for leaf in leaves if leaf.slot in slots]
+
+
+class _LeafMatcher:
+    """Finds partners for the values of two records.
+
+    Attributes:
+        partners: place among the target's values → place among the reference's.
+    """
+
+    def __init__(self, mine: list[Leaf], theirs: list[Leaf]) -> None:
+        self._mine = mine
+        self._theirs = theirs
+        self.partners: dict[int, int] = {}
+        self._taken: set[int] = set()
+        self._excluded: set[int] = set()
+
+    def pair_by_place(self, slots: Mapping[str, str | None]) -> None:
+        """Pair equal slots, and those that a mapping says are the same."""
+        by_key: dict[str, int] = {}
+        for place, leaf in enumerate(self._theirs):
+            by_key.setdefault(_key(leaf.slot), place)
+        rules = {_key(slot): other for slot, other in slots.items()}
+        claimed = {_key(other) for other in rules.values() if other is not None}
+        for place, leaf in enumerate(self._mine):
+            key = _key(leaf.slot)
+            rule = _longest_prefix(key, rules)
+            if rule is not None:
+                other = rules[rule]
+                if other is None:
+                    self._excluded.add(place)
+                    continue
+                key = _key(other) + key[len(rule) :]
+            elif _longest_prefix(key, claimed) is not None:
+                continue
+            partner = by_key.get(key)
+            if partner is not None:
+                self._pair(place, partner)
+
+    def pair_parameters(self) -> None:
+        """Pair parameters that the frameworks call differently."""
+        right = {
+            _parameter_name(leaf.slot): place
+            for place, leaf in enumerate(self._theirs)
+            if leaf.role in _PARAMETER_ROLES and place not in self._taken
+        }
+        for place, leaf in enumerate(self._mine):
+            if leaf.role in _PARAMETER_ROLES and self._is_free(place):
+                partner = right.get(_parameter_name(leaf.slot))
+                if partner is not None and self._theirs[partner].role is leaf.role:
+                    self._pair(place, partner)
+
+    def pair_keywords(self, roles: Sequence[Role]) -> None:
+        """Pair an argument passed by position with the same one passed by keyword."""
+        for role in roles:
+            left = [
+                place
+                for place, leaf in enumerate(self._mine)
+                if leaf.role is role and self._is_free(place)
+            ]
+            right = [
+                place
+                for place, leaf in enumerate(self._theirs)
+                if leaf.role is role and place not in self._taken
+            ]
+            lefts, rights = _by_looks(self._mine, left), _by_looks(self._theirs, right)
+            for looks, places in lefts.items():
+                partners = rights.get(looks, [])
+                if len(places) == len(partners):
+                    self._pair_group(places, partners)
+
+    def reorder_gradients(self) -> None:
+        """Pair the gradients of an API's inputs by shape, where that fits better than by place.
+
+        Their order is that of the arguments, or that in which the framework's graph has them.
+        """
+        left = [place for place, leaf in enumerate(self._mine) if leaf.role is Role.OUTPUT]
+        right = [place for place, leaf in enumerate(self._theirs) if leaf.role is Role.OUTPUT]
+        fitting = sum(
+            self._mine[place].shape == self._theirs[self.partners[place]].shape
+            for place in left
+            if place in self.partners
+        )
+        lefts, rights = _by_looks(self._mine, left), _by_looks(self._theirs, right)
+        shared = [looks for looks in lefts if len(lefts[looks]) == len(rights.get(looks, ()))]
+        if sum(len(lefts[looks]) for looks in shared) <= fitting:
+            return
+        for place in left:
+            partner = self.partners.pop(place, None)
+            if partner is not None:
+                self._taken.discard(partner)
+        for looks in shared:
+            self._pair_group(lefts[looks], rights[looks])
+        rest = [place for place in left if self._is_free(place)]
+        others = [place for place in right if place not in self._taken]
+        if len(rest) == 1 and len(others) == 1:  # such as a weight's gradient, transposed
+            self._pair(rest[0], others[0])
+
+    def _pair_group(self, places: list[int], partners: list[int]) -> None:
+        """Pair values that look alike: equal ones first, the others in their order."""
+        waiting = list(partners)
+        for place in places:
+            fact = _fact(self._mine[place])
+            equal = [other for other in waiting if _fact(self._theirs[other]) == fact]
+            if len(equal) == 1:
+                self._pair(place, equal[0])
+                waiting.remove(equal[0])
+        rest = [place for place in places if place not in self.partners]
+        for place, partner in zip(rest, waiting, strict=True):
+            self._pair(place, partner)
+
+    def _is_free(self, place: int) -> bool:
+        return place not in self.partners and place not in self._excluded
+
+    def _pair(self, mine: int, theirs: int) -> None:
+        if theirs not in self._taken:
+            self.partners[mine] = theirs
+            self._taken.add(theirs)
+
+
+def _by_looks(leaves: list[Leaf], places: list[int]) -> dict[tuple[bool, object], list[int]]:
+    groups: defaultdict[tuple[bool, object], list[int]] = defaultdict(list)
+    for place in places:
+        leaf = leaves[place]
+        groups[leaf.is_tensor, leaf.shape if leaf.is_tensor else leaf.type].append(place)
+    return groups
+
+
+def _fact(leaf: Leaf) -> tuple[object, ...]:
+    return (leaf.md5, leaf.max, leaf.min, leaf.mean, leaf.norm, str(leaf.value))
+
+
+def _rows(
+    pair: OperationPair, mine: list[Leaf], theirs: list[Leaf], partners: Mapping[int, int]
+) -> list[Row]:
+    taken = set(partners.values())
+    lonely = [leaf for place, leaf in enumerate(theirs) if place not in taken]
+    last_of_role = {leaf.role: place for place, leaf in enumerate(mine)}
+    rows: list[Row] = []
+    for place, leaf in enumerate(mine):
+        partner = partners.get(place)
+        rows.append(
+            Row(pair=pair, target=leaf, reference=None if partner is None else theirs[partner])
+        )
+        if last_of_role[leaf.role] == place:
+            rows += [
+                Row(pair=pair, target=None, reference=other)
+                for other in lonely
+                if other.role is leaf.role
+            ]
+    rows += [
+        Row(pair=pair, target=None, reference=other)
+        for other in lonely
+        if other.role not in last_of_role
+    ]
+    return rows
+
+
+def _longest_prefix(key: str, rules: Mapping[str, object] | set[str]) -> str | None:
+    """Return the slot among `rules` that is `key` or stands above it."""
+    while key:
+        if key in rules:
+            return key
+        key = key.rpartition(".")[0]
+    return None
+
+
+def _parameter_name(slot: str) -> str:
+    name = slot.rpartition(".")[2]
+    return _PARAMETER_NAMES.get(name, name)
+
+
+def _key(slot: str) -> str:
+    """Return a slot in the one form that dumps with and without tensor files share."""
+    return f"input.{slot[len(_KEYWORDS) :]}" if slot.startswith(_KEYWORDS) else slot

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three lines of advice that release 8.3.3 gives on the first bad row of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from msprobe.compare.legacy.columns import REACHED, RESULT
+from msprobe.compare.legacy.reached import BAD, UNMATCHED
+from msprobe.errors import ReportWriteError
+from msprobe.report.table_files import replacing
+from msprobe.report.tables import Cell, Table
+
+_BAD_RESULTS: Final = (*BAD, UNMATCHED, "error", "warning")
+# Operations whose results may change from run to run on an accelerator.
+_UNSTEADY: Final = ("conv2d", "conv3d", "matmul", "nll_loss", "layer_norm", "lstm")
+
+_UPSTREAM: Final = (
+    "The value was already different when it came in. Look at what computes it; check whether an "
+    "in-place operation overwrites it before or while it is read, and whether memory is corrupted."
+)
+_FORWARD: Final = (
+    "The inputs of this call should be compared first; where they agree, its own computation is at "
+    "fault: check the implementation of the operation."
+)
+_GRADIENT_IN: Final = (
+    "The gradient was already different when it came in. Differences of the forward pass, or of "
+    "later calls' backward, may be the cause: check those first."
+)
+_GRADIENT_OUT: Final = (
+    "The gradient was computed here: check the implementation of this operation's backward."
+)
+_PARAMETER: Final = (
+    "The parameter itself differs: check initialisation, loading of the checkpoint, and what the "
+    "optimizer has done in earlier steps."
+)
+_STEADY: Final = (
+    "This operation may give other results in every run. Compare again with deterministic "
+    "computation and fixed seeds on both sides (seed_all with mode=True)."
+)
+_BATCH_NORM: Final = (
+    "Statistics of a batch depend on every element. Compare again with batch_norm in evaluation "
+    "mode, without affine parameters, or with deterministic computation."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to do about the first bad row.
+
+    Attributes:
+        line: the row's place in the table, from 0; None when no row is bad.
+        name: the row's name, ``NA`` when no row is bad.
+        text: the advice.
+    """
+
+    line: int | None
+    name: str
+    text: str
+
+    def lines(self) -> list[str]:
+        """Return the three lines of the file."""
+        line = "NA" if self.line is None else str(self.line)
+        return [f"Line: {line}", f"Suspect Nodes: {self.name}", f"Expert Advice: {self.text}"]
+
+
+def advise(table: Table) -> Advice:
+    """Return advice on the first bad row of a table of either generation."""
+    verdict = table.columns.index(REACHED if REACHED in table.columns else RESULT)
+    for line, cells in enumerate(_cells(table)):
+        if cells[verdict] in _BAD_RESULTS:
+            name = str(cells[0] if cells[0] != "N/A" else cells[1])
+            return Advice(line=line, name=name, text=_advice_on(name))
+    return Advice(line=None, name="NA", text="No value differs beyond what is allowed.")
+
+
+def write_advice(table: Table, path: Path) -> Path:
+    """Write the advice on a table into a text file; return the file.
+
+    Raises:
+        ReportWriteError: it cannot be written.
+    """
+    text = "\n".join(advise(table).lines()) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as exc:
+        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
+    return path
+
+
+def _cells(table: Table) -> Iterator[list[Cell]]:
+    for cells, _ in table.rows():
+        yield list(cells)
+
+
+def _advice_on(name: str) -> str:
+    parts = name.split(".")
+    api = parts[1] if len(parts) > 1 else ""
+    if api == "batch_norm" and ".forward.input.1" in name:
+        return _BATCH_NORM
+    if api in _UNSTEADY:
+        return _STEADY
+    if ".parameters" in name:
+        return _PARAMETER
+    is_output = ".output" in name
+    if ".backward" in name:
+        return _GRADIENT_OUT if is_output else _GRADIENT_IN
+    return _FORWARD if is_output else _UPSTREAM

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ranks first differ, as mindstudio-probe's option ``-da`` writes it.
+
+    compare_result_rank0_{time}.json    every operation of a rank: same or not, and its rows
+    diff_analyze_{ns}.json              the operations with which it begins, by rank
+
+An operation differs where one of its values does, by our own verdicts. Of ranks that communicate,
+only those are named whose difference no other rank's explains (`msprobe.compare.communication`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from msprobe.compare.communication import communication_calls, connect, earliest_faults
+from msprobe.compare.legacy.cells import NOTHING
+from msprobe.compare.legacy.columns import CHECKSUMS, STACK, STATISTICS, Generation
+from msprobe.compare.legacy.tables import legacy_operations
+from msprobe.compare.model import Leaf, Mode, RankComparison, Role, Row
+from msprobe.errors import ReportWriteError
+from msprobe.report.table_files import replacing
+from msprobe.report.tables import Cell
+
+_IGNORED: Final = ("Torch.empty", "Torch.fill", "Tensor.__setitem__")
+# Two outputs of the fused attention are the state of a random generator.
+_IGNORED_OUTPUTS: Final = {"npu_fusion_attention": ("output.4", "output.5")}
+_STATES: Final = {
+    Role.INPUT: "input",
+    Role.PARAMETER: "parameters",
+    Role.OUTPUT: "output",
+    Role.PARAMETER_GRAD: "parameters_grad",
+    Role.SAVED: "debug",
+}
+_NO_PEER: Final = "None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstDifference:
+    """An operation with which the differences of a step begin.
+
+    Attributes:
+        comparison: of which rank.
+        name: the target's record.
+        layer: how many communications of its rank came before; ranks whose layers are equal have
+            gone equally far.
+        rows: its values, in order.
+    """
+
+    comparison: RankComparison
+    name: str
+    layer: int
+    rows: tuple[Row, ...]
+
+
+def first_differences(comparisons: Sequence[RankComparison]) -> list[FirstDifference]:
+    """Return where the ranks of one step first differ, the earliest layer first.
+
+    Args:
+        comparisons: the ranks of one step, judged.
+    """
+    faulty: dict[int, dict[str, int]] = {}
+    faulty_inputs: dict[int, set[str]] = {}
+    rows_of: dict[tuple[int, str], list[Row]] = {}
+    calls = {}
+    for number, comparison in enumerate(comparisons):
+        # The rank's own number, so that sources and destinations can be found.
+        rank = _number(comparison, number)
+        side = comparison.target
+        names = {name: side.parsed(name) for name in side.names}
+        places = {name: place for place, name in enumerate(names)}
+        calls[rank] = communication_calls(side.view.records, names, rank)
+        faulty[rank], faulty_inputs[rank] = {}, set()
+        for name, rows in _by_operation(comparison):
+            different = [row for row in rows if is_different(row)]
+            if different:
+                faulty[rank][name] = places[name]
+                rows_of[rank, name] = rows
+                if any(row.leaf.role is not Role.OUTPUT for row in different):
+                    faulty_inputs[rank].add(name)
+    by_rank = {_number(each, number): each for number, each in enumerate(comparisons)}
+    return [
+        FirstDifference(
+            comparison=by_rank[fault.rank],
+            name=fault.name,
+            layer=fault.layer,
+            rows=tuple(rows_of[fault.rank, fault.name]),
+        )
+        for fault in earliest_faults(connect(calls), faulty, faulty_inputs)
+    ]
+
+
+def is_different(row: Row) -> bool:
+    """Return whether a row makes its operation differ."""
+    name = row.pair.target
+    if name is None or row.reference is None or not row.status.is_difference:
+        return False
+    if name.startswith(_IGNORED):
+        return False
+    api = name.split(".", 2)[1] if "." in name else ""
+    return row.leaf.slot not in _IGNORED_OUTPUTS.get(api, ())
+
+
+def write_first_differences(
+    comparisons: Sequence[RankComparison], directory: Path, stamp: str
+) -> list[Path]:
+    """Write the files of the search; return them.
+
+    Where nothing differs there is no ``diff_analyze_{ns}.json``. Several steps have a folder each.
+
+    Args:
+        comparisons: all ranks of all steps, judged.
+        directory: the folder; made if missing.
+        stamp: time as it stands in names.
+
+    Raises:
+        ReportWriteError: a file cannot be written.
+    """
+    files: list[Path] = []
+    by_step: dict[int, list[RankComparison]] = {}
+    for comparison in comparisons:
+        by_step.setdefault(comparison.step, []).append(comparison)
+    for step, ranks in by_step.items():
+        folder = directory / f"step{step}" if len(by_step) > 1 else directory
+        for comparison in ranks:
+            path = folder / f"compare_result_{_label(comparison, '')}_{stamp}.json"
+            _write(path, _operations_text(comparison))
+            files.append(path)
+        found = first_differences(ranks)
+        if found:
+            path = folder / f"diff_analyze_{time.time_ns()}.json"
+            _write(path, iter([json.dumps(_analysis(found), indent=2, ensure_ascii=False)]))
+            files.append(path)
+    return files
+
+
+def _write(path: Path, pieces: Iterator[str]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            replacing(path) as temporary,
+            temporary.open("w", encoding="utf-8", errors="backslashreplace") as file,
+        ):
+            file.writelines(pieces)
+    except OSError as exc:
+        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
+
+
+def _number(comparison: RankComparison, position: int) -> int:
+    """Return a rank's number; a process without one counts as the rank of its place."""
+    return comparison.rank if isinstance(comparison.rank, int) else position
+
+
+def _label(comparison: RankComparison, separator: str) -> str:
+    rank = comparison.rank
+    return f"rank{separator}{rank}" if isinstance(rank, int) else str(rank)
+
+
+def _by_operation(comparison: RankComparison) -> Iterator[tuple[str, list[Row]]]:
+    for _, group in groupby(comparison.rows, key=lambda row: id(row.pair)):
+        rows = list(group)
+        name = rows[0].pair.target
+        if name is not None:
+            yield name, rows
+
+
+def _operations_text(comparison: RankComparison) -> Iterator[str]:
+    """Yield the JSON of all operations of a rank, one a line."""
+    columns, operations = legacy_operations(comparison, Generation.V26_2_0)
+    separator = "{\n"
+    for rows, lines in operations:
+        name = rows[0].pair.name
+        items = [
+            _item(columns, cells, row, comparison)
+            for row, (cells, _) in zip(rows, lines, strict=True)
+        ]
+        is_same = not any(map(is_different, rows))
+        entry = {"is_same": is_same, "op_items": items}
+        yield f"{separator}{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}"
+        separator = ",\n"
+    yield "{}\n" if separator == "{\n" else "\n}\n"
+
+
+def _item(
+    columns: Sequence[str], cells: Sequence[Cell], row: Row, comparison: RankComparison
+) -> dict[str, Any]:
+    item: dict[str, Any] = dict(zip(columns, map(_plain, cells), strict=True))
+    if item.get(STACK, NOTHING) != NOTHING and row.pair.target is not None:
+        item[STACK] = comparison.target.frames(row.pair.target)
+    item["state"] = _STATES[row.leaf.role]
+    item["api_origin_name"] = row.pair.name
+    for key in ("op", "peer"):
+        for title, leaf in (("NPU", row.target), ("Bench", row.reference)):
+            item[f"{title} P2POp {key}"] = _operation_fact(leaf, key)
+    return item
+
+
+def _operation_fact(leaf: Leaf | None, key: str) -> Any:
+    value = None if leaf is None or "peer" not in leaf.extra else leaf.extra.get(key)
+    return _NO_PEER if value is None else value
+
+
+def _plain(cell: Cell) -> Any:
+    # JSON has no infinity.
+    return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell
+
+
+def _analysis(found: Sequence[FirstDifference]) -> dict[str, Any]:
+    result: dict[str, list[dict[str, Any]]] = {}
+    for each in found:
+        result.setdefault(_label(each.comparison, "_"), []).append(_entry(each))
+    return result
+
+
+def _entry(found: FirstDifference) -> dict[str, Any]:
+    comparison = found.comparison
+    data: dict[str, dict[str, Any]] = {"input": {}, "output": {}}
+    for row, values in _values(found):
+        state = "output" if row.leaf.role is Role.OUTPUT else "input"
+        data[state][row.name] = values
+    return {
+        "op_name": found.name,
+        "data_info": data,
+        "stack_info": comparison.target.frames(found.name),
+        "differs": [
+            {
+                "name": row.name,
+                "status": row.status.value,
+                "origin": None if row.origin is None else row.origin.value,
+                "error": None if row.error is None else _plain(row.error),
+                "reason": row.reason,
+            }
+            for row in found.rows
+            if is_different(row)
+        ],
+    }
+
+
+def _values(found: FirstDifference) -> Iterator[tuple[Row, Mapping[str, Any]]]:
+    """Yield each value of the target with what the table says of it."""
+    comparison = found.comparison
+    rows = [row for row in found.rows if row.target is not None]
+    only = RankComparison(
+        step=comparison.step,
+        rank=comparison.rank,
+        target=comparison.target,
+        reference=comparison.reference,
+        mode=comparison.mode,
+        pairs=[rows[0].pair],
+        rows=rows,
+    )
+    columns, operations = legacy_operations(only, Generation.V26_2_0)
+    wanted = CHECKSUMS[:1] if comparison.mode is Mode.MD5 else STATISTICS[:4]
+    for members, lines in operations:
+        for row, (cells, _) in zip(members, lines, strict=True):
+            by_title = dict(zip(columns, cells, strict=True))
+            values = {title: _plain(by_title[title]) for title in wanted}
+            yield row, {**values, "NPU P2POp peer": _operation_fact(row.target, "peer")}

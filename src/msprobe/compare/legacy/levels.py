@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdicts of release 26.2.0: ``pass``, ``warning`` or ``error``, with messages.
+
+Its rules look at one operation at a time: what changes from its inputs to its outputs. They never
+say that a value simply differs. So our own status sets the least level of a row: a difference that
+begins here is an error, one that was handed down a warning, and so is a value without a partner.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+from msprobe.api_prefixes import API_PREFIXES
+from msprobe.compare.legacy.cells import NAN, SideCells, number
+from msprobe.compare.model import Mode, Origin, Role, Row, Status
+from msprobe.report.tables import Cell
+
+# Their results are memory that nobody has written, or say nothing of the computation.
+IGNORED: Final = frozenset(
+    (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "empty_with_format",
+        "new_empty",
+        "new_empty_strided",
+        "numpy",
+        "to",
+        "__setitem__",
+    )
+)
+# Their input buffers are filled only later.
+_INPUTS_IGNORED: Final = frozenset(
+    ("_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv")
+)
+_NORM_GOOD: Final = 0.1
+_NORM_BAD: Final = 0.5
+_NORM_GROWTH: Final = 10
+_SHARE_GOOD: Final = 0.9
+_SHARE_BAD: Final = 0.6
+_COSINE_GOOD: Final = 0.9
+_COSINE_DROP: Final = 0.1
+_NORM_COLUMN: Final = 7
+_COSINE_COLUMN: Final = 0
+_SHARE_COLUMN: Final = 4
+_INHERITED: Final = (Origin.INHERITED, Origin.INPUT)
+
+
+class Level(IntEnum):
+    """How bad a row is."""
+
+    PASS = 0
+    WARNING = 1
+    ERROR = 2
+
+
+_RESULTS: Final = ("pass", "warning", "error")
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What is said of a row.
+
+    Attributes:
+        level: the highest level of all findings.
+        messages: the findings, each with its level in front.
+    """
+
+    level: Level = Level.PASS
+    messages: list[str] = field(default_factory=list)
+
+    def add(self, level: Level, text: str) -> None:
+        """Add a finding."""
+        self.level = max(self.level, level)
+        self.messages.append(f"{_RESULTS[level] if level else 'info'}: {text}")
+
+    @property
+    def result(self) -> str:
+        """The cell ``Result``."""
+        return _RESULTS[self.level]
+
+    @property
+    def err_message(self) -> str:
+        """The cell ``Err_message``: the findings as a JSON list."""
+        return json.dumps(self.messages, ensure_ascii=False) if self.messages else "[]"
+
+
+@dataclass(slots=True)
+class JudgedRow:
+    """A row with its cells.
+
+    Attributes:
+        row: the row.
+        target: cells about the target.
+        reference: cells about the reference.
+        metrics: cells that compare them.
+    """
+
+    row: Row
+    target: SideCells
+    reference: SideCells
+    metrics: Sequence[Cell]
+
+
+def judge_operation(rows: Sequence[JudgedRow], mode: Mode) -> list[Verdict]:
+    """Return the verdicts of the rows of one operation."""
+    verdicts = [Verdict() for _ in rows]
+    api = _api(rows[0].row.pair.name)
+    if api in IGNORED or all(map(_is_plainly_equal, rows)):
+        return verdicts
+    looked_at = [
+        (judged, verdict)
+        for judged, verdict in zip(rows, verdicts, strict=True)
+        if api not in _INPUTS_IGNORED or judged.row.leaf.role is not Role.INPUT
+    ]
+    for judged, verdict in looked_at:
+        _judge_row(judged, verdict, mode)
+    output = next((v for judged, v in looked_at if judged.row.leaf.role is Role.OUTPUT), None)
+    if output is not None and mode is Mode.STATISTICS:
+        _judge_norms([judged for judged, _ in looked_at], output)
+    elif output is not None and mode is Mode.TENSOR:
+        _judge_values([judged for judged, _ in looked_at], output)
+    return verdicts
+
+
+def _is_plainly_equal(judged: JudgedRow) -> bool:
+    """Return whether no rule can find anything: both sides and all they say are the same."""
+    return judged.row.status is Status.EQUAL and judged.target == judged.reference
+
+
+def _api(name: str) -> str:
+    """Return the API that made a record, empty for modules, saved values and others."""
+    prefix, _, rest = name.partition(".")
+    return rest.partition(".")[0] if prefix in API_PREFIXES else ""
+
+
+def _judge_row(judged: JudgedRow, verdict: Verdict, mode: Mode) -> None:
+    row = judged.row
+    target, reference = row.target, row.reference
+    if _is_plainly_equal(judged):
+        return
+    if target is None or reference is None:
+        side = "Bench" if reference is None else "NPU"
+        verdict.add(Level.WARNING, f"there is no counterpart of this value in {side}")
+        return
+    if mode is not Mode.MD5:
+        if target.is_tensor and _is_nonfinite(judged.target) > _is_nonfinite(judged.reference):
+            verdict.add(Level.ERROR, "NPU holds NaN or infinite values, Bench does not")
+        if (
+            target.requires_grad is not None
+            and reference.requires_grad is not None
+            and target.requires_grad is not reference.requires_grad
+        ):
+            verdict.add(Level.ERROR, "requires_grad differs between NPU and Bench")
+    if target.is_tensor and reference.is_tensor:
+        _note_forms(row, verdict, mode)
+    _raise_to_status(row, verdict, mode)
+
+
+def _note_forms(row: Row, verdict: Verdict, mode: Mode) -> None:
+    """Say what is different about two tensors whose values may well agree."""
+    target, reference = row.target, row.reference
+    assert target is not None
+    assert reference is not None
+    if target.dtype != reference.dtype and row.status is not Status.DTYPE:
+        verdict.add(Level.PASS, f"dtypes differ: {target.dtype} and {reference.dtype}")
+    if mode is not Mode.MD5 and target.shape != reference.shape and row.status is not Status.SHAPE:
+        verdict.add(Level.PASS, f"shapes differ: {target.shape} and {reference.shape}")
+
+
+_WORDS: Final = {
+    Status.DIFFERS: "the values differ",
+    Status.SHAPE: "the shapes of NPU and Bench differ",
+    Status.DTYPE: "the dtypes of NPU and Bench differ",
+    Status.NONFINITE: "NaN or infinite values differ between NPU and Bench",
+}
+
+
+def _raise_to_status(row: Row, verdict: Verdict, mode: Mode) -> None:
+    if row.status not in _WORDS:
+        return
+    # Another checksum or argument is an error wherever it stands.
+    may_inherit = mode is not Mode.MD5 and row.leaf.is_tensor
+    level = Level.WARNING if may_inherit and row.origin in _INHERITED else Level.ERROR
+    verdict.add(level, row.reason or _WORDS[row.status])
+
+
+def _is_nonfinite(side: SideCells) -> bool:
+    return any(
+        cell == NAN or (isinstance(cell, float) and cell - cell != 0)
+        for cell in (side.max, side.min)
+    )
+
+
+def _judge_norms(rows: Sequence[JudgedRow], output: Verdict) -> None:
+    before = _extreme(max, _numbers(rows, _NORM_COLUMN, is_output=False), 0.0)
+    after = _extreme(max, _numbers(rows, _NORM_COLUMN, is_output=True), 0.0)
+    if before < _NORM_GOOD and after > _NORM_BAD:
+        output.add(Level.ERROR, f"the norm of an output is off by {after:.0%}, no input's is")
+    if math.isfinite(after) and after > (before * _NORM_GROWTH if before else _NORM_GOOD):
+        output.add(
+            Level.WARNING, f"the norms are off by {before:.2%} in the inputs, {after:.2%} after"
+        )
+
+
+def _judge_values(rows: Sequence[JudgedRow], output: Verdict) -> None:
+    before = _extreme(min, _numbers(rows, _SHARE_COLUMN, is_output=False), 1.0)
+    after = _extreme(min, _numbers(rows, _SHARE_COLUMN, is_output=True), 1.0)
+    if before > _SHARE_GOOD and after < _SHARE_BAD:
+        output.add(
+            Level.ERROR,
+            f"{before:.0%} of the elements agree to 0.1 % in the inputs, {after:.0%} after",
+        )
+    before = _extreme(min, _numbers(rows, _COSINE_COLUMN, is_output=False), 1.0)
+    after = _extreme(min, _numbers(rows, _COSINE_COLUMN, is_output=True), 1.0)
+    if before > _COSINE_GOOD and before - after > _COSINE_DROP:
+        output.add(Level.WARNING, f"the cosine drops from {before:.3f} to {after:.3f}")
+
+
+def _numbers(rows: Sequence[JudgedRow], column: int, *, is_output: bool) -> list[float]:
+    found = []
+    for judged in rows:
+        if (judged.row.leaf.role is Role.OUTPUT) is is_output:
+            cell = judged.metrics[column]
+            value = cell if cell == 0 else number(cell)
+            if isinstance(value, (int, float)):
+                # Where the norm is off by minus infinity it is off by infinity.
+                found.append(abs(value) if column == _NORM_COLUMN else value)
+    return found
+
+
+def _extreme(
+    choose: Callable[[Iterable[float]], float], values: Sequence[float], default: float
+) -> float:
+    return choose(values) if values else default

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdicts of release 8.3.3: ``Yes``/``No``, ``Warning``, ``Different``, with messages.
+
+Where a rule would call a row good that our own status calls different, the status decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msprobe.compare.legacy.cells import NOTHING, UNSUPPORTED, number
+from msprobe.compare.legacy.levels import JudgedRow
+from msprobe.compare.legacy.real_data import SHAPE_UNMATCHED
+from msprobe.compare.model import Mode, Row
+from msprobe.report.tables import Cell
+
+YES: Final = "Yes"
+NO: Final = "No"
+NONE: Final = "None"
+UNMATCHED: Final = "Unmatched"
+WARNING: Final = "Warning"
+DIFFERENT: Final = "Different"
+PASS: Final = "pass"
+BAD: Final = (NO, WARNING, DIFFERENT)
+
+_COSINE_GOOD: Final = 0.99
+_COSINE_BAD: Final = 0.9
+_ERROR_GOOD: Final = 0.001
+_ERROR_BAD: Final = 1.0
+_STATISTIC_BAD: Final = 0.5
+_TINY: Final = 1e-10
+_COSINE_COLUMN: Final = 0
+_ERROR_COLUMN: Final = 2
+
+
+def old_verdict(judged: JudgedRow, mode: Mode) -> tuple[str, str]:
+    """Return verdict and message of one row."""
+    row = judged.row
+    if mode is Mode.TENSOR:
+        verdict = _reached(judged.metrics)
+        if row.status.is_difference and verdict in (YES, NONE) and _has_partner(row):
+            verdict = NO
+    elif not _has_partner(row):
+        verdict = NOTHING
+    elif mode is Mode.MD5:
+        verdict = DIFFERENT if row.status.is_difference else PASS
+    else:
+        is_off = row.status.is_difference or _any_statistic_off(judged)
+        verdict = WARNING if is_off else ""
+    return verdict, _message(judged, verdict)
+
+
+def _has_partner(row: Row) -> bool:
+    return row.target is not None and row.reference is not None
+
+
+def _reached(metrics: Sequence[Cell]) -> str:
+    cosine, error = metrics[_COSINE_COLUMN], metrics[_ERROR_COLUMN]
+    if cosine == SHAPE_UNMATCHED:
+        return UNMATCHED
+    if UNSUPPORTED in (cosine, error):
+        return NONE
+    if NOTHING in (cosine, error):
+        return NO
+    angle, largest = number(cosine), number(error)
+    is_bad = (
+        (angle is not None and angle < _COSINE_BAD)
+        or (largest is not None and largest > _ERROR_BAD)
+        or (
+            angle is not None
+            and largest is not None
+            and angle < _COSINE_GOOD
+            and largest > _ERROR_GOOD
+        )
+    )
+    return NO if is_bad else YES
+
+
+def _any_statistic_off(judged: JudgedRow) -> bool:
+    for target, reference in zip(judged.target[3:], judged.reference[3:], strict=True):
+        one, other = number(target), number(reference)
+        if one is None or other is None:
+            continue
+        if abs(one - other) / (abs(max(one, other)) + _TINY) > _STATISTIC_BAD:
+            return True
+    return False
+
+
+def _message(judged: JudgedRow, verdict: str) -> str:
+    row = judged.row
+    target, reference = row.target, row.reference
+    if target is None or reference is None:
+        return f"No counterpart in {'Bench' if reference is None else 'NPU'}."
+    said = []
+    if verdict in BAD or verdict == UNMATCHED:
+        said.append(row.reason or "Check this value.")
+    if row.problem:
+        said.append(row.problem)
+    if target.requires_grad is not reference.requires_grad:
+        said.append("requires_grad differs.")
+    if target.is_tensor and target.dtype != reference.dtype:
+        said.append("The dtypes differ.")
+    if verdict == NONE and target.is_tensor and not target.data_name:
+        said.append("NPU has no file of the values.")
+    return " ".join(said)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The six columns that compare values: cosine, distance, errors, shares of good elements."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from msprobe.compare.legacy.cells import NAN, NOTHING, UNSUPPORTED
+from msprobe.compare.legacy.columns import Generation
+from msprobe.compare.model import ElementMetrics, Leaf, Row
+from msprobe.report.tables import Cell
+
+SHAPE_UNMATCHED: Final = "shape unmatched"
+_DECIMALS: Final = 12
+_NEARLY_ONE: Final = 0.9999
+_EPSILON: Final = 2.220446049250313e-16
+_ALL_UNSUPPORTED: Final[list[Cell]] = [UNSUPPORTED] * 6
+_ALL_SHAPE: Final[list[Cell]] = [SHAPE_UNMATCHED] * 6
+_ALL_NOTHING: Final[list[Cell]] = [NOTHING] * 6
+_EQUAL: Final[list[Cell]] = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
+
+
+def metric_cells(row: Row, generation: Generation) -> list[Cell]:
+    """Return the six cells of a row."""
+    target, reference, metrics = row.target, row.reference, row.metrics
+    if target is None or reference is None or not target.data_name or not reference.data_name:
+        return _ALL_UNSUPPORTED
+    if row.problem and metrics is None and _squeezed(target) == _squeezed(reference):
+        return _ALL_UNSUPPORTED
+    if target.shape is not None and 0 in target.shape:
+        return _ALL_UNSUPPORTED
+    if _squeezed(target) != _squeezed(reference):
+        return _ALL_SHAPE
+    if metrics is None:
+        return _ALL_UNSUPPORTED
+    if not _squeezed(target):
+        return _single(metrics, is_scalar=generation is Generation.V26_2_0 or not target.shape)
+    if metrics.first_nonfinite_mismatch is not None:
+        return _ALL_NOTHING
+    if metrics.is_equal:
+        return _EQUAL
+    return [
+        _cosine(metrics),
+        metrics.euclidean,
+        _rounded(metrics.max_abs_err),
+        _rounded(metrics.legacy_max_rel_err),
+        _rounded(metrics.ratio_1e3),
+        _rounded(metrics.ratio_5e3),
+    ]
+
+
+def _squeezed(leaf: Leaf) -> tuple[int, ...]:
+    return tuple(size for size in leaf.shape or () if size != 1)
+
+
+def _single(metrics: ElementMetrics, *, is_scalar: bool) -> list[Cell]:
+    """Return the cells of tensors with one element, which have no direction."""
+    largest, relative = _single_errors(metrics)
+    if is_scalar:
+        return [UNSUPPORTED, UNSUPPORTED, largest, relative, UNSUPPORTED, UNSUPPORTED]
+    shares = _rounded(metrics.ratio_1e3), _rounded(metrics.ratio_5e3)
+    return [UNSUPPORTED, metrics.euclidean, largest, relative, *shares]
+
+
+def _single_errors(metrics: ElementMetrics) -> tuple[Cell, Cell]:
+    # Infinite and NaN elements have no error in our metrics; here they have the one that
+    # subtraction gives them.
+    target, reference = _nonfinite(metrics, "target"), _nonfinite(metrics, "reference")
+    if target is None and reference is None:
+        return _rounded(metrics.max_abs_err), _rounded(metrics.legacy_max_rel_err)
+    error = abs((0.0 if target is None else target) - (0.0 if reference is None else reference))
+    if math.isnan(error):
+        return NAN, NAN
+    # Finite against infinite: inf / inf is no number.
+    return math.inf, math.inf if reference is None else NAN
+
+
+def _nonfinite(metrics: ElementMetrics, side: str) -> float | None:
+    """Return the value of a single element that is not finite."""
+    if getattr(metrics, f"{side}_nan"):
+        return math.nan
+    if getattr(metrics, f"{side}_pos_inf"):
+        return math.inf
+    return -math.inf if getattr(metrics, f"{side}_neg_inf") else None
+
+
+def _cosine(metrics: ElementMetrics) -> Cell:
+    norms = (metrics.target_norm or 0.0, metrics.reference_norm or 0.0)
+    zero = [norm <= _EPSILON for norm in norms]
+    if all(zero):
+        return 1.0
+    if any(zero) or metrics.cosine is None or math.isnan(metrics.cosine):
+        return NAN
+    return round(metrics.cosine, 6 if metrics.cosine > _NEARLY_ONE else _DECIMALS)
+
+
+def _rounded(value: float | int | None) -> Cell:
+    if value is None or math.isnan(value):
+        return NAN
+    return round(float(value), _DECIMALS)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data mappings: which row of the target is which row of the reference, name by name.
+
+    Functional.linear.0.forward.input.0: Functional.linear.1.forward.input.0
+    Functional.relu.0.forward.output.0: N/A        # has no partner
+
+Names that are not listed find their partners as they would without the file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from msprobe.compare.matching.mapping_yaml import Complaints, read_mapping_yaml
+from msprobe.compare.model import Row, row_name
+from msprobe.compare.sides import Side
+from msprobe.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+NO_PARTNER: Final = "N/A"
+
+
+@dataclass(frozen=True, slots=True)
+class DataMapping:
+    """Target row names → reference row names.
+
+    Attributes:
+        rows: the names; None for rows that have no partner.
+        lines: line of each in the file, empty without a file.
+        path: the file, if there is one.
+    """
+
+    rows: Mapping[str, str | None]
+    lines: Mapping[str, int]
+    path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MappedOperation:
+    """Rows of one target record that a data mapping leads to one reference record.
+
+    Attributes:
+        target: place of the record in the target.
+        reference: likewise; None if its rows have no partner.
+        slots: target slot → reference slot.
+    """
+
+    target: int
+    reference: int | None
+    slots: Mapping[str, str | None]
+
+
+def read_data_mapping(source: Path | Mapping[str, str]) -> DataMapping:
+    """Return a data mapping from a file, or from a mapping made in Python.
+
+    Raises:
+        ConfigError: the file is not of that form.
+        UsageError: a name in a mapping is no text.
+    """
+    if isinstance(source, Path):
+        rows: dict[str, str | None] = {}
+        lines: dict[str, int] = {}
+        what = "lines of the form  target row: reference row"
+        for name, place, value in read_mapping_yaml(source).items(what):
+            rows[name] = _partner(value.text("the name of a row of the reference, or N/A"))
+            lines[name] = place.line
+        return DataMapping(rows, lines, source)
+    for name, partner in source.items():
+        if not isinstance(name, str) or not isinstance(partner, str):
+            raise UsageError(f"data mapping: {name!r}: {partner!r} are not two names of rows")
+    return DataMapping({name: _partner(partner) for name, partner in source.items()}, {})
+
+
+def mapped_operations(
+    mapping: DataMapping,
+    target: Side,
+    reference: Side,
+    places: tuple[Mapping[str, int], Mapping[str, int]],
+) -> list[MappedOperation]:
+    """Return the pairs of records that a mapping makes, by place in the target.
+
+    Rows that a side does not have are logged.
+
+    Args:
+        mapping: the mapping.
+        target: the target.
+        reference: the reference.
+        places: record name → place, of the target and the reference.
+    """
+    complaints = Complaints(mapping.path, logger.warning)
+    of_target = _Rows(target, places[0])
+    of_reference = _Rows(reference, places[1])
+    slots: defaultdict[tuple[int, int | None], dict[str, str | None]] = defaultdict(dict)
+    for row, partner in mapping.rows.items():
+        line = mapping.lines.get(row, 0)
+        mine = of_target.find(row)
+        if mine is None:
+            complaints.unknown(row, line, "the target has no row", of_target.near(row))
+            continue
+        if partner is None:
+            slots[mine[0], None][mine[1]] = None
+            continue
+        theirs = of_reference.find(partner)
+        if theirs is None:
+            complaints.unknown(
+                partner, line, "the reference has no row", of_reference.near(partner)
+            )
+            continue
+        slots[mine[0], theirs[0]][mine[1]] = theirs[1]
+    complaints.close()
+    return [
+        MappedOperation(mine, theirs, found)
+        for (mine, theirs), found in sorted(
+            slots.items(), key=lambda item: (item[0][0], item[0][1] is None, item[0][1] or 0)
+        )
+    ]
+
+
+def data_mapping_of(rows: Iterable[Row]) -> dict[str, str]:
+    """Return the data mapping that leads to the same rows: what a mapping file would say.
+
+    Args:
+        rows: of a comparison.
+    """
+    mapping = {}
+    for row in rows:
+        if row.target is None or row.pair.target is None:
+            continue
+        partner = NO_PARTNER
+        if row.reference is not None and row.pair.reference is not None:
+            partner = row_name(row.pair.reference, row.reference.slot)
+        mapping[row_name(row.pair.target, row.target.slot)] = partner
+    return mapping
+
+
+def _partner(name: str) -> str | None:
+    return None if name == NO_PARTNER else name
+
+
+class _Rows:
+    """The rows of a side, found by name."""
+
+    def __init__(self, side: Side, places: Mapping[str, int]) -> None:
+        self._side = side
+        self._places = places
+        self._slots: dict[str, set[str]] = {}
+
+    def find(self, row: str) -> tuple[int, str] | None:
+        """Return the place of a row's record, and its slot."""
+        record = self._record(row)
+        if record is None:
+            return None
+        slot = row[len(record) + 1 :]
+        known = self._slots_of(record)
+        for spelling in (slot, _other_spelling(slot)):
+            if spelling in known:
+                return self._places[record], spelling
+        return None
+
+    def near(self, row: str) -> Iterable[str]:
+        """Return names that `row` could have been meant to be."""
+        record = self._record(row)
+        if record is None:
+            return self._side.names
+        return [row_name(record, slot) for slot in self._slots_of(record)]
+
+    def _record(self, row: str) -> str | None:
+        record = row
+        while record and record not in self._places:
+            record = record.rpartition(".")[0]
+        return record or None
+
+    def _slots_of(self, record: str) -> set[str]:
+        found = self._slots.get(record)
+        if found is None:
+            found = self._slots[record] = {leaf.slot for leaf in self._side.leaves(record)}
+        return found
+
+
+def _other_spelling(slot: str) -> str:
+    """Return a keyword argument's slot as dumps with tensor files have it, or the reverse."""
+    first, _, rest = slot.partition(".")
+    return {"input": f"kwargs.{rest}", "kwargs": f"input.{rest}"}.get(first, slot)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the values of two records say about whether they are the same call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final
+
+from msprobe.compare.model import Leaf
+from msprobe.compare.sides import Side
+from msprobe.dump.records import Statistic
+
+# A value that cannot be told apart from nothing: two records without numbers are half alike.
+_UNKNOWN: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a call besides its name.
+
+    Attributes:
+        signature: shapes and types of its tensors.
+        values: equal for calls that took and gave the same values; None without any tensor.
+        shapes: shape of each tensor.
+        numbers: statistics of its tensors, for likeness.
+    """
+
+    signature: Hashable
+    values: Hashable
+    shapes: tuple[tuple[int, ...] | None, ...]
+    numbers: tuple[float, ...]
+
+
+class EvidenceReader:
+    """Reads the evidence of one side's records, each once."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        self._found: dict[str, Evidence] = {}
+
+    def __call__(self, name: str) -> Evidence:
+        """Return the evidence of a record."""
+        found = self._found.get(name)
+        if found is None:
+            found = self._found[name] = _evidence(self._side.leaves(name))
+        return found
+
+
+def likeness(first: Evidence, second: Evidence) -> float:
+    """Return how alike two calls of one operation are: 0 for strangers, 1 for the same values."""
+    if first.values is not None and first.values == second.values:
+        return 1.0
+    shapes = _shared_part(first.shapes, second.shapes)
+    return 0.6 * shapes + 0.4 * numbers_likeness(first, second)
+
+
+def numbers_likeness(first: Evidence, second: Evidence) -> float:
+    """Return how alike the statistics of two calls are: 0 to 1, one half if there are none."""
+    if not first.numbers or not second.numbers:
+        return _UNKNOWN
+    total = 0.0
+    for a, b in zip(first.numbers, second.numbers, strict=False):
+        if a == b:
+            total += 1.0
+        elif math.isfinite(a) and math.isfinite(b):
+            total += max(0.0, 1.0 - abs(a - b) / max(abs(a), abs(b)))
+    return total / max(len(first.numbers), len(second.numbers))
+
+
+def _evidence(leaves: list[Leaf]) -> Evidence:
+    tensors = [leaf for leaf in leaves if leaf.is_tensor]
+    shapes = tuple(leaf.shape for leaf in tensors)
+    values: Hashable = None
+    numbers: list[float] = []
+    if tensors:
+        facts = [_fact(leaf) for leaf in leaves]
+        if any(fact is not None for fact in facts):
+            values = hash(tuple(facts))
+        for leaf in tensors:
+            numbers += [
+                float(number)
+                for number in (leaf.max, leaf.min, leaf.mean, leaf.norm)
+                if number is not None
+            ]
+    signature = hash(tuple((leaf.role, leaf.dtype, leaf.shape) for leaf in leaves))
+    return Evidence(signature=signature, values=values, shapes=shapes, numbers=tuple(numbers))
+
+
+def _fact(leaf: Leaf) -> Hashable:
+    if not leaf.is_tensor:
+        return None if leaf.value is None else str(leaf.value)
+    if leaf.md5 is not None:
+        return leaf.md5
+    statistics = (leaf.max, leaf.min, leaf.mean, leaf.norm)
+    if statistics == (None, None, None, None):
+        return None
+    return (leaf.shape, *map(_hashable, statistics))
+
+
+def _hashable(number: Statistic) -> Hashable:
+    # NaN is not equal to itself.
+    return "nan" if number != number else number
+
+
+def _shared_part(
+    first: tuple[tuple[int, ...] | None, ...], second: tuple[tuple[int, ...] | None, ...]
+) -> float:
+    longer = max(len(first), len(second))
+    if not longer:
+        return 1.0
+    return sum(a == b for a, b in zip(first, second, strict=False)) / longer

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a mapping file: YAML whose every value knows its line, for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+import yaml
+
+from msprobe.errors import ConfigError, ConfigFileError
+
+# A mapping of a million rows; larger is no mapping file.
+_MAX_FILE_BYTES: Final = 512 << 20
+# libyaml is several times faster, where PyYAML was built with it.
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NULL_TAG: Final = "tag:yaml.org,2002:null"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A piece of a mapping file.
+
+    Attributes:
+        path: the file.
+        line: where it begins, from 1.
+        key: its place in the file, for messages; empty at the top.
+    """
+
+    path: Path
+    line: int
+    key: str
+    _node: yaml.Node | None
+
+    @property
+    def kind(self) -> str:
+        """``mapping``, ``list``, ``text``, ``null``; what a message calls the value."""
+        match self._node:
+            case yaml.MappingNode():
+                return "mapping"
+            case yaml.SequenceNode():
+                return "list"
+            case yaml.ScalarNode(tag=tag) if tag != _NULL_TAG:
+                return "text"
+            case _:
+                return "null"
+
+    def items(self, what: str) -> Iterator[tuple[str, Node, Node]]:
+        """Yield key, the key's place, and value of each entry of a mapping, in the file's order.
+
+        Args:
+            what: what the mapping holds, for the message.
+
+        Raises:
+            ConfigError: it is no mapping, or a key stands twice.
+        """
+        if not isinstance(self._node, yaml.MappingNode):
+            self.refuse(self._shown(), what)
+        lines: dict[str, int] = {}
+        for key_node, value_node in self._node.value:
+            place = self._child(key_node, self.key)
+            key = place.text("a name")
+            if key in lines:
+                again = self._child(key_node, f"{self.key}.{key}" if self.key else key)
+                again.refuse("given twice", f"each key once; it is on line {lines[key]} already")
+            lines[key] = place.line
+            label = f"{self.key}.{key}" if self.key else key
+            yield key, place, self._child(value_node, label)
+
+    def elements(self, what: str) -> list[Node]:
+        """Return the elements of a list.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        if not isinstance(self._node, yaml.SequenceNode):
+            self.refuse(self._shown(), what)
+        return [
+            self._child(node, f"{self.key}[{place}]") for place, node in enumerate(self._node.value)
+        ]
+
+    def text(self, what: str) -> str:
+        """Return a plain value as it is written.
+
+        Raises:
+            ConfigError: it is a list, a mapping, or nothing.
+        """
+        if not isinstance(self._node, yaml.ScalarNode) or self._node.tag == _NULL_TAG:
+            self.refuse(self._shown(), what)
+        text: str = self._node.value
+        if not text.strip():
+            self.refuse(text, what)
+        return text.strip()
+
+    def refuse(self, found: object, allowed: Iterable[str] | str, *, hint: str = "") -> NoReturn:
+        """Raise the error that this value cannot be used."""
+        rule = allowed if isinstance(allowed, str) else list(allowed)
+        raise ConfigError(
+            self.key or "the file", found, rule, source=f"{self.path}, line {self.line}", hint=hint
+        )
+
+    def _child(self, node: yaml.Node, key: str) -> Node:
+        return Node(self.path, node.start_mark.line + 1, key, node)
+
+    def _shown(self) -> object:
+        if isinstance(self._node, yaml.ScalarNode) and self._node.tag != _NULL_TAG:
+            return self._node.value
+        return None if self.kind == "null" else f"a {self.kind}"
+
+
+def read_mapping_yaml(path: Path) -> Node:
+    """Read a mapping file.
+
+    Raises:
+        ConfigFileError: it cannot be read, is empty or is no YAML.
+    """
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ConfigFileError(path, "is too large for a mapping file")
+        text = path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigFileError(path, f"cannot be read: {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigFileError(path, f"is not UTF-8 text (byte {exc.start})") from exc
+    return parse_mapping_yaml(text, path)
+
+
+def parse_mapping_yaml(text: str, path: Path) -> Node:
+    """Parse the text of a mapping file; `path` is for messages.
+
+    Raises:
+        ConfigFileError: it is empty or no YAML.
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark or exc.context_mark
+        problem = f"not valid YAML: {exc.problem or exc.context or exc}"
+        if mark is None:
+            raise ConfigFileError(path, problem) from exc
+        raise ConfigFileError(path, problem, line=mark.line + 1, column=mark.column + 1) from exc
+    except (yaml.YAMLError, RecursionError) as exc:
+        raise ConfigFileError(path, f"not valid YAML: {exc}") from exc
+    if node is None:
+        raise ConfigFileError(path, "is empty")
+    return Node(path, node.start_mark.line + 1, "", node)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``did you mean …?`` for a word that is nearly a known one; else an empty text."""
+    import difflib  # only a faulty file needs it
+
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f'did you mean "{found[0]}"?' if found else ""
+
+
+class Complaints:
+    """Warns of names that a mapping file has and a dump has not, the first few of them in full.
+
+    Args:
+        path: the mapping file.
+        warn: takes a message.
+    """
+
+    _SHOWN: Final = 5
+    _CANDIDATES: Final = 5000
+
+    def __init__(self, path: Path | None, warn: Callable[[str], None]) -> None:
+        self._path = path
+        self._warn = warn
+        self._count = 0
+
+    def unknown(self, name: str, line: int, what: str, known: Iterable[str]) -> None:
+        """Say that `name` is nowhere; `known` are names that it could have been."""
+        self._count += 1
+        if self._count <= self._SHOWN:
+            candidates = [word for _, word in zip(range(self._CANDIDATES), known, strict=False)]
+            hint = nearest(name, candidates)
+            self._warn(f"{self._place(line)}{what} {name!r}" + (f"; {hint}" if hint else ""))
+
+    def close(self) -> None:
+        """Say how many more there were."""
+        if self._count > self._SHOWN:
+            more = self._count - self._SHOWN
+            self._warn(f"{self._path or 'data mapping'}: {more} more names are unknown")
+
+    def _place(self, line: int) -> str:
+        return "data mapping: " if self._path is None else f"{self._path}, line {line}: "

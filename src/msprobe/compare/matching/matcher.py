@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partners for the records of two sides, from certain to likely.
+
+1. Calls of an API or module that ran equally often, in the same modules, on both sides: by number.
+2. Likewise for families: one operation under two names.
+3. What is left, by order and values (`aligning`).
+4. Backward and recomputed records follow their forward calls.
+5. Gradients of parameters, by module.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from typing import Final, Literal
+
+from msprobe.compare.matching.aligning import Aligner, Call
+from msprobe.compare.matching.evidence import EvidenceReader
+from msprobe.compare.matching.identities import Identity, Names, SharedNames
+from msprobe.compare.matching.sequences import IndexPair, monotone
+from msprobe.compare.model import Match
+from msprobe.compare.sides import Side
+from msprobe.dump.record_names import RecordKind, RecordName, forward_name
+
+Align = Literal["auto", "always", "never"]
+Ground = tuple[Match, float]
+
+_EXACT: Final[Ground] = (Match.EXACT, 1.0)
+MAPPED: Final[Ground] = (Match.MAPPED, 1.0)
+_ALIAS_CONFIDENCE: Final = 0.95
+_OTHER_CLASS_CONFIDENCE: Final = 0.8
+_MOVED_CONFIDENCE: Final = 0.9
+_REORDERED_CONFIDENCE: Final = 0.6
+_NONE: Final = -1
+_CALLS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
+
+
+class Records:
+    """The records of one side as the matcher sees them: by place in the order of execution."""
+
+    def __init__(self, side: Side, words: Names) -> None:
+        self.names = side.names
+        self.parsed: list[RecordName] = [side.parsed(name) for name in side.names]
+        self.place = {name: place for place, name in enumerate(side.names)}
+        self.evidence = EvidenceReader(side)
+        self._side = side
+        self._words = words
+        self._identities: dict[tuple[str, str], Identity] = {}
+        self._scopes: list[str | None] = [None] * len(self.parsed)
+
+    def identity(self, place: int) -> Identity:
+        """Return what a record is."""
+        parsed = self.parsed[place]
+        path = self._side.module(parsed.full) if self._words.depends_on_layer else ""
+        found = self._identities.get((parsed.base, path))
+        if found is None:
+            found = self._words.identity(parsed, path)
+            self._identities[parsed.base, path] = found
+        return found
+
+    def scope(self, place: int) -> str:
+        """Return the module around a record, as both sides know it; around a module: its own."""
+        found = self._scopes[place]
+        if found is None:
+            found = self._words.scope(self._side.module(self.names[place]))
+            self._scopes[place] = found
+        return found
+
+    def call(self, place: int) -> Call:
+        """Return a record in the form in which calls are aligned."""
+        identity = self.identity(place)
+        return Call(
+            place=place,
+            name=self.names[place],
+            family=identity.family,
+            scope=self.scope(place),
+            fallback=identity.fallback,
+        )
+
+    def follower(self, place: int, kind: RecordName) -> int | None:
+        """Return the backward or recomputed record of a forward call; None if there is none.
+
+        Args:
+            place: of the forward call.
+            kind: a record of the kind that is looked for.
+        """
+        forward = self.parsed[place]
+        if kind.recompute:
+            return self.place.get(f"{forward.full}.recompute")
+        if forward.is_module:
+            name = f"{forward.base}.backward.{forward.index}"
+        else:
+            name = f"{forward.base}.{forward.index}.backward"
+        return self.place.get(f"{name}.pass{kind.backward_pass}" if kind.backward_pass else name)
+
+
+class Matcher:
+    """Pairs the records of two sides.
+
+    Attributes:
+        target: the target's records.
+        reference: the reference's records.
+        partners: for each record of the target the place of its partner, -1 for none.
+        grounds: for each record of the target how its partner was found, and how sure that is.
+    """
+
+    def __init__(
+        self,
+        target: Side,
+        reference: Side,
+        names: SharedNames,
+        align: Align,
+    ) -> None:
+        self.target = Records(target, names.target)
+        self.reference = Records(reference, names.reference)
+        self._align = align
+        self._aligner = Aligner(self.target.evidence, self.reference.evidence)
+        self.partners: list[int] = [_NONE] * len(target.names)
+        self.grounds: list[Ground] = [(Match.UNMATCHED, 0.0)] * len(target.names)
+        self._is_taken = bytearray(len(reference.names))
+
+    def match(self) -> None:
+        """Find all partners."""
+        self._match_calls(_is_main)
+        self._match_followers()
+        self._match_calls(_is_backward)
+        self._match_parameter_gradients()
+        self._match_equal_names()
+
+    def pair(self, target: int, reference: int, ground: Ground) -> None:
+        """Make two records partners; equal names are exact, whatever led to them."""
+        if self.partners[target] != _NONE or self._is_taken[reference]:
+            return
+        if self.target.names[target] == self.reference.names[reference]:
+            ground = _EXACT
+        elif ground[0] is Match.ALIAS and self._is_mapped(target, reference):
+            ground = Match.MAPPED, ground[1]
+        self.partners[target] = reference
+        self.grounds[target] = ground
+        self._is_taken[reference] = 1
+
+    def _is_mapped(self, target: int, reference: int) -> bool:
+        return (
+            self.target.identity(target).is_mapped or self.reference.identity(reference).is_mapped
+        )
+
+    def _match_calls(self, belongs: Callable[[RecordName], bool]) -> None:
+        if self._align != "always":
+            self._match_by_number(belongs)
+        if self._align == "never":
+            return
+        target = [self.target.call(place) for place in self._free_target(belongs)]
+        reference = [self.reference.call(place) for place in self._free_reference(belongs)]
+        if not target or not reference:
+            return
+        known = [
+            (place, partner)
+            for place, partner in enumerate(self.partners)
+            if partner != _NONE and belongs(self.target.parsed[place])
+        ]
+        for found in self._aligner.align(target, reference, known):
+            self.pair(
+                found.target,
+                found.reference,
+                (self._match_kind(found.target, found.reference), found.confidence),
+            )
+        self._match_reordered(belongs)
+
+    def _match_by_number(self, belongs: Callable[[RecordName], bool]) -> None:
+        """Pair calls of what ran equally often on both sides: of one name, then of one family."""
+        self._match_equal_bases(belongs)
+        target = _group(
+            self._free_target(belongs), lambda place: self.target.identity(place).family
+        )
+        reference = _group(
+            self._free_reference(belongs), lambda place: self.reference.identity(place).family
+        )
+        for family, places in target.items():
+            partners = reference.get(family, [])
+            if len(places) == len(partners) and (
+                self._align == "never"
+                or (self._agree(places, partners) and any(map(self.target.scope, places)))
+            ):
+                for place, partner in zip(places, partners, strict=True):
+                    self.pair(place, partner, self._alias_ground(place, partner))
+
+    def _match_equal_bases(self, belongs: Callable[[RecordName], bool]) -> None:
+        target = _group(self._free_target(belongs), lambda at: self.target.parsed[at].base)
+        reference = _group(self._free_reference(belongs), lambda at: self.reference.parsed[at].base)
+        candidates: list[list[IndexPair]] = []
+        for base, places in target.items():
+            partners = reference.get(base, [])
+            if self._align == "never" or self._agree(places, partners):
+                by_name = {self.reference.names[place]: place for place in partners}
+                names = ((place, self.target.names[place]) for place in places)
+                candidates.append(
+                    [(place, by_name[name]) for place, name in names if name in by_name]
+                )
+        in_order = set(monotone([pair for pairs in candidates for pair in pairs]))
+        for pairs in candidates:
+            # One call more here and one less there leave the count as it was. Without modules to
+            # tell, calls that pass by those of others are not trusted.
+            is_certain = self._align == "never" or any(self.target.scope(t) for t, _ in pairs)
+            if is_certain or in_order.issuperset(pairs):
+                for place, partner in pairs:
+                    self.pair(place, partner, _EXACT)
+
+    def _agree(self, target: list[int], reference: list[int]) -> bool:
+        """Return whether calls are as many on both sides, and each in the same module."""
+        return len(target) == len(reference) and all(
+            self.target.scope(t) == self.reference.scope(r)
+            for t, r in zip(target, reference, strict=True)
+        )
+
+    def _alias_ground(self, target: int, reference: int) -> Ground:
+        mine, theirs = self.target.identity(target), self.reference.identity(reference)
+        if self.target.parsed[target].base == self.reference.parsed[reference].base:
+            return Match.ALIGNED, _ALIAS_CONFIDENCE
+        if self._is_mapped(target, reference):
+            return MAPPED
+        same_class = mine.fallback == theirs.fallback
+        return Match.ALIAS, _ALIAS_CONFIDENCE if same_class else _OTHER_CLASS_CONFIDENCE
+
+    def _match_kind(self, target: int, reference: int) -> Match:
+        a, b = self.target.parsed[target], self.reference.parsed[reference]
+        is_alias = a.base != b.base and a.index == b.index
+        return Match.ALIAS if is_alias else Match.ALIGNED
+
+    def _match_reordered(self, belongs: Callable[[RecordName], bool]) -> None:
+        """Pair what stands in another order on the other side.
+
+        That takes the same values, or the same module and as many calls on both sides.
+        """
+
+        def same_values(records: Records, place: int) -> Hashable:
+            evidence = records.evidence(records.names[place])
+            family = records.identity(place).family
+            return None if evidence.values is None else (family, evidence)
+
+        def same_module(records: Records, place: int) -> Hashable:
+            scope = records.scope(place)
+            return (records.identity(place).family, scope) if scope else None
+
+        for key, confidence in (
+            (same_values, _MOVED_CONFIDENCE),
+            (same_module, _REORDERED_CONFIDENCE),
+        ):
+            target = _group(self._free_target(belongs), functools.partial(key, self.target))
+            reference = _group(
+                self._free_reference(belongs), functools.partial(key, self.reference)
+            )
+            for what, places in target.items():
+                partners = reference.get(what, [])
+                if what is not None and len(places) == len(partners):
+                    for place, partner in zip(places, partners, strict=True):
+                        self.pair(place, partner, (Match.ALIGNED, confidence))
+
+    def _match_followers(self) -> None:
+        """Pair backward and recomputed records whose forward calls are partners."""
+        for place in self._free_target(_is_follower):
+            parsed = self.target.parsed[place]
+            forward = self._forward_of(parsed)
+            if forward is None or self.partners[forward] == _NONE:
+                continue
+            partner = self.reference.follower(self.partners[forward], parsed)
+            if partner is not None:
+                self.pair(place, partner, self.grounds[forward])
+
+    def _forward_of(self, parsed: RecordName) -> int | None:
+        name = parsed.full.removesuffix(".recompute") if parsed.recompute else forward_name(parsed)
+        return None if name is None else self.target.place.get(name)
+
+    def _match_parameter_gradients(self) -> None:
+        def key(records: Records, place: int) -> Hashable:
+            return records.identity(place).family, records.parsed[place].kind
+
+        target = _group(self._free_target(_is_gradient), lambda at: key(self.target, at))
+        reference = _group(self._free_reference(_is_gradient), lambda at: key(self.reference, at))
+        for module, places in target.items():
+            partners = reference.get(module, [])
+            for place, partner in zip(places, partners, strict=False):
+                # Older dumps number these records; the module says it all.
+                ground = self._alias_ground(place, partner)
+                is_same_module = len(places) == len(partners) and ground[1] == _ALIAS_CONFIDENCE
+                self.pair(place, partner, (Match.ALIAS, 1.0) if is_same_module else ground)
+
+    def _match_equal_names(self) -> None:
+        """Pair what is left and has the same name, unless its number was found to be shifted."""
+        for place in self._free_target(lambda name: True):
+            partner = self.reference.place.get(self.target.names[place])
+            if partner is None or self._is_taken[partner]:
+                continue
+            kind = self.target.parsed[place].kind
+            if kind not in _CALLS or self._align == "never":
+                self.pair(place, partner, _EXACT)
+
+    def _free_target(self, belongs: Callable[[RecordName], bool]) -> list[int]:
+        return [
+            place
+            for place, parsed in enumerate(self.target.parsed)
+            if self.partners[place] == _NONE and belongs(parsed)
+        ]
+
+    def _free_reference(self, belongs: Callable[[RecordName], bool]) -> list[int]:
+        return [
+            place
+            for place, parsed in enumerate(self.reference.parsed)
+            if not self._is_taken[place] and belongs(parsed)
+        ]
+
+
+def _is_main(name: RecordName) -> bool:
+    """Whether a record stands for itself: forward calls and saved values."""
+    return not _is_follower(name) and not _is_gradient(name)
+
+
+def _is_follower(name: RecordName) -> bool:
+    return name.kind is RecordKind.BACKWARD or name.recompute
+
+
+def _is_backward(name: RecordName) -> bool:
+    return name.kind is RecordKind.BACKWARD and not name.backward_pass
+
+
+def _is_gradient(name: RecordName) -> bool:
+    return name.kind in (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
+
+
+def _group(
+    places: Iterable[int], key: Callable[[int], Hashable]
+) -> defaultdict[Hashable, list[int]]:
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for place in places:
+        groups[key(place)].append(place)
+    return groups

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pair_operations`: every operation of two sides, with its partner where it has one."""
+
+from __future__ import annotations
+
+from msprobe.compare.matching.data_mapping import mapped_operations, read_data_mapping
+from msprobe.compare.matching.identities import SharedNames, shared_names
+from msprobe.compare.matching.mapped_rows import MappedRows
+from msprobe.compare.matching.matcher import MAPPED, Matcher
+from msprobe.compare.matching.merge_order import merged_order
+from msprobe.compare.model import Match, OperationPair
+from msprobe.compare.options import CompareOptions
+from msprobe.compare.sides import Side
+
+
+def pair_operations(target: Side, reference: Side, options: CompareOptions) -> list[OperationPair]:
+    """Pair the operations of two sides.
+
+    Returns:
+        Every operation of either side, in the order of execution; those without a partner stand
+        where they ran.
+
+    Raises:
+        ConfigError: a mapping file cannot be used.
+        DumpFormatError: a dump is damaged.
+    """
+    if target.names == reference.names and not _needs_more_than_names(options):
+        return [
+            OperationPair(position=place, target=name, reference=name, match=Match.EXACT)
+            for place, name in enumerate(target.names)
+        ]
+    names = shared_names(target, reference, options)
+    matcher = Matcher(target, reference, names=names, align=options.align)
+    rows = _mapped_rows(matcher, target, reference, options)
+    for place, partner in rows.partners.items():
+        matcher.pair(place, partner, MAPPED)
+    matcher.match()
+    return _as_pairs(matcher, names, rows, target, reference)
+
+
+def _needs_more_than_names(options: CompareOptions) -> bool:
+    return (
+        options.align == "always"
+        or options.data_mapping is not None
+        or options.cell_mapping is not None
+        or options.api_mapping is not None
+        or options.layer_mapping is not None
+    )
+
+
+def _mapped_rows(
+    matcher: Matcher, target: Side, reference: Side, options: CompareOptions
+) -> MappedRows:
+    if options.data_mapping is None:
+        return MappedRows(())
+    mapping = read_data_mapping(options.data_mapping)
+    places = (matcher.target.place, matcher.reference.place)
+    return MappedRows(mapped_operations(mapping, target, reference, places))
+
+
+def _as_pairs(
+    matcher: Matcher, names: SharedNames, rows: MappedRows, target: Side, reference: Side
+) -> list[OperationPair]:
+    pairs: list[OperationPair] = []
+    order = merged_order(len(target.names), len(reference.names), matcher.partners)
+    for t, r in order:
+        own = _own_pair(matcher, names, rows, target, reference, t, r)
+        if own is not None:
+            own.position = len(pairs)
+            pairs.append(own)
+        for share in () if t is None else rows.shares.get(t, ()):
+            assert share.reference is not None  # rows without a partner stay in the own pair
+            pairs.append(
+                OperationPair(
+                    position=len(pairs),
+                    target=target.names[share.target],
+                    reference=reference.names[share.reference],
+                    match=Match.MAPPED,
+                    slots=share.slots,
+                    target_slots=frozenset(share.slots),
+                    reference_slots=frozenset(slot for slot in share.slots.values() if slot),
+                )
+            )
+    return pairs
+
+
+def _own_pair(
+    matcher: Matcher,
+    names: SharedNames,
+    rows: MappedRows,
+    target: Side,
+    reference: Side,
+    t: int | None,
+    r: int | None,
+) -> OperationPair | None:
+    """Return the pair of two places; None if all its rows went to other pairs."""
+    pair = OperationPair(
+        position=0,
+        target=None if t is None else target.names[t],
+        reference=None if r is None else reference.names[r],
+        match=Match.UNMATCHED,
+        confidence=0.0,
+    )
+    if t is not None:
+        pair.target_slots = rows.target_slots(target, t)
+        if t in rows.slots:
+            pair.slots = rows.slots[t]
+    if r is not None:
+        pair.reference_slots = rows.reference_slots(reference, r)
+    if t is not None and r is not None:
+        pair.match, pair.confidence = matcher.grounds[t]
+        by_table = names.slots(matcher.target.parsed[t], matcher.reference.parsed[r])
+        if by_table:
+            pair.slots = {**by_table, **pair.slots}
+    shares = [slots for slots in (pair.target_slots, pair.reference_slots) if slots is not None]
+    has_all_of_a_side = (t is not None and pair.target_slots is None) or (
+        r is not None and pair.reference_slots is None
+    )
+    return None if shares and not any(shares) and not has_all_of_a_side else pair

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of a comparison: one row for each pair of values, as a polars frame.
+
+Column by column, because that is many times faster than row by row; batch by batch, because the
+objects that a batch was made of can go before the next one is made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from msprobe.compare.model import ElementMetrics, Leaf, RankComparison, Role, Row, row_name
+from msprobe.dump.record_names import RecordKind
+from msprobe.dump.records import JsonTree, Statistic
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from msprobe.compare.sides import Side
+
+_BATCH_ROWS: Final = 50_000
+_MAX_VALUE_TEXT: Final = 500
+_KIND_OF_ROLE: Final = {
+    Role.PARAMETER: "parameter",
+    Role.PARAMETER_GRAD: "parameter_grad",
+    Role.SAVED: "saved",
+}
+_TEXT: Final = "String"
+_INTEGER: Final = "Int64"
+_NUMBER: Final = "Float64"
+_TRUTH: Final = "Boolean"
+
+COLUMNS: Final[Mapping[str, str]] = {
+    "step": _INTEGER,
+    "rank": _TEXT,
+    "order": _INTEGER,
+    "name": _TEXT,
+    "target_name": _TEXT,
+    "reference_name": _TEXT,
+    "operation": _TEXT,
+    "kind": _TEXT,
+    "role": _TEXT,
+    "slot": _TEXT,
+    "module": _TEXT,
+    "api": _TEXT,
+    "status": _TEXT,
+    "origin": _TEXT,
+    "error": _NUMBER,
+    "reason": _TEXT,
+    "match": _TEXT,
+    "confidence": _NUMBER,
+    "target_dtype": _TEXT,
+    "reference_dtype": _TEXT,
+    "target_shape": _TEXT,
+    "reference_shape": _TEXT,
+    "target_value": _TEXT,
+    "reference_value": _TEXT,
+    "target_requires_grad": _TRUTH,
+    "reference_requires_grad": _TRUTH,
+    "target_max": _NUMBER,
+    "target_min": _NUMBER,
+    "target_mean": _NUMBER,
+    "target_norm": _NUMBER,
+    "reference_max": _NUMBER,
+    "reference_min": _NUMBER,
+    "reference_mean": _NUMBER,
+    "reference_norm": _NUMBER,
+    "target_nan": _INTEGER,
+    "target_inf": _INTEGER,
+    "reference_nan": _INTEGER,
+    "reference_inf": _INTEGER,
+    "mismatches": _INTEGER,
+    "unequal": _INTEGER,
+    "count": _INTEGER,
+    "max_abs_err": _NUMBER,
+    "max_abs_index": _TEXT,
+    "max_abs_target": _NUMBER,
+    "max_abs_reference": _NUMBER,
+    "max_rel_err": _NUMBER,
+    "max_rel_index": _TEXT,
+    "max_rel_target": _NUMBER,
+    "max_rel_reference": _NUMBER,
+    "mean_abs_err": _NUMBER,
+    "p999_abs_err": _NUMBER,
+    "rmse": _NUMBER,
+    "relative_l2": _NUMBER,
+    "cosine": _NUMBER,
+    "max_ulp": _INTEGER,
+    "sign_flips": _INTEGER,
+    "ratio_1e3": _NUMBER,
+    "ratio_5e3": _NUMBER,
+    "first_nonfinite": _TEXT,
+    "target_md5": _TEXT,
+    "reference_md5": _TEXT,
+    "target_file": _TEXT,
+    "reference_file": _TEXT,
+    "source": _TEXT,
+}
+"""Names of the columns, in order, and the names of their polars types."""
+
+
+def empty_table() -> pl.DataFrame:
+    """Return a table without rows."""
+    import polars as pl
+
+    return pl.DataFrame(schema=_schema())
+
+
+def make_table(comparisons: Sequence[RankComparison], *, keep_rows: bool = True) -> pl.DataFrame:
+    """Return the rows of all comparisons as one table.
+
+    Args:
+        comparisons: in the order in which they shall stand.
+        keep_rows: False takes the rows out of the comparisons on the way: of millions of rows there
+            is no room for both.
+    """
+    import polars as pl
+
+    batches: list[pl.DataFrame] = []
+    for comparison in comparisons:
+        facts = _OperationFacts(comparison)
+        for rows in _batches(comparison, keep_rows=keep_rows):
+            batches.append(_table_of(rows, comparison, facts))
+    return pl.concat(batches) if batches else empty_table()
+
+
+def _batches(comparison: RankComparison, *, keep_rows: bool) -> Iterator[list[Row]]:
+    if keep_rows:
+        for start in range(0, len(comparison.rows), _BATCH_ROWS):
+            yield comparison.rows[start : start + _BATCH_ROWS]
+        return
+    rows, comparison.rows = comparison.rows, []
+    rows.reverse()  # so that batches can be cut off at the end, which is where lists are cheap
+    while rows:
+        batch = rows[: -_BATCH_ROWS - 1 : -1]
+        del rows[-len(batch) :]
+        yield batch
+
+
+def _schema() -> dict[str, Any]:
+    import polars as pl
+
+    return {name: getattr(pl, kind) for name, kind in COLUMNS.items()}
+
+
+class _OperationFacts:
+    """What is known of operations rather than of values, looked up once for each."""
+
+    def __init__(self, comparison: RankComparison) -> None:
+        self._target = comparison.target
+        self._reference = comparison.reference
+        self.module = cache(self._module)
+        self.api = cache(self._api)
+        self.source = cache(self._source)
+        self.is_backward = cache(self._is_backward)
+
+    def _side(self, target: str | None) -> Side:
+        return self._reference if target is None else self._target
+
+    def _module(self, target: str | None, reference: str | None) -> str:
+        return self._side(target).module(_name(target, reference))
+
+    def _api(self, target: str | None, reference: str | None) -> str:
+        parsed = self._side(target).parsed(_name(target, reference))
+        return parsed.class_name or parsed.path
+
+    def _source(self, target: str | None, reference: str | None) -> str | None:
+        return self._side(target).source_line(_name(target, reference))
+
+    def _is_backward(self, target: str | None, reference: str | None) -> bool:
+        parsed = self._side(target).parsed(_name(target, reference))
+        return parsed.kind is RecordKind.BACKWARD
+
+
+def _name(target: str | None, reference: str | None) -> str:
+    name = target or reference
+    assert name is not None
+    return name
+
+
+def _table_of(
+    rows: Sequence[Row], comparison: RankComparison, facts: _OperationFacts
+) -> pl.DataFrame:
+    import polars as pl
+
+    columns: dict[str, Any] = {
+        "step": [comparison.step] * len(rows),
+        "rank": [str(comparison.rank)] * len(rows),
+    }
+    columns |= _row_columns(rows, facts)
+    targets = [row.target for row in rows]
+    references = [row.reference for row in rows]
+    columns |= _leaf_columns("target", targets)
+    columns |= _leaf_columns("reference", references)
+    if any(row.metrics is not None for row in rows):
+        columns |= _metric_columns(rows)
+    columns |= _nonfinite_columns(rows)
+    schema = _schema()
+    # Columns that the mode knows nothing for cost nothing.
+    series = [
+        pl.Series(name, columns[name], dtype=kind, strict=False)
+        if name in columns
+        else pl.Series(name, [None], dtype=kind).new_from_index(0, len(rows))
+        for name, kind in schema.items()
+    ]
+    return pl.DataFrame(series)
+
+
+def _row_columns(rows: Sequence[Row], facts: _OperationFacts) -> dict[str, list[Any]]:
+    pairs = [row.pair for row in rows]
+    keys = [(pair.target, pair.reference) for pair in pairs]
+    leaves = [row.leaf for row in rows]
+    slots = [leaf.slot for leaf in leaves]
+    backward = [facts.is_backward(*key) for key in keys]
+    return {
+        "order": [pair.position for pair in pairs],
+        "name": [row_name(pair.name, slot) for pair, slot in zip(pairs, slots, strict=True)],
+        "target_name": _value_names((row.pair.target, row.target) for row in rows),
+        "reference_name": _value_names((row.pair.reference, row.reference) for row in rows),
+        "operation": [pair.name for pair in pairs],
+        "kind": [
+            _KIND_OF_ROLE.get(leaf.role) or ("backward" if back else "forward")
+            for leaf, back in zip(leaves, backward, strict=True)
+        ],
+        "role": [leaf.role.value for leaf in leaves],
+        "slot": slots,
+        "module": [facts.module(*key) for key in keys],
+        "api": [facts.api(*key) for key in keys],
+        "status": [row.status.value for row in rows],
+        "origin": [None if row.origin is None else row.origin.value for row in rows],
+        "error": [_number(row.error) for row in rows],
+        "reason": [row.reason for row in rows],
+        "match": [pair.match.value for pair in pairs],
+        "confidence": [pair.confidence for pair in pairs],
+        "source": [facts.source(*key) for key in keys],
+    }
+
+
+def _value_names(values: Iterable[tuple[str | None, Leaf | None]]) -> list[str | None]:
+    return [
+        None if leaf is None or name is None else f"{name}.{leaf.slot}" for name, leaf in values
+    ]
+
+
+def _leaf_columns(side: str, leaves: Sequence[Leaf | None]) -> dict[str, list[Any]]:
+    # Rows without a partner are few; a stand-in spares every column a test for None.
+    found = [leaf or _NO_LEAF for leaf in leaves]
+    return {
+        f"{side}_dtype": [leaf.dtype or leaf.type or None for leaf in found],
+        f"{side}_shape": [
+            None if leaf.shape is None else _shape_text(leaf.shape) for leaf in found
+        ],
+        f"{side}_value": [
+            None if leaf.is_tensor or leaf is _NO_LEAF else _value_text(leaf.value)
+            for leaf in found
+        ],
+        f"{side}_requires_grad": [leaf.requires_grad for leaf in found],
+        f"{side}_max": [_number(leaf.max) for leaf in found],
+        f"{side}_min": [_number(leaf.min) for leaf in found],
+        f"{side}_mean": [_number(leaf.mean) for leaf in found],
+        f"{side}_norm": [_number(leaf.norm) for leaf in found],
+        f"{side}_md5": [leaf.md5 for leaf in found],
+        f"{side}_file": [leaf.data_name for leaf in found],
+    }
+
+
+_NO_LEAF: Final = Leaf(slot="", role=Role.INPUT, is_tensor=False, type="")
+
+_METRIC_COLUMNS: Final[dict[str, Callable[[ElementMetrics], Any]]] = {
+    "mismatches": lambda found: found.mismatches,
+    "unequal": lambda found: found.unequal,
+    "count": lambda found: found.count,
+    "max_abs_err": lambda found: _number(found.max_abs_err),
+    "max_abs_target": lambda found: _number(found.max_abs_target),
+    "max_abs_reference": lambda found: _number(found.max_abs_reference),
+    "max_rel_err": lambda found: _number(found.max_rel_err),
+    "max_rel_target": lambda found: _number(found.max_rel_target),
+    "max_rel_reference": lambda found: _number(found.max_rel_reference),
+    "mean_abs_err": lambda found: _number(found.mean_abs_err),
+    "p999_abs_err": lambda found: _number(found.p999_abs_err),
+    "rmse": lambda found: _number(found.rmse),
+    "relative_l2": lambda found: _number(found.relative_l2),
+    "cosine": lambda found: _number(found.cosine),
+    "max_ulp": lambda found: _int64(found.max_ulp),
+    "sign_flips": lambda found: found.sign_flips,
+    "ratio_1e3": lambda found: _number(found.ratio_1e3),
+    "ratio_5e3": lambda found: _number(found.ratio_5e3),
+}
+_INDEX_COLUMNS: Final[dict[str, Callable[[ElementMetrics], int | None]]] = {
+    "max_abs_index": lambda found: found.max_abs_index,
+    "max_rel_index": lambda found: found.max_rel_index,
+    "first_nonfinite": lambda found: found.first_nonfinite_mismatch,
+}
+
+
+def _metric_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    metrics = [row.metrics for row in rows]
+    columns: dict[str, list[Any]] = {
+        name: [None if found is None else pick(found) for found in metrics]
+        for name, pick in _METRIC_COLUMNS.items()
+    }
+    shapes = [row.leaf.shape for row in rows]
+    for name, pick in _INDEX_COLUMNS.items():
+        columns[name] = [
+            None if found is None else _index_text(pick(found), shape)
+            for found, shape in zip(metrics, shapes, strict=True)
+        ]
+    return columns
+
+
+def _nonfinite_columns(rows: Sequence[Row]) -> dict[str, list[int | None]]:
+    """Count NaN and infinities: of the elements where they were read, else as the dump says."""
+    return {
+        "target_nan": [_nan_count(row.target, row.metrics, "target") for row in rows],
+        "target_inf": [_inf_count(row.target, row.metrics, "target") for row in rows],
+        "reference_nan": [_nan_count(row.reference, row.metrics, "reference") for row in rows],
+        "reference_inf": [_inf_count(row.reference, row.metrics, "reference") for row in rows],
+    }
+
+
+def _nan_count(leaf: Leaf | None, metrics: ElementMetrics | None, side: str) -> int | None:
+    if metrics is not None:
+        return metrics.target_nan if side == "target" else metrics.reference_nan
+    return None if leaf is None or not leaf.extra else _count(leaf.extra.get("nan_count"))
+
+
+def _inf_count(leaf: Leaf | None, metrics: ElementMetrics | None, side: str) -> int | None:
+    if metrics is not None:
+        if side == "target":
+            return metrics.target_pos_inf + metrics.target_neg_inf
+        return metrics.reference_pos_inf + metrics.reference_neg_inf
+    if leaf is None or not leaf.extra:
+        return None
+    positive, negative = (_count(leaf.extra.get(f"{sign}_inf_count")) for sign in ("pos", "neg"))
+    return None if positive is None and negative is None else (positive or 0) + (negative or 0)
+
+
+def _count(found: JsonTree) -> int | None:
+    return found if type(found) is int else None
+
+
+def _number(value: Statistic | complex) -> float | None:
+    """Return a number as a column holds it; of a complex one its modulus."""
+    if type(value) is float or value is None:
+        return value
+    try:
+        return abs(value) if isinstance(value, complex) else float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _int64(value: int | None) -> int | None:
+    return None if value is None else min(value, (1 << 63) - 1)
+
+
+@cache
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return str(list(shape))
+
+
+def _index_text(position: int | None, shape: tuple[int, ...] | None) -> str | None:
+    """Return where in a tensor the element at a flat position lies, ``[0, 3]``."""
+    if position is None or shape is None:
+        return None
+    place: list[int] = []
+    for size in reversed(shape):
+        position, coordinate = divmod(position, max(size, 1))
+        place.append(coordinate)
+    return str(place[::-1])
+
+
+def _value_text(value: JsonTree) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _MAX_VALUE_TEXT else text[:_MAX_VALUE_TEXT] + "…"

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of one dump that should agree but do not.
+
+Data-parallel ranks hold the same parameters, and the same gradients once these were reduced. And
+whatever two ranks compute from the same values must come out the same. Ranks count as replicas
+when most of their parameters agree; ranks that hold different parts of the parameters are left
+alone, and so is everything random.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from msprobe.compare.communication import is_communication
+from msprobe.compare.model import (
+    Leaf,
+    Match,
+    Mode,
+    OperationPair,
+    Origin,
+    RankComparison,
+    Role,
+    Row,
+    Status,
+)
+from msprobe.compare.sides import Side
+from msprobe.dump.reader import Dump, DumpStep, RankKey
+from msprobe.dump.record_names import RecordKind, forward_name
+from msprobe.errors import UsageError
+
+if TYPE_CHECKING:
+    from msprobe.compare.options import CompareOptions
+    from msprobe.compare.result import CompareResult
+    from msprobe.compare.verdicts.tolerances import Tolerances
+
+# Ranks that hold parts of the parameters have whole ones in common, too: norms, biases.
+_LEAST_COMMON_SHARE: Final = 0.7
+# Replicas that drifted apart are still closer than two parts of one weight ever are.
+_SIMILAR: Final = 1e-3
+_RANDOM: Final = re.compile(
+    r"(?i)(?:^|\.)_*(?:feature_)?(?:alpha_)?(?:dropout|rand|bernoulli|multinomial|normal_?$|uniform_"
+    r"|exponential_|cauchy_|geometric_|log_normal_|poisson|rrelu|gumbel_softmax|empty|new_empty"
+    r"|scaled_dot_product_attention|multi_head_attention_forward)"
+)
+_RNG: Final = "rng"
+
+Key = tuple[object, ...]
+Place = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaGroup:
+    """Ranks that hold the same parameters.
+
+    Attributes:
+        step: the step.
+        ranks: at least two, the first of which the others are compared with.
+    """
+
+    step: int
+    ranks: tuple[RankKey, ...]
+
+
+def compare_replicas(
+    path: Path,
+    options: CompareOptions,
+    *,
+    output: Path | None = None,
+    notes: Sequence[str] = (),
+) -> CompareResult:
+    """Compare the ranks of one dump with each other, where they should agree.
+
+    Args:
+        path: the dump.
+        options: how to compare.
+        output: folder in which an interrupted comparison leaves what it has done.
+        notes: what else the summary shall say.
+
+    Raises:
+        DumpFormatError: there is no dump at that path, or it is damaged.
+        UsageError: no step has two ranks that hold the same parameters.
+    """
+    from msprobe.compare.result import CompareResult
+    from msprobe.compare.tensor_rows import TensorWork
+    from msprobe.compare.verdicts.summary import summarize
+    from msprobe.compare.verdicts.tolerances import Tolerances
+    from msprobe.dump.reader import open_dump
+
+    began = time.perf_counter()
+    dump = open_dump(path)
+    tolerances = Tolerances.load(options.tolerances)
+    said = list(notes)
+    comparisons: list[RankComparison] = []
+    with TensorWork(options, output) as work:
+        for step in _wanted(dump, options.steps):
+            for comparison in compare_replicas_of(step, options.ranks, said):
+                if comparison.mode is Mode.TENSOR:
+                    work.measure(comparison, tolerances)
+                judge_replicas(comparison, tolerances)
+                comparisons.append(comparison)
+    if not comparisons:
+        raise UsageError(
+            f"{path}: no step has two ranks with the same parameters; "
+            "replicas are ranks of one data-parallel run"
+        )
+    summary = summarize(
+        comparisons,
+        target=str(path),
+        reference=str(path),
+        notes=said,
+        elapsed_s=time.perf_counter() - began,
+        bytes_read=work.bytes_read,
+    )
+    summary["replicas"] = list(replica_findings(comparisons))
+    return CompareResult(comparisons=comparisons, summary=summary)
+
+
+def _wanted(dump: Dump, steps: Sequence[int] | None) -> list[DumpStep]:
+    return [step for number, step in dump.steps.items() if steps is None or number in steps]
+
+
+def check_replicas(
+    dump: Dump, tolerances: Tolerances, steps: Iterable[int]
+) -> list[dict[str, Any]]:
+    """Return what replicas of a dump disagree about, by statistics or checksums alone.
+
+    Args:
+        dump: the dump; steps with a single rank have no replicas.
+        tolerances: what results of equal inputs may be apart.
+        steps: the steps to look at.
+
+    Returns:
+        As `replica_findings`.
+    """
+    found: list[RankComparison] = []
+    for number in steps:
+        for comparison in compare_replicas_of(dump.steps[number], None, []):
+            judge_replicas(comparison, tolerances)
+            found.append(comparison)
+    return list(replica_findings(found))
+
+
+def compare_replicas_of(
+    step: DumpStep, ranks: Sequence[int] | None, notes: list[str]
+) -> Iterator[RankComparison]:
+    """Yield each replica against the first of its group, with the rows that must agree.
+
+    Adds to `notes` which ranks were taken for replicas. The rows are not judged.
+    """
+    sides = {
+        key: Side(view, source="target")
+        for key, view in step.ranks.items()
+        if ranks is None or (view.rank or 0) in ranks
+    }
+    if len(sides) < 2:
+        return
+    for group in find_replica_groups(step.number, sides):
+        first = sides[group.ranks[0]]
+        shown = ", ".join(map(str, group.ranks))
+        notes.append(f"step {step.number}: ranks {shown} hold the same parameters")
+        for key in group.ranks[1:]:
+            yield _compare_pair(step.number, key, sides[key], first)
+
+
+def find_replica_groups(step: int, sides: Mapping[RankKey, Side]) -> list[ReplicaGroup]:
+    """Return the groups of ranks that hold the same parameters."""
+    groups: list[tuple[list[RankKey], dict[Place, Leaf]]] = []
+    for key, side in sides.items():
+        weights = _parameters(side)
+        if not weights:
+            continue
+        for members, known in groups:
+            if _are_replicas(weights, known):
+                members.append(key)
+                break
+        else:
+            groups.append(([key], weights))
+    return [
+        ReplicaGroup(step=step, ranks=tuple(members)) for members, _ in groups if len(members) > 1
+    ]
+
+
+def _parameters(side: Side) -> dict[Place, Leaf]:
+    """Return the parameters of a rank by the place where each is first seen.
+
+    Where records of modules do not list them, they are what calls take in that requires gradients
+    and that no call has given out.
+    """
+    listed: dict[Place, Leaf] = {}
+    guessed: dict[Place, Leaf] = {}
+    seen: set[Key] = set()
+    for name in side.names:
+        if side.parsed(name).kind is not RecordKind.FORWARD:
+            continue
+        for leaf in side.leaves(name):
+            if not leaf.is_tensor:
+                continue
+            key = _value_key(leaf)
+            if leaf.role is Role.PARAMETER:
+                listed[name, leaf.slot] = leaf
+            elif leaf.role is Role.OUTPUT:
+                seen.add(key)
+            elif leaf.requires_grad and key not in seen:
+                seen.add(key)
+                guessed[name, leaf.slot] = leaf
+    return listed or guessed
+
+
+def _are_replicas(mine: Mapping[Place, Leaf], theirs: Mapping[Place, Leaf]) -> bool:
+    """Return whether most parameters agree that could tell the difference."""
+    if mine.keys() != theirs.keys():
+        return False
+    if any(leaf.shape != theirs[place].shape for place, leaf in mine.items()):
+        return False
+    # Biases of 0 and scales of 1 are the same on all ranks, whatever these hold.
+    telling = [place for place, leaf in mine.items() if leaf.max != leaf.min or leaf.max is None]
+    alike = sum(_are_similar(mine[place], theirs[place]) for place in telling)
+    return alike >= _LEAST_COMMON_SHARE * len(telling) if telling else True
+
+
+def _are_similar(a: Leaf, b: Leaf) -> bool:
+    if _value_key(a) == _value_key(b):
+        return True
+    pairs = [(a.max, b.max), (a.min, b.min), (a.norm, b.norm)]
+    for x, y in pairs:
+        if not isinstance(x, (int, float)) or not isinstance(y, (int, float)):
+            return False
+        if not abs(x - y) <= _SIMILAR * max(abs(x), abs(y)):
+            return False
+    return True
+
+
+def _value_key(leaf: Leaf) -> Key:
+    """Return what is the same for two values exactly if, by all that the dump says, they are."""
+    if not leaf.is_tensor:
+        return (leaf.type, repr(leaf.value))
+    if leaf.md5 is not None:
+        return (leaf.dtype, leaf.shape, leaf.md5)
+    # As text, NaN is equal to itself.
+    numbers = (leaf.max, leaf.min, leaf.mean, leaf.norm)
+    return (leaf.dtype, leaf.shape, *map(repr, numbers))
+
+
+def _compare_pair(step: int, rank: RankKey, side: Side, first: Side) -> RankComparison:
+    known = set(first.names)
+    pairs: list[OperationPair] = []
+    rows: list[Row] = []
+    checker = _Checker(side, first)
+    for name in side.names:
+        if name not in known:
+            continue
+        pair = OperationPair(position=len(pairs), target=name, reference=name, match=Match.EXACT)
+        found = list(checker.rows(name, pair))
+        if found:
+            pairs.append(pair)
+            rows += found
+    return RankComparison(
+        step=step,
+        rank=rank,
+        target=side,
+        reference=first,
+        mode=side.mode if side.mode is first.mode else Mode.STATISTICS,
+        pairs=pairs,
+        rows=rows,
+    )
+
+
+class _Checker:
+    """Finds the values that two replicas must have in common."""
+
+    def __init__(self, side: Side, first: Side) -> None:
+        self._side = side
+        self._first = first
+        self._enclosing = set(side.view.parents.values())
+        self._seen: set[tuple[str, str]] = set()
+        # Forward calls that both ranks made of the same values.
+        self._same_calls: set[str] = set()
+
+    def rows(self, name: str, pair: OperationPair) -> Iterator[Row]:
+        """Yield the values of a record that must agree."""
+        parsed = self._side.parsed(name)
+        mine, theirs = self._side.leaves(name), self._first.leaves(name)
+        if [leaf.slot for leaf in mine] != [leaf.slot for leaf in theirs]:
+            return
+        reduced = parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED
+        same = self._computes_the_same(name, mine, theirs)
+        for a, b in zip(mine, theirs, strict=True):
+            if a.role is Role.PARAMETER:
+                if (parsed.base, a.slot) in self._seen:
+                    continue
+                self._seen.add((parsed.base, a.slot))
+            elif not (reduced or (same and a.role is Role.OUTPUT)):
+                continue
+            yield Row(pair=pair, target=a, reference=b)
+
+    def _computes_the_same(self, name: str, mine: list[Leaf], theirs: list[Leaf]) -> bool:
+        """Return whether a call has all inputs in common and nothing else that could differ."""
+        parsed = self._side.parsed(name)
+        if parsed.is_module and name in self._enclosing:
+            return False  # what runs inside it says more, and may be random
+        word = parsed.class_name or parsed.path
+        if is_communication(parsed) or parsed.prefix == "Distributed" or _RANDOM.search(word):
+            return False
+        data = self._side.view.records.data(name)
+        if isinstance(data, dict) and _RNG in data:
+            return False
+        taken = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.role is not Role.OUTPUT]
+        tensors = sum(a.is_tensor for a, _ in taken)
+        if not tensors or any(_value_key(a) != _value_key(b) for a, b in taken):
+            return False
+        if parsed.kind is RecordKind.FORWARD:
+            self._same_calls.add(name)
+            return True
+        # A gradient depends on the values of the forward call, too.
+        return parsed.kind is RecordKind.BACKWARD and forward_name(parsed) in self._same_calls
+
+
+def judge_replicas(comparison: RankComparison, tolerances: Tolerances) -> None:
+    """Judge the rows of a replica: results within the tolerance, parameters exactly."""
+    from msprobe.compare.verdicts.status import judge_rows
+
+    judge_rows(comparison, tolerances)
+    for row in comparison.rows:
+        if row.status is Status.CLOSE and row.leaf.role is not Role.OUTPUT:
+            row.status = Status.DIFFERS
+        if row.status.is_difference:
+            row.origin = Origin.INTRODUCED
+            row.reason = _reason(row)
+
+
+def _reason(row: Row) -> str:
+    what = {
+        Role.PARAMETER: "a parameter that replicas should share differs",
+        Role.PARAMETER_GRAD: "a reduced gradient that replicas should share differs",
+    }.get(row.leaf.role, "the inputs are equal on both ranks, the results are not")
+    return f"{what}; {row.reason}" if row.reason else what
+
+
+def replica_findings(comparisons: Sequence[RankComparison]) -> Iterator[dict[str, Any]]:
+    """Yield each value that replicas disagree about, in order of execution.
+
+    Yields:
+        ``name`` (of the record), ``row``, ``kind``, ``module``, ``status``, ``step``, ``ranks``
+        (all that were compared), ``differing`` (those that stand alone), ``error``, ``reason``,
+        ``source``.
+    """
+    groups: dict[tuple[int, int], list[RankComparison]] = defaultdict(list)
+    for comparison in comparisons:
+        groups[comparison.step, id(comparison.reference)].append(comparison)
+    for members in groups.values():
+        yield from _findings_of(members)
+
+
+def _findings_of(members: Sequence[RankComparison]) -> Iterator[dict[str, Any]]:
+    first = members[0].reference.view
+    base: RankKey = first.name if first.rank is None else first.rank
+    ranks = [base, *(member.rank for member in members)]
+    rows: dict[str, list[tuple[RankComparison, Row]]] = defaultdict(list)
+    for member in members:
+        for row in member.rows:
+            if row.status.is_difference:
+                rows[row.name].append((member, row))
+    for found in rows.values():
+        differing = [member.rank for member, _ in found]
+        # Where most differ from the first rank, it is the odd one out.
+        if len(differing) > 1 and len(differing) > len(members) / 2:
+            differing = [base, *(rank for rank in ranks[1:] if rank not in differing)]
+        member, row = max(found, key=lambda one: one[1].error or 0.0)
+        others = [rank for rank in ranks if rank not in differing]
+        sides = f"rank {', '.join(map(str, differing))} against {', '.join(map(str, others))}"
+        yield {
+            "name": row.pair.name,
+            "row": row.name,
+            "kind": _kind(member.target, row),
+            "module": member.target.module(row.pair.name),
+            "status": row.status.value,
+            "step": member.step,
+            "ranks": ranks,
+            "differing": differing,
+            "error": row.error,
+            "reason": f"{sides}: {row.reason}",
+            "source": member.target.source_line(row.pair.name),
+        }
+
+
+def _kind(side: Side, row: Row) -> str:
+    if row.leaf.role in (Role.PARAMETER, Role.PARAMETER_GRAD):
+        return row.leaf.role.value
+    return "backward" if side.parsed(row.pair.name).kind is RecordKind.BACKWARD else "forward"

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CompareResult`: what a comparison found, as a table, a summary and files."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from msprobe.errors import ReportWriteError, UsageError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from msprobe.compare.model import RankComparison
+
+TableFormat = Literal["xlsx", "csv", "parquet"]
+
+_STAMP: Final = "%Y%m%d%H%M%S"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegacyChoices:
+    """What mindstudio-probe's users choose of its files.
+
+    Attributes:
+        generation: whose columns and verdicts the tables have: ``8.3.3`` or ``26.2.0``.
+        highlight: whether rows of spreadsheets are coloured.
+        advisor: whether the advice of 8.3.3 is written.
+        first_difference: whether the files of the first-difference search are written.
+    """
+
+    generation: Literal["8.3.3", "26.2.0"] = "26.2.0"
+    highlight: bool = True
+    advisor: bool = False
+    first_difference: bool = False
+
+
+class CompareResult:
+    """What a comparison found. Shows itself in a notebook.
+
+    Attributes:
+        summary: what ``summary.json`` holds: whether the dumps are equal, counts by status, the
+            first difference, the calls that introduced one, what has no partner …
+    """
+
+    def __init__(
+        self, *, comparisons: Sequence[RankComparison], summary: Mapping[str, Any]
+    ) -> None:
+        self._comparisons = comparisons
+        self._frame: pl.DataFrame | None = None
+        self._has_rows = True
+        self.summary = summary
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """The table: one row for each pair of values, in order of execution."""
+        from msprobe.compare.native_table import make_table
+
+        if self._frame is None:
+            self._frame = make_table(self._comparisons)
+        return self._frame
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether no value differs beyond its tolerance."""
+        return bool(self.summary["equal"])
+
+    def worst_ranks(self) -> pl.DataFrame:
+        """Return one row for each value of each step, with the rank where it is worst."""
+        from msprobe.compare.ranks import worst_ranks
+
+        return worst_ranks(self.frame)
+
+    def release(self) -> None:
+        """Make the table and let go of what it was made of, which takes as much memory again.
+
+        Tables of mindstudio-probe's form can then no longer be written.
+        """
+        from msprobe.compare.native_table import make_table
+
+        if self._frame is None:
+            self._frame = make_table(self._comparisons, keep_rows=False)
+        self._comparisons = ()
+        self._has_rows = False
+
+    def write(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        table: TableFormat = "xlsx",
+        html: bool = False,
+        legacy: LegacyChoices | None = None,
+    ) -> list[Path]:
+        """Write the tables and ``summary.json`` into a folder; return the files.
+
+        Args:
+            directory: the folder; made if missing.
+            table: format of the tables.
+            html: whether to write a report to click through, too.
+            legacy: what mindstudio-probe's users choose of its files.
+
+        Raises:
+            ReportWriteError: a file cannot be written.
+            UsageError: `release` has been called.
+        """
+        if not self._has_rows:
+            raise UsageError("write() must come before release()")
+        folder = Path(directory)
+        stamp = time.strftime(_STAMP)
+        from msprobe.compare.result_files import write_summary
+
+        files = self._write_tables(folder, stamp, table, legacy or LegacyChoices())
+        if html:
+            from msprobe.report.comparison_page import write_comparison_page
+
+            page = folder / f"compare_report_{stamp}.html"
+            try:
+                write_comparison_page(page, self.summary, self.frame)
+            except OSError as exc:
+                raise ReportWriteError(page, f"cannot be written: {exc.strerror or exc}") from exc
+            files.append(page)
+        files.append(write_summary(self.summary, folder))
+        return files
+
+    def _write_tables(
+        self, folder: Path, stamp: str, table: TableFormat, legacy: LegacyChoices
+    ) -> list[Path]:
+        from msprobe.compare.legacy.advisor import write_advice
+        from msprobe.compare.legacy.first_difference import write_first_differences
+        from msprobe.compare.legacy.tables import legacy_table
+        from msprobe.compare.native_table import make_table
+        from msprobe.compare.result_files import advice_name, table_names
+        from msprobe.report.table_files import write_table
+
+        files: list[Path] = []
+        names = table_names(self._comparisons, stamp)
+        for comparison, name in zip(self._comparisons, names, strict=True):
+            made = legacy_table(comparison, legacy.generation, highlight=legacy.highlight)
+            if table == "parquet":
+                # Typed columns are what that format is for; the legacy ones mix words and numbers.
+                files += write_table(make_table([comparison]), folder / name, table)
+            else:
+                files += write_table(made, folder / name, table)
+            if legacy.advisor:
+                files.append(write_advice(made, folder / advice_name(name)))
+        if len(names) > 1:
+            files += write_table(self.worst_ranks(), folder / f"worst_ranks_{stamp}", "csv")
+        if legacy.first_difference:
+            files += write_first_differences(self._comparisons, folder, stamp)
+        return files
+
+    def __repr__(self) -> str:
+        """Return the answer in one line."""
+        from msprobe.report.comparison_lines import quiet_line
+
+        return f"CompareResult({quiet_line(self.summary)})"
+
+    def _repr_html_(self) -> str:
+        """Return the answer and the most telling operations, for notebooks."""
+        from msprobe.report.comparison_notebook import notebook_html
+
+        return notebook_html(self.summary, self.frame)

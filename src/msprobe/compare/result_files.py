@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files a comparison makes, and what they are called: the names that mindstudio-probe uses.
+
+compare_result_{time}.xlsx                     one rank
+compare_result_rank0_{time}.xlsx               several ranks; in step{n}/ if several steps
+debug_compare_result[_rank0]_{time}.xlsx       level debug
+compare_result_{rank}_{step}_{time}.xlsx       kernel dumps
+{graph|pynative}/step{n}/compare_result_…      MindSpore dumps of two halves
+worst_ranks_{time}.csv                         several ranks: the worst rank of every value
+advisor[_rank0]_{time}.txt                     where it was asked for
+compare_report_{time}.html                     likewise
+summary.json
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from msprobe.dump.kernel_views import KernelView
+from msprobe.errors import ReportWriteError
+
+if TYPE_CHECKING:
+    from msprobe.compare.model import RankComparison
+
+SUMMARY_JSON: Final = "summary.json"
+
+
+def table_names(comparisons: Sequence[RankComparison], stamp: str) -> list[str]:
+    """Return the path of each comparison's table inside the output folder, without suffix.
+
+    Args:
+        comparisons: all that one call compared.
+        stamp: time of the call, as it stands in names.
+    """
+    steps = {comparison.step for comparison in comparisons}
+    is_alone = len(comparisons) == 1
+    return [
+        _table_name(comparison, stamp, is_alone=is_alone, has_steps=len(steps) > 1)
+        for comparison in comparisons
+    ]
+
+
+def _table_name(comparison: RankComparison, stamp: str, *, is_alone: bool, has_steps: bool) -> str:
+    view = comparison.target.view
+    if isinstance(view, KernelView):
+        return f"compare_result_{view.rank}_{comparison.step}_{stamp}"
+    prefix = "debug_compare_result" if view.head.level == "debug" else "compare_result"
+    if view.mode is not None:
+        return f"{view.mode}/step{comparison.step}/{prefix}_{view.name}_{stamp}"
+    if is_alone:
+        return f"{prefix}_{stamp}"
+    folder = f"step{comparison.step}/" if has_steps else ""
+    return f"{folder}{prefix}_{view.name}_{stamp}"
+
+
+def advice_name(table_name: str) -> str:
+    """Return the path of the advice on a table."""
+    folder, separator, name = table_name.rpartition("/")
+    return f"{folder}{separator}{name.replace('compare_result', 'advisor', 1)}.txt"
+
+
+def write_summary(summary: Mapping[str, Any], directory: Path) -> Path:
+    """Write ``summary.json``, replacing one that is there; return its path.
+
+    Raises:
+        ReportWriteError: it cannot be written.
+    """
+    path = directory / SUMMARY_JSON
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(summary_text(summary), encoding="utf-8")
+    except OSError as exc:
+        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
+    return path
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """Return a summary as JSON that every parser takes: NaN and infinities become text."""
+    return json.dumps(_plain(summary), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _plain(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _plain(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_plain(value) for value in tree]
+    if isinstance(tree, float) and not math.isfinite(tree):
+        return str(tree)
+    return tree

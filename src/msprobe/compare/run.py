@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`compare_dumps`: two dumps in, one `CompareResult` out.
+
+Steps and ranks are paired first (`ranks`). Then, one rank after another: operations are paired,
+then their values, elements are measured where both sides kept them, every pair of values gets a
+verdict, and differences an origin.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from msprobe.compare.model import Mode, RankComparison
+from msprobe.compare.options import CompareOptions
+from msprobe.compare.ranks import ViewPair, pair_views
+from msprobe.compare.sides import Side
+from msprobe.errors import UsageError
+
+if TYPE_CHECKING:
+    from msprobe.compare.result import CompareResult, TableFormat
+    from msprobe.compare.tensor_rows import TensorWork
+    from msprobe.dump.reader import Dump
+
+PathLike = str | os.PathLike[str]
+
+
+def compare_dumps(
+    target: PathLike,
+    reference: PathLike,
+    *,
+    output: PathLike | None = None,
+    table: TableFormat = "xlsx",
+    html: bool = False,
+    steps: Sequence[int] | None = None,
+    ranks: Sequence[int] | None = None,
+    align: Literal["auto", "always", "never"] = "auto",
+    data_mapping: PathLike | Mapping[str, str] | None = None,
+    cell_mapping: PathLike | Literal[True] | None = None,
+    api_mapping: PathLike | Literal[True] | None = None,
+    layer_mapping: PathLike | None = None,
+    tolerances: PathLike | None = None,
+    processing: PathLike | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    show_progress: bool = False,
+) -> CompareResult:
+    """Compare two dumps: do they differ, where first, and which call began it.
+
+    Either path may be a dump path, a step folder, a rank folder, a ``dump.json`` or
+    ``debug.json``, or a folder of MindSpore's kernel dumps. Steps and ranks pair by number.
+
+    Args:
+        target: the dump under test.
+        reference: the trusted one.
+        output: folder to write the tables and ``summary.json`` to; None writes nothing.
+        table: format of the table: ``xlsx``, ``csv`` or ``parquet``.
+        html: whether to write a report to click through, too.
+        steps: only these steps of the target; None for all that both have.
+        ranks: only these ranks; None for all that both have.
+        align: whether calls whose names find no partner are aligned by order and similarity:
+            where their counts differ (``auto``), always, or never.
+        data_mapping: names of target rows → names of reference rows, or a YAML file of these.
+        cell_mapping: YAML file of renamed modules; True takes ``Cell`` for ``Module``.
+        api_mapping: YAML file of API pairs; True for the built-in table of MindSpore and PyTorch.
+        layer_mapping: YAML file of renamed children by class of layer.
+        tolerances: YAML file that changes tolerances by type or by name.
+        processing: YAML file of matrices to multiply tensors with before they are compared.
+        workers: threads; None for one a core.
+        scheduler: address of a dask cluster that does the work, ``tcp://host:port``.
+        show_progress: whether to draw a progress bar on stderr.
+
+    Returns:
+        The result: a table, a summary, and ways to write them.
+
+    Raises:
+        DumpFormatError: there is no dump at a path, or it is damaged.
+        UsageError: the two cannot be compared, or hold no common step or rank.
+        ConfigError: a mapping or tolerance file has a fault; it names the line.
+        DumpWriteError: `output` cannot be written.
+    """
+    options = CompareOptions(
+        steps=None if steps is None else tuple(steps),
+        ranks=None if ranks is None else tuple(ranks),
+        align=align,
+        data_mapping=data_mapping if isinstance(data_mapping, Mapping) else _path(data_mapping),
+        cell_mapping=True if cell_mapping is True else _path(cell_mapping),
+        api_mapping=True if api_mapping is True else _path(api_mapping),
+        layer_mapping=_path(layer_mapping),
+        tolerances=_path(tolerances),
+        processing=_path(processing),
+        workers=workers,
+        scheduler=scheduler,
+        show_progress=show_progress,
+    )
+    result = run_comparison(Path(target), Path(reference), options, output=_path(output))
+    if output is not None:
+        result.write(output, table=table, html=html)
+    return result
+
+
+def _path(path: PathLike | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def run_comparison(
+    target: Path,
+    reference: Path,
+    options: CompareOptions,
+    *,
+    output: Path | None = None,
+    notes: Sequence[str] = (),
+    framework: str | None = None,
+) -> CompareResult:
+    """Compare two dumps and write no result; see `compare_dumps`.
+
+    Args:
+        target: path of the dump under test.
+        reference: path of the trusted one.
+        options: how to compare.
+        output: folder in which an interrupted comparison leaves what it has done.
+        notes: what else the summary shall say.
+        framework: what the user takes the target to be made with; only checked.
+    """
+    from msprobe.compare.result import CompareResult
+    from msprobe.compare.verdicts.summary import summarize
+
+    began = time.perf_counter()
+    dumps = open_any_dump(target), open_any_dump(reference)
+    pairing = pair_views(*dumps, steps=options.steps, ranks=options.ranks)
+    with _collector_paused(), _Comparer(options, output) as comparer:
+        comparer.notes += [*notes, *pairing.notes]
+        comparisons = [comparer.compare(pair) for pair in pairing.pairs]
+        if framework is not None:
+            comparer.check_framework(comparisons, framework)
+        replicas = comparer.replicas(dumps[0], pairing.pairs)
+        summary = summarize(
+            comparisons,
+            target=str(target),
+            reference=str(reference),
+            notes=comparer.notes,
+            elapsed_s=time.perf_counter() - began,
+            bytes_read=comparer.bytes_read,
+        )
+    if replicas is not None:
+        summary["replicas"] = replicas
+    return CompareResult(comparisons=comparisons, summary=summary)
+
+
+def open_any_dump(path: Path) -> Dump:
+    """Open a dump of calls, or one of kernels as MindSpore writes it.
+
+    Raises:
+        DumpFormatError: there is neither at that path.
+    """
+    from msprobe.dump.reader import open_dump
+    from msprobe.errors import DumpFormatError
+
+    try:
+        return open_dump(path)
+    except DumpFormatError:
+        from msprobe.dump.kernel_views import open_kernel_dump
+
+        found = open_kernel_dump(path)
+        if found is None:
+            raise
+        return found
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the cyclic collector from walking millions of values that hold no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _Comparer:
+    """Compares pairs of ranks, and gathers what is to be said of all of them.
+
+    Attributes:
+        notes: what the user should know.
+    """
+
+    def __init__(self, options: CompareOptions, output: Path | None) -> None:
+        from msprobe.compare.verdicts.tolerances import Tolerances
+
+        self._options = options
+        self._output = output
+        self._tolerances = Tolerances.load(options.tolerances)
+        self._stack = ExitStack()
+        self._work: TensorWork | None = None
+        self.notes: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tensors that were read."""
+        return 0 if self._work is None else self._work.bytes_read
+
+    def compare(self, pair: ViewPair) -> RankComparison:
+        """Compare one rank of one step."""
+        from msprobe.compare.leaf_pairs import pair_leaves
+        from msprobe.compare.matching import pair_operations
+        from msprobe.compare.verdicts.origin import find_origins
+        from msprobe.compare.verdicts.status import judge_rows
+
+        target = Side(pair.target, source="target")
+        reference = Side(pair.reference, source="reference")
+        self.notes += _notes_of(target, reference)
+        mode = common_mode(target, reference, self.notes)
+        pairs = pair_operations(target, reference, self._options)
+        comparison = RankComparison(
+            step=pair.step,
+            rank=pair.rank,
+            target=target,
+            reference=reference,
+            mode=mode,
+            pairs=pairs,
+            rows=[row for each in pairs for row in pair_leaves(target, reference, each)],
+        )
+        if mode is Mode.TENSOR:
+            self._tensor_work().measure(comparison, self._tolerances)
+        judge_rows(comparison, self._tolerances)
+        find_origins(comparison)
+        return comparison
+
+    def _tensor_work(self) -> TensorWork:
+        # Made when first needed: it brings NumPy along, which statistics do without.
+        if self._work is None:
+            from msprobe.compare.tensor_rows import TensorWork
+
+            self._work = self._stack.enter_context(TensorWork(self._options, self._output))
+        return self._work
+
+    def replicas(self, dump: Dump, pairs: Sequence[ViewPair]) -> list[dict[str, Any]] | None:
+        """Return what data-parallel ranks of a dump disagree about; None with a single rank."""
+        steps = sorted({pair.step for pair in pairs})
+        if len(pairs) == len(steps):
+            return None
+        from msprobe.compare.replicas import check_replicas
+
+        return check_replicas(dump, self._tolerances, steps)
+
+    def check_framework(self, comparisons: Sequence[RankComparison], framework: str) -> None:
+        """Note it if the target was not made with the framework that the user says."""
+        found = {comparison.target.framework for comparison in comparisons} - {framework, ""}
+        if found:
+            self.notes.append(f"-f {framework} was given, but the target is of {min(found)}")
+
+
+def common_mode(target: Side, reference: Side, notes: list[str]) -> Mode:
+    """Return what values of both sides can be judged by.
+
+    Raises:
+        UsageError: one side holds checksums only, the other none.
+    """
+    modes = {target.mode, reference.mode}
+    if len(modes) == 1:
+        return target.mode
+    if Mode.MD5 in modes:
+        with_sums, other = (target, reference) if target.mode is Mode.MD5 else (reference, target)
+        raise UsageError(
+            f"{with_sums.view.records_path} holds checksums (summary_mode md5) and "
+            f"{other.view.records_path} does not, so no value of one can be compared with the "
+            f"other; capture both in one mode: task statistics with summary_mode statistics or "
+            f"md5, or task tensor"
+        )
+    lacking = target if target.mode is Mode.STATISTICS else reference
+    notes.append(
+        f"only statistics were compared: the {lacking.source} kept no tensors "
+        f"({lacking.view.records_path})"
+    )
+    return Mode.STATISTICS
+
+
+def _notes_of(target: Side, reference: Side) -> list[str]:
+    notes = []
+    for side in (target, reference):
+        reason = side.view.incomplete_reason
+        if reason is not None:
+            notes.append(f"the {side.source} {side.view.directory} may lack records: {reason}")
+        if not side.names:
+            notes.append(f"the {side.source} {side.view.records_path} holds no records")
+    levels = target.view.head.level, reference.view.head.level
+    if levels[0] != levels[1] and all(levels):
+        notes.append(f"captured at different levels: target {levels[0]}, reference {levels[1]}")
+    return notes

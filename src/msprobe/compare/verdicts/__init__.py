@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the numbers mean: how the values of a row relate, and which call is to blame.
+
+`status.judge_rows` gives every row a status by the tolerances of `tolerances`;
+`origin.find_origins` tells calls that introduce a difference from those that inherit it;
+`summary.summarize` ranks the culprits and says what to do next. Nothing here reads tensors.
+Imports `dump/` and its siblings.
+"""

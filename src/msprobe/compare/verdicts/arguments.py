@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows in which at least one value is no tensor: numbers, texts, types, devices, None."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from msprobe.compare.model import Leaf, Row, Status
+from msprobe.compare.verdicts.number_types import Kind, kind_of
+from msprobe.dump.records import JsonTree
+
+# Numbers that a script computes in Python or takes from tensors carry float32 rounding at worst.
+_NUMBER_RTOL: Final = 1e-6
+_ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
+_SHOWN: Final = 60
+
+# Where a run happens is no property of its numbers.
+_PLACE_TYPES: Final = ("torch.device", "torch.Generator", "torch.memory_format", "torch.Stream")
+
+
+def judge_arguments(row: Row, target: Leaf, reference: Leaf) -> None:
+    """Fill in status, error and reason of a row whose values are not both tensors."""
+    row.error = None
+    if target.is_tensor or reference.is_tensor:
+        _judge_mixed(row, target, reference)
+        return
+    mine, theirs = target.value, reference.value
+    if mine == theirs or (_is_nan(mine) and _is_nan(theirs)):
+        row.status = Status.EQUAL
+    elif mine is None or theirs is None:
+        row.status = Status.DIFFERS
+        row.reason = f"{_shown(mine)} instead of {_shown(theirs)}"
+    elif _is_number(mine) and _is_number(theirs):
+        _judge_numbers(row, mine, theirs)
+    elif target.type in _PLACE_TYPES and reference.type in _PLACE_TYPES:
+        row.status = Status.CLOSE
+        row.reason = f"{_shown(mine)} against {_shown(theirs)}"
+    elif _text(mine) == _text(theirs):
+        row.status = Status.EQUAL
+    elif _are_float_types(target, reference):
+        row.status = Status.CLOSE
+        row.reason = f"{_shown(mine)} against {_shown(theirs)}"
+    else:
+        row.status = Status.DIFFERS
+        row.reason = f"{_shown(mine)} instead of {_shown(theirs)}"
+
+
+def _judge_mixed(row: Row, target: Leaf, reference: Leaf) -> None:
+    tensor, other = (target, reference) if target.is_tensor else (reference, target)
+    if other.value is None:
+        row.status = Status.ADDED if target.is_tensor else Status.MISSING
+        note = other.extra.get("note")
+        row.reason = (
+            "a tensor where the reference has None"
+            if target.is_tensor
+            else "None where the reference has a tensor"
+        ) + (f" ({note})" if note else "")
+        return
+    number = tensor.max
+    if _is_number(other.value) and number is not None and math.prod(tensor.shape or ()) == 1:
+        mine, theirs = (number, other.value) if target.is_tensor else (other.value, number)
+        _judge_numbers(row, mine, theirs)
+        if not row.reason:
+            row.reason = "a tensor on one side, a number on the other"
+        return
+    row.status = Status.DIFFERS
+    row.reason = f"{target.type} instead of {reference.type}"
+
+
+def _judge_numbers(row: Row, mine: float, theirs: float) -> None:
+    if mine == theirs:
+        row.status, row.error = Status.EQUAL, 0.0
+        return
+    is_float = float in (type(mine), type(theirs))
+    scale = abs(theirs) or abs(mine)
+    finite = math.isfinite(mine) and math.isfinite(theirs)
+    row.error = abs(mine - theirs) / scale if finite and scale else None
+    if is_float and row.error is not None and row.error <= _NUMBER_RTOL:
+        row.status = Status.CLOSE
+    else:
+        row.status = Status.DIFFERS
+        row.reason = f"{_shown(mine)} instead of {_shown(theirs)}"
+
+
+def _are_float_types(target: Leaf, reference: Leaf) -> bool:
+    """Return whether both are types of floating point: another precision, not another meaning."""
+    return all(
+        isinstance(leaf.value, str)
+        and leaf.type.endswith(("dtype", "Type", "str"))
+        and kind_of(leaf.value.rpartition(".")[2].lower()) is Kind.FLOAT
+        for leaf in (target, reference)
+    )
+
+
+def _is_number(value: JsonTree) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _is_nan(value: JsonTree) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _text(value: JsonTree) -> str:
+    """Return a value as text without what changes from process to process."""
+    return _ADDRESS.sub("0x", value if isinstance(value, str) else repr(value))
+
+
+def _shown(value: JsonTree) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

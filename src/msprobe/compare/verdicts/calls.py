@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations of a comparison with their rows, and how they lie inside one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from msprobe.compare.model import OperationPair, RankComparison, Role, Row
+from msprobe.dump.record_names import RecordKind, RecordName, forward_name
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operation with its rows.
+
+    Attributes:
+        pair: the operation.
+        parsed: its name taken apart.
+        start: index of its first row.
+        rows: its rows.
+    """
+
+    pair: OperationPair
+    parsed: RecordName
+    start: int
+    rows: Sequence[Row]
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether both sides have it."""
+        return self.pair.target is not None and self.pair.reference is not None
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is a call's backward record."""
+        return self.parsed.kind is RecordKind.BACKWARD
+
+    @property
+    def api(self) -> str:
+        """The API's name, or the module's class."""
+        return self.parsed.class_name or self.parsed.path
+
+    @property
+    def inputs(self) -> list[Row]:
+        """What came in: arguments and parameters; for backward records the incoming gradients."""
+        return [row for row in self.rows if row.leaf.role in (Role.INPUT, Role.PARAMETER)]
+
+    @property
+    def outputs(self) -> list[Row]:
+        """What was made."""
+        return [row for row in self.rows if row.leaf.role not in (Role.INPUT, Role.PARAMETER)]
+
+
+class Calls:
+    """All operations of a comparison.
+
+    Args:
+        comparison: its rows stand grouped by operation.
+    """
+
+    def __init__(self, comparison: RankComparison) -> None:
+        self._comparison = comparison
+        self.rows = comparison.rows
+        self._starts: dict[int, tuple[int, int]] = {}
+        begin = 0
+        rows = comparison.rows
+        while begin < len(rows):
+            pair = rows[begin].pair
+            end = begin + 1
+            while end < len(rows) and rows[end].pair is pair:
+                end += 1
+            self._starts[pair.position] = (begin, end)
+            begin = end
+
+    def __iter__(self) -> Iterator[Call]:
+        """Iterate in order of execution over the operations that have a difference."""
+        rows = self.rows
+        for begin, end in self._starts.values():
+            for index in range(begin, end):
+                if rows[index].status.is_difference:
+                    yield self._call(begin, end)
+                    break
+
+    def of(self, row: Row) -> Call:
+        """Return the operation of a row."""
+        return self._call(*self._starts[row.pair.position])
+
+    def forward_of(self, call: Call) -> Call | None:
+        """Return the forward call of a backward record, None if it was not recorded."""
+        name = forward_name(call.parsed)
+        return None if name is None else self.named(name, is_target=call.pair.target is not None)
+
+    def named(self, name: str, *, is_target: bool) -> Call | None:
+        """Return the operation that one side calls `name`."""
+        place = (self._target_places if is_target else self._reference_places).get(name)
+        return None if place is None else self._call(*self._starts[place])
+
+    def parent(self, pair: OperationPair) -> str | None:
+        """Return the record around an operation, by the name that its own side gives it."""
+        if pair.target is not None:
+            return self._comparison.target.parent(pair.target)
+        assert pair.reference is not None
+        return self._comparison.reference.parent(pair.reference)
+
+    def parent_of(self, name: str, *, is_target: bool) -> str | None:
+        """Return the record around the one that a side calls `name`."""
+        side = self._comparison.target if is_target else self._comparison.reference
+        return side.parent(name)
+
+    def has_inner(self, call: Call) -> bool:
+        """Return whether recorded calls ran inside this one, on either side."""
+        pair = call.pair
+        return (pair.target in self._target_parents) or (pair.reference in self._reference_parents)
+
+    def parse(self, pair: OperationPair) -> RecordName:
+        """Return an operation's name taken apart."""
+        if pair.target is not None:
+            return self._comparison.target.parsed(pair.target)
+        assert pair.reference is not None
+        return self._comparison.reference.parsed(pair.reference)
+
+    def module(self, pair: OperationPair) -> str:
+        """Return the path of the innermost module around an operation."""
+        if pair.target is not None:
+            return self._comparison.target.module(pair.target)
+        assert pair.reference is not None
+        return self._comparison.reference.module(pair.reference)
+
+    @cached_property
+    def records_apis(self) -> bool:
+        """Whether calls of APIs were recorded, not modules alone."""
+        return any(
+            not self._comparison.target.parsed(name).is_module
+            for name in self._comparison.target.names
+            if not name.endswith(".debug")
+        )
+
+    @cached_property
+    def has_modules(self) -> bool:
+        """Whether modules were recorded."""
+        return any(
+            self._comparison.target.parsed(name).is_module for name in self._comparison.target.names
+        )
+
+    @cached_property
+    def _target_parents(self) -> frozenset[str | None]:
+        return frozenset(self._comparison.target.view.parents.values()) - {None}
+
+    @cached_property
+    def _reference_parents(self) -> frozenset[str | None]:
+        return frozenset(self._comparison.reference.view.parents.values()) - {None}
+
+    @cached_property
+    def _target_places(self) -> dict[str, int]:
+        return {
+            pair.target: pair.position
+            for pair in self._comparison.pairs
+            if pair.target is not None and pair.position in self._starts
+        }
+
+    @cached_property
+    def _reference_places(self) -> dict[str, int]:
+        return {
+            pair.reference: pair.position
+            for pair in self._comparison.pairs
+            if pair.reference is not None and pair.position in self._starts
+        }
+
+    def _call(self, begin: int, end: int) -> Call:
+        pair = self.rows[begin].pair
+        return Call(pair, self.parse(pair), begin, self.rows[begin:end])

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large an error an operation may make: by its own rounding, and by passing errors on.
+
+Sizes are L2 norms. A sum of products ``y = x W`` can turn a relative error e of x into an absolute
+error of ``e * |x| * |W|``, which is more than ``e * |y|`` where terms cancel; its own rounding has
+the same form (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.5).
+The other families of `operation_families` are treated in the same spirit: first-order bounds, with
+what the four statistics tell about sizes. Bounds that are met only by the worst of inputs are what
+is wanted here: below them, a difference is no evidence of a fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from msprobe.compare.model import Leaf, Row
+from msprobe.compare.verdicts.number_types import epsilon_of
+from msprobe.compare.verdicts.operation_families import Family
+
+# Frameworks accumulate half types in float32.
+_ACCUMULATION: Final = 2.0**-23
+# Blocked and threaded sums differ by a few roundings; so do elementary functions of two libraries.
+_ROUNDINGS: Final = 4.0
+# Slopes of smooth activations: at most 1.13 (GELU, SiLU).
+_SLOPE: Final = 1.2
+# What an operation that nothing is known of may do to the relative error of its inputs.
+_UNKNOWN_GROWTH: Final = 50.0
+# A batch holds groups with less spread than the whole.
+_UNEVEN_SPREAD: Final = 8.0
+_LEAST_SPREAD: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One tensor of an operation: its size, and how far the two sides are apart in it.
+
+    Attributes:
+        size: L2 norm.
+        error: L2 norm of the difference.
+        largest_error: largest difference of an element.
+        peak: largest absolute value.
+        spread: L2 norm after the mean was subtracted.
+        count: number of elements.
+        shape: shape of the reference.
+        epsilon: of the coarser type.
+    """
+
+    size: float
+    error: float
+    largest_error: float
+    peak: float
+    spread: float
+    count: int
+    shape: tuple[int, ...]
+    epsilon: float
+
+    @property
+    def relative(self) -> float:
+        """The error relative to the size."""
+        if self.error == 0:
+            return 0.0
+        return self.error / self.size if self.size else 1.0
+
+
+def operand_of(row: Row) -> Operand | None:
+    """Return a row as an operand; None if either side is no tensor or has no known size."""
+    target, reference = row.target, row.reference
+    if target is None or reference is None or not (target.is_tensor and reference.is_tensor):
+        return None
+    size, spread, peak = _sizes(reference)
+    if size is None:
+        return None
+    count = max(math.prod(reference.shape or ()), 1)
+    metrics = row.metrics
+    if row.error == 0 or row.error is None:
+        error = largest = 0.0
+    elif metrics is not None and metrics.euclidean is not None:
+        error = float(metrics.euclidean)
+        largest = float(abs(metrics.max_abs_err or 0.0))
+    else:
+        error, largest = row.error * size, row.error * peak
+    return Operand(
+        size=size,
+        error=error,
+        largest_error=largest,
+        peak=peak,
+        spread=spread,
+        count=count,
+        shape=reference.shape or (),
+        epsilon=max(epsilon_of(target.dtype), epsilon_of(reference.dtype)),
+    )
+
+
+def _sizes(leaf: Leaf) -> tuple[float | None, float, float]:
+    """Return norm, norm without the mean, and peak of the finite elements."""
+    ends = [leaf.extra.get("finite_max", leaf.max), leaf.extra.get("finite_min", leaf.min)]
+    numbers = [abs(float(end)) for end in ends if isinstance(end, (int, float))]
+    peak = max((end for end in numbers if math.isfinite(end)), default=0.0)
+    count = max(math.prod(leaf.shape or ()), 1)
+    norm, mean = leaf.norm, leaf.mean
+    if not isinstance(norm, (int, float)) or not math.isfinite(norm):
+        return (peak * math.sqrt(count) if numbers else None), peak * math.sqrt(count), peak
+    size = float(norm)
+    if not isinstance(mean, (int, float)) or not math.isfinite(mean):
+        return size, size, peak
+    rest = size * size - count * float(mean) ** 2
+    return size, math.sqrt(max(rest, (_LEAST_SPREAD * size) ** 2)), peak
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What may be expected of a result.
+
+    Attributes:
+        own: L2 error that the operation's own rounding can make.
+        passed_on: L2 error that the errors of its inputs can make.
+    """
+
+    own: float
+    passed_on: float
+
+
+def forward_bound(family: Family, name: str, operands: Sequence[Operand], result: Operand) -> Bound:
+    """Return the error that may be expected in an output.
+
+    Args:
+        family: what kind of function it is.
+        name: the API or class, for the few that need to be told apart.
+        operands: inputs and parameters.
+        result: the output.
+    """
+    out = result.epsilon * result.size
+    relative = sum(operand.relative for operand in operands)
+    if not operands:
+        return Bound(_ROUNDINGS * out, 0.0)
+    match family:
+        case Family.BILINEAR:
+            scale, rest = _product_scale(name, operands, result)
+            own = 2 * out + _ROUNDINGS * _ACCUMULATION * scale
+            return Bound(own, scale * relative + rest)
+        case Family.ADDITIVE:
+            is_mean = "mean" in name or "avg" in name
+            scale = sum(operand.size * _reach(operand, result, is_mean) for operand in operands)
+            own = 2 * out + _ROUNDINGS * _ACCUMULATION * scale
+            passed = sum(op.error * _reach(op, result, is_mean) for op in operands)
+            return Bound(own, passed)
+        case Family.PRODUCT:
+            return Bound(_ROUNDINGS * out, _product_passed(name, operands, result))
+        case Family.LIPSCHITZ | Family.KINKED:
+            slope = max((op.peak for op in operands), default=0.0)
+            steep = max(_SLOPE, result.peak / slope if slope else _SLOPE)
+            passed = sum(op.error * _reach(op, result, is_mean=True) for op in operands)
+            return Bound(_ROUNDINGS * out, steep * passed)
+        case Family.EXPONENTIAL:
+            return Bound(*_exponential_forward(name, operands, result))
+        case Family.NORMALISING:
+            growth = _UNEVEN_SPREAD * max(
+                op.size / op.spread if op.spread else 1.0 for op in operands
+            )
+            own = 2 * out + _ROUNDINGS * _ACCUMULATION * growth * result.size
+            return Bound(own, growth * relative * result.size)
+        case Family.MOVING:
+            return Bound(out, sum(op.error * _copies(op, result) for op in operands))
+        case Family.DISCRETE:
+            return Bound(out, math.inf if relative else 0.0)
+        case _:
+            own = 16 * out * (4 if family is Family.COMPOSITE else 1)
+            passed = _UNKNOWN_GROWTH * relative * result.size
+            return Bound(own, passed + sum(op.error for op in operands))
+
+
+def backward_bound(
+    family: Family,
+    name: str,
+    gradients: Sequence[Operand],
+    saved: Sequence[Operand],
+    result: Operand,
+) -> Bound:
+    """Return the error that may be expected in a gradient that a call hands on.
+
+    Args:
+        family: what kind of function the call is.
+        name: the API or class.
+        gradients: gradients of its outputs.
+        saved: inputs, parameters and outputs of the forward call.
+        result: the gradient of one of its inputs.
+    """
+    if not gradients:
+        return Bound(_ROUNDINGS * result.epsilon * result.size, 0.0)
+    out = result.epsilon * result.size
+    size = math.hypot(*(gradient.size for gradient in gradients))
+    error = math.hypot(*(gradient.error for gradient in gradients))
+    count = max(gradient.count for gradient in gradients)
+    relative = error / size if size else (1.0 if error else 0.0)
+    others = sum(operand.relative for operand in saved)
+    summed = math.sqrt(max(count / result.count, 1.0))
+    spread_out = math.sqrt(max(result.count / count, 1.0))
+    peak = max((gradient.peak for gradient in gradients), default=0.0)
+    match family:
+        case Family.BILINEAR:
+            scale = _gradient_scale(name, size, count, saved, result)
+        case Family.PRODUCT:
+            steep = max((operand.peak for operand in saved), default=1.0)
+            scale = max(size * summed * max(steep, _slope(result, peak)), result.size)
+        case Family.LIPSCHITZ:
+            scale = size * max(_SLOPE, _slope(result, peak)) * max(summed, 1.0)
+        case Family.KINKED:
+            scale = size * max(_SLOPE, _slope(result, peak)) * max(summed, 1.0)
+            jumps = math.sqrt(1 + 4 * result.count * others) if others else 0.0
+            jump = max(peak, result.peak) * jumps
+            return Bound(2 * out + _ROUNDINGS * _ACCUMULATION * scale, scale * relative + jump)
+        case Family.EXPONENTIAL:
+            scale = max(2 * size, result.size)
+            others = 2 * others + sum(2 * op.largest_error for op in saved)
+        case Family.NORMALISING:
+            scale, others = _normalising_gradient(size, count, saved, result)
+        case Family.DISCRETE:
+            return Bound(2 * out, math.inf if relative or others else 0.0)
+        case Family.ADDITIVE | Family.MOVING:
+            scale, others = size * max(summed, spread_out), 0.0
+        case _:
+            scale = max(_UNKNOWN_GROWTH * result.size, size)
+    own = 2 * out + _ROUNDINGS * _ACCUMULATION * scale
+    if family in (Family.OTHER, Family.COMPOSITE):
+        own = 64 * out
+    return Bound(own, scale * (relative + others))
+
+
+def _slope(result: Operand, peak: float) -> float:
+    return result.peak / peak if peak else 1.0
+
+
+def _kernel(name: str, operands: Sequence[Operand]) -> float:
+    """Return how often a convolution uses each element, as a factor of L2 norms."""
+    if "conv" not in name.lower():
+        return 1.0
+    return max(
+        (math.sqrt(math.prod(op.shape[2:])) for op in operands if len(op.shape) >= 3), default=1.0
+    )
+
+
+def _product_scale(name: str, operands: Sequence[Operand], result: Operand) -> tuple[float, float]:
+    """Return |a| * |b| of a sum of products, and the error of what is added to it."""
+    wide = [op for op in operands if len(op.shape) > 1] or list(operands)
+    if len(wide) < 2:
+        wide = list(operands)
+    ordered = sorted((op.size for op in wide), reverse=True)
+    scale = ordered[0] * (ordered[1] if len(ordered) > 1 else 1.0) * _kernel(name, operands)
+    rest = sum(
+        op.error * math.sqrt(max(result.count / op.count, 1.0))
+        for op in operands
+        if len(op.shape) <= 1
+    )
+    return max(scale, result.size), rest
+
+
+def _gradient_scale(
+    name: str, size: float, count: int, saved: Sequence[Operand], result: Operand
+) -> float:
+    """Return |gradient| * |other factor| of the gradient of a sum of products."""
+    if len(result.shape) <= 1:
+        total = size * math.sqrt(max(count / result.count, 1.0))
+        return max(total, result.size)
+    partners = [op.size for op in saved if op.shape != result.shape and len(op.shape) > 1]
+    partners = partners or [op.size for op in saved]
+    return max(size * max(partners, default=1.0) * _kernel(name, saved), result.size)
+
+
+def _reach(operand: Operand, result: Operand, is_mean: bool) -> float:
+    """Return by what factor sums or broadcasts can enlarge the L2 norm of an operand."""
+    if operand.count < result.count or is_mean:
+        return math.sqrt(result.count / operand.count)
+    return math.sqrt(operand.count / result.count)
+
+
+def _copies(operand: Operand, result: Operand) -> float:
+    return math.sqrt(max(result.count / operand.count, 1.0))
+
+
+def _product_passed(name: str, operands: Sequence[Operand], result: Operand) -> float:
+    relative = sum(op.relative for op in operands) * result.size
+    if "mul" not in name or len(operands) != 2:
+        return 8 * relative
+    first, second = operands
+    passed = first.error * _copies(first, result) * second.peak
+    return max(passed + second.error * _copies(second, result) * first.peak, relative)
+
+
+def _exponential_forward(
+    name: str, operands: Sequence[Operand], result: Operand
+) -> tuple[float, float]:
+    """Softmax and exp turn absolute errors into relative ones, logarithms the reverse."""
+    largest = sum(op.largest_error for op in operands)
+    error = sum(op.error for op in operands)
+    out = result.epsilon * result.size
+    passed = 2 * largest * result.size + error
+    if any(word in name.lower() for word in ("log", "entropy", "loss", "kl")):
+        passed += 2 * largest * math.sqrt(result.count)
+    if "attention" in name.lower():
+        passed += _UNKNOWN_GROWTH * sum(op.relative for op in operands) * result.size
+    own = _ROUNDINGS * out
+    peak = max((op.peak for op in operands), default=0.0)
+    # The argument of exp is itself rounded, and shifted by the largest one.
+    return own + 2 * _ACCUMULATION * peak * result.size, passed
+
+
+def _normalising_gradient(
+    size: float, count: int, saved: Sequence[Operand], result: Operand
+) -> tuple[float, float]:
+    """Return |gradient| * weight / standard deviation, and the error of what was saved."""
+    wide = [op for op in saved if op.count > 1] or list(saved)
+    if not wide:
+        return max(size, result.size), 0.0
+    main = max(wide, key=lambda op: op.count)
+    growth = main.size / main.spread if main.spread else 1.0
+    others = growth * sum(op.relative for op in saved)
+    if result.count < count:
+        return _UNEVEN_SPREAD * max(size * math.sqrt(count / result.count), result.size), others
+    deviation = main.spread / math.sqrt(main.count) or 1.0
+    weight = max((op.peak for op in saved if op.count < main.count), default=1.0) or 1.0
+    return _UNEVEN_SPREAD * max(size * weight / deviation, result.size), others

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Take back what was blamed without consequence.
+
+A module may be written in another way: other calls inside, other values between them, and yet the
+same result. Such calls are no culprits. Arguments and parameters that differ stay blamed: their
+effect may show elsewhere (a momentum, an index to ignore) or later.
+"""
+
+from __future__ import annotations
+
+from msprobe.compare.model import Origin, Role, Row
+from msprobe.compare.verdicts.calls import Call, Calls
+from msprobe.dump.record_names import RecordKind
+
+
+def retract_inconsequential(calls: Calls) -> None:
+    """Clear the origin of calls whose innermost module that both sides have makes the same result.
+
+    Only forward calls are looked at; their backward records are judged by themselves.
+    """
+    agreeing: dict[str, bool] = {}
+    for call in calls:
+        if call.parsed.kind is not RecordKind.FORWARD or call.parsed.is_module:
+            continue
+        blamed = [row for row in call.rows if row.origin is Origin.INTRODUCED]
+        if not blamed or any(_stays(row) for row in blamed):
+            continue
+        module = _enclosing(calls, call)
+        if module is None:
+            continue
+        name = module.pair.name
+        if name not in agreeing:
+            agreeing[name] = _agrees(module)
+        if agreeing[name]:
+            for row in call.rows:
+                if row.origin is Origin.INTRODUCED:
+                    row.origin = None
+                    row.reason += f"; without consequence: the result of {name} agrees"
+
+
+def _stays(row: Row) -> bool:
+    """Return whether a row is blamed for an argument that is no tensor."""
+    if row.leaf.role is not Role.INPUT:
+        return False
+    return not any(leaf is not None and leaf.is_tensor for leaf in (row.target, row.reference))
+
+
+def _enclosing(calls: Calls, call: Call) -> Call | None:
+    """Return the innermost module around a call that both sides recorded."""
+    parent = calls.parent(call.pair)
+    is_target = call.pair.target is not None
+    while parent is not None:
+        found = calls.named(parent, is_target=is_target)
+        if found is not None and found.is_matched and found.parsed.is_module:
+            return found
+        parent = calls.parent_of(parent, is_target=is_target)
+    return None
+
+
+def _agrees(module: Call) -> bool:
+    outputs = [row for row in module.rows if row.leaf.role is Role.OUTPUT]
+    return bool(outputs) and not any(row.status.is_difference for row in outputs)

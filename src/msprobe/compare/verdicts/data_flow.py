@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which call made a value, on each side: the flow of data through a step.
+
+Values that msprobe recognised carry a `value_id`. Others (parameters, data, dumps of other
+programs) are recognised by a fingerprint of type, shape, statistics and checksum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from msprobe.compare.model import Leaf, Role, Row
+
+# Such values turn up everywhere and tell nothing about where they come from.
+_COMMON_NUMBERS: Final = (0.0, 1.0, -1.0, 0.5, 2.0)
+
+Fingerprint = Hashable
+
+
+def fingerprint(leaf: Leaf) -> Fingerprint | None:
+    """Return what a value is recognised by; None if nothing is special about it."""
+    if not leaf.is_tensor:
+        value = leaf.value
+        if isinstance(value, float) and math.isfinite(value) and value not in _COMMON_NUMBERS:
+            return value
+        return None
+    largest, least = leaf.max, leaf.min
+    if largest is None and leaf.md5 is None:
+        return None
+    if largest == least and leaf.md5 is None:
+        is_single = math.prod(leaf.shape or ()) == 1
+        if not is_single or largest in _COMMON_NUMBERS:
+            return None
+    return (leaf.dtype, leaf.shape, largest, least, leaf.mean, leaf.norm, leaf.md5)
+
+
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """The rows that made a value, on each side; indices into the rows, earliest first."""
+
+    target: Sequence[int]
+    reference: Sequence[int]
+
+    @property
+    def common(self) -> int | None:
+        """The row that made it on both sides, None if there is none."""
+        if not self.target or not self.reference:
+            return None
+        if self.target[0] == self.reference[0]:
+            return self.target[0]
+        both = set(self.target) & set(self.reference)
+        return min(both) if both else None
+
+
+class _SideFlow:
+    """Who made and who used which value on one side."""
+
+    def __init__(self, rows: Sequence[Row], pick: Callable[[Row], Leaf | None]) -> None:
+        self._rows = rows
+        self._pick = pick
+
+    @cached_property
+    def _by_id(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        pick = self._pick
+        for index, row in enumerate(self._rows):
+            leaf = pick(row)
+            if leaf is None or leaf.role is not Role.OUTPUT:
+                continue
+            number = leaf.extra.get("value_id")
+            if number is None:
+                continue
+            if number in found:
+                found[number].append(index)
+            else:
+                found[number] = [index]
+        return found
+
+    @cached_property
+    def _by_print(self) -> dict[Fingerprint, list[int]]:
+        found: dict[Fingerprint, list[int]] = defaultdict(list)
+        pick = self._pick
+        for index, row in enumerate(self._rows):
+            leaf = pick(row)
+            if leaf is not None and leaf.role is Role.OUTPUT:
+                key = fingerprint(leaf)
+                if key is not None:
+                    found[key].append(index)
+        return found
+
+    @cached_property
+    def _users_by_id(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        pick = self._pick
+        for index, row in enumerate(self._rows):
+            leaf = pick(row)
+            if leaf is not None and leaf.role is Role.INPUT:
+                number = leaf.extra.get("value_id")
+                if number is not None:
+                    found[number].append(index)
+        return found
+
+    def makers(self, row: Row) -> Sequence[int]:
+        """Return the output rows before this one that hold the same value."""
+        leaf = self._pick(row)
+        if leaf is None:
+            return ()
+        position = row.pair.position
+        number = leaf.extra.get("value_id")
+        if number is not None:
+            found = self._before(self._by_id.get(number, ()), position)
+            if found:
+                return found
+        key = fingerprint(leaf)
+        if key is None:
+            return ()
+        # The latest one: an equal value that lies further back was perhaps overwritten since.
+        return self._before(self._by_print.get(key, ()), position)[::-1]
+
+    def users(self, row: Row) -> Sequence[int]:
+        """Return the input rows that hold the same recognised value."""
+        leaf = self._pick(row)
+        number = None if leaf is None else leaf.extra.get("value_id")
+        return () if number is None else self._users_by_id.get(number, ())
+
+    def _before(self, indices: Sequence[int], position: int) -> Sequence[int]:
+        rows = self._rows
+        if not indices or rows[indices[-1]].pair.position < position:
+            return indices
+        return [index for index in indices if rows[index].pair.position < position]
+
+
+class DataFlow:
+    """The flow of data on both sides of a comparison.
+
+    Args:
+        rows: all rows, in order of execution.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.target = _SideFlow(rows, _target_leaf)
+        self.reference = _SideFlow(rows, _reference_leaf)
+
+    def makers(self, row: Row) -> Makers:
+        """Return what made a row's value on each side, among what ran before its call."""
+        return Makers(self.target.makers(row), self.reference.makers(row))
+
+
+def _target_leaf(row: Row) -> Leaf | None:
+    return row.target
+
+
+def _reference_leaf(row: Row) -> Leaf | None:
+    return row.reference
+
+
+class OutsideValues:
+    """Values that no recorded call made: the model's inputs and its parameters.
+
+    Built when it is first asked: only differences need it.
+    """
+
+    def __init__(self, rows: Sequence[Row], is_model_input: Callable[[Row], bool]) -> None:
+        self._rows = rows
+        self._is_model_input = is_model_input
+
+    def parameter_of(self, row: Row) -> int | None:
+        """Return the differing parameter that a row's two values are, as index of its row."""
+        return self._differing_parameters.get(fingerprints(row))
+
+    def model_input_of(self, row: Row) -> int | None:
+        """Return the input of the model that a row's two values are, as index of its row."""
+        return self._model_inputs.get(fingerprints(row))
+
+    def swapped_parameters(self, row: Row) -> tuple[int, int] | None:
+        """Return the rows of two different parameters that the sides passed here, if that is so."""
+        if row.target is None or row.reference is None:
+            return None
+        mine = self._target_parameters.get(fingerprint(row.target))
+        theirs = self._reference_parameters.get(fingerprint(row.reference))
+        if mine is None or theirs is None or mine == theirs:
+            return None
+        return mine, theirs
+
+    @cached_property
+    def _differing_parameters(self) -> dict[Fingerprint, int]:
+        found: dict[Fingerprint, int] = {}
+        for index, row in enumerate(self._rows):
+            if row.leaf.role is Role.PARAMETER and row.status.is_difference:
+                found.setdefault(fingerprints(row), index)
+        return found
+
+    @cached_property
+    def _model_inputs(self) -> dict[Fingerprint, int]:
+        found: dict[Fingerprint, int] = {}
+        for index, row in enumerate(self._rows):
+            if row.leaf.role is Role.INPUT and row.leaf.is_tensor and self._is_model_input(row):
+                found.setdefault(fingerprints(row), index)
+        return found
+
+    @cached_property
+    def _target_parameters(self) -> dict[Fingerprint | None, int]:
+        return self._parameters(_target_leaf)
+
+    @cached_property
+    def _reference_parameters(self) -> dict[Fingerprint | None, int]:
+        return self._parameters(_reference_leaf)
+
+    def _parameters(self, pick: Callable[[Row], Leaf | None]) -> dict[Fingerprint | None, int]:
+        found: dict[Fingerprint | None, int] = {}
+        for index, row in enumerate(self._rows):
+            leaf = pick(row)
+            if leaf is not None and leaf.role is Role.PARAMETER:
+                key = fingerprint(leaf)
+                if key is not None:
+                    found.setdefault(key, index)
+        return found
+
+
+def fingerprints(row: Row) -> Fingerprint:
+    """Return what both values of a row are recognised by."""
+    target = None if row.target is None else fingerprint(row.target)
+    reference = None if row.reference is None else fingerprint(row.reference)
+    return (target, reference)

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences in gradients that come into a call, or into a parameter.
+
+The gradient of a value is the sum of what its consumers hand back, made inside the autograd engine
+where no call is recorded. So the consumers are looked up in the forward pass, and what their
+backward calls returned is held against the sum.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Final
+
+from msprobe.compare.model import Leaf, Origin, Role, Row, Status
+from msprobe.compare.verdicts.calls import Call
+from msprobe.compare.verdicts.conditioning import operand_of
+from msprobe.compare.verdicts.trail import Trail, mark
+from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
+
+# A sum over consumers and its rounding, relative to the errors that go into it.
+_SUM_GROWTH: Final = 4.0
+# The same when only its unrecorded surroundings are known.
+_UNRECORDED_GROWTH: Final = 50.0
+
+
+class GradientFlow:
+    """Judges incoming gradients.
+
+    Args:
+        trail: the state of the search.
+        unmatched: the calls that only one side made.
+    """
+
+    def __init__(self, trail: Trail, unmatched: UnmatchedCalls) -> None:
+        self._trail = trail
+        self._unmatched = unmatched
+
+    def judge_incoming(self, call: Call, row: Row) -> None:
+        """Judge the gradient of an output, whose maker is not a single recorded call."""
+        trail = self._trail
+        shares = self._shares(call, row)
+        if shares is None or (not shares and trail.has_difference):
+            self._judge_unknown(call, row)
+            return
+        if any(share.status.is_difference for share in shares):
+            mark(row, Origin.INHERITED)
+            return
+        if self._is_sum_of(row, shares):
+            mark(row, Origin.INHERITED, "a sum of gradients that are close")
+            return
+        if trail.has_difference and call.parsed.is_module:
+            mark(row, Origin.INHERITED)
+            return
+        reason = (
+            "the gradient was changed after the calls that use this value had handed it back"
+            if shares
+            else "the backward pass began with another gradient"
+        )
+        mark(row, Origin.INTRODUCED, reason)
+
+    def judge_parameter_gradient(self, call: Call, row: Row) -> None:
+        """Judge the gradient of a parameter, as it was accumulated."""
+        trail = self._trail
+        makers = trail.flow.makers(row)
+        common = makers.common
+        if common is not None:
+            maker = trail.rows[common]
+            if maker.status is Status.CLOSE and row.status is Status.DIFFERS:
+                row.status, row.reason = Status.CLOSE, maker.reason
+            else:
+                mark(row, Origin.INHERITED)
+            return
+        shares = self._parameter_shares(call, row)
+        if any(share.status.is_difference for share in shares):
+            mark(row, Origin.INHERITED)
+        elif shares and self._is_sum_of(row, shares):
+            mark(row, Origin.INHERITED, "a sum of gradients that are close")
+        elif not shares and (trail.has_difference or trail.may_have_grown(row, _UNRECORDED_GROWTH)):
+            mark(row, Origin.INHERITED)
+        elif row.target is None or row.reference is None:
+            side = "target" if row.target is None else "reference"
+            mark(row, Origin.INTRODUCED, f"the parameter gets no gradient in the {side}")
+        else:
+            mark(
+                row,
+                Origin.INTRODUCED,
+                "the calls that use the parameter handed back gradients that agree; it was "
+                "changed or accumulated differently afterwards",
+            )
+
+    def judge_unmatched_backward(self, call: Call) -> bool:
+        """Judge a backward record that one side lacks though both made the forward call.
+
+        Returns:
+            Whether it is settled; False if the forward call itself has no partner.
+        """
+        trail = self._trail
+        forward = trail.calls.forward_of(call)
+        if forward is None or not forward.is_matched:
+            return False
+        cut = self._is_cut(forward)
+        lost_before = any(_lost_gradient(row) for row in forward.inputs)
+        explained = trail.has_difference and (lost_before or not cut)
+        for row in call.rows:
+            if not row.status.is_difference:
+                continue
+            if explained or lost_before:
+                row.origin = Origin.INHERITED
+            elif cut:
+                mark(
+                    row, Origin.INTRODUCED, "the forward call's result does not require a gradient"
+                )
+            elif row.leaf.is_tensor:
+                mark(row, Origin.INTRODUCED, "no gradient flows here on one side")
+        return True
+
+    def explains_missing_gradient(self, call: Call, row: Row) -> bool:
+        """Return whether a gradient is None because the forward pass cut the graph before.
+
+        Blames an unmatched call that did it.
+        """
+        trail = self._trail
+        forward = trail.calls.forward_of(call)
+        if forward is None:
+            return False
+        place = row.leaf.slot.replace("output_kwargs.", "input.").replace("output.", "input.")
+        for incoming in forward.inputs:
+            slot = incoming.leaf.slot.replace("kwargs.", "input.")
+            if slot != place or not _lost_gradient(incoming):
+                continue
+            makers = trail.flow.makers(incoming)
+            if self._unmatched.blame_cut({*makers.target, *makers.reference}):
+                return True
+            common = makers.common
+            # Where the maker's own result still requires one, it was detached on the way.
+            if common is not None and _lost_gradient(trail.rows[common]):
+                return self._has_backward(trail.calls.of(trail.rows[common]))
+        return False
+
+    def _has_backward(self, forward: Call) -> bool:
+        """Return whether the backward record of a call exists on one side, to be blamed itself."""
+        if forward.pair.target is None or forward.pair.reference is None:
+            return False
+        calls = self._trail.calls
+        for name, is_target in ((forward.pair.target, True), (forward.pair.reference, False)):
+            backward = name.replace(".forward", ".backward")
+            if calls.named(backward, is_target=is_target) is not None:
+                return True
+        return False
+
+    @staticmethod
+    def _is_cut(forward: Call) -> bool:
+        return any(_lost_gradient(row) for row in forward.outputs)
+
+    def _judge_unknown(self, call: Call, row: Row) -> None:
+        trail = self._trail
+        if trail.has_difference or trail.may_have_grown(row, _UNRECORDED_GROWTH):
+            mark(row, Origin.INHERITED)
+        else:
+            mark(
+                row,
+                Origin.INTRODUCED,
+                "the gradient that came in differs though everything before agrees",
+            )
+
+    def _shares(self, call: Call, row: Row) -> list[Row] | None:
+        """Return what the consumers of a value handed back; None if they are not known."""
+        trail = self._trail
+        forward = trail.calls.forward_of(call)
+        if forward is None:
+            return None
+        place = row.leaf.slot.replace("input.", "output.", 1)
+        made = next((out for out in forward.outputs if out.leaf.slot == place), None)
+        if made is None or made.leaf.extra.get("value_id") is None:
+            return None
+        shares: dict[int, Row] = {}
+        for is_target, flow in ((True, trail.flow.target), (False, trail.flow.reference)):
+            for index in flow.users(made):
+                share = self._handed_back(trail.rows[index], is_target)
+                if share is not None and share.pair.position < row.pair.position:
+                    shares[id(share)] = share
+        return list(shares.values())
+
+    def _handed_back(self, used: Row, is_target: bool) -> Row | None:
+        """Return the row of the gradient that a consumer returned for one of its inputs."""
+        trail = self._trail
+        name = used.pair.target if is_target else used.pair.reference
+        leaf = used.target if is_target else used.reference
+        if name is None or leaf is None or not name.endswith(".forward"):
+            return None  # a module's: its calls are looked at themselves
+        consumer = trail.calls.named(name[: -len("forward")] + "backward", is_target=is_target)
+        if consumer is None:
+            return None
+        head, _, key = leaf.slot.partition(".")
+        places = (f"output.{key}", f"output_kwargs.{key}")
+        if head not in ("input", "kwargs"):
+            return None
+        return next((row for row in consumer.outputs if row.leaf.slot in places), None)
+
+    def _is_sum_of(self, row: Row, shares: Iterable[Row]) -> bool:
+        """Return whether errors of the shares, and the rounding of a sum, explain a difference."""
+        result = operand_of(row)
+        if result is None:
+            return False
+        operands = [operand for operand in map(operand_of, shares) if operand is not None]
+        errors = sum(operand.error for operand in operands)
+        sizes = sum(operand.size for operand in operands)
+        return result.error <= _SUM_GROWTH * (errors + 2 * result.epsilon * sizes)
+
+    def _parameter_shares(self, call: Call, row: Row) -> list[Row]:
+        """Return the gradients that calls inside a module handed back for a parameter."""
+        shape = _squeezed(row.leaf)
+        module = call.parsed.path
+        shares = [
+            share
+            for share in self._gradients_by_module[module]
+            if _squeezed(share.leaf) == shape and share.pair.position < row.pair.position
+        ]
+        earlier = [
+            share
+            for share in self._parameter_gradients[call.parsed.base]
+            if share.leaf.slot == row.leaf.slot and share.pair.position < row.pair.position
+        ]
+        return shares + earlier
+
+    @cached_property
+    def _gradients_by_module(self) -> dict[str, list[Row]]:
+        """Gradients returned by the API calls of each module, for anything."""
+        found: dict[str, list[Row]] = defaultdict(list)
+        calls = self._trail.calls
+        position, module, is_wanted = -1, "", False
+        for row in self._trail.rows:
+            pair = row.pair
+            if pair.position != position:
+                position = pair.position
+                name = pair.name
+                is_wanted = name.endswith(".backward")
+                module = calls.module(pair) if is_wanted else ""
+            if is_wanted and row.leaf.role is Role.OUTPUT:
+                found[module].append(row)
+        return found
+
+    @cached_property
+    def _parameter_gradients(self) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = defaultdict(list)
+        for row in self._trail.rows:
+            if row.leaf.role is Role.PARAMETER_GRAD:
+                found[self._trail.calls.parse(row.pair).base].append(row)
+        return found
+
+
+def _lost_gradient(row: Row) -> bool:
+    """Return whether a value requires a gradient on one side only."""
+    target, reference = row.target, row.reference
+    if target is None or reference is None:
+        return False
+    flags = (target.requires_grad, reference.requires_grad)
+    return None not in flags and flags[0] is not flags[1]
+
+
+def _squeezed(leaf: Leaf) -> list[int]:
+    return [size for size in leaf.shape or () if size != 1]

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences in what comes into a call: inherited, from outside, or a fault of the call itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msprobe.compare.model import Match, Origin, Role, Row, Status
+from msprobe.compare.verdicts.calls import Call
+from msprobe.compare.verdicts.data_flow import Makers, fingerprints
+from msprobe.compare.verdicts.gradient_flow import GradientFlow
+from msprobe.compare.verdicts.operation_families import takes_state
+from msprobe.compare.verdicts.trail import Trail, mark, name_of, settle_as_close
+from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
+
+# Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
+UNRECORDED_GROWTH: Final = 50.0
+_RANDOM_STATE: Final = "rng."
+
+
+class Incoming:
+    """Judges the inputs of calls.
+
+    Args:
+        trail: the state of the search.
+        unmatched: the calls that only one side made.
+    """
+
+    def __init__(self, trail: Trail, unmatched: UnmatchedCalls) -> None:
+        self._trail = trail
+        self._unmatched = unmatched
+        self._gradients = GradientFlow(trail, unmatched)
+
+    def judge(self, call: Call) -> None:
+        """Set the origin of all inputs and parameters of a call that differ."""
+        tensors_agree = True
+        others: list[Row] = []
+        for row in call.inputs:
+            if not row.status.is_difference:
+                continue
+            if not self._is_tensor(row):
+                others.append(row)
+            elif row.leaf.role is Role.PARAMETER:
+                self._judge_parameter(row)
+            else:
+                self._judge_tensor(call, row)
+                tensors_agree = tensors_agree and not row.status.is_difference
+        for row in others:
+            self._judge_argument(call, row, tensors_agree)
+
+    @staticmethod
+    def _is_tensor(row: Row) -> bool:
+        return any(leaf is not None and leaf.is_tensor for leaf in (row.target, row.reference))
+
+    def _judge_parameter(self, row: Row) -> None:
+        trail = self._trail
+        first = trail.outside.parameter_of(row)
+        if first is not None and trail.rows[first] is not row:
+            mark(row, Origin.INHERITED, f"the same parameter as in {name_of(trail, first)}")
+            return
+        explained = trail.history.explains_parameter(row.name)
+        if explained:
+            mark(row, Origin.INHERITED, "it was updated with a gradient that differed")
+        elif explained is None:
+            mark(row, Origin.INTRODUCED, "the parameter itself differs")
+        else:
+            mark(row, Origin.INTRODUCED, "it was updated differently though its gradient agreed")
+
+    def _judge_argument(self, call: Call, row: Row, tensors_agree: bool) -> None:
+        """Judge an argument that is no tensor."""
+        if call.pair.match not in (Match.EXACT, Match.ALIGNED) and None in (
+            row.target,
+            row.reference,
+        ):
+            return  # other signatures, other arguments
+        makers = self._trail.flow.makers(row)
+        if makers.target or makers.reference:
+            mark(row, Origin.INHERITED, "taken from a tensor that differs")
+            return
+        is_size = all(
+            leaf is None or leaf.type in ("int", "torch.Size", "slice")
+            for leaf in (row.target, row.reference)
+        )
+        if is_size and not tensors_agree:
+            mark(row, Origin.INHERITED)
+            return
+        mark(row, Origin.INTRODUCED, "the call was given another argument")
+
+    def _judge_tensor(self, call: Call, row: Row) -> None:
+        if row.leaf.slot.startswith(_RANDOM_STATE):
+            origin = Origin.INHERITED if self._trail.has_difference else Origin.INPUT
+            mark(row, origin, "the state of the random generator differs")
+            return
+        makers = self._trail.flow.makers(row)
+        common = makers.common
+        if common is not None:
+            self._inherit(row, common)
+        elif makers.target or makers.reference:
+            self._judge_wiring(call, row, makers)
+        elif call.is_backward:
+            self._gradients.judge_incoming(call, row)
+        else:
+            self._judge_outside(call, row)
+
+    def _inherit(self, row: Row, source: int) -> None:
+        """Let a row share the fate of the row that made its value on both sides."""
+        maker = self._trail.rows[source]
+        if row.status is Status.DIFFERS and maker.status is Status.CLOSE:
+            settle_as_close(row, maker.reason)
+        else:
+            mark(row, Origin.INHERITED)
+
+    def _judge_wiring(self, call: Call, row: Row, makers: Makers) -> None:
+        """Judge a value that different calls made on the two sides."""
+        trail = self._trail
+        blamed = explained = False
+        for index in (*makers.target[:1], *makers.reference[:1]):
+            maker = trail.rows[index]
+            if maker.pair.target is None or maker.pair.reference is None:
+                found = self._unmatched.blame_for(index)
+                blamed = blamed or found is Blame.CALL
+                explained = explained or found is Blame.EARLIER
+            elif trail.explains(index):
+                explained = True
+        if explained or blamed:
+            mark(row, Origin.INHERITED)
+            return
+        one_sided = not (makers.target and makers.reference)
+        if one_sided and (trail.has_difference or trail.may_have_grown(row, UNRECORDED_GROWTH)):
+            mark(row, Origin.INHERITED)
+            return
+        self._blame_feeding(
+            row,
+            f"fed with {self._made_by(makers.target)} instead of {self._made_by(makers.reference)}",
+        )
+
+    def _made_by(self, makers: Sequence[int]) -> str:
+        if not makers:
+            return "a value that no recorded call made"
+        return f"the result of {name_of(self._trail, makers[0])}"
+
+    def _blame_feeding(self, row: Row, reason: str) -> None:
+        """Blame a call for the value that it was given; modules around it, and others, inherit."""
+        both = fingerprints(row)
+        first = self._trail.fed.setdefault(both, row)
+        if first is row or both == (None, None):
+            mark(row, Origin.INTRODUCED, reason)
+        else:
+            mark(row, Origin.INHERITED, f"the same value as {first.name}")
+
+    def _judge_outside(self, call: Call, row: Row) -> None:
+        """Judge a value that no recorded call made."""
+        trail = self._trail
+        parameter = trail.outside.parameter_of(row)
+        if parameter is not None:
+            mark(row, Origin.INHERITED, f"a parameter; see {trail.rows[parameter].name}")
+            return
+        swapped = trail.outside.swapped_parameters(row)
+        if swapped is not None:
+            mine, theirs = (trail.rows[index].name for index in swapped)
+            mark(row, Origin.INTRODUCED, f"called with {mine} instead of {theirs}")
+            return
+        if trail.outside.model_input_of(row) is not None:
+            mark(row, Origin.INPUT, "came in with the model's input")
+            return
+        if self._is_parameter(call, row):
+            self._judge_parameter(row)
+            return
+        parent = trail.calls.parent(call.pair)
+        if parent is None or not trail.calls.has_modules:
+            self._judge_top_level(row)
+            return
+        if trail.has_difference or trail.may_have_grown(row, UNRECORDED_GROWTH):
+            mark(row, Origin.INHERITED, "made by code that was not recorded")
+            return
+        if trail.calls.records_apis:
+            self._blame_feeding(
+                row,
+                "fed with a value that no recorded call made (a buffer, a constant or unrecorded "
+                "code), though everything before agrees",
+            )
+            return
+        trail.blamed_parents.setdefault(parent, call.start)
+        mark(row, Origin.INHERITED, f"made by the own code of {parent}")
+
+    def _judge_top_level(self, row: Row) -> None:
+        if self._trail.history.has_difference:
+            mark(row, Origin.INHERITED, "perhaps left behind by an earlier step")
+        else:
+            mark(row, Origin.INPUT, "came in from outside the recorded calls")
+
+    @staticmethod
+    def _is_parameter(call: Call, row: Row) -> bool:
+        leaves = (row.target, row.reference)
+        if any(leaf is None or not leaf.is_tensor for leaf in leaves):
+            return False
+        return not call.parsed.is_module and takes_state(call.api, row.leaf.slot)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do after a comparison, in words, and what its reader must know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msprobe.compare.model import Match, Mode, Origin, RankComparison, Status
+from msprobe.compare.verdicts.ranking import Culprit
+
+# Confidence of an alignment below which a reader should look at the pair.
+_DOUBTFUL: Final = 0.5
+
+
+def next_steps(comparisons: Sequence[RankComparison], culprits: Sequence[Culprit]) -> list[str]:
+    """Return what to run or look at next, most useful first; empty if nothing differs."""
+    origins = {row.origin for comparison in comparisons for row in comparison.rows} - {None}
+    if culprits:
+        return _for_culprit(culprits[0], len(culprits))
+    if Origin.INPUT in origins:
+        return [_for_inputs(comparisons)]
+    if origins:
+        return [
+            "no call introduced a difference: what differs is rounding that adds up. Compare "
+            "both runs with one of higher precision to see which is nearer to it",
+        ]
+    if any(
+        row.status in (Status.ADDED, Status.MISSING)
+        for comparison in comparisons
+        for row in comparison.rows
+    ):
+        return ["the sides make different calls, without consequence for any value"]
+    return []
+
+
+def _for_culprit(culprit: Culprit, total: int) -> list[str]:
+    comparison, row = culprit.comparison, culprit.row
+    is_missing = row.pair.target is None
+    side = comparison.reference if is_missing else comparison.target
+    record = row.pair.name
+    steps = []
+    place = side.source_line(record)
+    if place is not None:
+        steps.append(f"look at {place}, where {record} was called")
+    steps.append(f"msprobe show {side.view.directory} {record}")
+    if culprit.kind == "parameter":
+        steps.append(
+            "compare the checkpoints that the runs began with (msprobe compare-ckpt), and how the "
+            "parameter is initialised and updated"
+        )
+    elif "random numbers" in row.reason:
+        steps.append("seed both runs alike (seed_all) and compare again")
+    elif comparison.mode is not Mode.TENSOR:
+        module = side.module(record)
+        scope = f"of module {module}" if module else "around it"
+        steps.append(f"capture the calls {scope} with task tensor, and compare their elements")
+    if total > 1:
+        steps.append(f"mend this one first; {total - 1} further calls introduce differences")
+    return steps
+
+
+def _for_inputs(comparisons: Sequence[RankComparison]) -> str:
+    names = [
+        row.name
+        for comparison in comparisons
+        for row in comparison.rows
+        if row.origin is Origin.INPUT
+    ]
+    shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+    return (
+        f"the data differ when they come in ({shown}): feed both runs with the same batch in the "
+        "same order, then compare again"
+    )
+
+
+def notes_on(comparisons: Sequence[RankComparison]) -> list[str]:
+    """Return what a reader of the result must know about how it came about."""
+    notes = []
+    for comparison in comparisons:
+        where = f"step {comparison.step}, rank {comparison.rank}"
+        lonely = sum(pair.match is Match.UNMATCHED for pair in comparison.pairs)
+        if lonely > len(comparison.pairs) / 2:
+            notes.append(f"{where}: {lonely} of {len(comparison.pairs)} calls have no partner")
+        doubtful = sum(
+            pair.match is Match.ALIGNED and pair.confidence < _DOUBTFUL for pair in comparison.pairs
+        )
+        if doubtful:
+            notes.append(f"{where}: {doubtful} calls were paired with little confidence")
+        unread = sum(bool(row.problem) for row in comparison.rows)
+        if unread:
+            notes.append(f"{where}: {unread} pairs of tensors could not be read element by element")
+    return notes

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where differences come from: `find_origins` tells the call that made one from its heirs.
+
+The operations are gone through in their order. A difference in what comes into a call is traced
+to the call that made it (`incoming`, `gradient_flow`). A difference in what a call made is held
+against what its inputs and its own rounding explain (`conditioning`). Calls that one side lacks
+are judged by what uses them (`unmatched_calls`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from msprobe.compare.model import Mode, Origin, RankComparison, Role, Row, Status
+from msprobe.compare.verdicts.calls import Call, Calls
+from msprobe.compare.verdicts.conditioning import (
+    Bound,
+    Operand,
+    backward_bound,
+    forward_bound,
+    operand_of,
+)
+from msprobe.compare.verdicts.consequence import retract_inconsequential
+from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
+from msprobe.compare.verdicts.gradient_flow import GradientFlow
+from msprobe.compare.verdicts.history import History
+from msprobe.compare.verdicts.incoming import Incoming
+from msprobe.compare.verdicts.operation_families import Family, family_of
+from msprobe.compare.verdicts.trail import Trail, mark, name_of, settle_as_close
+from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
+from msprobe.dump.record_names import RecordKind
+
+# How far beyond a first-order bound an error must be to be more than rounding.
+_SAFETY: Final = 4.0
+# Statistics see only a part of an error, of inputs and outputs not the same part.
+_SAFETY_OF_STATISTICS: Final = 30.0
+# NaN and Inf can follow from differences of this relative size; smaller ones do not explain them.
+_LARGE_ERROR: Final = 0.5
+_PARAMETER_GRADIENTS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
+
+
+def find_origins(comparison: RankComparison, history: History | None = None) -> None:
+    """Fill in the origin of every row that differs; needs `judge_rows` before.
+
+    A difference that turns out to be below the rounding of the call that made it becomes close.
+
+    Args:
+        comparison: its rows are changed.
+        history: what earlier steps of this rank showed, in order; this step is added to it.
+    """
+    past = history if history is not None else History()
+    calls = Calls(comparison)
+    rows = comparison.rows
+    trail = Trail(
+        comparison=comparison,
+        calls=calls,
+        flow=DataFlow(rows),
+        outside=OutsideValues(rows, lambda row: _is_model_input(calls, row)),
+        history=past,
+    )
+    _Search(trail).run()
+    past.add(comparison)
+
+
+def _is_model_input(calls: Calls, row: Row) -> bool:
+    pair = row.pair
+    parsed = calls.parse(pair)
+    return (
+        parsed.is_module
+        and parsed.kind is RecordKind.FORWARD
+        and calls.parent(pair) is None
+        and row.leaf.role is Role.INPUT
+    )
+
+
+class _Search:
+    def __init__(self, trail: Trail) -> None:
+        self._trail = trail
+        self._unmatched = UnmatchedCalls(trail)
+        self._incoming = Incoming(trail, self._unmatched)
+        self._gradients = GradientFlow(trail, self._unmatched)
+        is_coarse = trail.comparison.mode is not Mode.TENSOR
+        self._sees_statistics_only = trail.comparison.mode is Mode.STATISTICS
+        self._safety = _SAFETY_OF_STATISTICS if is_coarse else _SAFETY
+        self._is_exact_mode = trail.comparison.mode is Mode.MD5
+
+    def run(self) -> None:
+        """Go through all operations."""
+        trail = self._trail
+        rows = trail.rows
+        seen = 0
+        for call in trail.calls:
+            self._note_close(rows[seen : call.start])
+            seen = call.start + len(call.rows)
+            self._judge(call)
+            self._note(call.rows)
+        self._unmatched.settle_rest()
+        retract_inconsequential(trail.calls)
+
+    def _judge(self, call: Call) -> None:
+        kind = call.parsed.kind
+        if any(row.leaf.role is Role.SAVED for row in call.rows):
+            self._judge_saved(call)
+        elif kind in _PARAMETER_GRADIENTS:
+            for row in call.rows:
+                if row.status.is_difference:
+                    self._gradients.judge_parameter_gradient(call, row)
+        elif not call.is_matched:
+            if call.is_backward:
+                self._gradients.judge_unmatched_backward(call)
+        else:
+            self._incoming.judge(call)
+            self._judge_outputs(call)
+
+    def _note_close(self, rows: Iterable[Row]) -> None:
+        trail = self._trail
+        for row in rows:
+            error = row.error
+            if error is not None and error > trail.worst_close:
+                trail.worst_close = error
+
+    def _note(self, rows: Iterable[Row]) -> None:
+        """Remember what was seen; harmless extra calls do not count."""
+        trail = self._trail
+        for row in rows:
+            if row.status.is_difference:
+                trail.has_difference = trail.has_difference or row.origin is not None
+            elif row.error is not None and row.error > trail.worst_close:
+                trail.worst_close = row.error
+
+    def _judge_saved(self, call: Call) -> None:
+        """Judge values that the user saved: only their order is known."""
+        for row in call.rows:
+            if not row.status.is_difference:
+                continue
+            if self._trail.has_difference:
+                row.origin = Origin.INHERITED
+            else:
+                mark(row, Origin.INTRODUCED, "the first saved value that differs")
+
+    def _judge_outputs(self, call: Call) -> None:
+        differing = [row for row in call.outputs if row.status.is_difference]
+        if not differing:
+            return
+        incoming = _Arrivals.of(self._trail, call)
+        for row in differing:
+            self._judge_output(call, row, incoming)
+
+    def _judge_output(self, call: Call, row: Row, incoming: _Arrivals) -> None:
+        trail = self._trail
+        if call.pair.name in trail.blamed_parents:
+            mark(row, Origin.INTRODUCED, "made by this module's own code between its parts")
+            return
+        source = trail.flow.makers(row).common
+        if source is not None and (call.parsed.is_module or incoming.is_clean):
+            self._share_fate(row, source)
+            return
+        if incoming.has_faulty_argument:
+            mark(row, Origin.INTRODUCED)
+            return
+        if row.status is Status.MISSING or row.status is Status.ADDED:
+            self._judge_lost(call, row, incoming)
+            return
+        if call.parsed.is_module and trail.calls.has_inner(call) and trail.has_difference:
+            mark(row, Origin.INHERITED)
+            return
+        if row.status is Status.NONFINITE:
+            self._judge_nonfinite(row, incoming)
+        elif row.status in (Status.SHAPE, Status.DTYPE):
+            origin = Origin.INTRODUCED if not incoming.differs else Origin.INHERITED
+            mark(row, origin)
+        else:
+            self._judge_size(call, row, incoming)
+
+    def _share_fate(self, row: Row, source: int) -> None:
+        maker = self._trail.rows[source]
+        if maker.status is Status.CLOSE and row.status is Status.DIFFERS:
+            settle_as_close(row, maker.reason)
+        elif maker.status is Status.EQUAL:
+            mark(row, Origin.INTRODUCED, f"not what {name_of(self._trail, source)} made")
+        else:
+            mark(row, Origin.INHERITED)
+
+    def _judge_lost(self, call: Call, row: Row, incoming: _Arrivals) -> None:
+        """Judge a result that one side does not have."""
+        if incoming.differs:
+            mark(row, Origin.INHERITED)
+        elif call.is_backward and self._gradients.explains_missing_gradient(call, row):
+            mark(row, Origin.INHERITED, "the forward pass cut the graph before this call")
+        else:
+            mark(row, Origin.INTRODUCED)
+
+    def _judge_nonfinite(self, row: Row, incoming: _Arrivals) -> None:
+        if incoming.has_nonfinite:
+            mark(row, Origin.INHERITED)
+        elif incoming.worst_error >= _LARGE_ERROR or (incoming.differs and incoming.is_broken):
+            mark(row, Origin.AMPLIFIED, "its inputs are finite, but already far apart")
+        else:
+            mark(row, Origin.INTRODUCED, "its inputs are finite")
+
+    def _judge_size(self, call: Call, row: Row, incoming: _Arrivals) -> None:
+        """Hold the size of a difference against what inputs and rounding explain."""
+        result = operand_of(row)
+        if result is None or row.error is None:
+            origin = Origin.INHERITED if incoming.differs else Origin.INTRODUCED
+            mark(row, origin, self._randomness(call, incoming))
+            return
+        bound = self._bound(call, incoming, result)
+        if not self._is_exact_mode and result.error <= _SAFETY * bound.own:
+            settle_as_close(row, "within the rounding of this operation: its terms cancel")
+            return
+        explained = _SAFETY * bound.own + self._safety * bound.passed_on
+        if incoming.is_inexact and (result.error <= explained or self._is_exact_mode):
+            mark(row, Origin.INHERITED)
+        elif incoming.differs:
+            if incoming.is_broken or incoming.worst_error >= _LARGE_ERROR:
+                mark(row, Origin.INHERITED)
+            else:
+                mark(row, Origin.AMPLIFIED, _times(result, incoming))
+        elif self._sees_statistics_only and self._unmatched.blame_hidden(call):
+            mark(row, Origin.INHERITED, "the elements came in another order")
+        else:
+            mark(row, Origin.INTRODUCED, self._randomness(call, incoming))
+
+    def _bound(self, call: Call, incoming: _Arrivals, result: Operand) -> Bound:
+        family = family_of(call.api)
+        has_inner = call.parsed.is_module and self._trail.calls.has_inner(call)
+        if has_inner:
+            family = Family.COMPOSITE
+        if call.is_backward:
+            return backward_bound(family, call.api, incoming.gradients, incoming.operands, result)
+        return forward_bound(family, call.api, incoming.operands, result)
+
+    def _randomness(self, call: Call, incoming: _Arrivals) -> str:
+        """Return a remark if the call draws random numbers."""
+        if incoming.differs or call.pair.target is None:
+            return ""
+        notes = self._trail.comparison.target.view.records[call.pair.target].data
+        if isinstance(notes, dict) and "rng" in notes:
+            return "it draws random numbers: are the seeds and earlier draws the same?"
+        return ""
+
+
+class _Arrivals:
+    """What comes into a call, summed up.
+
+    Attributes:
+        operands: tensors of the forward call; for backward records inputs and outputs of it.
+        gradients: gradients that came into a backward record.
+        differs: something differs beyond its tolerance.
+        is_inexact: something is not exactly equal.
+        is_broken: something differs in shape or kind, or is missing.
+        has_nonfinite: something is NaN or infinite on one side only.
+        has_faulty_argument: an argument that is no tensor is at fault.
+        worst_error: largest relative error.
+    """
+
+    def __init__(self) -> None:
+        self.operands: list[Operand] = []
+        self.gradients: list[Operand] = []
+        self.differs = False
+        self.is_inexact = False
+        self.is_broken = False
+        self.has_nonfinite = False
+        self.has_faulty_argument = False
+        self.worst_error = 0.0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything that came in is exactly equal."""
+        return not (self.differs or self.is_inexact)
+
+    @classmethod
+    def of(cls, trail: Trail, call: Call) -> _Arrivals:
+        """Return what comes into a call."""
+        found = cls()
+        if call.is_backward:
+            found._take(call.inputs, found.gradients)
+            forward = trail.calls.forward_of(call)
+            if forward is not None:
+                found._take(forward.rows, found.operands)
+        else:
+            found._take(call.inputs, found.operands)
+        found.has_faulty_argument = any(
+            row.origin is Origin.INTRODUCED and not _holds_tensor(row) for row in call.inputs
+        )
+        return found
+
+    def _take(self, rows: Iterable[Row], operands: list[Operand]) -> None:
+        for row in rows:
+            status = row.status
+            if status is not Status.EQUAL:
+                self._take_inexact(row)
+            operand = operand_of(row)
+            if operand is not None:
+                operands.append(operand)
+
+    def _take_inexact(self, row: Row) -> None:
+        if not _holds_tensor(row):
+            self.differs |= row.origin is not None
+            return
+        self.is_inexact = True
+        if row.status.is_difference:
+            self.differs = True
+            self.has_nonfinite |= row.status is Status.NONFINITE
+            self.is_broken |= row.status is not Status.DIFFERS
+        if row.error is not None and math.isfinite(row.error):
+            self.worst_error = max(self.worst_error, row.error)
+
+
+def _holds_tensor(row: Row) -> bool:
+    return any(leaf is not None and leaf.is_tensor for leaf in (row.target, row.reference))
+
+
+def _times(result: Operand, incoming: _Arrivals) -> str:
+    before = incoming.worst_error
+    if not before:
+        return "more than its inputs explain"
+    return f"the relative error grew {result.relative / before:.3g} times"

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell a run in lower precision from one call that slipped into it.
+
+Whoever compares bfloat16 with float32 knows that values are coarser: the coarser type decides the
+tolerance. If only a few calls of their kind are coarser and the others agree in type, these few
+are a difference of their own, and are held to the finer type.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+from msprobe.compare.model import RankComparison, Role, Row, Status
+from msprobe.compare.verdicts.number_types import coarser, epsilon_of
+from msprobe.compare.verdicts.operation_families import Family, family_of
+from msprobe.compare.verdicts.tolerances import Tolerances
+from msprobe.dump.record_names import RecordKind
+
+# Up to this share of the calls of one kind, lower precision is the exception.
+_EXCEPTION: Final = 0.5
+
+
+def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> None:
+    """Turn the close outputs of calls that alone run in lower precision into differences."""
+    odd = [row for row in comparison.rows if _has_two_precisions(row)]
+    if not odd:
+        return
+    kinds = {id(row): _kind(comparison, row) for row in odd}
+    seen = set(kinds.values()) - {""}
+    totals: dict[str, int] = defaultdict(int)
+    for row in comparison.rows:
+        if _is_float_output(row):
+            kind = _kind(comparison, row)
+            if kind in seen:
+                totals[kind] += 1
+    numbers: dict[str, int] = defaultdict(int)
+    for row in odd:
+        numbers[kinds[id(row)]] += 1
+    for row in odd:
+        kind = kinds[id(row)]
+        if kind and numbers[kind] <= _EXCEPTION * totals[kind]:
+            _judge_as_finer(row, kind, totals[kind] - numbers[kind], tolerances)
+
+
+def _is_float_output(row: Row) -> bool:
+    leaf = row.target
+    return (
+        leaf is not None
+        and row.reference is not None
+        and leaf.role is Role.OUTPUT
+        and leaf.is_tensor
+        and epsilon_of(leaf.dtype) > 0
+    )
+
+
+def _has_two_precisions(row: Row) -> bool:
+    if not _is_float_output(row):
+        return False
+    assert row.target is not None
+    assert row.reference is not None
+    mine, theirs = epsilon_of(row.target.dtype), epsilon_of(row.reference.dtype)
+    return 0 < theirs != mine
+
+
+def _kind(comparison: RankComparison, row: Row) -> str:
+    """Return what calls a row's call is to be compared with; empty for those that only move."""
+    if row.pair.target is None:
+        return ""
+    parsed = comparison.target.parsed(row.pair.target)
+    if parsed.kind is not RecordKind.FORWARD:
+        return ""
+    name = parsed.class_name or parsed.path
+    family = family_of(name)
+    if family is Family.MOVING:
+        return ""
+    what = "module" if parsed.is_module else "call"
+    return f"{what} of a sum of products" if family is Family.BILINEAR else f"{what} of {name}"
+
+
+def _judge_as_finer(row: Row, kind: str, others: int, tolerances: Tolerances) -> None:
+    assert row.target is not None
+    assert row.reference is not None
+    mine, theirs = row.target.dtype, row.reference.dtype
+    finer = theirs if coarser(mine, theirs) == mine else mine
+    allowed = tolerances.for_row(row.name, finer, finer)
+    if row.status is Status.CLOSE and row.error is not None and row.error > allowed.relative:
+        row.status = Status.DIFFERS
+        row.reason = (
+            f"{mine} instead of {theirs}, alone: {others} other outputs of a {kind} agree in type"
+        )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The culprits of a comparison, best one first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from msprobe.compare.model import Origin, RankComparison, Role, Row, Status
+from msprobe.dump.record_names import RecordKind
+
+# A culprit whose own difference is this much smaller than the largest one is not the best guess,
+# even if it comes first: it may be an effect of another library or device.
+_NEGLIGIBLE: Final = 1e-4
+# How much worse than a difference in values the other kinds are taken to be.
+_SEVERE: Final = (Status.SHAPE, Status.DTYPE, Status.MISSING, Status.ADDED, Status.NONFINITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """One operation that introduced a difference.
+
+    Attributes:
+        comparison: the step and rank.
+        row: the row that shows it best.
+        kind: ``parameter``, ``forward``, ``backward``, ``parameter_grad`` or ``saved``.
+        place: where in the order of execution it takes effect.
+        size: how large its difference is, relative; infinite where it has no size.
+    """
+
+    comparison: RankComparison
+    row: Row
+    kind: str
+    place: int
+    size: float
+
+
+def rank_culprits(comparisons: Iterable[RankComparison]) -> list[Culprit]:
+    """Return all operations with a row that was introduced, best culprit first.
+
+    Causes come before effects: earlier steps first, then order of execution (a parameter counts
+    where its module is called), ranks in the order given. Negligible ones come last.
+    """
+    found = [culprit for comparison in comparisons for culprit in _culprits(comparison)]
+    largest = max((culprit.size for culprit in found if math.isfinite(culprit.size)), default=0.0)
+    found.sort(
+        key=lambda culprit: (
+            culprit.size < _NEGLIGIBLE * largest,
+            culprit.comparison.step,
+            culprit.place,
+        )
+    )
+    return found
+
+
+def _culprits(comparison: RankComparison) -> list[Culprit]:
+    by_operation: dict[int, list[Row]] = {}
+    for row in comparison.rows:
+        if row.origin is Origin.INTRODUCED:
+            by_operation.setdefault(row.pair.position, []).append(row)
+    if not by_operation:
+        return []
+    begins = _Begins(comparison)
+    found = []
+    for rows in by_operation.values():
+        row = _telling_row(rows)
+        kind = kind_of_row(comparison, row)
+        position = row.pair.position
+        # A parameter stands in the record of its module, which ends after its inner calls.
+        place = begins.of(row) if kind == "parameter" else position
+        size = max(_size(each) for each in rows)
+        found.append(Culprit(comparison, row, kind, place, size))
+    return found
+
+
+def _telling_row(rows: Sequence[Row]) -> Row:
+    """Return the row to name: a parameter or argument before the results that it spoiled."""
+    for row in rows:
+        if row.leaf.role is Role.PARAMETER:
+            return row
+    for row in rows:
+        if row.leaf.role is Role.INPUT:
+            return row
+    return rows[0]
+
+
+def _size(row: Row) -> float:
+    if row.status in _SEVERE or row.error is None:
+        return math.inf
+    return row.error
+
+
+def kind_of_row(comparison: RankComparison, row: Row) -> str:
+    """Return what a row is: ``parameter``, ``forward``, ``backward``, ``parameter_grad``,
+    ``saved``.
+    """
+    role = row.leaf.role
+    if role in (Role.PARAMETER, Role.PARAMETER_GRAD, Role.SAVED):
+        return str(role)
+    name, side = row.pair.target, comparison.target
+    if name is None:
+        name, side = row.pair.reference, comparison.reference
+    assert name is not None
+    return "backward" if side.parsed(name).kind is RecordKind.BACKWARD else "forward"
+
+
+class _Begins:
+    """Where modules begin: the place of the first call inside them."""
+
+    def __init__(self, comparison: RankComparison) -> None:
+        self._comparison = comparison
+        self._first: dict[str, int] | None = None
+
+    def of(self, row: Row) -> int:
+        """Return the place of the first recorded call inside the module of a row."""
+        if self._first is None:
+            self._first = self._find()
+        return self._first.get(row.pair.name, row.pair.position)
+
+    def _find(self) -> dict[str, int]:
+        first: dict[str, int] = {}
+        for pair in self._comparison.pairs:
+            side = self._comparison.reference if pair.target is None else self._comparison.target
+            parent = side.parent(pair.name)
+            while parent is not None and parent not in first:
+                first[parent] = pair.position
+                parent = side.parent(parent)
+        return first

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the two values of each row relate: `judge_rows` fills in status, error and reason.
+
+Elements decide where they were read, else checksums, else the four statistics. Everything is
+relative to the size of the tensor, so tiny gradients are judged as sharply as large activations.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from msprobe.compare.model import (
+    ElementMetrics,
+    Leaf,
+    Mode,
+    RankComparison,
+    Row,
+    Status,
+)
+from msprobe.compare.verdicts.arguments import judge_arguments
+from msprobe.compare.verdicts.number_types import coarser, kind_of
+from msprobe.compare.verdicts.precision_policy import judge_lone_precision
+from msprobe.compare.verdicts.statistics_error import (
+    describe_statistics,
+    nonfinite_signature,
+    statistics_equal,
+    statistics_error,
+)
+from msprobe.compare.verdicts.tolerances import EXACT, RowTolerance, Tolerances
+
+# Statistics of integers are sums of integers in float64; frameworks differ in the last digits.
+_INTEGER_STATISTICS: Final = RowTolerance(rtol=1e-6)
+
+
+def judge_rows(comparison: RankComparison, tolerances: Tolerances) -> None:
+    """Fill in status, error and reason of every row.
+
+    Args:
+        comparison: its rows; `Row.metrics` must be there for values that were read.
+        tolerances: what may be apart.
+    """
+    is_md5 = comparison.mode is Mode.MD5
+    for row in comparison.rows:
+        target, reference = row.target, row.reference
+        if target is None or reference is None:
+            _judge_alone(row)
+        elif target.is_tensor and reference.is_tensor:
+            _judge_tensors(row, target, reference, tolerances, is_md5)
+        else:
+            judge_arguments(row, target, reference)
+        if row.problem:
+            _add_reason(row, row.problem)
+    judge_lone_precision(comparison, tolerances)
+
+
+def _judge_alone(row: Row) -> None:
+    """Judge a value without a partner."""
+    row.status = Status.MISSING if row.target is None else Status.ADDED
+    has_both = row.pair.target is not None and row.pair.reference is not None
+    leaf = row.leaf
+    if has_both and not leaf.is_tensor and leaf.value is None:
+        # Left out means the same as None for every optional argument that frameworks have.
+        row.status = Status.EQUAL
+    elif has_both:
+        row.reason = "only the reference has it" if row.target is None else "only the target has it"
+
+
+def _judge_tensors(
+    row: Row, target: Leaf, reference: Leaf, tolerances: Tolerances, is_md5: bool
+) -> None:
+    if target.shape != reference.shape and _squeezed(target) != _squeezed(reference):
+        row.status = Status.SHAPE
+        row.reason = f"shape {list(target.shape or ())} instead of {list(reference.shape or ())}"
+        return
+    same_type = target.dtype == reference.dtype
+    if row.metrics is not None:
+        _judge_elements(row, row.metrics)
+    elif target.md5 is not None and reference.md5 is not None and same_type:
+        _judge_checksums(row, target, reference, tolerances, is_md5)
+    else:
+        _judge_statistics(row, target, reference, tolerances)
+    if not same_type:
+        _judge_types(row, target, reference)
+    if target.shape != reference.shape:
+        _add_reason(row, "equal up to dimensions of size 1 in their shapes")
+    if (
+        target.requires_grad is not reference.requires_grad
+        and target.requires_grad is not None
+        and reference.requires_grad is not None
+    ):
+        _add_reason(
+            row,
+            f"requires_grad is {target.requires_grad} instead of {reference.requires_grad}",
+        )
+
+
+def _squeezed(leaf: Leaf) -> list[int]:
+    return [size for size in leaf.shape or () if size != 1]
+
+
+def _judge_types(row: Row, target: Leaf, reference: Leaf) -> None:
+    if kind_of(target.dtype) is not kind_of(reference.dtype):
+        values = "equal" if row.status is Status.EQUAL else "different"
+        row.status = Status.DTYPE
+        row.reason = ""
+        _add_reason(row, f"{target.dtype} instead of {reference.dtype}; the values are {values}")
+    else:
+        _add_reason(
+            row,
+            f"{target.dtype} against {reference.dtype}, judged as "
+            f"{coarser(target.dtype, reference.dtype)}",
+        )
+
+
+def _judge_elements(row: Row, metrics: ElementMetrics) -> None:
+    if metrics.is_equal:
+        row.status, row.error = Status.EQUAL, 0.0
+        return
+    row.error = relative_error(metrics)
+    if metrics.first_nonfinite_mismatch is not None or _nonfinite_counts_differ(metrics):
+        row.status = Status.NONFINITE
+        row.reason = _nonfinite_words(
+            (metrics.target_nan, metrics.target_pos_inf, metrics.target_neg_inf),
+            (metrics.reference_nan, metrics.reference_pos_inf, metrics.reference_neg_inf),
+        )
+    elif metrics.mismatches == 0:
+        row.status = Status.CLOSE if metrics.unequal else Status.EQUAL
+    else:
+        row.status = Status.DIFFERS
+        row.reason = (
+            f"{metrics.mismatches} of {metrics.count} elements beyond the tolerance, at worst "
+            f"{_number(metrics.max_abs_target)} instead of {_number(metrics.max_abs_reference)}"
+        )
+
+
+def relative_error(metrics: ElementMetrics) -> float | None:
+    """Return the L2 norm of the difference relative to the larger of reference and, where that is
+    zero, target; None where no element is finite.
+    """
+    error = metrics.relative_l2
+    if error is not None and math.isfinite(error):
+        return error
+    return None if error is None or math.isnan(error) else 1.0
+
+
+def _nonfinite_counts_differ(metrics: ElementMetrics) -> bool:
+    return (metrics.target_nan, metrics.target_pos_inf, metrics.target_neg_inf) != (
+        metrics.reference_nan,
+        metrics.reference_pos_inf,
+        metrics.reference_neg_inf,
+    )
+
+
+def _nonfinite_words(target: tuple[int, ...], reference: tuple[int, ...]) -> str:
+    names = ("NaN", "+Inf", "-Inf")
+
+    def words(counts: tuple[int, ...]) -> str:
+        present = [f"{n} {name}" for n, name in zip(counts, names, strict=True) if n]
+        return ", ".join(present) or "only finite values"
+
+    if target == reference:
+        return f"{words(target)}, at other places than in the reference"
+    return f"{words(target)} instead of {words(reference)}"
+
+
+def _judge_checksums(
+    row: Row, target: Leaf, reference: Leaf, tolerances: Tolerances, is_md5: bool
+) -> None:
+    if target.md5 == reference.md5:
+        row.status, row.error = Status.EQUAL, 0.0
+        return
+    _judge_statistics(row, target, reference, tolerances)
+    if is_md5 or row.status is Status.EQUAL:
+        # Checksums answer whether values are the same to the bit: that is what was asked for.
+        row.status = Status.DIFFERS if is_md5 else Status.CLOSE
+        row.reason = "the checksums differ" + (f"; {row.reason}" if row.reason else "")
+        if row.error == 0.0:
+            row.error = None
+
+
+def _judge_statistics(row: Row, target: Leaf, reference: Leaf, tolerances: Tolerances) -> None:
+    if statistics_equal(target, reference):
+        row.status, row.error = Status.EQUAL, 0.0
+        return
+    before, after = nonfinite_signature(reference), nonfinite_signature(target)
+    if before != after:
+        row.status, row.error = Status.NONFINITE, None
+        row.reason = f"{after or 'only finite values'} instead of {before or 'only finite values'}"
+        return
+    allowed = tolerances.for_row(row.name, target.dtype, reference.dtype)
+    is_exact = allowed == EXACT
+    if is_exact:
+        allowed = _INTEGER_STATISTICS
+    error = statistics_error(target, reference)
+    row.error = error.relative
+    if error.is_missing:
+        row.status = Status.EQUAL
+        row.reason = "one side has no statistics to compare" if error.is_one_sided else ""
+    elif (is_exact and error.ends_differ) or error.exceeds(allowed):
+        row.status = Status.DIFFERS
+        row.reason = describe_statistics(target, reference)
+    else:
+        row.status = Status.CLOSE
+
+
+def _add_reason(row: Row, text: str) -> None:
+    row.reason = f"{row.reason}; {text}" if row.reason else text
+
+
+def _number(value: float | complex | None) -> str:
+    return "nothing" if value is None else f"{value:.6g}"

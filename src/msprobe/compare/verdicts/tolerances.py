@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far two values may lie apart: by type, by the tensor's own size, and by the user's rules.
+
+The numbers stand in ``tolerances.yaml`` beside this module; a file of the user's has the same form
+and is laid over it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from msprobe.compare.model import Leaf, Row
+from msprobe.compare.verdicts.number_types import Kind, coarser, kind_of
+from msprobe.errors import ConfigError, ConfigFileError
+
+if TYPE_CHECKING:
+    from msprobe.compare.metrics.elementwise import Tolerance
+
+_FIELDS: Final = ("rtol", "atol", "absolute")
+_PARTS: Final = ("dtypes", "rows")
+# For tensors whose statistics are unknown, so that their size is: torch.testing's own floor.
+_FLOOR_WITHOUT_SIZE: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTolerance:
+    """What a difference may amount to: ``rtol * |reference| + atol * rms + absolute``.
+
+    Attributes:
+        rtol: relative to each element of the reference.
+        atol: relative to the root mean square of the reference.
+        absolute: in the units of the values.
+    """
+
+    rtol: float
+    atol: float = 0.0
+    absolute: float = 0.0
+
+    @property
+    def relative(self) -> float:
+        """What a number that describes the whole tensor may be off, relative to its size."""
+        return self.rtol + self.atol
+
+
+EXACT: Final = RowTolerance(rtol=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    pattern: re.Pattern[str]
+    fields: Mapping[str, float]
+
+
+class Tolerances:
+    """Tolerances of types, and rules that change them for some rows.
+
+    Make it with `load`.
+    """
+
+    def __init__(self, dtypes: Mapping[str, RowTolerance], rules: tuple[_Rule, ...] = ()) -> None:
+        self._dtypes = dtypes
+        self._rules = rules
+        self._by_pair: dict[tuple[str, str], RowTolerance] = {}
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> Tolerances:
+        """Return the built-in tolerances, with a user's YAML file laid over them.
+
+        Raises:
+            ConfigFileError: the file cannot be read or is not YAML.
+            ConfigError: an unknown key, or a value that is no number >= 0; it names the line.
+        """
+        text = resources.files(__package__).joinpath("tolerances.yaml").read_text("utf-8")
+        dtypes, _ = _parse(text, "tolerances.yaml", {})
+        if path is None:
+            return cls(dtypes)
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigFileError(path, f"cannot be read: {exc}") from exc
+        own, rules = _parse(text, path, dtypes)
+        return cls({**dtypes, **own}, rules)
+
+    def for_row(self, name: str, target_dtype: str, reference_dtype: str) -> RowTolerance:
+        """Return what a row's values may be apart; integers and truth values: nothing.
+
+        Args:
+            name: the row's name, which globs are matched with.
+            target_dtype: normal name of the type, such as ``float32``.
+            reference_dtype: likewise; the coarser of the two decides.
+        """
+        pair = (target_dtype, reference_dtype)
+        found = self._by_pair.get(pair)
+        if found is None:
+            found = self._by_pair[pair] = self._for_types(*pair)
+        for rule in self._rules:
+            if rule.pattern.match(name):
+                found = replace(found, **rule.fields)
+        return found
+
+    def for_elements(self, row: Row) -> Tolerance:
+        """Return what the elements of a row may be apart, as the element metrics take it.
+
+        The size of the reference is taken from its recorded statistics; where there are none, the
+        absolute floor is that of torch.testing.
+        """
+        from msprobe.compare.metrics.elementwise import Tolerance
+
+        target, reference = row.target or row.leaf, row.reference or row.leaf
+        allowed = self.for_row(row.name, target.dtype, reference.dtype)
+        if not allowed.atol:
+            return Tolerance(rtol=allowed.rtol, atol=allowed.absolute)
+        size = root_mean_square(reference)
+        floor = _FLOOR_WITHOUT_SIZE if size is None else allowed.atol * size
+        return Tolerance(rtol=allowed.rtol, atol=floor + allowed.absolute)
+
+    def _for_types(self, target: str, reference: str) -> RowTolerance:
+        floats = [
+            dtype for dtype in (target, reference) if kind_of(dtype) in (Kind.FLOAT, Kind.COMPLEX)
+        ]
+        if not floats:
+            return EXACT
+        dtype = coarser(floats[0], floats[-1])
+        return self._dtypes.get(dtype, self._dtypes["float32"])
+
+
+def root_mean_square(leaf: Leaf) -> float | None:
+    """Return the size of a tensor's finite elements by its statistics; None where unknown."""
+    norm = leaf.norm
+    if isinstance(norm, (int, float)) and math.isfinite(norm) and leaf.shape is not None:
+        return float(norm) / math.sqrt(max(math.prod(leaf.shape), 1))
+    ends = [leaf.extra.get("finite_max", leaf.max), leaf.extra.get("finite_min", leaf.min)]
+    known = [abs(float(end)) for end in ends if isinstance(end, (int, float))]
+    return max(known) if known and all(map(math.isfinite, known)) else None
+
+
+def _parse(
+    text: str, source: str | Path, known: Mapping[str, RowTolerance]
+) -> tuple[dict[str, RowTolerance], tuple[_Rule, ...]]:
+    """Return types and rules of a file; `known` are the types that it is laid over."""
+    reader = _Reader(source)
+    parts = reader.mapping(reader.root(text), "")
+    for key, (line, _) in parts.items():
+        if key not in _PARTS:
+            raise reader.error(line, key, key, _PARTS)
+    dtypes = {}
+    for dtype, fields in reader.entries(parts, "dtypes"):
+        base = known.get(dtype, RowTolerance(rtol=0.0))
+        dtypes[dtype] = replace(base, **fields)
+    rules = tuple(
+        _Rule(re.compile(fnmatch.translate(glob)), fields)
+        for glob, fields in reader.entries(parts, "rows")
+    )
+    return dtypes, rules
+
+
+class _Reader:
+    """Reads YAML with the line of each value, for messages."""
+
+    def __init__(self, source: str | Path) -> None:
+        self._source = source
+
+    def root(self, text: str) -> Any:
+        """Return the parse tree, None for an empty file."""
+        import yaml
+
+        try:
+            return yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as exc:
+            mark = exc.problem_mark
+            raise ConfigFileError(
+                self._source,
+                f"is not YAML: {exc.problem}",
+                line=mark.line + 1 if mark else None,
+                column=mark.column + 1 if mark else None,
+            ) from exc
+
+    def mapping(self, node: Any, key: str) -> dict[str, tuple[int, Any]]:
+        """Return the entries of a mapping as key → (line, node)."""
+        from yaml.nodes import MappingNode, ScalarNode
+
+        if node is None or (isinstance(node, ScalarNode) and node.value in ("", "null", "~")):
+            return {}
+        if not isinstance(node, MappingNode):
+            raise self.error(node.start_mark.line + 1, key, str(node.value), "a mapping")
+        return {str(name.value): (name.start_mark.line + 1, value) for name, value in node.value}
+
+    def entries(
+        self, parts: dict[str, tuple[int, Any]], part: str
+    ) -> list[tuple[str, dict[str, float]]]:
+        """Return the entries of a part: a type or glob, and its numbers."""
+        if part not in parts:
+            return []
+        found = []
+        for name, (_, node) in self.mapping(parts[part][1], part).items():
+            key = f"{part}.{name}"
+            numbers = self.mapping(node, key)
+            found.append(
+                (name, {field: self._number(key, field, *numbers[field]) for field in numbers})
+            )
+        return found
+
+    def _number(self, key: str, field: str, line: int, node: Any) -> float:
+        if field not in _FIELDS:
+            raise self.error(line, f"{key}.{field}", field, _FIELDS)
+        try:
+            number = float(node.value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (math.isfinite(number) and number >= 0):
+            shown = node.value if isinstance(node.value, str) else "not a number"
+            raise self.error(line, f"{key}.{field}", shown, "a number >= 0")
+        return number
+
+    def error(self, line: int, key: str, found: str, allowed: str | tuple[str, ...]) -> ConfigError:
+        """Return the error to raise for a value."""
+        return ConfigError(key or "the file", found, allowed, source=f"{self._source}, line {line}")

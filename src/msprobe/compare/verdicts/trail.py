@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known while the operations of a step are gone through in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from msprobe.compare.model import Origin, RankComparison, Row, Status
+from msprobe.compare.verdicts.calls import Call, Calls
+from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
+from msprobe.compare.verdicts.history import History
+
+
+@dataclass(slots=True)
+class Trail:
+    """The state of a search for origins.
+
+    Attributes:
+        comparison: what is searched.
+        calls: its operations.
+        flow: which call made which value.
+        outside: values that no call made.
+        history: what earlier steps of this rank showed.
+        has_difference: whether any row before the present operation differs.
+        worst_close: largest relative error of a row before it that is close.
+        blamed_parents: modules whose own code made a difference: name → the row that shows it.
+        fed: values that a call was wrongly fed with → the row that shows it.
+    """
+
+    comparison: RankComparison
+    calls: Calls
+    flow: DataFlow
+    outside: OutsideValues
+    history: History
+    has_difference: bool = False
+    worst_close: float = 0.0
+    blamed_parents: dict[str, int] = field(default_factory=dict)
+    fed: dict[Hashable, Row] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows."""
+        return self.comparison.rows
+
+    def may_have_grown(self, row: Row, factor: float) -> bool:
+        """Return whether earlier small errors can have become this one in unrecorded code."""
+        return row.error is not None and row.error <= factor * self.worst_close
+
+    def explains(self, index: int) -> bool:
+        """Return whether the value of an earlier row differs, so that its users must too."""
+        return self.rows[index].status.is_difference
+
+    def is_forward_matched(self, call: Call) -> bool:
+        """Return whether the forward call of a backward record has a partner."""
+        forward = self.calls.forward_of(call)
+        return forward is None or forward.is_matched
+
+
+def mark(row: Row, origin: Origin, reason: str = "") -> None:
+    """Set a row's origin, and say why."""
+    row.origin = origin
+    if reason:
+        row.reason = f"{row.reason}; {reason}" if row.reason else reason
+
+
+def settle_as_close(row: Row, reason: str) -> None:
+    """Call a row close after all: its difference is rounding of the operation that made it."""
+    row.status = Status.CLOSE
+    row.origin = None
+    row.reason = reason
+
+
+def name_of(trail: Trail, index: int) -> str:
+    """Return the record that a row belongs to, for messages."""
+    return trail.rows[index].pair.name

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Archives that differ in nothing but their elements, recognised by their other bytes.
+
+A dump holds thousands of small tensors of the same few types and shapes. All of their files that
+is not elements is alike, but for checksums, the archive's identifier, and the name of the folder
+inside. What was found out about one such file by parsing it therefore holds for every file that
+agrees with it in all other bytes, and the comparison of these bytes takes a few microseconds.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from msprobe.dump.open_file import OpenFile
+from msprobe.dump.stored_zip import Entry, content_offset
+from msprobe.dump.tensor_archive import ArchivedTensor
+
+_CENTRAL_CHECKSUM: Final = 16  # where an entry of the directory has its checksum
+_DESCRIPTOR: Final = struct.Struct("<4sIII")
+_CHECKSUM: Final = struct.Struct("<I")
+_FIRST_NAME: Final = 30  # where the name stands in the header of the first entry
+_FIRST_FILE: Final = b"/data.pkl"
+
+
+class ArchiveTemplate(NamedTuple):
+    """The bytes around the elements of an archive.
+
+    Attributes:
+        head: all before the elements, the folder's name blanked.
+        tail: all behind them, likewise, and what changes with the elements blanked.
+        start: where the elements begin.
+        end: where they end.
+        blanks: what to blank in the tail.
+        checksum_at: where the tail has the checksum of the elements.
+    """
+
+    head: bytes
+    tail: bytes
+    start: int
+    end: int
+    blanks: tuple[slice, ...]
+    checksum_at: int
+
+    def checksum(self, content: bytes) -> int | None:
+        """Return the checksum that a file has for its elements; None if it is another kind."""
+        folder = folder_of(content)
+        if _without(content[: self.start], folder) != self.head:
+            return None
+        tail = bytearray(content[self.end :])
+        checksum: int = _CHECKSUM.unpack_from(tail, self.checksum_at)[0]
+        for blank in self.blanks:
+            tail[blank] = bytes(blank.stop - blank.start)
+        return checksum if _without(bytes(tail), folder) == self.tail else None
+
+
+def folder_of(content: bytes) -> bytes:
+    """Return the folder inside an archive that begins with its pickle, as torch's do."""
+    length = int.from_bytes(content[26:28], "little")
+    name = content[_FIRST_NAME : _FIRST_NAME + length]
+    return name.removesuffix(_FIRST_FILE) if name.endswith(_FIRST_FILE) else b""
+
+
+def make_template(file: OpenFile, found: ArchivedTensor) -> ArchiveTemplate | None:
+    """Return the template of a small file; None where its form is not the usual one."""
+    content = file.content
+    if content is None or folder_of(content) != found.prefix:
+        return None
+    start, end = found.start, found.start + found.size
+    elements = found.entries[b"%b/data/%b" % (found.prefix, found.layout.key.encode())][-1]
+    places = _checksum_places(content, elements, end)
+    identifier_name = b"%b/.data/serialization_id" % found.prefix
+    for entry in found.entries.get(identifier_name, ())[-1:]:
+        identifier = content_offset(file, identifier_name, entry)
+        places += _checksum_places(content, entry, identifier + entry.size)
+        places.append((identifier, entry.size))
+    if not places or any(place < end for place, _ in places):
+        return None
+    blanks = tuple(slice(place - end, place - end + size) for place, size in places)
+    template = ArchiveTemplate(
+        _without(content[:start], found.prefix), b"", start, end, blanks, blanks[0].start
+    )
+    tail = bytearray(content[end:])
+    for blank in blanks:
+        tail[blank] = bytes(blank.stop - blank.start)
+    return template._replace(tail=_without(bytes(tail), found.prefix))
+
+
+def _checksum_places(content: bytes, entry: Entry, end: int) -> list[tuple[int, int]]:
+    """Return place and length of an entry's checksums: in the directory, and behind its content."""
+    if entry.place < 0:
+        return []
+    places = [(entry.place + _CENTRAL_CHECKSUM, _CHECKSUM.size)]
+    if end + _DESCRIPTOR.size <= len(content):
+        magic, checksum, packed, size = _DESCRIPTOR.unpack_from(content, end)
+        if magic == b"PK\7\x08" and (checksum, packed, size) == (
+            entry.checksum, entry.size, entry.size
+        ):  # fmt: skip
+            places.append((end + 4, _CHECKSUM.size))
+    return places
+
+
+def _without(text: bytes, folder: bytes) -> bytes:
+    return text.replace(folder + b"/", bytes(len(folder) + 1))

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel dumps of MindSpore as ranks with records, like every other dump.
+
+One execution of a kernel is one record: ``MatMul.Default_fc1-Dense_MatMul-op0.0.forward``, with
+the number of the execution within the iteration; kernels of gradients are backward records. The
+order is that of the execution order file where there is one, else of the times in the file names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from msprobe.dump.kernel_files import (
+    STATISTIC_CSV,
+    KernelFolder,
+    KernelValue,
+    find_kernel_folders,
+    read_execution_order,
+    read_kernel_values,
+)
+from msprobe.dump.rank_view import CallTree, RankView
+from msprobe.dump.reader import Dump, DumpStep
+from msprobe.dump.record_index import RecordIndex
+from msprobe.dump.records import JsonTree
+from msprobe.dump.tensor_files import npy_type_and_shape
+
+LEVEL: Final = "L2"
+PARAMETER: Final = "Parameter"
+
+_GRADIENTS: Final = "Gradients"
+# What a graph is fed with is dumped like its weights; only its name tells.
+_GRAPH_INPUT: Final = re.compile(r"inputs?\d*|data|label")
+_CHUNK_ELEMENTS: Final = 1 << 20
+_STATISTICS: Final = {
+    "maxvalue": "Max",
+    "minvalue": "Min",
+    "avgvalue": "Mean",
+    "l2normvalue": "Norm",
+}
+_COUNTS: Final = {
+    "nancount": "nan_count",
+    "positiveinfcount": "pos_inf_count",
+    "negativeinfcount": "neg_inf_count",
+}
+_CHECKSUMS: Final = ("md5", "hash:md5", "sha1", "hash:sha1", "hash")
+
+
+def open_kernel_dump(path: str | os.PathLike[str]) -> Dump | None:
+    """Open a folder of kernel dumps; None if there are none at that path.
+
+    Args:
+        path: the folder of a dump, a rank, a graph or an iteration, or a ``statistic.csv``.
+
+    Raises:
+        DumpFormatError: a folder cannot be read.
+    """
+    path = Path(path)
+    places: defaultdict[tuple[int, int], list[KernelFolder]] = defaultdict(list)
+    for folder in find_kernel_folders(path):
+        places[folder.step, folder.rank].append(folder)
+    if not places:
+        return None
+    steps: dict[int, dict[int | str, RankView]] = {}
+    for (step, rank), folders in sorted(places.items()):
+        steps.setdefault(step, {})[rank] = KernelView(folders, step=step, rank=rank)
+    return Dump(path, {number: DumpStep(number, ranks) for number, ranks in steps.items()})
+
+
+class KernelView(RankView):
+    """All kernels of one rank and iteration; several graphs stand one after another in time."""
+
+    def __init__(self, folders: list[KernelFolder], *, step: int, rank: int) -> None:
+        common = Path(os.path.commonpath([folder.directory for folder in folders]))
+        super().__init__(common, records_file=STATISTIC_CSV, step=step)
+        if not self.records_path.is_file():
+            self.records_path = common
+        self.name = f"rank{rank}"
+        self._folders = folders
+        self._rank = rank
+
+    @property
+    def rank(self) -> int:
+        """The rank's number."""
+        return self._rank
+
+    @property
+    def tensor_directory(self) -> Path:
+        """The folder below which the files of values lie."""
+        return self.directory
+
+    @cached_property
+    def call_tree(self) -> CallTree:
+        """Which cell of the network each kernel belongs to, where full names are known."""
+        parents = {
+            record.name: parent
+            for record in self._kernels
+            if (parent := _enclosing_cell(record.scope)) is not None
+        }
+        return CallTree(parents=parents, micro_steps={}, micro_step_count=None)
+
+    @cached_property
+    def _kernels(self) -> list[_Kernel]:
+        return _in_order(self._folders)
+
+    @cached_property
+    def _index(self) -> RecordIndex:
+        entries = _KernelEntries(self._kernels, self.directory)
+        has_tensors = any(value.path for kernel in self._kernels for value in kernel.values)
+        head = {
+            "task": "tensor" if has_tensors else "statistics",
+            "level": LEVEL,
+            "framework": "mindspore",
+            "dump_data_dir": str(self.directory) if has_tensors else None,
+        }
+        return RecordIndex(self.records_path, head, entries, b"")
+
+    def unload(self) -> None:
+        """Forget everything read so far, to free memory."""
+        super().unload()
+        self.__dict__.pop("_kernels", None)
+
+
+class _Kernel:
+    """One execution of one kernel."""
+
+    __slots__ = ("name", "place", "scope", "time", "values")
+
+    def __init__(self, values: list[KernelValue], scope: str, place: int | None) -> None:
+        self.values = values
+        self.scope = scope
+        self.place = place
+        self.time = min(value.time for value in values)
+        self.name = ""
+
+    @property
+    def is_backward(self) -> bool:
+        return self.scope.startswith(_GRADIENTS)
+
+    @property
+    def base(self) -> str:
+        """The record's name without number and direction."""
+        return f"{self.values[0].op_type}.{_flat(self.scope)}"
+
+
+class _KernelEntries(Mapping[str, JsonTree]):
+    """Records by name; the files of values are opened when a record is asked for."""
+
+    def __init__(self, kernels: Iterable[_Kernel], base: Path) -> None:
+        self._kernels = {kernel.name: kernel for kernel in kernels}
+        self._base = base
+        self._known: dict[Path, dict[str, JsonTree]] = {}
+
+    def __getitem__(self, name: str) -> JsonTree:
+        kernel = self._kernels[name]
+        inputs: dict[str, JsonTree] = {}
+        outputs: dict[str, JsonTree] = {}
+        for value in kernel.values:
+            tree = inputs if value.io == "input" else outputs
+            tree[value.index] = self._tensor(value)
+        if kernel.values[0].op_type == PARAMETER:
+            return {"input_args": outputs} if _is_graph_input(kernel) else {"output": outputs}
+        return {"input" if kernel.is_backward else "input_args": inputs, "output": outputs}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kernels)
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+    def _tensor(self, value: KernelValue) -> dict[str, JsonTree]:
+        found: dict[str, JsonTree] = {"type": "mindspore.Tensor"}
+        if value.path is None:
+            found |= {"dtype": value.dtype, "shape": list(value.shape or ())}
+        else:
+            if value.path not in self._known:
+                self._known[value.path] = _file_facts(value.path, value.statistics)
+            found |= self._known[value.path]
+            found["data_name"] = value.path.relative_to(self._base).as_posix()
+        return found | _recorded(value.statistics)
+
+
+def _is_graph_input(kernel: _Kernel) -> bool:
+    return _GRAPH_INPUT.fullmatch(kernel.scope) is not None
+
+
+def _recorded(statistics: Mapping[str, Any]) -> dict[str, JsonTree]:
+    """Return what ``statistic.csv`` says, under the names that records have."""
+    found = {
+        ours: statistics[theirs] for theirs, ours in _STATISTICS.items() if theirs in statistics
+    }
+    counts = {ours: statistics.get(theirs) for theirs, ours in _COUNTS.items()}
+    if any(counts.values()):
+        found |= counts
+    sums = [str(statistics[name]) for name in _CHECKSUMS if statistics.get(name) is not None]
+    # A record with both would be judged by its checksum, which cannot say how far off it is.
+    if sums and not any(value is not None for value in found.values()):
+        found["md5"] = sums[0]
+    return found
+
+
+def _file_facts(path: Path, statistics: Mapping[str, Any]) -> dict[str, JsonTree]:
+    """Return type and shape of a file, and its statistics unless they were recorded."""
+    dtype, shape = npy_type_and_shape(path)
+    facts: dict[str, JsonTree] = {"dtype": dtype, "shape": list(shape)}
+    if not any(name in statistics for name in _STATISTICS):
+        facts |= _computed_statistics(path)
+    return facts
+
+
+def _computed_statistics(path: Path) -> dict[str, JsonTree]:
+    """Return the four statistics of a file, in float64, a piece at a time."""
+    import numpy as np
+
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):  # what is wrong with it is said where its elements are read
+        return {}
+    if array.size == 0 or array.dtype.kind not in "biuf":
+        return {}
+    if array.dtype.kind == "b":
+        return {"Max": bool(array.max()), "Min": bool(array.min())}
+    flat = array.ravel(order="K")
+    total = squares = 0.0
+    for start in range(0, flat.size, _CHUNK_ELEMENTS):
+        piece = flat[start : start + _CHUNK_ELEMENTS].astype(np.float64)
+        total += float(piece.sum())
+        squares += float(np.dot(piece, piece))
+    return {
+        "Max": array.max().item(),
+        "Min": array.min().item(),
+        "Mean": total / flat.size,
+        "Norm": squares**0.5,
+    }
+
+
+def _in_order(folders: list[KernelFolder]) -> list[_Kernel]:
+    """Return the executions of all kernels in order, named."""
+    kernels: list[_Kernel] = []
+    for folder in folders:
+        full_names = read_execution_order(folder)
+        places = {_flat(name): place for place, name in enumerate(full_names)}
+        for values in _executions(read_kernel_values(folder)):
+            place = places.get(_flat(values[0].op_name))
+            scope = values[0].op_name if place is None else full_names[place]
+            kernels.append(_Kernel(values, scope, place))
+    known = [kernel for kernel in kernels if kernel.place is not None]
+    if len(folders) == 1 and known:
+        # The runtime may start kernels out of order; what the file does not list keeps its time.
+        first = min(kernel.time for kernel in known)
+        kernels.sort(key=lambda kernel: _listed_order(kernel, first))
+    else:
+        kernels.sort(key=lambda kernel: (kernel.time, kernel.place or 0))
+    _name(kernels)
+    return kernels
+
+
+def _listed_order(kernel: _Kernel, first: int) -> tuple[int, int, int]:
+    if kernel.place is not None:
+        return (1, kernel.place, kernel.time)
+    return (0 if kernel.time < first else 2, kernel.time, 0)
+
+
+def _executions(values: list[KernelValue]) -> Iterator[list[KernelValue]]:
+    """Yield the values of each execution: those that repeat a kernel's are of its next one."""
+    seen: defaultdict[object, int] = defaultdict(int)
+    executions: defaultdict[object, list[KernelValue]] = defaultdict(list)
+    for value in sorted(values, key=lambda value: (value.time, value.io, value.index)):
+        kernel = (value.op_type, value.op_name, value.task, value.stream)
+        place = (*kernel, value.io, value.index)
+        executions[*kernel, seen[place]].append(value)
+        seen[place] += 1
+    yield from executions.values()
+
+
+def _name(kernels: list[_Kernel]) -> None:
+    """Number the executions of each kernel: by task, then by time."""
+    by_base: defaultdict[str, list[_Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        by_base[kernel.base].append(kernel)
+    for base, group in by_base.items():
+        for number, kernel in enumerate(sorted(group, key=_by_task)):
+            direction = "backward" if kernel.is_backward else "forward"
+            kernel.name = f"{base}.{number}.{direction}"
+
+
+def _by_task(kernel: _Kernel) -> tuple[int, int]:
+    return (kernel.values[0].task, kernel.time)
+
+
+def _flat(name: str) -> str:
+    """Return a kernel's name as file names have it."""
+    return re.sub(r"[/\\. ]", "_", name)
+
+
+def _enclosing_cell(scope: str) -> str | None:
+    """Return the record name of the cell around a kernel, None where its scope is not known.
+
+    ``Default/network-WithLossCell/fc1-Dense/MatMul-op0`` → ``Cell.network.fc1.Dense.forward.0``.
+    """
+    parts = scope.split("/")
+    direction = "backward" if parts[0] == _GRADIENTS else "forward"
+    cells = [part.rpartition("-") for part in parts[1:-1] if "-" in part]
+    if not cells:
+        return None
+    path = ".".join(name.replace(".", "_") for name, _, _ in cells)
+    return f"Cell.{path}.{cells[-1][2]}.{direction}.0"

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sections below the answer of a comparison: partners that were missing or had to be guessed, steps
+and ranks, replicas.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from msprobe.report.comparison_facts import OPERATION
+from msprobe.report.comparison_words import DIFFERENCES, STATUS_STYLES, place_text
+from msprobe.report.fact_lines import title_lines
+from msprobe.report.grid import Cell, Column, fitted, heading, row
+from msprobe.report.value_text import count_text, number_text, plain
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_MAX_UNMATCHED: Final = 5
+_MAX_GUESSED: Final = 5
+_MAX_RANKS: Final = 16
+_MAX_REPLICAS: Final = 8
+# A renamed call of the same operation is no guess.
+_CERTAIN: Final = 0.9
+
+
+def unmatched_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
+    """Yield the operations that only one side has, a few of each."""
+    unmatched = summary["unmatched"]
+    sides = (("added", "target"), ("missing", "reference"))
+    if not any(unmatched[side] for _, side in sides):
+        return
+    counts = ", ".join(
+        f"{unmatched[side]:,} only in the {side}" for _, side in sides if unmatched[side]
+    )
+    yield from title_lines(f"Operations without a partner: {counts}", width)
+    for word, side in sides:
+        names = unmatched["operations"].get(word, [])
+        for name in names[:_MAX_UNMATCHED]:
+            yield Text.assemble((f"  {word:<9}", STATUS_STYLES[word]), plain(name))
+        if (more := unmatched[side] - len(names[:_MAX_UNMATCHED])) > 0:
+            yield Text(f"  {'':9}and {more:,} more {word}", "dim")
+
+
+def match_lines(frame: pl.DataFrame, width: int) -> Iterator[Text]:
+    """Yield how operations found each other that do not have the same name, least certain first."""
+    import polars as pl
+
+    pairs = (
+        frame.lazy()
+        .filter(~pl.col("match").is_in(("exact", "unmatched")))
+        .unique(OPERATION, keep="first", maintain_order=True)
+        .select("match", "confidence", "operation", "slot", "reference_name")
+        .sort("confidence", maintain_order=True)
+        .collect()
+    )
+    if pairs.is_empty():
+        return
+    counts = Counter(pairs["match"].to_list()).most_common()
+    said = ", ".join(f"{count:,} {word}" for word, count in counts)
+    low, high = (f"{pairs['confidence'][place]:.2g}" for place in (0, -1))
+    sure = low if low == high else f"{low} to {high}"
+    yield from title_lines("Operations paired by more than their names", width)
+    yield Text(f"  {said}; confidence {sure}")
+    unsure = pairs.filter(pl.col("confidence") < _CERTAIN)
+    guesses = unsure.unique(("operation", "reference_name"), maintain_order=True).head(_MAX_GUESSED)
+    if guesses.is_empty():
+        return
+    cells = [
+        [
+            Cell(f"{each['confidence']:.2f}"),
+            Cell(each["match"]),
+            Cell(plain(each["operation"])),
+            Cell(_partner(each)),
+        ]
+        for each in guesses.iter_rows(named=True)
+    ]
+    columns = _columns(["confidence", "pairing", "target", "reference"], cells)
+    columns[0] = Column(title="  confidence", width=12, right=True)
+    columns = fitted(columns, width, 2, shrink=("target", "reference"))
+    yield heading(columns)
+    yield from (row(columns, line) for line in cells)
+
+
+def _partner(pair: Mapping[str, Any]) -> str:
+    name = pair["reference_name"] or ""
+    name = name.removesuffix(f".{pair['slot']}")
+    return "same name" if name == pair["operation"] else plain(name)
+
+
+def rank_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
+    """Yield the steps and ranks that differ, if there are several of any kind."""
+    comparisons: Sequence[Mapping[str, Any]] = summary["comparisons"]
+    if len(comparisons) < 2:
+        return
+    yield from title_lines("Steps and ranks", width)
+    counted = [
+        (sum(each["counts"].get(word, 0) for word in DIFFERENCES), each) for each in comparisons
+    ]
+    different = [pair for pair in counted if pair[0]]
+    cells = [_rank(differ, each) for differ, each in different[:_MAX_RANKS]]
+    if cells:
+        columns = _columns(["  where", "differ", "first difference", "status"], cells)
+        columns = fitted(columns, width, 2, shrink=("first difference",))
+        yield heading(columns)
+        yield from (row(columns, line) for line in cells)
+    if (more := len(different) - len(cells)) > 0:
+        yield Text(f"  {more:,} more differ", "dim")
+    if agree := len(comparisons) - len(different):
+        words = "agrees" if agree == 1 else "agree"
+        yield Text(f"  {agree:,} of {len(comparisons):,} {words}", "green")
+
+
+def _rank(differ: int, each: Mapping[str, Any]) -> list[Cell]:
+    first = each["first_difference"] or {}
+    total = sum(each["counts"].values())
+    status = first.get("status", "")
+    return [
+        Cell(place_text(each["step"], each["rank"]), lead="  "),
+        Cell(f"{differ:,} of {total:,}"),
+        Cell(plain(first.get("name", "-"))),
+        Cell(status, STATUS_STYLES.get(status, "")),
+    ]
+
+
+def replica_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
+    """Yield what ranks that should agree do not agree about."""
+    replicas: Sequence[Mapping[str, Any]] | None = summary.get("replicas")
+    if replicas is None:
+        return
+    if not replicas:
+        yield from title_lines("Ranks that should agree do", width)
+        return
+    found = count_text(len(replicas), "value")
+    yield from title_lines(f"Ranks that should agree differ: {found}", width)
+    for each in replicas[:_MAX_REPLICAS]:
+        error, source = each.get("error"), each.get("source")
+        number = "" if error is None else f"  {number_text(error)}"
+        where = f"  {plain(source)}" if source else ""
+        name = plain(str(each.get("row") or each["name"]))
+        yield Text.assemble("  ", (name, "bold"), number, (where, "dim"), end="")
+        if reason := each.get("reason"):
+            room = max(width - 6, 20)
+            yield from (Text(f"      {line}", "dim") for line in textwrap.wrap(plain(reason), room))
+    if (more := len(replicas) - _MAX_REPLICAS) > 0:
+        yield Text(f"  {more:,} more", "dim")
+
+
+def _columns(titles: list[str], lines: Sequence[Sequence[Cell]]) -> list[Column]:
+    return [
+        Column(
+            title=title,
+            width=max(cell_len(title), *(cell_len(line[n].lead + line[n].text) for line in lines)),
+        )
+        for n, title in enumerate(titles)
+    ]

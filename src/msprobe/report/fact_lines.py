@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Titles, labelled facts and lists as lines of text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich.text import Text
+
+from msprobe.report.value_text import plain
+
+LABEL_WIDTH: Final = 13
+
+
+def title_lines(text: str, width: int) -> Iterator[Text]:
+    """Yield an empty line and the title of what follows."""
+    yield Text()
+    yield from (Text(line, "bold cyan") for line in textwrap.wrap(plain(text), max(width, 20)))
+
+
+def fact_lines(label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
+    """Yield a fact under its label; a word that is longer than a line is not broken."""
+    room = max(width - LABEL_WIDTH, 20)
+    lines = textwrap.wrap(plain(text), room, break_long_words=False, break_on_hyphens=False)
+    for place, line in enumerate(lines or ["-"]):
+        label_text = f"  {label}" if place == 0 else ""
+        yield Text.assemble((label_text.ljust(LABEL_WIDTH), "dim"), (line, style))
+
+
+def list_lines(texts: Sequence[str], width: int) -> Iterator[Text]:
+    """Yield a list; a command stands whole on a line of its own, to be copied."""
+    for text in texts:
+        shown = plain(text)
+        if text.startswith("msprobe "):
+            yield Text(f"    {shown}", "cyan")
+            continue
+        lines = textwrap.wrap(shown, max(width - 4, 20), break_long_words=False)
+        yield from (Text(f"  {'  ' if place else '- '}{line}") for place, line in enumerate(lines))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe overflow_check` as it is called, and the file it leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from msprobe.cli import main
+from msprobe.dump.records import TensorRecord
+from msprobe.dump.writer import DumpHead, DumpWriter
+
+
+def tensor(value: float) -> TensorRecord:
+    return TensorRecord("torch.Tensor", "torch.float32", (2,), value, value, value, value)
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    """Two steps: the first is finite, in the second ``log`` makes a NaN inside a module."""
+    writer = DumpWriter()
+    model = "Module.Model.forward.0"
+    for step, made in ((0, 1.0), (1, math.nan)):
+        head = DumpHead("statistics", "mix", "pytorch")
+        rank = writer.open(tmp_path / "dump" / f"step{step}" / "rank", head)
+        rank.put_frames(
+            0,
+            [
+                "File site-packages/torch/_tensor.py, line 1, in log, \n return f(x)",
+                "File train.py, line 7, in forward, \n y = x.log()",
+            ],
+        )
+        for order, (name, parent) in enumerate((("Tensor.log.0.forward", model), (model, None))):
+            parts = {"input_args": [tensor(1.0)], "input_kwargs": {}, "output": [tensor(made)]}
+            rank.put_call(name, order, parent, 0)
+            rank.put_record(name, order, parts, nonfinite=True)
+        rank.close()
+    writer.close()
+    return tmp_path / "dump"
+
+
+def test_the_answer_and_the_file(dump: Path, tmp_path: Path, capsys) -> None:
+    assert main(["overflow_check", "-i", str(dump), "-o", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "step 0: no NaN or Inf in any of 2 records" in text
+    assert "step 1: NaN or Inf in 2 of 2 records" in text
+    assert "Tensor.log.0.forward" in text
+    assert "train.py:7 in forward   y = x.log()" in text
+    (path,) = (tmp_path / "out").iterdir()
+    assert path.name.startswith("anomaly_analyze_")
+    assert path.stem.rpartition("_")[2].isdigit()
+    written = json.loads(path.read_text())
+    assert list(written) == ["rank_0"]
+    (entry,) = written["rank_0"]
+    assert entry["op_name"] == "Tensor.log.0.forward"
+    assert list(entry["data_info"]) == ["input_args", "input_kwargs", "output"]
+    assert math.isnan(entry["data_info"]["output"][0]["Max"])
+    assert entry["construct_info"] == ["Module.Model.forward.0"]
+    assert entry["stack_info"][1].startswith("File train.py")
+    assert (entry["step"], entry["source"], entry["severity"]) == (1, "operation", "critical")
+
+
+def test_a_step_folder_and_the_older_name(dump: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    assert main(["nan_analyze", "-i", str(dump / "step1"), "-o", str(out)]) == 0
+    assert "step 1" in capsys.readouterr().out
+    assert len(list(out.iterdir())) == 1
+
+
+def test_a_finite_dump_leaves_no_file(dump: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    args = ["overflow_check", str(dump), "--step", "0", "-o", str(out), "--exit-code"]
+    assert main(args) == 0
+    assert "no NaN or Inf" in capsys.readouterr().out
+    assert not out.exists()
+
+
+def test_exit_code_and_json(dump: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["overflow_check", str(dump), "--json", "--exit-code"]) == 1
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["schema_version"] == 1
+    assert tree["finite"] is False
+    assert [step["step"] for step in tree["steps"]] == [0, 1]
+    assert tree["steps"][1]["first"][0]["name"] == "Tensor.log.0.forward"
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["a", "-i", "b"], ["-i", "nothing/here"], ["{dump}", "--step", "9"]]
+)
+def test_refusals_are_one_line_and_exit_code_2(dump: Path, capsys, arguments) -> None:
+    arguments = [word.replace("{dump}", str(dump)) for word in arguments]
+    assert main(["overflow_check", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

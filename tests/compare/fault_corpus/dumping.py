@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a task under the debugger, and compare two such runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from msprobe.capture.session import reset_session
+from msprobe.compare.options import CompareOptions
+from msprobe.compare.run import run_comparison
+from msprobe.pytorch import PrecisionDebugger
+
+from .models import Task
+
+SEED = 20261122
+Summary = dict[str, Any]
+
+
+def dump(
+    folder: Path,
+    build: Callable[[], Task],
+    *,
+    task: str,
+    plant: Callable[[Task], object] | None = None,
+    level: str = "mix",
+    steps: int = 1,
+    around: Callable[[], Any] = nullcontext,
+) -> Path:
+    """Run a task and record all its steps.
+
+    Args:
+        folder: an empty folder.
+        build: makes the task; it is seeded.
+        task: ``statistics`` or ``tensor``.
+        plant: changes the task after it was built.
+        level: level of the dump.
+        steps: how many steps to run.
+        around: context in which each step runs.
+
+    Returns:
+        The folder of the dump.
+    """
+    folder.mkdir(parents=True)
+    torch.manual_seed(SEED)
+    run = build()
+    if plant is not None:
+        plant(run)
+    config = folder / "config.json"
+    target = folder / "dump"
+    config.write_text(json.dumps({"task": task, "level": level, "dump_path": str(target)}))
+    with _debugger(config) as debugger:
+        torch.manual_seed(SEED + 1)
+        for _ in range(steps):
+            debugger.start(run.model)
+            with around():
+                _train(run)
+            debugger.stop()
+            debugger.step()
+    return target
+
+
+def _train(run: Task) -> None:
+    run.backward(run.loss(run.model, run.data))
+    if run.before_step is not None:
+        run.before_step(run.model)
+    if run.optimizer is not None:
+        run.optimizer.step()
+        if run.zero_grad:
+            run.optimizer.zero_grad()
+
+
+@contextmanager
+def _debugger(config: Path) -> Iterator[PrecisionDebugger]:
+    reset_session()
+    try:
+        yield PrecisionDebugger(config_path=str(config))
+    finally:
+        reset_session()
+
+
+def as_statistics(dump: Path, folder: Path) -> Path:
+    """Write what the task ``statistics`` would have written beside a dump of task ``tensor``.
+
+    The records are the same but for the names of the files (`test_fault_corpus` checks it), so a
+    program need not run twice.
+    """
+    for place in dump.glob("step*/rank"):
+        target = folder / place.relative_to(dump)
+        target.mkdir(parents=True)
+        for name in ("stack.json", "construct.json"):
+            shutil.copyfile(place / name, target / name)
+        content = json.loads((place / "dump.json").read_text())
+        content |= {"task": "statistics", "dump_data_dir": None}
+        _drop_files(content["data"])
+        (target / "dump.json").write_text(json.dumps(content))
+    return folder
+
+
+def _drop_files(tree: Any) -> None:
+    if isinstance(tree, dict):
+        tree.pop("data_name", None)
+        for value in tree.values():
+            _drop_files(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            _drop_files(value)
+
+
+def compare(target: Path, reference: Path) -> Summary:
+    """Compare two dumps and return the summary."""
+    return dict(run_comparison(target, reference, CompareOptions()).summary)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is the planted operator named first, and nobody blamed where there is nothing to find?
+
+Every fault and every clean pair is dumped at level mix with task tensor, and compared twice: by
+its elements, and by its statistics alone. The scores are printed, and stand in
+docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from .clean_pairs import CLEAN_PAIRS, CleanPair  # noqa: E402
+from .dumping import Summary, as_statistics, compare, dump  # noqa: E402
+from .faults import FAULTS, Fault  # noqa: E402
+from .models import FAMILIES, Task  # noqa: E402
+from .scoring import Score, score, table  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+Dumps = dict[str, Path]
+
+
+class Corpus:
+    """Makes dumps, each program only once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+        self.make = cache(self._make)
+
+    def _make(
+        self,
+        family: str,
+        plant: Callable[[Task], object] | None,
+        steps: int,
+        around: Callable[[], Any] | None = None,
+    ) -> Dumps:
+        self._count += 1
+        folder = self._folder / str(self._count)
+        build = FAMILIES[family]
+        extra = {} if around is None else {"around": around}
+        made = dump(folder / "tensor", build, task="tensor", plant=plant, steps=steps, **extra)
+        return {"tensor": made, "statistics": as_statistics(made, folder / "statistics")}
+
+    def score(self, fault: Fault) -> list[Score]:
+        """Plant a fault and see whether it is found, by elements and by statistics."""
+        target = self.make(fault.family, fault.plant, fault.steps)
+        reference = self.make(fault.family, None, fault.steps)
+        return [
+            score(
+                fault, task, compare(target[task], reference[task]), (target[task], reference[task])
+            )
+            for task in target
+        ]
+
+    def compare_clean(self, pair: CleanPair) -> Iterator[tuple[str, str, Summary]]:
+        """Compare a clean pair, by elements and by statistics."""
+        target = self.make(pair.family, pair.target, pair.steps, pair.around)
+        reference = self.make(pair.family, pair.reference, pair.steps)
+        for task in target:
+            yield pair.name, task, compare(target[task], reference[task])
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    logging.getLogger("msprobe").setLevel(logging.ERROR)
+    return Corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def share(scores: list[Score], task: str) -> float:
+    mine = [each for each in scores if each.task == task]
+    return sum(each.is_hit for each in mine) / len(mine)
+
+
+def test_the_planted_operator_is_named_first(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = [each for fault in FAULTS for each in corpus.score(fault)]
+
+    with capsys.disabled():
+        print("\n" + table(scores, []))
+    assert len(FAULTS) >= 40
+    assert share(scores, "tensor") >= 0.95
+    assert share(scores, "statistics") >= 0.80
+
+
+def test_clean_pairs_have_no_culprit(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [each for pair in CLEAN_PAIRS for each in corpus.compare_clean(pair)]
+
+    with capsys.disabled():
+        print("\n" + table([], found))
+    assert len(CLEAN_PAIRS) >= 20
+    quiet = sum(not summary["introduced"] for _, _, summary in found)
+    assert quiet / len(found) >= 0.95
+
+
+def test_statistics_are_those_that_the_task_statistics_records(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    derived = corpus.make("graph", None, 1)["statistics"]
+
+    recorded = dump(tmp_path / "graph", FAMILIES["graph"], task="statistics")
+
+    def read(folder: Path) -> Any:
+        return json.loads((folder / "step0/rank/dump.json").read_text())
+
+    assert read(derived) == read(recorded)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From two dumps to a judged comparison, for tests of what is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from msprobe.compare.leaf_pairs import pair_leaves
+from msprobe.compare.matching import pair_operations
+from msprobe.compare.metrics.elementwise import compare_arrays
+from msprobe.compare.model import Leaf, Mode, RankComparison, Row
+from msprobe.compare.options import CompareOptions
+from msprobe.compare.sides import Side
+from msprobe.compare.verdicts.origin import find_origins
+from msprobe.compare.verdicts.status import judge_rows
+from msprobe.compare.verdicts.tolerances import Tolerances
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.reader import open_dump
+
+
+def judged(target: Path, reference: Path) -> RankComparison:
+    """Compare two rank folders."""
+    return judged_views(open_dump(target).step().rank(), open_dump(reference).step().rank())
+
+
+def judged_views(target: RankView, reference: RankView) -> RankComparison:
+    """Compare two ranks."""
+    sides = Side(target, source="target"), Side(reference, source="reference")
+    pairs = pair_operations(*sides, CompareOptions())
+    comparison = RankComparison(
+        step=target.step or 0,
+        rank=target.name if target.rank is None else target.rank,
+        target=sides[0],
+        reference=sides[1],
+        mode=sides[0].mode,
+        pairs=pairs,
+        rows=[row for pair in pairs for row in pair_leaves(*sides, pair)],
+    )
+    tolerances = Tolerances.load(None)
+    if comparison.mode is Mode.TENSOR:
+        for row in comparison.rows:
+            measure(row, comparison, tolerances)
+    judge_rows(comparison, tolerances)
+    find_origins(comparison)
+    return comparison
+
+
+def measure(row: Row, comparison: RankComparison, tolerances: Tolerances) -> None:
+    """Measure the elements of a row whose files are there and fit."""
+    leaves = row.target, row.reference
+    if None in leaves or not all(leaf.data_name for leaf in leaves):
+        return
+    if squeezed(leaves[0]) != squeezed(leaves[1]):
+        return
+    views = comparison.target.view, comparison.reference.view
+    tensors = [view.tensor(leaf.data_name) for view, leaf in zip(views, leaves, strict=True)]
+    flat = [replace(tensor, array=tensor.array.reshape(-1)) for tensor in tensors]
+    row.metrics = compare_arrays(*flat, tolerances.for_elements(row))
+
+
+def squeezed(leaf: Leaf) -> list[int]:
+    return [size for size in leaf.shape or () if size != 1]

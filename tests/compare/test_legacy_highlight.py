@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows are coloured, against release 8.3.3 and rule by rule; and the advice on them."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from judging import judged
+from legacy_dumps import write_pair
+
+from msprobe.compare.legacy.advisor import advise, write_advice
+from msprobe.compare.legacy.columns import REACHED, RESULT, Generation
+from msprobe.compare.legacy.tables import legacy_table
+from msprobe.compare.model import Mode
+from msprobe.dump.writer import DumpHead, DumpWriter
+from msprobe.report.tables import Colour, Table
+
+DATA = Path(__file__).parent / "data"
+# NaN is coloured by its rule; what 8.3.3 takes apart is one row, judged by its values.
+CORRECTED = {
+    "Torch.div.0.forward.output.0": Colour.RED,
+    "Torch.rsub.0.forward.input.0": Colour.RED,
+    "Torch.mean.0.forward.output.1.0": None,
+}
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_colours_are_those_of_the_release(task, tmp_path):
+    lines = (DATA / "mindstudio_8.3.3_colours.csv").read_text(encoding="utf-8").splitlines()
+    theirs = {
+        row["name"]: Colour[row["colour"].upper()]
+        for row in csv.DictReader(lines)
+        if row["task"] == task
+    }
+    table = legacy_table(judged(*write_pair(tmp_path, task)), Generation.V8_3_3)
+    ours = {str(cells[0]): colour for cells, colour in table.rows() if cells[0] != "N/A"}
+    # Values of another kind of type are compared, not taken apart.
+    ours.pop("Torch.mul.0.forward.output.0")
+    for name, colour in ours.items():
+        assert colour is CORRECTED.get(name, theirs.get(name)), name
+
+
+def tensor(high, low=-1.0, *, grad=False, shape=(4,)):
+    return {
+        "type": "torch.Tensor",
+        "dtype": "torch.float32",
+        "shape": list(shape),
+        "Max": high,
+        "Min": low,
+        "Mean": high / 2,
+        "Norm": abs(high),
+        "requires_grad": grad,
+    }
+
+
+def dump(directory, inputs, outputs):
+    writer = DumpWriter()
+    rank = writer.open(directory / "step0" / "rank0", DumpHead("statistics", "L1", "pytorch"))
+    record = {"input_args": inputs, "input_kwargs": {}, "output": outputs}
+    rank.put_call("Torch.f.0.forward", 0, None, None)
+    rank.put_record("Torch.f.0.forward", 0, record, nonfinite=True)
+    rank.close()
+    writer.close()
+    return directory
+
+
+def colours(tmp_path, mine, theirs, generation=Generation.V8_3_3):
+    """Return colour and message of each row; sides are (inputs, outputs)."""
+    target = dump(tmp_path / "target", *mine)
+    comparison = judged(target, dump(tmp_path / "reference", *theirs))
+    assert comparison.mode is Mode.STATISTICS
+    table = legacy_table(comparison, generation)
+    message = table.columns.index("Err_message")
+    return [(colour, str(cells[message])) for cells, colour in table.rows()]
+
+
+SAME = [tensor(2.0)]
+
+
+def test_equal_values_have_no_colour(tmp_path):
+    found = colours(tmp_path, (SAME, SAME), (SAME, SAME))
+    assert found == [(None, ""), (None, "")]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_are_red_wherever_they_stand(tmp_path, bad):
+    found = colours(tmp_path, ([tensor(bad, bad)], SAME), ([tensor(bad, bad)], SAME))
+    assert [colour for colour, _ in found] == [Colour.RED, None]
+
+
+def test_huge_errors_are_red(tmp_path):
+    found = colours(tmp_path, ([tensor(3e10)], SAME), ([tensor(1.0)], SAME))
+    assert [colour for colour, _ in found] == [Colour.RED, None]
+    found = colours(tmp_path / "not", ([tensor(0.9e10)], SAME), ([tensor(1.0)], SAME))
+    assert [colour for colour, _ in found] == [None, None]
+
+
+def test_an_output_that_is_half_off_is_red(tmp_path):
+    found = colours(tmp_path, (SAME, [tensor(3.1)]), (SAME, [tensor(2.0)]))
+    assert found[1][0] is Colour.RED
+    found = colours(tmp_path / "yellow", (SAME, [tensor(2.9)]), (SAME, [tensor(2.0)]))
+    assert found[1][0] is Colour.YELLOW
+    assert "0.1" in found[1][1]
+    found = colours(tmp_path / "not", (SAME, [tensor(2.1)]), (SAME, [tensor(2.0)]))
+    assert found[1][0] is None
+
+
+def test_an_error_that_grows_tenfold_is_yellow(tmp_path):
+    reference = ([tensor(1000.0)], [tensor(1000.0)])
+    found = colours(tmp_path, ([tensor(1002.0)], [tensor(1020.0)]), reference)
+    assert [colour for colour, _ in found] == [None, Colour.YELLOW]
+    found = colours(tmp_path / "not", ([tensor(1002.0)], [tensor(1019.0)]), reference)
+    assert [colour for colour, _ in found] == [None, None]
+
+
+def test_requires_grad_and_shape_are_yellow(tmp_path):
+    mine = ([tensor(2.0, grad=True)], [tensor(2.0, shape=(2, 2))])
+    found = colours(tmp_path, mine, (SAME, SAME))
+    assert [colour for colour, _ in found] == [Colour.YELLOW, Colour.YELLOW]
+
+
+def test_without_highlighting_there_are_neither_colours_nor_their_reasons(tmp_path):
+    target = dump(tmp_path / "target", SAME, [tensor(30.0)])
+    comparison = judged(target, dump(tmp_path / "reference", SAME, SAME))
+    for generation in Generation:
+        rows = list(legacy_table(comparison, generation, highlight=False).rows())
+        assert {colour for _, colour in rows} == {None}
+        coloured = list(legacy_table(comparison, generation, highlight=True).rows())
+        assert [colour for _, colour in coloured] == [None, Colour.RED]
+
+
+def advice(verdicts, column=RESULT):
+    rows = [[name, name, verdict] for name, verdict in verdicts]
+    return advise(Table.of(("NPU Name", "Bench Name", column), rows))
+
+
+def test_the_first_bad_row_gets_the_advice():
+    found = advice(
+        [
+            ("Functional.linear.0.forward.input.0", "pass"),
+            ("Functional.linear.0.forward.output.0", "error"),
+            ("Functional.relu.0.forward.output.0", "error"),
+        ]
+    )
+    assert (found.line, found.name) == (1, "Functional.linear.0.forward.output.0")
+    assert found.lines()[:2] == ["Line: 1", "Suspect Nodes: Functional.linear.0.forward.output.0"]
+
+
+def test_no_bad_row_no_suspect():
+    assert advice([("Functional.linear.0.forward.input.0", "Yes")], REACHED).lines()[:2] == [
+        "Line: NA",
+        "Suspect Nodes: NA",
+    ]
+
+
+def test_advice_depends_on_what_the_row_is():
+    texts = [
+        advice([(name, "No")], REACHED).text
+        for name in (
+            "Functional.linear.0.forward.input.0",
+            "Functional.linear.0.forward.output.0",
+            "Functional.linear.0.backward.input.0",
+            "Functional.linear.0.backward.output.0",
+            "Module.fc.Linear.forward.0.parameters.weight",
+            "Functional.conv2d.0.forward.output.0",
+            "Functional.batch_norm.0.forward.input.1",
+        )
+    ]
+    assert len(set(texts)) == len(texts)
+    assert "determin" in texts[5]
+
+
+def test_advice_is_a_file_of_three_lines(tmp_path):
+    comparison = judged(*write_pair(tmp_path, "md5"))
+    path = write_advice(legacy_table(comparison, Generation.V8_3_3), tmp_path / "out" / "a.txt")
+    first, second, third = path.read_text(encoding="utf-8").splitlines()
+    # The row that mindstudio-probe names for the same dumps.
+    assert (first, second) == ("Line: 1", "Suspect Nodes: Functional.linear.0.forward.input.1")
+    assert third.startswith("Expert Advice: ")

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MindSpore against PyTorch: the same model pairs without any mapping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matching_dumps import backward, forward, names_of, rows_of, tensor, write_side
+
+from msprobe.compare.matching import pair_operations
+from msprobe.compare.matching.api_mapping import built_in_table
+from msprobe.compare.matching.families import family
+from msprobe.compare.model import Match
+from msprobe.compare.options import CompareOptions
+from msprobe.compare.sides import Side
+
+
+@pytest.mark.parametrize(
+    ("mindspore", "pytorch"),
+    [
+        ("Functional.softmax", "Functional.softmax"),
+        ("Functional.add", "Torch.add"),
+        ("Functional.dense", "Functional.linear"),
+        ("Functional.expand_dims", "Torch.unsqueeze"),
+        ("Functional.transpose", "Torch.permute"),
+        ("Functional.gather", "Torch.index_select"),
+        ("Functional.gather_elements", "Torch.gather"),
+        ("Functional.select", "Torch.where"),
+        ("Functional.equal", "Torch.eq"),
+        ("Functional.inv", "Torch.reciprocal"),
+        ("Functional.concat", "Torch.cat"),
+        ("Functional.flash_attention_score", "NPU.npu_fusion_attention"),
+        ("Mint.matmul", "Torch.matmul"),
+        ("MintFunctional.gelu", "Functional.gelu"),
+        ("MintDistributed.all_reduce", "Distributed.all_reduce"),
+        ("Tensor.astype", "Tensor.to"),
+        ("Tensor.expand_dims", "Tensor.unsqueeze"),
+        ("Tensor.__add__", "Tensor.__add__"),
+        ("Primitive.MatMul", "Torch.matmul"),
+        ("Primitive.ReduceSum", "Torch.sum"),
+        ("Primitive.ReLU", "Functional.relu"),
+        ("Primitive.LayerNorm", "Functional.layer_norm"),
+        ("Primitive.LogSoftmax", "Functional.log_softmax"),
+        ("Primitive.AllGather", "Distributed.all_gather_into_tensor"),
+    ],
+)
+def test_functions_that_do_the_same(tmp_path: Path, mindspore: str, pytorch: str) -> None:
+    ms, pt = f"{mindspore}.0.forward", f"{pytorch}.0.forward"
+    target = write_side(tmp_path, {ms: forward([tensor()])}, framework="mindspore")
+    reference = write_side(tmp_path, {pt: forward([tensor()])}, source="reference")
+    for sides in ((target, reference), (reference, target)):
+        [pair] = pair_operations(*sides, CompareOptions())
+        assert {pair.target, pair.reference} == {ms, pt}
+        assert pair.confidence > 0.5
+
+
+@pytest.mark.parametrize(
+    ("mindspore", "pytorch"),
+    [
+        ("Functional.gather", "Torch.gather"),
+        ("Functional.select", "Torch.select"),
+        ("Functional.transpose", "Torch.transpose"),
+        ("Functional.equal", "Torch.equal"),
+    ],
+)
+def test_equal_names_that_mean_different_things(mindspore: str, pytorch: str) -> None:
+    table = built_in_table()
+    translated = table.pytorch_name(*mindspore.split("."))
+    assert family(*translated) != family(*pytorch.split("."))
+
+
+def test_the_table_is_in_order() -> None:
+    table = built_in_table()
+    assert len(table.names) > 200
+    for ms, pt in table.names.items():
+        assert ms.count(".") == 1
+        assert pt.count(".") == 1
+        assert ms.split(".")[0] in (
+            "Functional",
+            "Tensor",
+            "Primitive",
+            "Distributed",
+            "MintDistributed",
+        )
+    for (ms, pt), pair in table.pairs.items():
+        assert table.pytorch_name(*ms.split(".")) == tuple(pt.split("."))
+        places = [slot for slot, _ in pair.lists["args"]], [slot for _, slot in pair.lists["args"]]
+        assert all(len(set(found)) == len(found) for found in places)
+
+
+def model(directory: Path, framework: str) -> Side:
+    """Return a small network as either framework records it."""
+    ms = framework == "mindspore"
+    kind, dense = ("Cell", "Dense") if ms else ("Module", "Linear")
+    linear = "Primitive.MatMul" if ms else "Functional.linear"
+    norm = {"gamma": "weight", "beta": "bias"}
+    dtype = {"dtype": "Float32", "type": "mindspore.Tensor"} if ms else {}
+    value = tensor(**dtype)
+    records: dict[str, Any] = {}
+    parents: dict[str, str | None] = {}
+    for n in range(3):
+        cell = f"{kind}.blocks.{n}.fc.{dense}.forward.0"
+        records[f"{linear if not ms else 'Functional.dense'}.{n}.forward"] = forward(
+            [value], [value]
+        )
+        parents[f"{linear if not ms else 'Functional.dense'}.{n}.forward"] = cell
+        records[cell] = forward([value], [value]) | {"parameters": {"weight": value}}
+        layer_norm = f"{kind}.blocks.{n}.norm.LayerNorm.forward.0"
+        names = norm if ms else norm.values()
+        records[layer_norm] = forward([value], [value]) | {
+            "parameters": dict.fromkeys(names, value)
+        }
+        records[f"{'Mint' if ms else 'Torch'}.add.{n}.forward"] = forward([value, value], [value])
+    for n in reversed(range(3)):
+        records[f"{kind}.blocks.{n}.fc.{dense}.backward.0"] = backward([value], [value])
+        gradients = f"{kind}.blocks.{n}.norm.LayerNorm.parameters_grad"
+        records[gradients] = {name: [value] for name in (norm if ms else norm.values())}
+    return write_side(
+        directory,
+        records,
+        source="target" if ms else "reference",
+        parents=parents,
+        framework=framework,
+    )
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_model_in_two_frameworks(tmp_path: Path, swap: bool) -> None:
+    sides = model(tmp_path, "mindspore"), model(tmp_path, "pytorch")
+    target, reference = reversed(sides) if swap else sides
+    pairs = pair_operations(target, reference, CompareOptions())
+    assert len(pairs) == len(target.names) == len(reference.names)
+    assert {pair.match for pair in pairs} <= {Match.ALIAS, Match.ALIGNED}
+    for pair in pairs:
+        assert pair.target is not None
+        assert pair.reference is not None
+        assert target.names.index(pair.target) == reference.names.index(pair.reference)
+    rows = rows_of(target, reference)
+    assert all(row.target is not None and row.reference is not None for row in rows)
+    assert {row.target.dtype for row in rows if row.target} == {"float32"}
+
+
+def test_asking_for_the_table_says_that_it_was_used(tmp_path: Path) -> None:
+    target, reference = model(tmp_path, "mindspore"), model(tmp_path, "pytorch")
+    options = CompareOptions(api_mapping=True, cell_mapping=True)
+    matches = {pair.target: pair.match for pair in pair_operations(target, reference, options)}
+    assert matches["Functional.dense.0.forward"] is Match.MAPPED
+    assert matches["Mint.add.0.forward"] is Match.MAPPED
+
+
+@pytest.mark.parametrize("pytorch", ["Torch.index_select", "Tensor.index_select"])
+def test_arguments_that_stand_elsewhere(tmp_path: Path, pytorch: str) -> None:
+    values = [tensor((9, 4)), tensor((5,)), {"type": "int", "value": 0}]
+    target = write_side(
+        tmp_path, {"Functional.gather.0.forward": forward(values)}, framework="mindspore"
+    )
+    other = [values[0], values[2], values[1]]
+    reference = write_side(tmp_path, {f"{pytorch}.0.forward": forward(other)}, source="reference")
+    for sides in ((target, reference), (reference, target)):
+        rows = rows_of(*sides)
+        found = {(r.target and r.target.slot, r.reference and r.reference.slot) for r in rows}
+        assert found == {("input.0", "input.0"), ("input.1", "input.2"), ("input.2", "input.1")}
+
+
+def test_a_further_call_in_one_framework_shifts_nothing(tmp_path: Path) -> None:
+    ms = [f"Functional.dense.{n}.forward" for n in range(4)]
+    pt = [f"Functional.linear.{n}.forward" for n in range(3)]
+    shapes = [(1, 2), (2, 3), (7, 7), (3, 4)]
+    target = write_side(
+        tmp_path,
+        {name: forward([tensor(shape)]) for name, shape in zip(ms, shapes, strict=True)},
+        framework="mindspore",
+    )
+    reference = write_side(
+        tmp_path,
+        {n: forward([tensor(s)]) for n, s in zip(pt, [*shapes[:2], shapes[3]], strict=True)},
+        source="reference",
+    )
+    pairs = pair_operations(target, reference, CompareOptions())
+    assert names_of(pairs) == [(ms[0], pt[0]), (ms[1], pt[1]), (ms[2], None), (ms[3], pt[2])]

@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a comparison: what it holds, and how it behaves in a browser without a network."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import polars as pl
+import pytest
+from comparison_samples import DIFFERENT, Sample, equal_run, joined, summary_of, tensor, transformer
+
+from msprobe.report.comparison_page import write_comparison_page
+from msprobe.report.comparison_page_data import page_data
+
+EVIL = (
+    "</script><script>window.broken=1</script><img src=x onerror=window.broken=2>{{data}}\u2028'\""
+)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def data_of(page: Path) -> dict:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    return json.loads(found[1])
+
+
+def write(folder: Path, frame: pl.DataFrame, **more) -> Path:
+    path = folder / "report.html"
+    limit = {"limit": more.pop("limit")} if "limit" in more else {}
+    write_comparison_page(path, summary_of(frame, **more), frame, **limit)
+    return path
+
+
+# What the page holds
+
+
+def test_data(golden):
+    frame = transformer(3).frame
+    data = page_data(summary_of(frame), frame, limit=50)
+    lines = [f"{json.dumps(name)}: {json.dumps(part)}" for name, part in data.items()]
+    columns = [
+        f"{name}.{column}: {json.dumps(values)}"
+        for name in ("operations", "values")
+        for column, values in data[name].items()
+    ]
+    rest = [line for line in lines if not line.startswith(('"operations"', '"values"'))]
+    golden("comparison_page_data.txt", "\n".join([*rest, *columns, ""]))
+
+
+def test_a_note_says_how_much_is_in_the_page(tmp_path):
+    frame = transformer(12).frame
+    note = write_comparison_page(tmp_path / "a.html", summary_of(frame), frame, limit=60)
+    assert (note.rows <= 60, note.of_rows) == (True, len(frame))
+    assert note.size_bytes == note.path.stat().st_size
+    assert list(tmp_path.iterdir()) == [note.path]
+    shown = data_of(note.path)["shown"]
+    assert (shown["rows"], shown["of_rows"]) == (note.rows, len(frame))
+
+
+@pytest.mark.parametrize("limit", [1, 10, 60, 10_000])
+def test_whole_operations_the_most_telling_first(limit):
+    frame = transformer(12).frame
+    data = page_data(summary_of(frame), frame, limit=limit)
+    orders = data["operations"]["order"]
+    rows = frame.filter(pl.col("order").is_in(orders))
+    assert data["shown"]["rows"] == rows.height
+    assert len(data["values"]["slot"]) == rows.height
+    introduced = set(frame.filter(pl.col("origin") == "introduced")["order"])
+    assert set(orders) <= introduced or introduced <= set(orders)
+    assert orders == sorted(orders)
+
+
+def test_counts_and_plots_are_of_all_rows():
+    frame = transformer(30).frame
+    small, whole = (page_data(summary_of(frame), frame, limit=limit) for limit in (20, 10_000))
+    assert small["histogram"] == whole["histogram"]
+    assert small["modules"] == whole["modules"]
+    errors = frame.filter(pl.col("error") > 0)["error"]
+    counted = small["histogram"]["counts"].values()
+    assert sum(sum(counts) for counts in counted) == len(errors)
+    assert small["profile"][-1][:3] == [0, "0", frame["order"].max()]
+    assert max(error for *_, error in small["profile"]) == errors.max()
+    assert small["spans"] == [[0, "0", frame["order"].max()]]
+    assert whole["profile"] == []
+
+
+def test_numbers_that_json_does_not_know(tmp_path):
+    values = [tensor("output.0", math.inf, target_max=math.nan, target_min=-math.inf)]
+    sample = Sample()
+    sample.call("Tensor.div.0.forward", "", values)
+    data = data_of(write(tmp_path, sample.frame))
+    assert data["values"]["error"] == ["Infinity"]
+    assert data["values"]["target_max"] == ["NaN"]
+    assert data["values"]["target_min"] == ["-Infinity"]
+
+
+def test_numbers_keep_what_tells_float32_apart(tmp_path):
+    sample = Sample()
+    close = [1.0000001192092896, 1.0]  # neighbours in float32
+    sample.call("Tensor.a.0.forward", "", [tensor("output.0", target_max=v) for v in close])
+    assert data_of(write(tmp_path, sample.frame))["values"]["target_max"] == [1.00000012, 1.0]
+
+
+class Scripts(HTMLParser):
+    """Counts what a reader of HTML takes for scripts and images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+
+
+def test_no_name_becomes_markup_and_nothing_is_fetched(tmp_path):
+    sample = Sample()
+    values = [tensor("output.0", 0.5, origin="introduced", reason=EVIL, source=EVIL)]
+    sample.call(f"Module.{EVIL}.Evil.forward.0", EVIL, values)
+    path = write(tmp_path, sample.frame, target=EVIL, notes=[EVIL], next_steps=[EVIL])
+    parser = Scripts()
+    parser.feed(path.read_text())
+    assert parser.found.count("script") == 2
+    assert "img" not in parser.found
+    assert parser.links == ["data:,"]
+    assert data_of(path)["summary"]["target"] == EVIL.replace("\u2028", "\ufffd")
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of ``#rrggbb`` (WCAG 2.1)."""
+    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_colours_can_be_read(tmp_path, theme):
+    text = write(tmp_path, equal_run().frame).read_text()
+    block = re.findall(r":root[^{]*\{(.*?)\}", text, re.DOTALL)[theme]
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+    names = "text dim link introduced amplified input inherited agrees other nonfinite unmatched"
+    for name in names.split():
+        for ground in ("panel", "raised"):
+            bright, dark = sorted((luminance(colours[name]), luminance(colours[ground])))[::-1]
+            assert (bright + 0.05) / (dark + 0.05) >= 4.5, (name, ground)
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        text = f"none of {', '.join(BROWSERS)} is installed"
+        if os.environ.get("MSPROBE_TEST_BROWSER") == "required":
+            pytest.fail(text)
+        pytest.skip(text)
+    sync_api = pytest.importorskip("playwright.sync_api")
+    options = ["--no-sandbox", "--disable-dev-shm-usage"]
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=options)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser, tmp_path) -> Iterator:
+    """Return a function that writes a page and opens it; errors in it fail the test."""
+    said: list[str] = []
+    contexts = []
+
+    def show(frame: pl.DataFrame, *, width: int = 1400, theme: str = "light", **more):
+        path = write(tmp_path, frame, **more)
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=theme, offline=True
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: said.append(request.url))
+        page.goto(path.as_uri())
+        assert said.pop(0) == path.as_uri()
+        return page
+
+    show.said = said
+    yield show
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+def titles(page) -> list[str]:
+    return page.locator(".row .title").all_inner_texts()
+
+
+def test_the_answer_stands_on_top(open_page):
+    frame = transformer(6).frame
+    page = open_page(frame)
+    differ = frame["status"].is_in(DIFFERENT).sum()
+    assert page.locator("h1").inner_text() == f"different{differ} of {len(frame)} values differ"
+    detail = page.locator("#detail").inner_text()
+    assert "First difference in the order of execution" in detail
+    assert "Functional.scaled_dot_product_attention.1" in detail
+    assert "without scale=0.125" in detail
+    assert "Tensor.clone.0.forward" in detail
+    assert titles(page)[:2] == ["fc2 Linear", "Functional.scaled_dot_product_attention.1"]
+
+
+def test_search_and_filters(open_page):
+    page = open_page(transformer(6).frame)
+    page.keyboard.press("/")
+    page.keyboard.type("ATTENTION.1 backward")
+    assert titles(page) == ["Functional.scaled_dot_product_attention.1 backward"]
+    page.fill("#search", "layers.2 model.py:49")
+    assert titles(page) == ["Tensor.clone.0"]
+    page.fill("#search", "no such thing")
+    assert "Nothing fits" in page.locator("#rows").inner_text()
+    page.fill("#search", "")
+    page.click("[data-filter=origin][data-word=introduced]")
+    assert len(titles(page)) == 3
+    page.click("[data-filter=kind][data-word=backward]")
+    assert titles(page) == ["Functional.scaled_dot_product_attention.0 backward"]
+    page.click("[data-filter=origin][data-word=introduced]")
+    page.click("[data-filter=status][data-word=nonfinite]")
+    assert titles(page) == ["Functional.scaled_dot_product_attention.0 backward"]
+    page.click("#clear")
+    assert page.locator("#found").inner_text() == "all 47 operations"
+    page.click("[data-filter=status][data-word=missing]")
+    assert titles(page) == ["Functional.dropout.2"]
+
+
+def test_equal_values_are_shown_to_who_asks_for_them(open_page):
+    page = open_page(transformer(3).frame)
+    assert "Functional.embedding.0" not in titles(page)
+    page.click("[data-filter=status][data-word=close]")
+    assert "Functional.embedding.0" in titles(page)
+
+
+def test_what_has_no_number_says_why(open_page):
+    sample = Sample()
+    nan = {"status": "nonfinite", "origin": "inherited"}
+    sample.call("Torch.split.0.forward", "", [tensor("output.0"), tensor("output.1", None, **nan)])
+    page = open_page(sample.frame)
+    assert page.locator(".row .out").inner_text().strip() == "nonfinite"
+    assert page.locator(".row .in").inner_text() == "\u2013"
+
+
+def test_orders(open_page):
+    page = open_page(transformer(3).frame)
+    page.select_option("#sort", "order")
+    assert titles(page)[0] == "1 Block"
+    page.select_option("#sort", "error")
+    assert titles(page)[0] == "Functional.scaled_dot_product_attention.0 backward"  # NaN
+    page.evaluate("document.getElementById('rows').scrollTop = 1e9")
+    page.wait_for_selector(".row:has-text('Tensor.clone.0')")  # no number at all
+
+
+def test_the_tree_filters_and_folds(open_page):
+    page = open_page(transformer(6).frame)
+    names = page.locator(".node .name").all_inner_texts()
+    assert names[:4] == ["all modules", "embed", "layers", "0"]
+    assert "attn" in names  # where a difference begins, the tree is open
+    page.click(".node[title^='layers.3:'] .name")
+    assert "in layers.3" in page.locator("#found").inner_text()
+    assert titles(page)
+    assert all("layers.3" in text for text in page.locator(".row .where").all_inner_texts())
+    page.click(".node[title^='layers:'] .twist")
+    assert page.locator(".node .name").all_inner_texts() == ["all modules", "embed", "layers"]
+    page.focus("#tree")
+    for key in ("End", "ArrowRight", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    assert "in layers.0" in page.locator("#found").inner_text()
+
+
+def test_detail(open_page):
+    page = open_page(transformer(3).frame)
+    page.click(".row:has-text('fc2 Linear')")
+    detail = page.locator("#detail")
+    text = detail.inner_text()
+    assert "Module.layers.2.mlp.fc2.Linear.forward.0" in text
+    assert "the weight itself differs" in text
+    assert "model.py:47" in text
+    table = detail.locator("table.values tbody tr")
+    assert [row.split("\t")[0] for row in table.all_inner_texts()] == [
+        "input.0",
+        "parameters.weight",
+        "output.0",
+    ]
+    assert "217,579 of 262,144 (83 %)" in text
+    assert "[1, 17, 203]" in text
+    table.nth(0).click()
+    assert "How input.0 differs" in detail.inner_text()
+    page.click("text=call stack, 3 frames")
+    assert "train.py:90 in <module>" in detail.inner_text()
+    page.keyboard.press("Escape")
+    assert "First difference in the order of execution" in detail.inner_text()
+
+
+def test_keyboard(open_page):
+    page = open_page(transformer(6).frame)
+    heading = page.locator("#detail h2")
+    page.keyboard.press("n")
+    assert heading.inner_text().startswith("Module.layers.5.mlp.fc2.Linear.forward.0")
+    page.keyboard.press("n")
+    second = heading.inner_text()
+    page.keyboard.press("p")
+    assert heading.inner_text() != second
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    selected = page.locator(".row[aria-selected=true]")
+    assert selected.count() == 1
+    assert page.locator("#rows").get_attribute("aria-activedescendant") == "row-1"
+    page.focus("#rows")
+    page.keyboard.press("End")
+    last = page.locator("#rows").get_attribute("aria-activedescendant")
+    assert page.locator(f"#{last}").is_visible()
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+
+
+def test_the_plot_answers_the_pointer(open_page):
+    page = open_page(transformer(6).frame)
+    box = page.locator("#timeline").bounding_box()
+    place = page.evaluate(
+        """() => { const c = document.getElementById("timeline"), pen = c.getContext("2d");
+        const all = pen.getImageData(0, 0, c.width, c.height).data, want = [191, 67, 0];
+        for (let i = 0; i < all.length; i += 4)
+          if (want.every((v, n) => v === all[i + n])) return [i / 4 % c.width, i / 4 / c.width | 0];
+        return null; }"""
+    )
+    assert place, "no introduced difference in the plot"
+    x, y = box["x"] + place[0], box["y"] + place[1] + 4
+    page.mouse.move(x, y)
+    assert "introduced" in page.locator("#tip").inner_text()
+    page.mouse.click(x, y)
+    assert "introduced" in page.locator("#detail").inner_text()
+
+
+def test_several_steps_and_ranks(open_page):
+    runs = [transformer(3, step=step, rank=rank) for step in (0, 1) for rank in ("0", "1")]
+    page = open_page(joined(*runs, equal_run(step=2)))
+    assert "in 4 of 5 steps and ranks" in page.locator(".culprits li").first.inner_text()
+    page.select_option("#comparison", "1/0")
+    assert all("step 1, rank 0" in text for text in page.locator(".row .where").all_inner_texts())
+    page.click("#detail button:has-text('step 2, rank 0')")
+    assert "Nothing fits" in page.locator("#rows").inner_text()
+
+
+def test_hostile_names_are_only_text(open_page):
+    sample = Sample()
+    values = [tensor("output.0", 0.5, origin="introduced", reason=EVIL, source=EVIL)]
+    sample.call(f"Module.{EVIL}.Evil.forward.0", EVIL, values, api=EVIL)
+    more = {"target": EVIL, "notes": [EVIL], "next_steps": [EVIL, f"msprobe show {EVIL}"]}
+    page = open_page(sample.frame, **more, replicas=[{"name": EVIL, "reason": EVIL}])
+    page.click(".row")
+    page.keyboard.press("Escape")
+    assert page.evaluate("window.broken") is None
+    assert page.locator("img").count() == 0
+    assert page.locator("#detail").inner_text().count("<script>window.broken=1</script>") >= 6
+    assert "{{data}}" in page.locator("#sides").inner_text()
+
+
+def test_a_script_from_elsewhere_does_not_run(open_page):
+    page = open_page(transformer(2).frame)
+    refused = page.evaluate(
+        """() => new Promise(done => {
+        document.addEventListener("securitypolicyviolation", e => done(e.effectiveDirective));
+        const script = document.createElement("script");
+        script.textContent = "window.broken = 3";
+        document.body.append(script); })"""
+    )
+    assert refused == "script-src-elem"
+    assert page.evaluate("window.broken") is None
+    assert "Content Security Policy" in open_page.said.pop()
+
+
+def test_many_rows(open_page):
+    frame = transformer(1200).frame
+    page = open_page(frame, limit=20_000)
+    assert page.locator("#limit").is_visible()
+    assert f"of {len(frame):,} values" in page.locator("#limit").inner_text()
+    assert page.locator(".row").count() < 60
+    page.evaluate("document.getElementById('rows').scrollTop = 1e9")
+    page.wait_for_function("document.querySelectorAll('.row').length > 5")
+    last = page.locator(".row").last
+    assert last.get_attribute("aria-posinset") == last.get_attribute("aria-setsize")
+    page.fill("#search", "attention.1170")
+    assert len(titles(page)) <= 2
+
+
+@pytest.mark.parametrize("width", [390, 900])
+def test_narrow_windows(open_page, width):
+    page = open_page(transformer(6).frame, width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if width < 720:
+        page.click(".tabs [data-pane=list]")
+    page.click(".row")
+    assert page.locator("#detail h2").is_visible()
+    page.click(".tabs [data-pane=modules]")
+    assert page.locator("#tree").is_visible()
+    page.click(".node[title^='layers:'] .name")
+    assert page.locator("#rows").is_visible()
+
+
+def test_light_and_dark(open_page):
+    page = open_page(equal_run().frame, theme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    page.keyboard.press("t")
+    assert page.evaluate(background) != dark
+    assert page.locator("h1").inner_text().endswith("All 24 values agree")
+
+
+def test_nothing_to_compare(open_page):
+    page = open_page(Sample().frame)
+    assert "nothing to compare" in page.locator("h1").inner_text()

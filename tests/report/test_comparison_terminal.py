@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison says on the terminal; golden files are refreshed with pytest --overwrite."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+from comparison_samples import (
+    NOISE,
+    SCHEMA,
+    Sample,
+    equal_run,
+    joined,
+    summary_of,
+    tensor,
+    transformer,
+)
+from rich.cells import cell_len
+from rich.console import Console
+
+from msprobe.compare.model import Mode, Origin, Status
+from msprobe.compare.native_table import COLUMNS
+from msprobe.report import comparison_words
+from msprobe.report.comparison_facts import module_tree, operations, ranked
+from msprobe.report.comparison_lines import comparison_lines, quiet_line
+
+FILES = (Path("out/compare_result_20261122_031500.xlsx"), Path("out/summary.json"))
+
+
+def text_of(frame: pl.DataFrame, width: int = 80, **more) -> str:
+    summary = more.pop("summary", None) or summary_of(frame)
+    lines = comparison_lines(summary, frame, width=width, **more)
+    return "".join(f"{line.plain.rstrip()}\n" for line in lines)
+
+
+def section(text: str, start: str) -> list[str]:
+    """Return the lines below the title that begins so, up to the next empty line."""
+    lines = text.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith(start)) + 1
+    last = lines.index("", first) if "" in lines[first:] else len(lines)
+    return lines[first:last]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_faulty_run(golden, width):
+    text = text_of(transformer(12).frame, width, files=FILES)
+    golden(f"comparison_{width}.txt", text)
+
+
+def test_several_steps_and_ranks(golden):
+    runs = [transformer(3, step=step, rank=rank) for step in (0, 1) for rank in ("0", "1")]
+    golden("comparison_ranks.txt", text_of(joined(*runs, equal_run(step=2)), 110))
+
+
+def test_an_equal_run(golden):
+    golden("comparison_equal.txt", text_of(equal_run().frame, files=FILES))
+
+
+def test_plain_ascii(golden):
+    text = text_of(transformer().frame, unicode=False)
+    assert text.isascii()
+    golden("comparison_ascii.txt", text)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 110, 200])
+def test_lines_fit_but_names_that_are_there_to_be_copied_are_whole(width):
+    frame = transformer(30).frame
+    text = text_of(frame, width, files=FILES)
+    whole = set(frame["name"]) | set(frame["operation"]) | {str(path) for path in FILES}
+    for line in text.splitlines():
+        is_copied = any(line.endswith(name) for name in whole)
+        assert cell_len(line) <= width or is_copied, line
+
+
+def test_the_words_are_those_of_the_comparison():
+    assert set(comparison_words.SEVERITY) == set(comparison_words.STATUSES) == set(Status)
+    assert set(comparison_words.DIFFERENCES) == {word for word in Status if word.is_difference}
+    assert set(comparison_words.STATUS_MEANINGS) == set(comparison_words.STATUS_STYLES)
+    assert set(comparison_words.STATUS_STYLES) == set(Status)
+    assert set(comparison_words.ORIGINS) == set(comparison_words.ORIGIN_STYLES) == set(Origin)
+    assert set(comparison_words.MODE_MEANINGS) == set(Mode)
+
+
+def test_the_samples_have_the_columns_of_a_comparison():
+    assert set(SCHEMA) == set(COLUMNS)
+
+
+def test_the_answer_needs_no_colour():
+    tree = section(text_of(transformer().frame, 140), "By module")
+    born = [line for line in tree if "introduced" in line]
+    assert len(born) == 3
+    assert all(line.startswith("!!") for line in born)
+    assert next(line for line in tree if "qkv agrees" in line).startswith("  ")
+
+
+def test_colours_are_only_added():
+    frame = transformer().frame
+    written = {}
+    for is_terminal in (True, False):
+        colours = "standard" if is_terminal else None
+        console = Console(
+            file=io.StringIO(), force_terminal=is_terminal, color_system=colours, width=80
+        )
+        for line in comparison_lines(summary_of(frame), frame, width=80):
+            console.print(line)
+        written[is_terminal] = console.file.getvalue()
+    assert "\x1b[1;31m!!" in written[True]
+    plain_text = re.sub(r"\x1b\[[0-9;]*m", "", written[True])
+    assert written[False] == plain_text
+
+
+def test_a_limit_says_what_it_hides():
+    frame = transformer(12).frame
+    everything = section(text_of(frame, limit=0), "By module")
+    few = section(text_of(frame, limit=5), "By module")
+    lines = len(everything) - 3  # without heading and legend
+    assert few[6].strip() == f"{lines - 5} more lines of this tree; the files hold everything"
+
+
+def test_modules_that_only_hand_a_difference_on_are_folded():
+    tree = section(text_of(transformer(40).frame), "By module")
+    assert len(tree) < 40
+    assert any("more differ" in line for line in tree)
+    carrier = next(line for line in tree if "├ 2 " in line)
+    assert "16 of 18" in carrier or "20 of 22" in carrier
+
+
+def test_the_first_difference_is_shown_open_although_nothing_begins_there():
+    sample = Sample()
+    for layer in range(8):
+        values = [tensor("input.0", 0.1 * (layer > 3)), tensor("output.0", 0.1 * (layer > 3))]
+        sample.call(f"Functional.relu.{layer}.forward", f"blocks.{layer}.act", values)
+    tree = section(text_of(sample.frame), "By module")
+    assert any("Functional.relu.4 input.0" in line for line in tree)
+    assert not any("Functional.relu.5" in line for line in tree)
+
+
+def test_statistics_and_checksums_have_no_elements(golden):
+    blank = ["max_abs_err", "max_abs_index", "mismatches", "unequal", "count"]
+    frame = transformer().frame.with_columns(pl.lit(None).alias(name) for name in blank)
+    text = text_of(frame, summary=summary_of(frame, mode="statistics", bytes_read=0))
+    assert "maximum, minimum, mean and norm; 2.4 s" in text
+    assert "elements" not in text
+    checksums = frame.with_columns(error=pl.lit(None, pl.Float64))
+    text = text_of(checksums, summary=summary_of(checksums, mode="md5"))
+    assert "relative" not in text
+    assert "Linear parameters.weight" in text
+
+
+def test_a_dtype_and_a_shape_are_named_on_both_sides():
+    sample = Sample()
+    shapes = {"target_shape": "[2, 4]", "reference_shape": "[4, 2]", "status": "shape"}
+    sample.call("Tensor.t.0.forward", "", [tensor("output.0", None, **shapes)])
+    assert "shape      [2, 4], reference [4, 2]" in text_of(sample.frame)
+
+
+def test_nothing_in_common():
+    frame = Sample().frame
+    assert text_of(frame).startswith("NOTHING TO COMPARE")
+    assert quiet_line(summary_of(frame)) == "nothing to compare"
+
+
+def test_hostile_names_stay_text():
+    sample = Sample()
+    evil = "Module.a\x1b[2J\n\u202eb.Evil.forward.0"
+    sample.call(evil, "a\x1b[2J\n\u202eb", [tensor("output.0", 0.5, origin="introduced")])
+    text = text_of(sample.frame, 140)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+def test_quiet_is_one_line():
+    frame = transformer().frame
+    assert quiet_line(summary_of(frame)) == (
+        "different: 52 of 82 values; introduced by Module.layers.3.mlp.fc2.Linear.forward.0"
+        " (model.py:47)"
+    )
+    assert quiet_line(summary_of(equal_run().frame)) == "equal: 24 values agree"
+
+
+def test_an_operation_is_known_by_its_worst_value():
+    found = operations(transformer().frame)
+    weight = found.filter(pl.col("operation") == "Module.layers.3.mlp.fc2.Linear.forward.0")
+    row = weight.row(0, named=True)
+    assert (row["slot"], row["origin"], row["rows"], row["differ"]) == (
+        "parameters.weight",
+        "introduced",
+        3,
+        3,
+    )
+    assert row["error_in"] == 0.25
+    assert row["error_out"] == 0.18
+    assert found["order"].to_list() == sorted(found["order"])
+
+
+def test_what_cannot_be_measured_ranks_before_what_can():
+    statuses = ranked(transformer().frame)["status"].to_list()
+    assert statuses[0] == "nonfinite"
+    assert statuses[-1] == "equal"
+
+
+def test_modules_add_up_whatever_their_number():
+    frame = transformer(50).frame
+    root = module_tree(frame)
+    assert root.total.rows == len(frame)
+    assert root.total.introduced == 3
+    assert root.total.differ == frame["status"].is_in(comparison_words.DIFFERENCES).sum()
+    labels = {node.path: node.label for node in root.walk()}
+    assert labels["layers.0"] == "0"
+    assert labels["layers.0.mlp.fc2"] == "mlp.fc2"  # nothing ran in layers.0.mlp itself
+    assert "layers.0.mlp" not in labels
+
+
+def test_replicas():
+    frame = equal_run().frame
+    assert "Ranks" not in text_of(frame)
+    assert "Ranks that should agree do\n" in text_of(frame, summary=summary_of(frame, replicas=[]))
+    found = {
+        "name": "Functional.relu.3.forward",
+        "row": "Functional.relu.3.forward.output.0",
+        "error": NOISE,
+        "reason": "rank 2 against 0, 1: max 3 instead of 4",
+        "source": "model.py:3",
+    }
+    text = text_of(frame, summary=summary_of(frame, replicas=[found] * 12))
+    lines = section(text, "Ranks that should agree differ: 12 values")
+    assert lines[0] == "  Functional.relu.3.forward.output.0  3.1e-07  model.py:3"
+    assert lines[1] == "      rank 2 against 0, 1: max 3 instead of 4"
+    assert lines[-1] == "  4 more"
+
+
+def test_where_little_fits_the_best_culprits_are_still_there():
+    sample = Sample()
+    for layer in range(60):
+        values = [tensor("input.0"), tensor("output.0", 0.1, origin="introduced")]
+        sample.call(f"Functional.relu.{layer}.forward", f"blocks.{layer}.act", values)
+    frame = sample.frame
+    summary = summary_of(frame)
+    summary["introduced"] = summary["introduced"][50:] + summary["introduced"][:50]
+    tree = section(text_of(frame, summary=summary), "By module")
+    assert any("Functional.relu.57" in line for line in tree)
+    assert not any("Functional.relu.5 " in line for line in tree)
+    assert not any("more lines" in line for line in tree)
