@@ -3,7 +3,7 @@
 
     python benchmarks/mindspore_capture.py [--steps 60]
 
-Needs MindSpore. The net has two convolutions with batch norm and two dense layers, on 8×1×28×28,
+Needs MindSpore. The net has two convolutions with batch norm and two dense layers, on 8x1x28x28,
 with SGD and one thread. Plain and recorded steps alternate in one process; the figures are medians
 and their ratio. "not recording" compares steps between `start` and `stop` of a step that is not
 wanted with steps without either.
@@ -25,8 +25,9 @@ CASES = ("L0", "L1", "mix", "not recording")
 
 
 def make_step() -> tuple[object, Callable[[], None]]:
-    import mindspore as ms
     import numpy as np
+
+    import mindspore as ms
     from mindspore import Tensor, nn
 
     class Net(nn.Cell):

@@ -17,10 +17,10 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
 
+import mindspore as ms
+from mindspore import Tensor, nn, ops
 from msprobe.mindspore import PrecisionDebugger, seed_all  # msprobe
 
 STEPS: Final = 30
@@ -75,7 +75,9 @@ def main() -> None:
     options = parser.parse_args()
 
     seed_all(7)  # msprobe: every source of chance
-    debugger = PrecisionDebugger(dump_path=options.dump, level="mix", step=RECORDED_STEPS)  # msprobe
+    debugger = PrecisionDebugger(
+        dump_path=options.dump, level="mix", step=RECORDED_STEPS
+    )  # msprobe
     net = Classifier(epsilon=0.1 if options.plant_bug else 1e-7).set_train()
     loss_of = nn.CrossEntropyLoss()
     weights = net.trainable_params()

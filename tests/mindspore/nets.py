@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import mindspore as ms
 import numpy as np
+
+import mindspore as ms
 from mindspore import Parameter, Tensor, mint, nn, ops
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import mindspore as ms
 import pytest
-from mindspore import Tensor, mint, ops
-
-from msprobe.mindspore import PrecisionDebugger
 from nets import CASES, train
+
+import mindspore as ms
+from mindspore import Tensor, mint, ops
+from msprobe.mindspore import PrecisionDebugger
 
 LEVELS = [("L0", "statistics"), ("L1", "statistics"), ("mix", "statistics"), ("mix", "tensor")]
 

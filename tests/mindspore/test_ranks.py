@@ -52,7 +52,13 @@ def test_two_processes_write_two_folders(tmp_path: Path) -> None:
     # The launcher starts whatever is called python.
     environment = {**os.environ, "PATH": f"{launcher.parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, cwd=tmp_path, env=environment
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        env=environment,
     )
     logs = "\n".join(p.read_text()[-3000:] for p in (tmp_path / "logs").glob("worker_*.log"))
     assert done.returncode == 0, done.stderr + logs

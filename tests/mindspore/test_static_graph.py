@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import Model
 from nets import CASES, ConvNet, Transformer, random
 
+import mindspore as ms
+from mindspore import Tensor, nn
 from msprobe import open_dump
 from msprobe.errors import UnsupportedError, UsageError
 from msprobe.mindspore import MsprobeStep, PrecisionDebugger

@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
 from typing import Any, Final
 
-import mindspore
 import numpy as np
-from mindspore import Parameter, Tensor
 from numpy.typing import NDArray
 
+import mindspore
+from mindspore import Parameter, Tensor
 from msprobe.capture.array_statistics import summarise_array
 from msprobe.capture.call import Draft
 from msprobe.capture.stacks import Traits

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from mindspore import Tensor
 
+from mindspore import Tensor
 from msprobe.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ def _rules() -> Mapping[str, Any]:
 
 
 def _known(key: str, names: Sequence[str], owner: Any) -> list[str]:
-    """Return the names that exist; the others are reported, as a file may serve several versions."""
+    """Return the names that exist; others are reported, as a file may serve several versions."""
     unknown = [name for name in names if not hasattr(owner, name)]
     for name in unknown[:10]:
         close = get_close_matches(name, dir(owner), n=1)
@@ -171,12 +171,10 @@ def _read_groups(path: Path) -> dict[str, tuple[str, ...]]:
         raise ConfigError(_KEY, tree, "a mapping of groups to lists of names", source=path)
     groups: dict[str, tuple[str, ...]] = {}
     for group, names in tree.items():
-        key = _ALIASES.get(group, group)
+        key = _ALIASES.get(str(group), str(group))
         if key not in _GROUPS:
             raise ConfigError(_KEY, group, (*_GROUPS, *_ALIASES), source=path)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{_KEY}.{group}", names, "a list of names", source=path)
         groups[key] = tuple(dict.fromkeys(names))
     return groups
-
-

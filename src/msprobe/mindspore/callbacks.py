@@ -10,7 +10,7 @@ from mindspore.train import Callback
 from msprobe.mindspore.debugger import PrecisionDebugger
 
 
-class MsprobeStep(Callback):
+class MsprobeStep(Callback):  # type: ignore[misc]  # MindSpore is untyped
     """Starts and ends the recorded part of each step of ``Model.train``.
 
     Call ``debugger.start(net)`` once before training where cells are to be recorded.
@@ -37,7 +37,7 @@ class MsprobeStep(Callback):
         self.debugger.step()
 
 
-class MsprobeInitStep(Callback):
+class MsprobeInitStep(Callback):  # type: ignore[misc]  # likewise
     """Lets a training that is resumed count its steps on from where it stopped."""
 
     def on_train_begin(self, run_context: Any) -> None:

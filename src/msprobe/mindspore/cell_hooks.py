@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mindspore import nn
-
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.capture.token_range import TokenGate

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from mindspore import nn
-
 from msprobe.capture.front import DebuggerFront, Place, lock
 from msprobe.config import Level, load_config, parse_token_range
 from msprobe.errors import ConfigError

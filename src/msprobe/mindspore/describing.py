@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from mindspore.common import dtype as mstype
 
 from msprobe.dump.records import JsonTree
 
-_NUMPY_NAMES: Final = {"Int": "int", "UInt": "uint", "BFloat": "bfloat"}
-
 
 def dtype_name(tensor: Any) -> str:
     """Return the type of a tensor's elements as MindSpore prints it: ``Float32``."""
     if isinstance(tensor, np.ndarray):  # a sum of gradients, see the adapter
         name = tensor.dtype.name
-        return name.replace("bfloat", "BFloat") if "bfloat" in name else name.capitalize()
+        return str(name.replace("bfloat", "BFloat") if "bfloat" in name else name.capitalize())
     return str(tensor.dtype)
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cells that hand over what they see, compiled into the graph, forward and backward.
 
-Each cell's `construct` is replaced, on the object, by one that calls the original inside a cell with
-hooks. (Hooks on the cell itself would not do: MindSpore drops them where a cell is reached through a
-list, as in `SequentialCell`.) A forward hook has to return what it orders the graph by: the output
-itself, made to depend on the hand-over. Values are not changed. All this stays until the run ends,
-because taking it away would compile again.
+Each cell's `construct` is replaced, on the object, by one that calls the original inside a cell
+with hooks. (Hooks on the cell itself would not do: MindSpore drops them where a cell is reached
+through a list, as in `SequentialCell`.) A forward hook has to return what it orders the graph by:
+the output itself, made to depend on the hand-over. Values are not changed. All this stays until the
+run ends, because taking it away would compile again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from types import MethodType
 from typing import Any, Final
 
 from mindspore import nn, ops
-
 from msprobe.errors import UsageError
 from msprobe.mindspore import graph_sink
 from msprobe.mindspore.cell_hooks import CellNames
@@ -55,7 +54,7 @@ def install_graph_hooks(
 def _recording_construct(
     name: str, original: Callable[..., Any], *, backward: bool
 ) -> Callable[..., Any]:
-    class Around(nn.Cell):
+    class Around(nn.Cell):  # type: ignore[misc]  # MindSpore is untyped
         def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN202
             return original(*args, **kwargs)
 

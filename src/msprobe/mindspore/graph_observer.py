@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from mindspore import nn
-
 from msprobe.capture.session import Session
 from msprobe.config import Task
 from msprobe.mindspore import graph_sink

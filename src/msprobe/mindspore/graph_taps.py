@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from mindspore import Tensor
 
+from mindspore import Tensor
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients, gradient_path
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
@@ -123,7 +123,9 @@ def _at(gradients: Sequence[Any], index: int) -> Any:
 class Tapping:
     """Attaches the taps of one call."""
 
-    def __init__(self, session: Session, call: Call, edges: InputEdges, found: Found, count: int):
+    def __init__(
+        self, session: Session, call: Call, edges: InputEdges, found: Found, count: int
+    ) -> None:
         """Prepare it.
 
         Args:

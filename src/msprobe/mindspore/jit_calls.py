@@ -50,7 +50,7 @@ def executor_class() -> type | None:
 
 
 def cells_in_graphs(models: Sequence[nn.Cell]) -> list[nn.Cell]:
-    """Return the cells inside cells whose `construct` is compiled; the latter are called as ever."""
+    """Return the cells inside cells whose `construct` is compiled."""
     found = []
     for model in models:
         for _, cell in model.cells_and_names():

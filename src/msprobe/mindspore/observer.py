@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import mindspore
 from mindspore import nn
-
 from msprobe.capture.session import Session
 from msprobe.capture.token_range import TokenGate
 from msprobe.config import Level, Task
@@ -137,5 +136,3 @@ def read_at_once(session: Session) -> None:
 
 def _run_as_before() -> None:
     mindspore.set_context(pynative_synchronize=False)
-
-

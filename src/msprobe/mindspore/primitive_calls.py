@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from mindspore import nn
 from mindspore.ops import Primitive
 
+from mindspore import nn
 from msprobe.capture.session import Session
 from msprobe.mindspore.api_calls import ApiObserver
 

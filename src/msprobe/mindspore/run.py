@@ -10,7 +10,6 @@ from typing import Any
 
 import mindspore
 from mindspore import nn
-
 from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
 from msprobe.config import Config, Level
@@ -82,7 +81,9 @@ class Run:
             self._start_dynamic(token_range, rank)
 
     def _start_dynamic(self, token_range: tuple[int, int] | None, rank: int | None) -> None:
-        compiled = cells_in_graphs(self.models) if self.config.level in (Level.L0, Level.MIX) else ()
+        compiled = (
+            cells_in_graphs(self.models) if self.config.level in (Level.L0, Level.MIX) else ()
+        )
         if compiled and self._graph_session is None:
             self._graph_session = self._split_dump()
             self.graph = GraphObserver(self._graph_session, takes_gradients=False)

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import mindspore
 from mindspore import mint, nn, ops
-
 from msprobe.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ def _pass_through_cell(self: Any, x: Any) -> Any:
     return x
 
 
-def _pass_through(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - MindSpore's name
+def _pass_through(input: Any, *args: Any, **kwargs: Any) -> Any:
     return input
 
 

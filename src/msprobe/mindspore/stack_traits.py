@@ -9,7 +9,6 @@ from types import CodeType
 from typing import Final
 
 import mindspore
-
 from msprobe.capture.stacks import Traits
 
 _MINDSPORE: Final = str(Path(mindspore.__file__).parent)

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Final
 
 import mindspore
-
 from msprobe.capture import tensor_search
 
 tensors_in: Final = partial(tensor_search.tensors_in, mindspore.Tensor)
