@@ -4,6 +4,7 @@
 #   TORCH   what pip installs as PyTorch                        make demo TORCH='torch==2.12.*'
 #           empty: use the PyTorch that PYTHON already has      make demo TORCH=
 #   VENV    where the environment lies                          make test VENV=/tmp/env
+#   MINDSPORE, MSVENV   likewise for the targets that end in -mindspore
 #   JOBS    test processes at once                              make test JOBS=1
 #   ARGS    passed on to pytest or the benchmark                make test ARGS='-k memo -x'
 
@@ -11,6 +12,8 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   ?= $(if $(strip $(TORCH)),.venv,.venv-system)
 JOBS   ?= auto
+MINDSPORE ?= mindspore==2.10.0
+MSVENV ?= .venv-mindspore
 ARGS   ?=
 
 BIN := $(VENV)/bin
@@ -20,16 +23,22 @@ MADE_FROM := $(wildcard pyproject.toml setup.py src/msprobe/*/*.[ch] src/msprobe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format types docs check bench setup clean FORCE
+.PHONY: help demo demo-mindspore test test-mindspore lint format types docs check bench setup clean FORCE
 
 help: ## list the commands
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: $(VENV)/.ready ## train a small transformer twice, record it, show what was recorded
 	@scripts/demo $(BIN)
 
 test: $(VENV)/.ready-dev ## run all tests
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+demo-mindspore: $(MSVENV)/.ready ## the same with a MindSpore net
+	@scripts/demo-mindspore $(MSVENV)/bin
+
+test-mindspore: $(MSVENV)/.ready ## run the tests of capture in MindSpore, in an environment of their own
+	GLOG_v=3 $(MSVENV)/bin/python -m pytest -n $(JOBS) tests/mindspore $(ARGS)
 
 lint: $(VENV)/.ready-dev ## check style
 	$(BIN)/ruff check .
@@ -47,7 +56,7 @@ docs: $(VENV)/.ready-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "documentation: site/index.html"
 
-check: lint types docs test ## everything that CI runs
+check: lint types docs test test-mindspore ## everything that CI runs
 
 bench: $(VENV)/.ready ## measure what recording costs
 	$(BIN)/python benchmarks/capture.py $(ARGS)
@@ -55,7 +64,7 @@ bench: $(VENV)/.ready ## measure what recording costs
 setup: $(VENV)/.ready-dev ## make the environment only
 
 clean: ## remove what the commands made
-	rm -rf demo_output site build dist .venv .venv-system .pytest_cache .mypy_cache .ruff_cache
+	rm -rf demo_output site build dist .venv .venv-system .venv-mindspore .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "msprobe needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -71,4 +80,10 @@ $(VENV)/.ready: $(VENV)/.torch $(MADE_FROM)
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(PIP) install --quiet --editable '.[dev]' $(if $(strip $(TORCH)),'$(TORCH)')
+	@touch $@
+
+# MindSpore needs an older NumPy than the rest, and cannot share a process with PyTorch.
+$(MSVENV)/.ready: $(MADE_FROM)
+	@test -x $(MSVENV)/bin/python || $(PYTHON) -m venv $(MSVENV) || { rm -rf $(MSVENV); exit 1; }
+	$(MSVENV)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[test]' '$(MINDSPORE)' 'numpy<2'
 	@touch $@

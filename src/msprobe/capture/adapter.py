@@ -30,6 +30,10 @@ class Adapter(Protocol):
     def framework(self) -> str:
         """Return the name written into dumps: ``pytorch`` or ``mindspore``."""
 
+    @property
+    def tensor_suffix(self) -> str:
+        """Return the extension of its tensor files: ``.pt`` or ``.npy``."""
+
     def is_tensor(self, value: object) -> bool:
         """Return whether `value` is a tensor (subclasses included)."""
 

@@ -25,6 +25,7 @@ class Draft:
         overflow: whether a tensor in it holds NaN or an infinity.
         error: what went wrong while a tensor of it was described, None when nothing did.
         waiting: summaries that the device has not delivered yet, with the records to fill.
+        suffix: of the names of its tensor files.
         held: copies of tensors put aside until it is known whether they are saved (overflow
             check), with record and path; None when nothing waits for such a decision.
     """
@@ -39,11 +40,15 @@ class Draft:
         "overflow",
         "parts",
         "stem",
+        "suffix",
         "waiting",
     )
 
-    def __init__(self, name: str, order: int, files: RankDump | None = None) -> None:
+    def __init__(
+        self, name: str, order: int, files: RankDump | None = None, suffix: str = ".pt"
+    ) -> None:
         self.name = name
+        self.suffix = suffix
         self.stem = name
         # A dict of parts; a value that the user saved stands here as it was described.
         self.parts: JsonTree = {}
@@ -57,7 +62,7 @@ class Draft:
 
     def file_name(self, path: str) -> str:
         """Return the file name of the tensor at `path`, such as ``input.0``."""
-        return safe_file_name(f"{self.stem}.{path}.pt")
+        return safe_file_name(f"{self.stem}.{path}{self.suffix}")
 
     def save(self, payload: TensorPayload, record: TensorRecord, path: str) -> str:
         """Hand the value of the tensor at `path` to the writer; its record names the file."""

@@ -429,7 +429,7 @@ class Recorder:
         saves = self._saves_tensors or (
             self.selection.has_tensor_filters and self.selection.saves_tensors(name)
         )
-        draft = Draft(name, order, self._dump if saves else None)
+        draft = Draft(name, order, self._dump if saves else None, self._adapter.tensor_suffix)
         if self.overflow is not None:
             draft.files, draft.held = self._dump, []
         return draft

@@ -74,6 +74,11 @@ class TorchAdapter:
         """The name in dumps."""
         return "pytorch"
 
+    @property
+    def tensor_suffix(self) -> str:
+        """The extension of tensor files."""
+        return ".pt"
+
     def is_tensor(self, value: object) -> bool:
         """Return whether `value` is a torch tensor of any class."""
         return isinstance(value, Tensor)

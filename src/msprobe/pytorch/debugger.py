@@ -14,7 +14,6 @@ for batch in loader:
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,20 +21,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe.capture.session import current_session, use_session
+from msprobe.capture.front import DebuggerFront, Place, lock
 from msprobe.config import Level, load_config, parse_token_range
-from msprobe.errors import ConfigError, UsageError
-from msprobe.log import ensure_handler, warn_once
+from msprobe.errors import ConfigError
+from msprobe.log import warn_once
 from msprobe.pytorch.run import Run, as_models
 from msprobe.pytorch.saved_values import prepare_saving, save
 
 logger = logging.getLogger(__name__)
 
-lock = threading.RLock()
-"""Held by whatever changes the state of the debugger."""
 
-
-class PrecisionDebugger:
+class PrecisionDebugger(DebuggerFront):
     """Records what modules and APIs see and produce; one for each process.
 
     A second construction returns the first object; arguments that differ from the first are
@@ -43,14 +39,7 @@ class PrecisionDebugger:
     the one that constructs.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> PrecisionDebugger:
-        """Return the one debugger of the process."""
-        with lock:
-            if _current.run is not None and _current.run.session is current_session():
-                first: PrecisionDebugger = _current.debugger
-                return first
-            _current.run = None
-            return super().__new__(cls)
+    _place = Place()
 
     def __init__(
         self,
@@ -83,18 +72,15 @@ class PrecisionDebugger:
             "step": step,
         }
         with lock:
-            if _current.run is not None:
-                _warn_of_ignored(arguments)
+            if self._is_second(arguments):
                 return
-            ensure_handler()
             models = as_models(model)
             config = load_config(
                 config_path, task=task, dump_path=dump_path, level=level, step=step
             )
             run = Run(config)
             run.models = models
-            use_session(run.session)
-            _current.run, _current.debugger, _current.arguments = run, self, arguments
+            self._begin(run, arguments)
 
     @classmethod
     def start(
@@ -131,27 +117,6 @@ class PrecisionDebugger:
             run.start(models, tokens, rank_id)
 
     @classmethod
-    def stop(cls) -> None:
-        """End recording and bring the JSON files up to date.
-
-        Gradients of what ran before are still recorded until `step`, so `stop` may stand before or
-        after ``loss.backward()``.
-        """
-        with lock:
-            running().stop()
-
-    @classmethod
-    def forward_backward_dump_end(cls) -> None:
-        """End the recorded part of a step, as `stop` does; may stand before ``backward()``."""
-        cls.stop()
-
-    @classmethod
-    def step(cls) -> None:
-        """End the step: write everything, log its account, count on."""
-        with lock:
-            running().step()
-
-    @classmethod
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
         """Record a value under a name of your own; only at level ``debug``, else nothing happens.
 
@@ -173,65 +138,6 @@ class PrecisionDebugger:
         with lock:
             save(running().session, variable, name, save_backward)
 
-    @classmethod
-    def set_init_step(cls, step: int) -> None:
-        """Make `step` the number of the next step.
-
-        Raises:
-            ConfigError: it is no whole number from 0 on.
-        """
-        with lock:
-            if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-                rule = "a whole number from 0 on"
-                raise ConfigError("step", step, rule, source="set_init_step()")
-            run = running()
-            run.session.set_step(step)
-
-    @classmethod
-    def register_custom_api(cls, module: Any, api_name: str, api_prefix: str | None = None) -> None:
-        """Record the calls of ``module.api_name`` at levels L1 and mix.
-
-        They are named ``{api_prefix}.{api_name}.{number}``. The function is replaced by one that
-        records until `restore_custom_api`, or until the program ends; what it calls makes no
-        records of its own. Names bound before (``from module import api_name``) are not reached.
-
-        Args:
-            module: a module, or a class.
-            api_name: a function in it.
-            api_prefix: first part of the records' names; None for the name of `module`.
-
-        Raises:
-            ConfigError: there is no such function, or the prefix is no text.
-            UsageError: no debugger was constructed.
-        """
-        with lock:
-            running().custom_apis.register(module, api_name, api_prefix)
-
-    @classmethod
-    def restore_custom_api(cls, module: Any, api_name: str) -> None:
-        """Put the function back that `register_custom_api` replaced.
-
-        Raises:
-            ConfigError: there is no such function.
-            UsageError: it is not registered, or no debugger was constructed.
-        """
-        with lock:
-            running().custom_apis.restore(module, api_name)
-
-
-class _Current:
-    """The debugger of the process, if one was constructed."""
-
-    __slots__ = ("arguments", "debugger", "run")
-
-    def __init__(self) -> None:
-        self.run: Run | None = None
-        self.debugger: Any = None
-        self.arguments: dict[str, Any] = {}
-
-
-_current = _Current()
-
 
 def running() -> Run:
     """Return the parts of the debugger.
@@ -239,20 +145,5 @@ def running() -> Run:
     Raises:
         UsageError: none was constructed.
     """
-    run = _current.run
-    if run is None or run.session is not current_session():
-        raise UsageError("no PrecisionDebugger was constructed; construct one before using it")
+    run: Run = PrecisionDebugger._running()
     return run
-
-
-def _warn_of_ignored(arguments: dict[str, Any]) -> None:
-    ignored = [
-        f"{name}={value!r}" if name != "model" else name
-        for name, value in arguments.items()
-        if value is not None and value != _current.arguments[name]
-    ]
-    if ignored:
-        logger.warning(
-            "there is one PrecisionDebugger for each process; the second construction ignores %s",
-            ", ".join(ignored),
-        )

@@ -31,7 +31,7 @@ from msprobe.pytorch.function_mode import ApiObserver
 from msprobe.pytorch.gradient_taps import InputEdges, Tapping
 from msprobe.pytorch.quiet import quietly
 from msprobe.pytorch.tensor_search import output_slots, tensors_in
-from msprobe.pytorch.token_range import TokenGate
+from msprobe.capture.token_range import TokenGate
 from msprobe.pytorch.tracing import is_tracing
 
 _clock: Final = time.perf_counter

@@ -26,7 +26,7 @@ from msprobe.pytorch.function_mode import ApiObserver, torch_redispatch
 from msprobe.pytorch.kernels import ApisAboveKernels, KernelObserver
 from msprobe.pytorch.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.parameter_gradients import ParameterGradients
-from msprobe.pytorch.token_range import TokenGate
+from msprobe.capture.token_range import TokenGate
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Observer:
                 logger.warning("token_range counts the forward calls of the first model only")
             root = self._models[0]()
             if root is not None:
-                gate = TokenGate(session, self._adapter.memo, root, token_range)
+                gate = TokenGate(session, root, token_range, self._adapter.memo.clear)
         names = self._names if self._only is None else self._only
         modules = ModuleObserver(session, names, self.recomputations, self.apis, gate)
         modules.install()

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
 from msprobe.config import Config, Level
 from msprobe.errors import ConfigError
 from msprobe.pytorch.adapter import TENSOR_TYPES, TorchAdapter
 from msprobe.pytorch.api_table import ApiTable
-from msprobe.pytorch.custom_api import CustomApis
 from msprobe.pytorch.function_mode import torch_redispatch
 from msprobe.pytorch.loop_following import LoopFollower
 from msprobe.pytorch.observer import Observer
+from msprobe.pytorch.unannounced_calls import HiddenApis
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -56,7 +57,9 @@ class Run:
         )
         self.observer = Observer(self.session, self.adapter, self.table, redispatch=redispatch)
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
-        self.custom_apis = CustomApis(self.observer.apis, self.session.run_undo)
+        apis = self.observer.apis
+        hidden = HiddenApis(apis) if apis is not None else None
+        self.custom_apis = CustomApis(hidden, self.session.run_undo)
         self.loop = LoopFollower(self) if config.enable_dataloader else None
 
     def start(

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from msprobe.capture.front import lock
 from msprobe.errors import ConfigError, UsageError
-from msprobe.pytorch.debugger import lock, running
+from msprobe.pytorch.debugger import running
 from msprobe.pytorch.module_hooks import ModuleNames
 
 _SOURCE = "module_dump()"

@@ -1,68 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the tensors in arguments and results."""
+"""Find the torch tensors in arguments and results."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from torch import Tensor
 
-from msprobe.capture.values import Found, key_texts
+from msprobe.capture import tensor_search
 
-_DEPTH_LIMIT: Final = 50
+tensors_in: Final = partial(tensor_search.tensors_in, Tensor)
+"""``tensors_in(args, kwargs, found)``: see `msprobe.capture.tensor_search`."""
 
-
-def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found) -> None:
-    """Append every tensor of the arguments with its position to `found`."""
-    for index, value in enumerate(args):
-        if isinstance(value, Tensor):
-            found.append((value, index))
-        elif value is not None and not isinstance(value, int | float | str):
-            _search(value, (index,), found)
-    for key, value in (kwargs or {}).items():
-        _search(value, (key,), found)
-
-
-def _search(value: Any, position: tuple[int | str, ...], found: Found) -> None:
-    if isinstance(value, Tensor):
-        found.append((value, position))
-        return
-    if len(position) > _DEPTH_LIMIT:
-        return
-    for key, child in _children(value):
-        _search(child, (*position, key), found)
-
-
-def _children(value: Any) -> Sequence[tuple[int | str, Any]]:
-    if isinstance(value, Mapping):
-        items = list(value.items())
-        return list(zip(key_texts([key for key, _ in items]), [v for _, v in items], strict=True))
-    if isinstance(value, tuple | list):
-        names: Sequence[int | str] = getattr(value, "_fields", range(len(value)))
-        return list(zip(names, value, strict=True))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value)]
-        return [(name, getattr(value, name, None)) for name in fields]
-    return ()
-
-
-def output_slots(result: Any) -> list[Any]:
-    """Return a result as a flat list for gradients.
-
-    Every element of a tuple has a place, None when it is no tensor; a nested container gives the
-    places of its tensors.
-    """
-    if isinstance(result, Tensor):
-        return [result]
-    elements = result if type(result) in (tuple, list) else [result]
-    slots: list[Any] = []
-    for element in elements:
-        if isinstance(element, Tensor):
-            slots.append(element)
-            continue
-        found: Found = []
-        _search(element, (), found)
-        slots.extend([tensor for tensor, _ in found] or [None])
-    return slots
+output_slots: Final = partial(tensor_search.output_slots, Tensor)
+"""``output_slots(result)``: likewise."""

@@ -67,6 +67,26 @@ def record_call(
     return result
 
 
+class HiddenApis:
+    """Records the functions that the user registered; see `msprobe.capture.custom_api`."""
+
+    __slots__ = ("_apis",)
+
+    def __init__(self, apis: ApiObserver) -> None:
+        """Record by the means of the function mode."""
+        self._apis = apis
+
+    def is_on(self) -> bool:
+        """Return whether a call made here and now would reach the function mode."""
+        return self._apis.is_on()
+
+    def record(
+        self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return ``run(*args, **kwargs)``, recorded as one call."""
+        return record_call(self._apis, name, run, args, kwargs, hides_inner=True)
+
+
 def _begin(
     apis: ApiObserver,
     name: str,

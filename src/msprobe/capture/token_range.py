@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import weakref
-
-from torch import nn
+from collections.abc import Callable
 
 from msprobe.capture.session import Session
-from msprobe.pytorch.memo import Memo
 
 
 class TokenGate:
@@ -18,24 +16,35 @@ class TokenGate:
     observed.
     """
 
-    __slots__ = ("_count", "_first", "_last", "_memo", "_model", "_session")
+    __slots__ = ("_count", "_first", "_forget", "_last", "_model", "_session")
 
     def __init__(
-        self, session: Session, memo: Memo, model: nn.Module, token_range: tuple[int, int]
+        self,
+        session: Session,
+        model: object,
+        token_range: tuple[int, int],
+        forget: Callable[[], None],
     ) -> None:
-        """Create it; both ends of `token_range` are included, counting from 0."""
+        """Create it.
+
+        Args:
+            session: the run.
+            model: the root model.
+            token_range: first and last call, both included, counting from 0.
+            forget: called when observation ends for a while: writes are not seen from then on.
+        """
         self._session = session
-        self._memo = memo
+        self._forget = forget
         self._model = weakref.ref(model)
         self._first, self._last = token_range
         self._count = 0
 
-    def before(self, module: nn.Module) -> None:
+    def before(self, module: object) -> None:
         """Note that a module begins; called for every module, also while not observing."""
         if self._model() is not module:
             return
         inside = self._first <= self._count <= self._last
         self._count += 1
         if not inside:
-            self._memo.clear()  # writes are not seen from here on
+            self._forget()
         self._session.observing = inside and self._session.capturing

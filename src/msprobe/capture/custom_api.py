@@ -12,15 +12,29 @@ import pkgutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import MethodType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msprobe.errors import ConfigError, UsageError
-from msprobe.pytorch.function_mode import ApiObserver
-from msprobe.pytorch.unannounced_calls import record_call
 
 _REGISTER: Final = "register_custom_api()"
 _RESTORE: Final = "restore_custom_api()"
 _ABSENT: Final = object()
+
+
+class HiddenCalls(Protocol):
+    """Records calls that the framework does not announce."""
+
+    def is_on(self) -> bool:
+        """Return whether a call made here and now, in this thread, is to be recorded."""
+
+    def record(
+        self,
+        name: str,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Return ``run(*args, **kwargs)``, recorded as one call; what it calls makes no records."""
 
 
 class RecordedApi:
@@ -31,7 +45,7 @@ class RecordedApi:
     """
 
     def __init__(
-        self, function: Callable[..., Any], name: str, place: str, apis: ApiObserver | None
+        self, function: Callable[..., Any], name: str, place: str, calls: HiddenCalls | None
     ) -> None:
         """Create it.
 
@@ -39,20 +53,20 @@ class RecordedApi:
             function: the original.
             name: of its records, without the number.
             place: where it is found, ``package.module:attribute``.
-            apis: the function mode; None at levels that record no APIs.
+            calls: records them; None at levels that record no APIs.
         """
         functools.update_wrapper(self, function)
         self._function = function
         self._record_name = name
         self._place = place
-        self._apis = apis
+        self._calls = calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the original, recorded if capture is on."""
-        apis = self._apis
-        if apis is None or not apis.is_on():
+        calls = self._calls
+        if calls is None or not calls.is_on():
             return self._function(*args, **kwargs)
-        return record_call(apis, self._record_name, self._function, args, kwargs, hides_inner=True)
+        return calls.record(self._record_name, self._function, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a function in a class does."""
@@ -66,16 +80,16 @@ class RecordedApi:
 class CustomApis:
     """The registered functions of a run."""
 
-    __slots__ = ("_apis", "_registered")
+    __slots__ = ("_calls", "_registered")
 
-    def __init__(self, apis: ApiObserver | None, undo: ExitStack) -> None:
+    def __init__(self, calls: HiddenCalls | None, undo: ExitStack) -> None:
         """Create it with nothing registered.
 
         Args:
-            apis: the function mode; None at levels that record no APIs.
+            calls: records them; None at levels that record no APIs.
             undo: closed when the run ends; everything still registered is restored then.
         """
-        self._apis = apis
+        self._calls = calls
         # (owner, attribute, what stands there now, what stood there before or _ABSENT)
         self._registered: list[tuple[Any, str, Any, Any]] = []
         undo.callback(self.restore_all)
@@ -95,7 +109,7 @@ class CustomApis:
         before = getattr(owner, "__dict__", {}).get(attribute, _ABSENT)
         raw = before.__func__ if isinstance(before, staticmethod | classmethod) else function
         place = f"{_place(owner)}{attribute}"
-        recorded: Any = RecordedApi(raw, f"{prefix}.{attribute}", place, self._apis)
+        recorded: Any = RecordedApi(raw, f"{prefix}.{attribute}", place, self._calls)
         if isinstance(before, staticmethod | classmethod):
             recorded = type(before)(recorded)
         try:

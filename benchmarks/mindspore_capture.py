@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What recording costs in MindSpore's dynamic graph: recorded steps against plain ones.
+
+    python benchmarks/mindspore_capture.py [--steps 60]
+
+Needs MindSpore. The net has two convolutions with batch norm and two dense layers, on 8x1x28x28,
+with SGD and one thread. Plain and recorded steps alternate in one process; the figures are medians
+and their ratio. "not recording" compares steps between `start` and `stop` of a step that is not
+wanted with steps without either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+CASES = ("L0", "L1", "mix", "not recording")
+
+
+def make_step() -> tuple[object, Callable[[], None]]:
+    import numpy as np
+
+    import mindspore as ms
+    from mindspore import Tensor, nn
+
+    class Net(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.norm1 = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)
+            self.conv2, self.norm2 = nn.Conv2d(8, 16, 3, stride=2), nn.BatchNorm2d(16)
+            self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
+            self.flatten = nn.Flatten()
+            self.fc1, self.fc2 = nn.Dense(16 * 14 * 14, 32), nn.Dense(32, 10)
+
+        def construct(self, x: Tensor) -> Tensor:
+            x = self.relu1(self.norm1(self.conv1(x)))
+            x = self.relu2(self.norm2(self.conv2(x)))
+            return self.fc2(self.fc1(self.flatten(x)))
+
+    ms.set_seed(1)
+    rng = np.random.default_rng(0)
+    x = Tensor(rng.standard_normal((8, 1, 28, 28)).astype(np.float32))
+    y = Tensor(rng.integers(0, 10, 8).astype(np.int32))
+    net = Net().set_train()
+    loss = nn.CrossEntropyLoss()
+    weights = net.trainable_params()
+    optimizer = nn.SGD(weights, 0.01)
+    both = ms.value_and_grad(lambda x, y: loss(net(x), y), None, weights)
+
+    def step() -> None:
+        value, gradients = both(x, y)
+        optimizer(gradients)
+        value.asnumpy()
+        weights[0].asnumpy()
+
+    return net, step
+
+
+def worker(case: str, steps: int) -> None:
+    from msprobe import open_dump
+    from msprobe.mindspore import PrecisionDebugger
+
+    net, step = make_step()
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = [10**6] if case == "not recording" else None
+        level = "mix" if case == "not recording" else case
+        debugger = PrecisionDebugger(dump_path=folder, level=level, step=wanted)
+        plain, recorded = [], []
+        for round_ in range(steps + 10):
+            begin = time.perf_counter()
+            step()
+            middle = time.perf_counter()
+            debugger.start(net)
+            step()
+            debugger.stop()
+            debugger.step()
+            end = time.perf_counter()
+            if round_ >= 10:
+                plain.append(middle - begin)
+                recorded.append(end - middle)
+        before, after = statistics.median(plain), statistics.median(recorded)
+        count = 0
+        if wanted is None:
+            view = next(open_dump(folder).rank_views())
+            count = len(view.records)
+        each = f"{(after - before) / count * 1e6:8.0f}" if count else "       -"
+        print(
+            f"{case:14} {before * 1e3:9.2f} {after * 1e3:11.2f} {after / before:7.2f} "
+            f"{count:8} {each}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--case", choices=CASES)
+    options = parser.parse_args()
+    if options.case is not None:
+        worker(options.case, options.steps)
+        return
+    print(f"{'':14} {'plain ms':>9} {'recorded ms':>11} {'ratio':>7} {'records':>8} {'µs each':>8}")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_v": "3", "MSPROBE_LOG_LEVEL": "2"}
+    for case in CASES:
+        command = [sys.executable, str(Path(__file__)), "--case", case, "--steps"]
+        subprocess.run([*command, str(options.steps)], check=True, env=environment)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture in MindSpore: the only room that imports mindspore.
+
+Entry point: `PrecisionDebugger` (in ``debugger.py``); ``observer.py`` shows what is installed while
+capturing. ``docs/architecture.md`` says which file observes what. May import `msprobe.capture`,
+`msprobe.config`, `msprobe.dump`.
+"""
+
+from __future__ import annotations
+
+from msprobe.mindspore.callbacks import MsprobeInitStep, MsprobeStep
+from msprobe.mindspore.debugger import PrecisionDebugger
+from msprobe.mindspore.seed import seed_all
+
+__all__ = ["MsprobeInitStep", "MsprobeStep", "PrecisionDebugger", "seed_all"]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observe API calls: while capturing, each name of the table stands for a recording wrapper.
+
+MindSpore announces no calls, so the functions are replaced where they are looked up, and put back
+by `stop`. Calls inside a recorded call make no records of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msprobe.capture.call import Call
+from msprobe.capture.session import Session
+from msprobe.capture.values import Found
+from msprobe.mindspore.api_table import Api, ApiTable
+from msprobe.mindspore.graph_taps import InputEdges, Tapping
+from msprobe.mindspore.jit_calls import is_compiling
+from msprobe.mindspore.quiet import quietly
+from msprobe.mindspore.tensor_search import output_slots, tensors_in
+
+_clock: Final = time.perf_counter
+_ABSENT: Final = object()
+
+
+class _Open:
+    """An API call between its begin and its end."""
+
+    __slots__ = ("call", "edges", "found")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.found: Found = []
+        self.edges: InputEdges | None = None
+
+
+class ApiObserver:
+    """Turns API calls into events of the session."""
+
+    def __init__(self, session: Session, table: ApiTable) -> None:
+        """Create it, not yet installed.
+
+        Args:
+            session: receives the events.
+            table: the APIs to record.
+        """
+        self._session = session
+        self._table = table
+        self._inside = False
+        self._wrappers: dict[int, tuple[Any, Any]] = {}
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def install(self) -> None:
+        """Put the wrappers in place; the session's undo takes them away."""
+        if self._replaced:
+            return
+        for api in self._table.apis():
+            self._replace(api)
+        self._session.undo.callback(self.remove)
+
+    def remove(self) -> None:
+        """Put every original back, unless somebody else has replaced it since."""
+        while self._replaced:
+            owner, attribute, wrapper, before = self._replaced.pop()
+            if owner.__dict__.get(attribute) is not wrapper:
+                continue
+            if before is _ABSENT:
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, before)
+
+    def _replace(self, api: Api) -> None:
+        before = api.owner.__dict__.get(api.attribute, _ABSENT)
+        original = getattr(api.owner, api.attribute)
+        known = self._wrappers.get(id(original))
+        if known is None or known[0] is not original:
+            known = self._wrappers[id(original)] = (original, self._wrap(api.name, original))
+        setattr(api.owner, api.attribute, known[1])
+        self._replaced.append((api.owner, api.attribute, known[1], before))
+
+    def _wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.is_on():
+                return original(*args, **kwargs)
+            return self.record(name, original, args, kwargs)
+
+        functools.update_wrapper(call, original)
+        return call
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def is_on(self) -> bool:
+        """Return whether a call made here and now, in this thread, is to be recorded."""
+        session = self._session
+        return (
+            session.observing
+            and not self._inside
+            and not session.muted
+            and threading.get_ident() == session.thread
+            and not is_compiling()
+        )
+
+    def record(
+        self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return ``run(*args, **kwargs)``, recorded as one call; its exceptions pass.
+
+        Args:
+            name: the record's name without its number.
+            run: the user's or MindSpore's function.
+            args: passed on.
+            kwargs: passed on.
+        """
+        session = self._session
+        if session.recorder.selection.refuses_api(name.rpartition(".")[2], name):
+            return run(*args, **kwargs)
+        started = _clock()
+        opened = quietly(session, "api begin", self._begin, name, args, kwargs)
+        session.account.spent_s += _clock() - started
+        self._inside = True
+        try:
+            result = run(*args, **kwargs)
+        except BaseException as error:
+            # Only to note it: the user's exception goes on unchanged.
+            if opened is not None:
+                kind = type(error).__name__
+                quietly(session, "api error", session.recorder.abandon, opened.call, kind)
+            raise
+        finally:
+            self._inside = False
+        started = _clock()
+        if opened is not None:
+            quietly(session, "api end", self._end, opened, len(args), result)
+        session.account.spent_s += _clock() - started
+        return result
+
+    def _begin(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Open:
+        session = self._session
+        session.gradients.write_unfinished()
+        call = session.recorder.begin(name, session.stacks.here(4), is_module=False)
+        opened = _Open(call)
+        session.recorder.inputs(call, args, kwargs, opened.found)
+        if call.keeps_gradients:
+            if not opened.found:
+                tensors_in(args, kwargs, opened.found)
+            opened.edges = InputEdges(opened.found)
+        return opened
+
+    def _end(self, opened: _Open, arguments: int, result: Any) -> None:
+        session = self._session
+        session.recorder.outputs(opened.call, result)
+        if opened.edges is not None:
+            Tapping(session, opened.call, opened.edges, opened.found, arguments).attach(
+                output_slots(result)
+            )
+        session.recorder.end(opened.call)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observe the cells of the user's models, through the public forward hooks of each cell.
+
+The hooks are there between `start` and `stop` only.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from mindspore import nn
+from msprobe.capture.call import Call
+from msprobe.capture.session import Session
+from msprobe.capture.token_range import TokenGate
+from msprobe.capture.values import Found
+from msprobe.mindspore.graph_taps import InputEdges, Tapping
+from msprobe.mindspore.jit_calls import is_compiling
+from msprobe.mindspore.quiet import quietly
+from msprobe.mindspore.tensor_search import output_slots, tensors_in
+
+_clock: Final = time.perf_counter
+
+
+class CellNames:
+    """Record names of the cells of the user's models."""
+
+    def __init__(
+        self, models: Sequence[nn.Cell], keeps: Callable[[nn.Cell], bool] | None = None
+    ) -> None:
+        """Name every cell of the models: several models get their index in front.
+
+        Args:
+            models: the models.
+            keeps: says which cells are meant; None for all.
+        """
+        self._named: list[tuple[weakref.ref[nn.Cell], str]] = []
+        seen: set[int] = set()
+        for index, model in enumerate(models):
+            prefix = [str(index)] if len(models) > 1 else []
+            for path, cell in model.cells_and_names():
+                if id(cell) not in seen and (keeps is None or keeps(cell)):
+                    seen.add(id(cell))
+                    parts = ["Cell", *prefix, *([path] if path else []), type(cell).__name__]
+                    self._named.append((weakref.ref(cell), ".".join(parts)))
+
+    def items(self) -> Iterator[tuple[nn.Cell, str]]:
+        """Yield the cells that are alive with their names."""
+        for reference, name in self._named:
+            cell = reference()
+            if cell is not None:
+                yield cell, name
+
+
+class _Open:
+    """A cell's call between its begin and its end."""
+
+    __slots__ = ("arguments", "call", "cell", "edges", "found")
+
+    def __init__(self, cell: nn.Cell, call: Call, arguments: int) -> None:
+        self.cell = cell
+        self.call = call
+        self.arguments = arguments
+        self.found: Found = []
+        self.edges: InputEdges | None = None
+
+
+class CellObserver:
+    """Turns the calls of cells into events of the session."""
+
+    def __init__(
+        self, session: Session, names: CellNames, roots: Sequence[nn.Cell], gate: TokenGate | None
+    ) -> None:
+        """Create it, not yet installed.
+
+        Args:
+            session: receives the events.
+            names: the cells to record.
+            roots: the models themselves, for the gate.
+            gate: limits observation to some calls of the first model.
+        """
+        self._session = session
+        self._names = names
+        self._roots = roots
+        self._gate = gate
+        self._open: list[_Open] = []
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        """Register the hooks; the session's undo removes them."""
+        self.resume()
+        self._session.undo.callback(self.suspend)
+        self._session.undo.callback(self._open.clear)
+
+    def resume(self) -> None:
+        """Put the hooks on the cells."""
+        handles = self._handles
+        if self._gate is not None:
+            gate = self._gate
+            for root in self._roots[:1]:
+                handles.append(root.register_forward_pre_hook(lambda cell, _: gate.before(cell)))
+        for cell, name in self._names.items():
+            hooks = _CellHooks(self, name)
+            handles.append(cell.register_forward_pre_hook(hooks.before, with_kwargs=True))
+            handles.append(
+                cell.register_forward_hook(hooks.after, with_kwargs=True, always_call=True)
+            )
+
+    def suspend(self) -> None:
+        """Take the hooks off the cells: what is compiled meanwhile must not find them."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def begin(
+        self, cell: nn.Cell, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Note that a cell is called."""
+        session = self._session
+        if not session.observing or is_compiling():
+            return
+        if threading.get_ident() != session.thread:
+            session.account.skipped["cell calls in other threads"] += 1
+            return
+        started = _clock()
+        quietly(session, "cell begin", self._begin, cell, name, args, kwargs)
+        session.account.spent_s += _clock() - started
+
+    def _begin(
+        self, cell: nn.Cell, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        session = self._session
+        session.gradients.write_unfinished()
+        if session.muted:
+            return
+        call = session.recorder.begin(name, session.stacks.here(4), is_module=True)
+        opened = _Open(cell, call, len(args))
+        self._open.append(opened)
+        session.recorder.inputs(call, args, kwargs, opened.found)
+        session.recorder.part(call, "parameters", own_parameters(cell))
+        if call.keeps_gradients:
+            if not opened.found:
+                tensors_in(args, kwargs, opened.found)
+            opened.edges = InputEdges(opened.found)
+
+    def end(self, cell: nn.Cell, output: Any) -> None:
+        """Note that a cell returned, or raised: then `output` is None and an error is handled."""
+        if not any(one.cell is cell for one in self._open):
+            return
+        started = _clock()
+        quietly(self._session, "cell end", self._end, cell, output)
+        self._session.account.spent_s += _clock() - started
+
+    def _end(self, cell: nn.Cell, output: Any) -> None:
+        error = sys.exc_info()[0]
+        while self._open:
+            opened = self._open.pop()
+            if opened.cell is cell and error is None:
+                self._close(opened, output)
+            else:
+                kind = error.__name__ if error is not None else "exception"
+                self._session.recorder.abandon(opened.call, kind)
+            if opened.cell is cell:
+                return
+
+    def _close(self, opened: _Open, output: Any) -> None:
+        recorder = self._session.recorder
+        recorder.outputs(opened.call, output)
+        if opened.edges is not None:
+            tapping = Tapping(
+                self._session, opened.call, opened.edges, opened.found, opened.arguments
+            )
+            tapping.attach(output_slots(output))
+        recorder.end(opened.call)
+
+
+class _CellHooks:
+    """The two hooks of one cell."""
+
+    __slots__ = ("_name", "_observer")
+
+    def __init__(self, observer: CellObserver, name: str) -> None:
+        self._observer = observer
+        self._name = name
+
+    def before(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._observer.begin(cell, self._name, args, kwargs)
+
+    def after(
+        self,
+        cell: nn.Cell,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: Any = None,
+    ) -> None:
+        self._observer.end(cell, output)
+
+
+def own_parameters(cell: nn.Cell) -> dict[str, Any]:
+    """Return the parameters of a cell without those of the cells inside it, by attribute."""
+    return {name: value for name, value in cell._params.items() if value is not None}

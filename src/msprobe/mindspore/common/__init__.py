@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Import paths that scripts written for mindstudio-probe have."""

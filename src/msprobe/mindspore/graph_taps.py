@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the gradients that cross the boundary of a call, at the nodes that are there anyway.
+
+MindSpore's dynamic graph shows itself: a tensor leads to the node that made it (``_grad_node``), a
+node to those before it (``next_functions``). So nothing has to be inserted: before a call the
+*edges* of its inputs are noted, after it the graph is walked from the outputs back to them, and
+hooks on the nodes in between read what passes.
+
+Where this MindSpore has no such nodes (before 2.10), `are_visible` says so and `identity_taps`
+takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from mindspore import Tensor
+from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients, gradient_path
+from msprobe.capture.call import Call
+from msprobe.capture.session import Session
+from msprobe.capture.values import Found, Position
+from msprobe.mindspore.quiet import quietly
+
+Edge = tuple[int, int]
+"""A node's unique number, and which of its outputs."""
+
+# Leaves carry the largest sequence number.
+_LEAF: Final = 1 << 62
+# A graph is walked backward once: there is one pass over each call.
+_PASS: Final = 0
+
+
+def are_visible() -> bool:
+    """Return whether this MindSpore shows the nodes of its graph."""
+    return hasattr(Tensor, "_grad_node") and hasattr(Tensor, "_output_index")
+
+
+def edge_of(tensor: Any) -> Edge | None:
+    """Return where a tensor hangs in the graph, None when no gradient flows to it."""
+    if not tensor._requires_grad:
+        return None
+    node = tensor._grad_node
+    return None if node is None else (node._unique_id(), tensor._output_index)
+
+
+class InputEdges:
+    """Where the inputs of a call hang, taken before the call.
+
+    Attributes:
+        positions: of the inputs, by edge.
+        born: a sequence number that every node made inside the call exceeds.
+    """
+
+    __slots__ = ("born", "positions")
+
+    def __init__(self, found: Found) -> None:
+        self.positions: dict[Edge, list[Position]] = {}
+        self.born = -1
+        for tensor, position in found:
+            edge = edge_of(tensor)
+            if edge is None:
+                continue
+            self.positions.setdefault(edge, []).append(position)
+            number = tensor._grad_node._sequence_nr()
+            if number < _LEAF:
+                self.born = max(self.born, number)
+
+
+class _NodeTap(msgspec.Struct, eq=False):
+    """Reads at one node what belongs to one call.
+
+    Attributes:
+        session: receives the gradients.
+        gradients: the call.
+        outputs: (index among the call's outputs, index among the node's).
+        inputs: (slot of the node's inputs, position in the call, shares that arrive in all).
+        passed: (index among the node's outputs, position) of inputs returned as they were.
+    """
+
+    session: Session
+    gradients: Gradients
+    outputs: list[tuple[int, int]] = []
+    inputs: list[tuple[int, Position, int]] = []
+    passed: list[tuple[int, Position]] = []
+
+    def before(self, grad_outputs: Sequence[Any]) -> None:
+        """Take what arrives at the node; called before it computes."""
+        quietly(self.session, "backward", self._before, grad_outputs)
+
+    def after(self, grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:
+        """Take what the node computed."""
+        quietly(self.session, "backward", self._after, grad_inputs)
+
+    def _before(self, grad_outputs: Sequence[Any]) -> None:
+        book = self.session.gradients
+        for index, number in self.outputs:
+            if (gradient := _at(grad_outputs, number)) is not None:
+                book.gradient(self.gradients, _PASS, SIDE_INPUT, index, gradient)
+        for number, position in self.passed:
+            if (gradient := _at(grad_outputs, number)) is not None:
+                book.gradient(self.gradients, _PASS, SIDE_OUTPUT, position, gradient)
+
+    def _after(self, grad_inputs: Sequence[Any]) -> None:
+        book = self.session.gradients
+        for slot, position, shares in self.inputs:
+            gradient = _at(grad_inputs, slot)
+            if gradient is None:
+                continue
+            if shares > 1:
+                book.share(self.gradients, _PASS, position, gradient, of=shares)
+            else:
+                book.gradient(self.gradients, _PASS, SIDE_OUTPUT, position, gradient)
+
+
+def _at(gradients: Sequence[Any], index: int) -> Any:
+    found = gradients[index] if index < len(gradients) else None
+    return found if isinstance(found, Tensor) else None
+
+
+class Tapping:
+    """Attaches the taps of one call."""
+
+    def __init__(
+        self, session: Session, call: Call, edges: InputEdges, found: Found, count: int
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            session: receives the gradients.
+            call: the call.
+            edges: of its inputs.
+            found: its input tensors.
+            count: number of its positional arguments.
+        """
+        self._session = session
+        self._edges = edges
+        self._gradients = Gradients.expect(call, count, [position for _, position in found])
+        self._taps: dict[int, tuple[Any, _NodeTap]] = {}
+        self._sources: dict[Edge, list[tuple[Any, int]]] = {}
+
+    def attach(self, outputs: Sequence[Any]) -> None:
+        """Tap the outputs (a flat list; what is no tensor takes its place only)."""
+        gradients = self._gradients
+        gradients.outputs = len(outputs)
+        begin = []
+        seen: dict[Edge, int] = {}
+        for index, output in enumerate(outputs):
+            edge = edge_of(output) if isinstance(output, Tensor) else None
+            if edge is None:
+                continue
+            if edge in seen:
+                gradients.remark(SIDE_INPUT, index, f"same as input.{seen[edge]}")
+                continue
+            seen[edge] = index
+            node = output._grad_node
+            gradients.expected += 1
+            self._tap(node).outputs.append((index, edge[1]))
+            positions = self._edges.positions.get(edge)
+            if positions is None:
+                begin.append(node)
+            else:
+                gradients.expected += 1
+                gradients.has_input_edges = True
+                self._tap(node).passed.append((edge[1], positions[0]))
+                self._repeat(positions)
+        self._walk(begin, seen)
+        self._register()
+
+    def _tap(self, node: Any) -> _NodeTap:
+        number = node._unique_id()
+        if number not in self._taps:
+            tap = _NodeTap(self._session, self._gradients, [], [], [])
+            self._taps[number] = (node, tap)
+        return self._taps[number][1]
+
+    def _repeat(self, positions: list[Position]) -> None:
+        first = gradient_path(SIDE_OUTPUT, positions[0])
+        for position in positions[1:]:
+            self._gradients.remark(SIDE_OUTPUT, position, f"same as {first}")
+
+    def _walk(self, pending: list[Any], outputs: dict[Edge, int]) -> None:
+        wanted, born = self._edges.positions, self._edges.born
+        visited: set[int] = set()
+        while pending:
+            node = pending.pop()
+            number = node._unique_id()
+            if number in visited:
+                continue
+            visited.add(number)
+            for slot, (before, index) in enumerate(node.next_functions):
+                if before is None:
+                    continue
+                edge = (before._unique_id(), index)
+                if edge in wanted:
+                    self._sources.setdefault(edge, []).append((node, slot))
+                elif born < before._sequence_nr() < _LEAF:
+                    if edge in outputs:
+                        text = "includes the share of another output"
+                        self._gradients.remark(SIDE_INPUT, outputs[edge], text)
+                    pending.append(before)
+
+    def _register(self) -> None:
+        gradients = self._gradients
+        for edge, sources in self._sources.items():
+            positions = self._edges.positions[edge]
+            self._repeat(positions)
+            gradients.expected += 1
+            gradients.has_input_edges = True
+            for node, slot in sources:
+                self._tap(node).inputs.append((slot, positions[0], len(sources)))
+        for node, tap in self._taps.values():
+            if tap.outputs or tap.passed:
+                node.register_prehook(tap.before)
+            if tap.inputs:
+                node.register_hook(tap.after)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that watches a run in the dynamic graph: put in place by `start`, gone by `stop`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import mindspore
+from mindspore import nn
+from msprobe.capture.session import Session
+from msprobe.capture.token_range import TokenGate
+from msprobe.config import Level, Task
+from msprobe.mindspore.adapter import on_host
+from msprobe.mindspore.api_calls import ApiObserver
+from msprobe.mindspore.api_table import ApiTable
+from msprobe.mindspore.cell_hooks import CellNames, CellObserver
+from msprobe.mindspore.jit_calls import watch_jit
+from msprobe.mindspore.parameter_gradients import ParameterGradients
+from msprobe.mindspore.primitive_calls import PrimitiveObserver
+
+_SYNCHRONIZE: Final = "pynative_synchronize"
+
+
+class Observer:
+    """Installs what the configured level needs.
+
+    Attributes:
+        apis: the wrappers of APIs; None at levels that record no APIs.
+    """
+
+    def __init__(self, session: Session, table: ApiTable) -> None:
+        """Create it; nothing is installed.
+
+        Args:
+            session: receives what is seen.
+            table: the APIs to record.
+        """
+        self._session = session
+        level = session.config.level
+        self.apis = ApiObserver(session, table) if level in (Level.L1, Level.MIX) else None
+        self._primitives = PrimitiveObserver(session, self.apis) if self.apis else None
+        self._records_cells = level in (Level.L0, Level.MIX)
+        self._models: tuple[weakref.ref[nn.Cell], ...] = ()
+        self._names: CellNames | None = None
+        self._parameters: ParameterGradients | None = None
+        self._cells: CellObserver | None = None
+
+    def watch(
+        self, models: Sequence[nn.Cell], keeps: Callable[[nn.Cell], bool] | None = None
+    ) -> None:
+        """Record the cells of these models from the next `install` on.
+
+        Args:
+            models: the models.
+            keeps: says which cells run in the dynamic graph; None for all.
+        """
+        references = tuple(map(weakref.ref, models))
+        if references == self._models:  # the same living objects
+            return
+        self._models = references
+        self._names = self._parameters = None
+        if self._records_cells:
+            self._names = CellNames(models, keeps)
+            structure = self._session.config.task is Task.STRUCTURE
+            if self._session.recorder.selection.data_mode.backward and not structure:
+                self._parameters = ParameterGradients(self._session, self._names)
+
+    def install(self, token_range: tuple[int, int] | None) -> None:
+        """Begin to watch; the session's undo stack gets every way back.
+
+        Args:
+            token_range: calls of the first model to which observation is limited.
+        """
+        session = self._session
+        models = [model for reference in self._models if (model := reference()) is not None]
+        read_at_once(session)
+        gate = None
+        if token_range is not None:
+            gate = TokenGate(session, models[0], token_range, forget=lambda: None)
+        if self._names is not None or gate is not None:
+            names = self._names if self._names is not None else CellNames(())
+            self._cells = CellObserver(session, names, models, gate)
+            self._cells.install()
+        if self._parameters is not None:
+            self._parameters.install()
+        undo = watch_jit(self._around_jit)
+        if undo is not None:
+            session.undo.callback(undo)
+        if self.apis is not None and self._primitives is not None:
+            self._primitives.install(models)
+            self.apis.install()
+
+    def _around_jit(
+        self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a call of compiled code with nothing of ours inside."""
+        if not self._session.capturing:
+            return run(*args, **kwargs)
+        self._step_aside()
+        try:
+            if self.apis is not None and self.apis.is_on():
+                return self.apis.record(f"Jit.{name}", run, args, kwargs)
+            return run(*args, **kwargs)
+        finally:
+            if self._session.capturing:
+                self._come_back()
+
+    def _step_aside(self) -> None:
+        if self.apis is not None:
+            self.apis.remove()
+        if self._cells is not None:
+            self._cells.suspend()
+
+    def _come_back(self) -> None:
+        if self._cells is not None:
+            self._cells.resume()
+        if self.apis is not None:
+            self.apis.install()
+
+
+def read_at_once(session: Session) -> None:
+    """Let operators run at once while capturing, so that a value is there when it is read.
+
+    On the CPU MindSpore queues operators; to wait for its queue costs a millisecond each time,
+    and there is something to wait for at every value. The order and the kernels stay the same.
+    """
+    if not on_host():
+        return
+    before = mindspore.get_context(_SYNCHRONIZE)
+    if not before:
+        mindspore.set_context(pynative_synchronize=True)
+        session.undo.callback(_run_as_before)
+
+
+def _run_as_before() -> None:
+    mindspore.set_context(pynative_synchronize=False)

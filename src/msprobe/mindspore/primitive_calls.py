@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observe the primitives that a model's cells hold as attributes: ``Primitive.{attr}.{Class}``.
+
+A cell calls ``self.matmul(x, w)`` on an operator object; no name of the API table is looked up.
+While capturing, the class of the object is one that records; `stop` gives it its class back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from mindspore.ops import Primitive
+
+from mindspore import nn
+from msprobe.capture.session import Session
+from msprobe.mindspore.api_calls import ApiObserver
+
+# They say what a tensor is, and compute nothing.
+_METADATA: Final = frozenset({"Shape", "DType", "Rank", "Size", "IsInstance", "Depend", "Partial"})
+
+
+class PrimitiveObserver:
+    """Turns the calls of primitives into events of the session."""
+
+    def __init__(self, session: Session, apis: ApiObserver) -> None:
+        """Create it; `apis` makes the records."""
+        self._session = session
+        self._apis = apis
+        self._classes: dict[tuple[type, str], type] = {}
+
+    def install(self, models: Sequence[nn.Cell]) -> None:
+        """Watch the primitives of every cell; the session's undo ends it."""
+        undo = self._session.undo.callback
+        changed: set[int] = set()
+        for model in models:
+            for cell in (one for _, one in model.cells_and_names()):
+                for attribute, primitive in cell._primitives.items():
+                    kind = type(primitive)
+                    if id(primitive) in changed or kind.__name__ in _METADATA:
+                        continue
+                    changed.add(id(primitive))
+                    try:
+                        primitive.__class__ = self._recording(kind, attribute)
+                    except TypeError:  # a layout that Python cannot exchange
+                        self._session.account.skipped["primitives that refuse"] += 1
+                        continue
+                    undo(_restore, primitive, kind)
+
+    def _recording(self, kind: type, attribute: str) -> type:
+        known = self._classes.get((kind, attribute))
+        if known is not None:
+            return known
+        apis = self._apis
+        base: Any = kind
+
+        def call(primitive: Any, *args: Any, **kwargs: Any) -> Any:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return base.__call__(primitive, *args, **kwargs)
+
+            if not apis.is_on():
+                return run(*args, **kwargs)
+            name = primitive.name if isinstance(primitive, Primitive) else kind.__name__
+            return apis.record(f"Primitive.{attribute}.{name}", run, args, kwargs)
+
+        made = type(kind.__name__, (base,), {"__call__": call, "__module__": kind.__module__})
+        self._classes[kind, attribute] = made
+        return made
+
+
+def _restore(primitive: Any, kind: type) -> None:
+    primitive.__class__ = kind

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs only where MindSpore is installed: `make test-mindspore`, in an environment of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+
+from msprobe.capture.session import reset_session
+
+_FOUND = find_spec("mindspore")
+if _FOUND is None or _FOUND.origin is None:  # this very folder may be taken for a package
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_session() -> Iterator[None]:
+    """End what the test began, so that the next one has a debugger of its own."""
+    yield
+    reset_session()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cells inside compiled graphs are recorded at level L0, and the graph computes what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mindspore.dataset import NumpySlicesDataset
+from mindspore.train import Model
+from nets import CASES, ConvNet, Transformer, random
+
+import mindspore as ms
+from mindspore import Tensor, nn
+from msprobe import open_dump
+from msprobe.errors import UnsupportedError, UsageError
+from msprobe.mindspore import MsprobeStep, PrecisionDebugger
+
+
+@pytest.fixture(autouse=True)
+def graph_mode() -> Iterator[None]:
+    ms.set_context(mode=ms.GRAPH_MODE)
+    yield
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
+class Twice(nn.Cell):
+    """A cell that is called twice, and one inside another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.SequentialCell(nn.Dense(4, 8), nn.ReLU())
+        self.shared = nn.Dense(8, 8)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.shared(self.shared(self.block(x)))
+
+
+NETS = {
+    "twice": (Twice, random(3, 4)),
+    "conv": (ConvNet, CASES["conv"].inputs[0]),
+    "transformer": (Transformer, CASES["transformer"].inputs[0]),
+}
+
+
+class Loss(nn.Cell):
+    def __init__(self, net: nn.Cell) -> None:
+        super().__init__()
+        self.net = net
+
+    def construct(self, x: Tensor) -> Tensor:
+        return (self.net(x) ** 2).mean()
+
+
+def train(name: str, debugger: Any = None, steps: int = 5) -> tuple[list[bytes], list[bytes]]:
+    ms.set_seed(3)
+    make, array = NETS[name]
+    net, losses = make(), []
+    weights = net.trainable_params()
+    one_step = nn.TrainOneStepCell(Loss(net), nn.Momentum(weights, 0.01, 0.9)).set_train()
+    for _ in range(steps):
+        if debugger is not None:
+            debugger.start(net)
+        losses.append(one_step(Tensor(array)).asnumpy().tobytes())
+        if debugger is not None:
+            debugger.stop()
+            debugger.step()
+    return losses, [weight.asnumpy().tobytes() for weight in weights]
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_losses_and_parameters_are_the_same(name: str, task: str, tmp_path: Path) -> None:
+    alone = train(name)
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", task=task)
+    assert train(name, debugger) == alone
+    assert list(open_dump(tmp_path).steps) == [0, 1, 2, 3, 4]
+
+
+def test_every_call_is_recorded_once_with_its_values(tmp_path: Path) -> None:
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", task="tensor", step=[1])
+    train("twice", debugger, steps=3)
+    dump = open_dump(tmp_path)
+    assert list(dump.steps) == [1]
+    view = dump.step(1).rank()
+    assert [name for name in view.records if "forward" in name] == [
+        "Cell.block.0.Dense.forward.0",
+        "Cell.block.1.ReLU.forward.0",
+        "Cell.block.SequentialCell.forward.0",
+        "Cell.shared.Dense.forward.0",
+        "Cell.shared.Dense.forward.1",
+        "Cell.Twice.forward.0",
+    ]
+    assert view.parents["Cell.shared.Dense.forward.1"] == "Cell.Twice.forward.0"
+    assert view.parents["Cell.block.1.ReLU.forward.0"] == "Cell.block.SequentialCell.forward.0"
+
+    def values(name: str, part: str, index: int = 0) -> Any:
+        return view.tensor(list(view.records[name].tensors(part))[index][1]).array
+
+    x = values("Cell.shared.Dense.forward.0", "input_args")
+    weight = values("Cell.shared.Dense.forward.0", "parameters", 0)
+    bias = values("Cell.shared.Dense.forward.0", "parameters", 1)
+    out = values("Cell.shared.Dense.forward.0", "output")
+    np.testing.assert_allclose(out, x @ weight.T + bias, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(values("Cell.shared.Dense.forward.1", "input_args"), out)
+    # The backward pass comes from the end: its first call is the forward's last.
+    last, first = "Cell.shared.Dense.backward.1", "Cell.shared.Dense.backward.0"
+    np.testing.assert_array_equal(values(last, "output"), values(first, "input"))
+    gradient = values(last, "input")
+    np.testing.assert_allclose(values(last, "output"), gradient @ weight, rtol=1e-5, atol=1e-6)
+
+
+def test_model_train_in_graph_mode(tmp_path: Path) -> None:
+    net = nn.SequentialCell(nn.Dense(3, 4), nn.ReLU(), nn.Dense(4, 2))
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", step=[0, 2])
+    debugger.start(net)
+    data = NumpySlicesDataset((random(6, 3), random(6, 2, seed=1)), shuffle=False).batch(2)
+    model = Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
+    model.train(1, data, callbacks=[MsprobeStep(debugger)], dataset_sink_mode=False)
+    dump = open_dump(tmp_path)
+    assert list(dump.steps) == [0, 2]
+    assert "Cell.2.Dense.backward.0" in dump.step(2).rank().records
+
+
+def test_a_compiled_model_is_refused(tmp_path: Path) -> None:
+    net = Twice()
+    Loss(net)(Tensor(random(3, 4)))
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    # Kept alive, the cell around it was compiled.
+    loss = Loss(net)
+    loss(Tensor(random(3, 4)))
+    with pytest.raises(UsageError, match="Loss has been compiled already"):
+        debugger.start(net)
+
+
+def test_other_levels_are_refused(tmp_path: Path) -> None:
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="mix")
+    with pytest.raises(UnsupportedError, match="graph mode, which level mix cannot record"):
+        debugger.start(Twice())
