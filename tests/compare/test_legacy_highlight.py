@@ -180,3 +180,14 @@ def test_advice_is_a_file_of_three_lines(tmp_path):
     # The row that mindstudio-probe names for the same dumps.
     assert (first, second) == ("Line: 1", "Suspect Nodes: Functional.linear.0.forward.input.1")
     assert third.startswith("Expert Advice: ")
+
+
+def test_gradients_that_only_one_side_knows_of_are_no_finding(tmp_path):
+    unknown = [{**tensor(2.0), "requires_grad": None}]
+    found = colours(tmp_path, (unknown, SAME), (SAME, SAME))
+    assert found == [(None, ""), (None, "")]
+
+
+def test_values_without_counterpart_are_yellow(tmp_path):
+    found = colours(tmp_path, (SAME, [tensor(2.0), tensor(2.0)]), (SAME, SAME))
+    assert [colour for colour, _ in found] == [None, None, Colour.YELLOW]

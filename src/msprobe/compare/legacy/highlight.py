@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from msprobe.compare.legacy.cells import NAN, number
-from msprobe.compare.legacy.levels import JudgedRow
+from msprobe.compare.legacy.levels import JudgedRow, is_gradient_inconsistent
 from msprobe.compare.model import Mode, Role, Status
 from msprobe.report.tables import Cell, Colour
 
@@ -101,8 +101,10 @@ def _own_reasons(judged: JudgedRow) -> tuple[list[str], list[str]]:
     error = number(judged.metrics[0 if len(judged.metrics) == 8 else 2])
     if error is not None and abs(error) > _HUGE:
         red.append(f"the error is above {_HUGE:.0e}")
-    if judged.target.requires_grad != judged.reference.requires_grad:
+    if is_gradient_inconsistent(judged.row):
         yellow.append("requires_grad differs")
+    if judged.row.target is None or judged.row.reference is None:
+        yellow.append("there is no counterpart")
     if judged.row.status is Status.SHAPE:
         yellow.append("the shapes differ")
     return red, yellow

@@ -151,15 +151,18 @@ def _judge_row(judged: JudgedRow, verdict: Verdict, mode: Mode) -> None:
     if mode is not Mode.MD5:
         if target.is_tensor and _is_nonfinite(judged.target) > _is_nonfinite(judged.reference):
             verdict.add(Level.ERROR, "NPU holds NaN or infinite values, Bench does not")
-        if (
-            target.requires_grad is not None
-            and reference.requires_grad is not None
-            and target.requires_grad is not reference.requires_grad
-        ):
+        if is_gradient_inconsistent(row):
             verdict.add(Level.ERROR, "requires_grad differs between NPU and Bench")
     if target.is_tensor and reference.is_tensor:
         _note_forms(row, verdict, mode)
     _raise_to_status(row, verdict, mode)
+
+
+def is_gradient_inconsistent(row: Row) -> bool:
+    """Return whether both sides say if a gradient is wanted, and say different things."""
+    if row.target is None or row.reference is None:
+        return False
+    return {row.target.requires_grad, row.reference.requires_grad} == {True, False}
 
 
 def _note_forms(row: Row, verdict: Verdict, mode: Mode) -> None:

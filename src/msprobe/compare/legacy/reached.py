@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from msprobe.compare.legacy.cells import NOTHING, UNSUPPORTED, number
-from msprobe.compare.legacy.levels import JudgedRow
+from msprobe.compare.legacy.levels import JudgedRow, is_gradient_inconsistent
 from msprobe.compare.legacy.real_data import SHAPE_UNMATCHED
 from msprobe.compare.model import Mode, Row
 from msprobe.report.tables import Cell
@@ -97,7 +97,7 @@ def _message(judged: JudgedRow, verdict: str) -> str:
         said.append(row.reason or "Check this value.")
     if row.problem:
         said.append(row.problem)
-    if target.requires_grad is not reference.requires_grad:
+    if is_gradient_inconsistent(row):
         said.append("requires_grad differs.")
     if target.is_tensor and target.dtype != reference.dtype:
         said.append("The dtypes differ.")
