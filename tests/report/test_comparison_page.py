@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 from comparison_samples import DIFFERENT, Sample, equal_run, joined, summary_of, tensor, transformer
 
+import msprobe
 from msprobe.report.comparison_page import write_comparison_page
 from msprobe.report.comparison_page_data import page_data
 
@@ -33,7 +34,8 @@ def data_of(page: Path) -> dict:
 def write(folder: Path, frame: pl.DataFrame, **more) -> Path:
     path = folder / "report.html"
     limit = {"limit": more.pop("limit")} if "limit" in more else {}
-    write_comparison_page(path, summary_of(frame, **more), frame, **limit)
+    summary = more.pop("summary", None) or summary_of(frame, **more)
+    write_comparison_page(path, summary, frame, **limit)
     return path
 
 
@@ -369,6 +371,25 @@ def test_hostile_names_are_only_text(open_page):
     assert page.locator("img").count() == 0
     assert page.locator("#detail").inner_text().count("<script>window.broken=1</script>") >= 6
     assert "{{data}}" in page.locator("#sides").inner_text()
+
+
+def test_a_real_comparison(open_page, sample, tmp_path):
+    target = tmp_path / "target"
+    shutil.copytree(sample, target)
+    path = target / "step0" / "rank1" / "dump.json"
+    tree = json.loads(path.read_text())
+    tree["data"]["Functional.embedding.0.forward"]["output"][0]["Max"] = 3.5
+    path.write_text(json.dumps(tree))
+    result = msprobe.compare_dumps(target, sample)
+    page = open_page(result.frame, summary=result.summary)
+    assert page.locator("h1").inner_text().startswith("different1 of ")
+    assert titles(page) == ["Functional.embedding.0"]
+    detail = page.locator("#detail").inner_text()
+    assert "step 0, rank 1" in detail
+    page.click(".row")
+    row = page.locator("#detail tr:has(td:text-is('max'))").inner_text()
+    assert row.split("\t") == ["max", "3.5", "2", "1.5"]
+    assert "train.py:41" in page.locator("#detail").inner_text()
 
 
 def test_a_script_from_elsewhere_does_not_run(open_page):

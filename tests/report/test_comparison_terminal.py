@@ -216,6 +216,18 @@ def test_modules_add_up_whatever_their_number():
     assert "layers.0.mlp" not in labels
 
 
+def test_what_several_steps_lack_is_named_once():
+    runs = joined(*(transformer(3, step=step) for step in range(3)))
+    summary = summary_of(runs)
+    summary["unmatched"] = {
+        "target": 9,
+        "reference": 0,
+        "operations": {"added": ["a.0.forward", "b.0.forward"] * 3, "missing": []},
+    }
+    lines = section(text_of(runs, summary=summary), "Operations without a partner: 9 only")
+    assert lines == ["  added    a.0.forward", "  added    b.0.forward", f"{'':11}and 3 more added"]
+
+
 def test_replicas():
     frame = equal_run().frame
     assert "Ranks" not in text_of(frame)

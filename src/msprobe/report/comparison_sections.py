@@ -42,9 +42,10 @@ def unmatched_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
     yield from title_lines(f"Operations without a partner: {counts}", width)
     for word, side in sides:
         names = unmatched["operations"].get(word, [])
-        for name in names[:_MAX_UNMATCHED]:
+        shown = list(dict.fromkeys(names))[:_MAX_UNMATCHED]  # steps and ranks repeat them
+        for name in shown:
             yield Text.assemble((f"  {word:<9}", STATUS_STYLES[word]), plain(name))
-        if (more := unmatched[side] - len(names[:_MAX_UNMATCHED])) > 0:
+        if (more := unmatched[side] - sum(map(names.count, shown))) > 0:
             yield Text(f"  {'':9}and {more:,} more {word}", "dim")
 
 

@@ -30,7 +30,7 @@ BORN: Final = "!!"
 PRESENT: Final = "!"
 _LEGEND: Final = {
     BORN: "!! a difference begins here",
-    PRESENT: "!  a difference that came from elsewhere",
+    PRESENT: "!  any other difference",
 }
 _ROOT: Final = "outside of modules"
 _MAX_INDENT: Final = 8

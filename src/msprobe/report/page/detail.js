@@ -176,10 +176,10 @@ function sidesTable(operation, value) {
     const show = (side) => (side === null ? "–" : isNumber ? digits(side) : typeof side === "boolean" ? digits(side) : side);
     const change = isNumber && target !== null && reference !== null && isApart ? digits(target - reference) : "";
     rows.push(element("tr", {}, element("td", { class: "dim" }, label),
-      element("td", { class: `${isNumber ? "right" : "mono"} ${isApart ? "apart" : ""}`, title: isNumber ? exact(target) : null }, show(target)),
-      element("td", { class: isNumber ? "right" : "mono", title: isNumber ? exact(reference) : null }, show(reference)),
+      element("td", { class: `right ${isNumber ? "" : "mono"} ${isApart ? "apart" : ""}`, title: isNumber ? exact(target) : null }, show(target)),
+      element("td", { class: `right ${isNumber ? "" : "mono"}`, title: isNumber ? exact(reference) : null }, show(reference)),
       element("td", { class: "right dim" }, change)));
   }
   if (!rows.length) return element("p", { class: "dim" }, "nothing is known of it");
-  return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, headings("", "target", "reference", "|difference")), element("tbody", {}, ...rows)));
+  return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, headings("", "|target", "|reference", "|difference")), element("tbody", {}, ...rows)));
 }

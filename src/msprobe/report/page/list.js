@@ -47,7 +47,7 @@ function drawRow(operation, place) {
   element("div", { class: "what" },
     element("div", { class: "title" }, operation.label),
     element("div", { class: "where" }, said ? element("span", { class: operation.group }, said) : null, said ? " · " : null, where.filter(Boolean).join(" · "))),
-  element("div", { class: "in number" }, operation.unmeasuredIn ?? digits(operation.errorIn)),
+  element("div", { class: "in number" }, operation.match === "unmatched" ? "" : operation.unmeasuredIn ?? digits(operation.errorIn)),
   outCell(operation));
 }
 
@@ -78,7 +78,7 @@ function revealRow() {
 
 function chipGroup(name, labels, counts, meanings) {
   const present = labels.filter((word) => counts[word]);
-  if (present.length < 2 && name !== "origin") return [];
+  if (present.length < (name === "origin" ? 1 : 2)) return [];
   return [element("span", { class: "group" }, name), ...present.map((word) => element("button", {
     type: "button", class: "chip", "aria-pressed": "false", title: meanings?.[word], "data-filter": name, "data-word": word,
     click: (event) => {

@@ -136,8 +136,9 @@ function unmatched() {
     const count = summary.unmatched[side], names = summary.unmatched.operations[word] ?? [];
     if (!count) continue;
     const more = count > names.length ? `, the first ${names.length}` : "";
-    parts.push(element("details", { open: names.length <= 6 }, element("summary", {}, `${plural(count, "operation")} only in the ${side}${more}`),
-      element("ul", { class: "plain-list mono" }, ...names.map((name) => element("li", {}, name)))));
+    const unique = [...new Set(names)];
+    parts.push(element("details", { open: unique.length <= 6 }, element("summary", {}, `${plural(count, "operation")} only in the ${side}${more}`),
+      element("ul", { class: "plain-list mono" }, ...unique.map((name) => element("li", {}, ...breakable(name))))));
   }
   return parts.length ? [element("h3", {}, "Without a partner"), ...parts] : [];
 }
