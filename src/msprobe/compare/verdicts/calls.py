@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from msprobe.compare.model import OperationPair, RankComparison, Role, Row
 from msprobe.dump.record_names import RecordKind, RecordName, forward_name
+
+_TAKEN_IN: Final = (Role.INPUT, Role.PARAMETER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +23,16 @@ class Call:
         parsed: its name taken apart.
         start: index of its first row.
         rows: its rows.
+        inputs: what came in: arguments and parameters; for backward records the gradients.
+        outputs: what was made.
     """
 
     pair: OperationPair
     parsed: RecordName
     start: int
     rows: Sequence[Row]
+    inputs: Sequence[Row]
+    outputs: Sequence[Row]
 
     @property
     def is_matched(self) -> bool:
@@ -42,16 +49,6 @@ class Call:
         """The API's name, or the module's class."""
         return self.parsed.class_name or self.parsed.path
 
-    @property
-    def inputs(self) -> list[Row]:
-        """What came in: arguments and parameters; for backward records the incoming gradients."""
-        return [row for row in self.rows if row.leaf.role in (Role.INPUT, Role.PARAMETER)]
-
-    @property
-    def outputs(self) -> list[Row]:
-        """What was made."""
-        return [row for row in self.rows if row.leaf.role not in (Role.INPUT, Role.PARAMETER)]
-
 
 class Calls:
     """All operations of a comparison.
@@ -64,6 +61,7 @@ class Calls:
         self._comparison = comparison
         self.rows = comparison.rows
         self._starts: dict[int, tuple[int, int]] = {}
+        self._made: dict[int, Call] = {}
         begin = 0
         rows = comparison.rows
         while begin < len(rows):
@@ -169,5 +167,12 @@ class Calls:
         }
 
     def _call(self, begin: int, end: int) -> Call:
-        pair = self.rows[begin].pair
-        return Call(pair, self.parse(pair), begin, self.rows[begin:end])
+        found = self._made.get(begin)
+        if found is None:
+            rows = self.rows[begin:end]
+            inputs = [row for row in rows if row.leaf.role in _TAKEN_IN]
+            outputs = [row for row in rows if row.leaf.role not in _TAKEN_IN]
+            pair = rows[0].pair
+            found = Call(pair, self.parse(pair), begin, rows, inputs, outputs)
+            self._made[begin] = found
+        return found

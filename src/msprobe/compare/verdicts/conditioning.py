@@ -71,6 +71,8 @@ def operand_of(row: Row) -> Operand | None:
     if target is None or reference is None or not (target.is_tensor and reference.is_tensor):
         return None
     size, spread, peak = _sizes(reference)
+    if size == 0:
+        size, spread, peak = _sizes(target)
     if size is None:
         return None
     count = max(math.prod(reference.shape or ()), 1)
@@ -157,9 +159,8 @@ def forward_bound(family: Family, name: str, operands: Sequence[Operand], result
         case Family.EXPONENTIAL:
             return Bound(*_exponential_forward(name, operands, result))
         case Family.NORMALISING:
-            growth = _UNEVEN_SPREAD * max(
-                op.size / op.spread if op.spread else 1.0 for op in operands
-            )
+            main = max(operands, key=lambda op: op.count)
+            growth = _UNEVEN_SPREAD * (main.size / main.spread if main.spread else 1.0)
             own = 2 * out + _ROUNDINGS * _ACCUMULATION * growth * result.size
             return Bound(own, growth * relative * result.size)
         case Family.MOVING:
@@ -167,7 +168,7 @@ def forward_bound(family: Family, name: str, operands: Sequence[Operand], result
         case Family.DISCRETE:
             return Bound(out, math.inf if relative else 0.0)
         case _:
-            own = 16 * out * (4 if family is Family.COMPOSITE else 1)
+            own = out * (8 if family is Family.COMPOSITE else 2)
             passed = _UNKNOWN_GROWTH * relative * result.size
             return Bound(own, passed + sum(op.error for op in operands))
 
@@ -225,7 +226,7 @@ def backward_bound(
             scale = max(_UNKNOWN_GROWTH * result.size, size)
     own = 2 * out + _ROUNDINGS * _ACCUMULATION * scale
     if family in (Family.OTHER, Family.COMPOSITE):
-        own = 64 * out
+        own = out * (16 if family is Family.COMPOSITE else 8)
     return Bound(own, scale * (relative + others))
 
 

@@ -47,8 +47,17 @@ def _stays(row: Row) -> bool:
 
 def _enclosing(calls: Calls, call: Call) -> Call | None:
     """Return the innermost module around a call that both sides recorded."""
-    parent = calls.parent(call.pair)
-    is_target = call.pair.target is not None
+    names = ((call.pair.target, True), (call.pair.reference, False))
+    around = [_module_around(calls, name, side) for name, side in names if name is not None]
+    first, last = around[0], around[-1]
+    # A call of another module on either side is no inner matter of one of them.
+    if first is None or last is None or first.start != last.start:
+        return None
+    return first
+
+
+def _module_around(calls: Calls, name: str, is_target: bool) -> Call | None:
+    parent = calls.parent_of(name, is_target=is_target)
     while parent is not None:
         found = calls.named(parent, is_target=is_target)
         if found is not None and found.is_matched and found.parsed.is_module:

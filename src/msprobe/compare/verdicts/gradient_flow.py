@@ -72,6 +72,9 @@ class GradientFlow:
             else:
                 mark(row, Origin.INHERITED)
             return
+        if makers.target and makers.reference and trail.has_difference:
+            mark(row, Origin.INHERITED, "other calls use the parameter")
+            return
         shares = self._parameter_shares(call, row)
         if any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)

@@ -10,32 +10,24 @@ from msprobe.compare.model import RankComparison, Role, Status
 
 @dataclass(slots=True)
 class History:
-    """Earlier steps of one rank. Hand the same object to `find_origins` step after step.
+    """Earlier steps of one rank.
 
     Attributes:
-        steps: how many steps were seen.
-        has_difference: whether any value of them differed.
         inexact: whether any value of them was not exactly equal.
         parameters: parameter (module and slot) → whether it was exactly equal when last seen.
         gradients: parameter → whether its gradient was exactly equal, in all steps.
     """
 
-    steps: int = 0
-    has_difference: bool = False
     inexact: bool = False
     parameters: dict[str, bool] = field(default_factory=dict)
     gradients: dict[str, bool] = field(default_factory=dict)
 
     def add(self, comparison: RankComparison) -> None:
         """Take in a step that was judged."""
-        self.steps += 1
         for row in comparison.rows:
-            status = row.status
-            is_equal = status is Status.EQUAL
+            is_equal = row.status is Status.EQUAL
             if not is_equal:
                 self.inexact = True
-                if status.is_difference:
-                    self.has_difference = True
             role = row.leaf.role
             if role is Role.PARAMETER:
                 self.parameters[parameter_key(row.name)] = is_equal
@@ -43,18 +35,16 @@ class History:
                 key = gradient_key(row.name)
                 self.gradients[key] = self.gradients.get(key, True) and is_equal
 
-    def explains_parameter(self, name: str) -> bool | None:
+    def explains_parameter(self, name: str) -> bool:
         """Return whether earlier steps explain that a parameter differs now.
 
         Args:
             name: name of its row.
 
         Returns:
-            True if it or its gradient was not exactly equal before, False if all that was
-            recorded of it was, None if there were no earlier steps.
+            True if it or its gradient was not exactly equal before, or nothing is known of its
+            gradient and something else was not.
         """
-        if not self.steps:
-            return None
         key = parameter_key(name)
         if not self.parameters.get(key, True):
             return True

@@ -11,7 +11,7 @@ from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import Makers, fingerprints
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.operation_families import takes_state
-from msprobe.compare.verdicts.trail import Trail, mark, name_of, settle_as_close
+from msprobe.compare.verdicts.trail import UNRECORDED_VALUE, Trail, mark, name_of, settle_as_close
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
@@ -59,13 +59,7 @@ class Incoming:
         if first is not None and trail.rows[first] is not row:
             mark(row, Origin.INHERITED, f"the same parameter as in {name_of(trail, first)}")
             return
-        explained = trail.history.explains_parameter(row.name)
-        if explained:
-            mark(row, Origin.INHERITED, "it was updated with a gradient that differed")
-        elif explained is None:
-            mark(row, Origin.INTRODUCED, "the parameter itself differs")
-        else:
-            mark(row, Origin.INTRODUCED, "it was updated differently though its gradient agreed")
+        mark(row, Origin.INTRODUCED, "the parameter itself differs")
 
     def _judge_argument(self, call: Call, row: Row, tensors_agree: bool) -> None:
         """Judge an argument that is no tensor."""
@@ -137,7 +131,7 @@ class Incoming:
 
     def _made_by(self, makers: Sequence[int]) -> str:
         if not makers:
-            return "a value that no recorded call made"
+            return UNRECORDED_VALUE
         return f"the result of {name_of(self._trail, makers[0])}"
 
     def _blame_feeding(self, row: Row, reason: str) -> None:
@@ -169,7 +163,7 @@ class Incoming:
             return
         parent = trail.calls.parent(call.pair)
         if parent is None or not trail.calls.has_modules:
-            self._judge_top_level(row)
+            mark(row, Origin.INPUT, "came in from outside the recorded calls")
             return
         if trail.has_difference or trail.may_have_grown(row, UNRECORDED_GROWTH):
             mark(row, Origin.INHERITED, "made by code that was not recorded")
@@ -177,18 +171,12 @@ class Incoming:
         if trail.calls.records_apis:
             self._blame_feeding(
                 row,
-                "fed with a value that no recorded call made (a buffer, a constant or unrecorded "
-                "code), though everything before agrees",
+                f"fed with {UNRECORDED_VALUE} (a buffer, a constant or unrecorded code), though "
+                "everything before agrees",
             )
             return
         trail.blamed_parents.setdefault(parent, call.start)
         mark(row, Origin.INHERITED, f"made by the own code of {parent}")
-
-    def _judge_top_level(self, row: Row) -> None:
-        if self._trail.history.has_difference:
-            mark(row, Origin.INHERITED, "perhaps left behind by an earlier step")
-        else:
-            mark(row, Origin.INPUT, "came in from outside the recorded calls")
 
     @staticmethod
     def _is_parameter(call: Call, row: Row) -> bool:

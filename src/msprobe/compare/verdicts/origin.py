@@ -10,7 +10,8 @@ are judged by what uses them (`unmatched_calls`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Final
 
 from msprobe.compare.model import Mode, Origin, RankComparison, Role, Row, Status
@@ -25,7 +26,6 @@ from msprobe.compare.verdicts.conditioning import (
 from msprobe.compare.verdicts.consequence import retract_inconsequential
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
-from msprobe.compare.verdicts.history import History
 from msprobe.compare.verdicts.incoming import Incoming
 from msprobe.compare.verdicts.operation_families import Family, family_of
 from msprobe.compare.verdicts.trail import Trail, mark, name_of, settle_as_close
@@ -41,16 +41,14 @@ _LARGE_ERROR: Final = 0.5
 _PARAMETER_GRADIENTS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
 
 
-def find_origins(comparison: RankComparison, history: History | None = None) -> None:
+def find_origins(comparison: RankComparison) -> None:
     """Fill in the origin of every row that differs; needs `judge_rows` before.
 
     A difference that turns out to be below the rounding of the call that made it becomes close.
 
     Args:
         comparison: its rows are changed.
-        history: what earlier steps of this rank showed, in order; this step is added to it.
     """
-    past = history if history is not None else History()
     calls = Calls(comparison)
     rows = comparison.rows
     trail = Trail(
@@ -58,10 +56,8 @@ def find_origins(comparison: RankComparison, history: History | None = None) -> 
         calls=calls,
         flow=DataFlow(rows),
         outside=OutsideValues(rows, lambda row: _is_model_input(calls, row)),
-        history=past,
     )
     _Search(trail).run()
-    past.add(comparison)
 
 
 def _is_model_input(calls: Calls, row: Row) -> bool:
@@ -202,13 +198,17 @@ class _Search:
 
     def _judge_size(self, call: Call, row: Row, incoming: _Arrivals) -> None:
         """Hold the size of a difference against what inputs and rounding explain."""
+        if incoming.differs and row.error is not None and row.error <= incoming.worst_error:
+            mark(row, Origin.INHERITED)
+            return
         result = operand_of(row)
         if result is None or row.error is None:
             origin = Origin.INHERITED if incoming.differs else Origin.INTRODUCED
             mark(row, origin, self._randomness(call, incoming))
             return
         bound = self._bound(call, incoming, result)
-        if not self._is_exact_mode and result.error <= _SAFETY * bound.own:
+        may_settle = not (self._is_exact_mode or incoming.differs)
+        if may_settle and result.error <= _SAFETY * bound.own:
             settle_as_close(row, "within the rounding of this operation: its terms cancel")
             return
         explained = _SAFETY * bound.own + self._safety * bound.passed_on
@@ -230,8 +230,8 @@ class _Search:
         if has_inner:
             family = Family.COMPOSITE
         if call.is_backward:
-            return backward_bound(family, call.api, incoming.gradients, incoming.operands, result)
-        return forward_bound(family, call.api, incoming.operands, result)
+            return backward_bound(family, call.api, incoming.incoming, incoming.saved, result)
+        return forward_bound(family, call.api, incoming.incoming, result)
 
     def _randomness(self, call: Call, incoming: _Arrivals) -> str:
         """Return a remark if the call draws random numbers."""
@@ -247,8 +247,6 @@ class _Arrivals:
     """What comes into a call, summed up.
 
     Attributes:
-        operands: tensors of the forward call; for backward records inputs and outputs of it.
-        gradients: gradients that came into a backward record.
         differs: something differs beyond its tolerance.
         is_inexact: something is not exactly equal.
         is_broken: something differs in shape or kind, or is missing.
@@ -257,45 +255,42 @@ class _Arrivals:
         worst_error: largest relative error.
     """
 
-    def __init__(self) -> None:
-        self.operands: list[Operand] = []
-        self.gradients: list[Operand] = []
+    def __init__(self, own: Sequence[Row], saved: Sequence[Row]) -> None:
+        self._own = own
+        self._saved = saved
         self.differs = False
         self.is_inexact = False
         self.is_broken = False
         self.has_nonfinite = False
-        self.has_faulty_argument = False
         self.worst_error = 0.0
+        for rows in (own, saved):
+            for row in rows:
+                if row.status is not Status.EQUAL:
+                    self._take_inexact(row)
+        self.has_faulty_argument = any(
+            row.origin is Origin.INTRODUCED and not _holds_tensor(row) for row in own
+        )
+
+    @classmethod
+    def of(cls, trail: Trail, call: Call) -> _Arrivals:
+        """Return what comes into a call."""
+        forward = trail.calls.forward_of(call) if call.is_backward else None
+        return cls(call.inputs, () if forward is None else forward.rows)
 
     @property
     def is_clean(self) -> bool:
         """Whether everything that came in is exactly equal."""
         return not (self.differs or self.is_inexact)
 
-    @classmethod
-    def of(cls, trail: Trail, call: Call) -> _Arrivals:
-        """Return what comes into a call."""
-        found = cls()
-        if call.is_backward:
-            found._take(call.inputs, found.gradients)
-            forward = trail.calls.forward_of(call)
-            if forward is not None:
-                found._take(forward.rows, found.operands)
-        else:
-            found._take(call.inputs, found.operands)
-        found.has_faulty_argument = any(
-            row.origin is Origin.INTRODUCED and not _holds_tensor(row) for row in call.inputs
-        )
-        return found
+    @cached_property
+    def incoming(self) -> list[Operand]:
+        """Tensors that came in: gradients, for a backward record."""
+        return [operand for operand in map(operand_of, self._own) if operand is not None]
 
-    def _take(self, rows: Iterable[Row], operands: list[Operand]) -> None:
-        for row in rows:
-            status = row.status
-            if status is not Status.EQUAL:
-                self._take_inexact(row)
-            operand = operand_of(row)
-            if operand is not None:
-                operands.append(operand)
+    @cached_property
+    def saved(self) -> list[Operand]:
+        """Tensors of the forward call, for a backward record."""
+        return [operand for operand in map(operand_of, self._saved) if operand is not None]
 
     def _take_inexact(self, row: Row) -> None:
         if not _holds_tensor(row):

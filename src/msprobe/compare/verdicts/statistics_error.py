@@ -12,57 +12,29 @@ import math
 from typing import Final, NamedTuple
 
 from msprobe.compare.model import Leaf
-from msprobe.compare.verdicts.tolerances import RowTolerance, root_mean_square
+from msprobe.compare.verdicts.tolerances import RowTolerance
 from msprobe.dump.records import Statistic
 
 _NAMES: Final = ("max", "min", "mean", "norm")
+_INFINITY: Final = math.inf
 
 
 class StatisticsError(NamedTuple):
-    """How far the statistics are apart.
+    """How far the statistics of two tensors are apart.
 
     Attributes:
         relative: the largest change relative to the tensor's size; None if none can be compared.
-        extreme: largest change of max and min.
-        mean: change of the mean.
-        norm: change of the norm.
-        extreme_scale: largest absolute value of the reference.
-        mean_scale: root mean square of the reference.
-        norm_scale: norm of the reference.
+        is_beyond: whether any of them moved further than elements may.
+        ends_differ: whether max or min are not exactly equal.
+        worst: name of the statistic that changed most; empty if there is none.
         is_one_sided: only one side has statistics.
     """
 
     relative: float | None
-    extreme: float
-    mean: float
-    norm: float
-    extreme_scale: float
-    mean_scale: float
-    norm_scale: float
+    is_beyond: bool = False
+    ends_differ: bool = False
+    worst: str = ""
     is_one_sided: bool = False
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether there was nothing to compare."""
-        return self.relative is None
-
-    @property
-    def ends_differ(self) -> bool:
-        """Whether max or min are not exactly equal."""
-        return self.extreme > 0
-
-    def exceeds(self, allowed: RowTolerance) -> bool:
-        """Return whether any statistic moved further than its elements may."""
-        floor = allowed.absolute
-        spread = allowed.atol * self.mean_scale + floor
-        return (
-            self.extreme > allowed.rtol * self.extreme_scale + spread
-            or self.mean > allowed.relative * self.mean_scale + floor
-            or self.norm > allowed.relative * self.norm_scale + self._norm_floor(floor)
-        )
-
-    def _norm_floor(self, floor: float) -> float:
-        return floor * (self.norm_scale / self.mean_scale if self.mean_scale else 1.0)
 
 
 def statistics_equal(target: Leaf, reference: Leaf) -> bool:
@@ -73,6 +45,21 @@ def statistics_equal(target: Leaf, reference: Leaf) -> bool:
         and target.max == reference.max
         and target.min == reference.min
         and target.extra.get("nan_count") == reference.extra.get("nan_count")
+    )
+
+
+def is_plain(leaf: Leaf) -> bool:
+    """Return whether a tensor has all four statistics and none is NaN or infinite."""
+    largest, least, mean, norm = leaf.max, leaf.min, leaf.mean, leaf.norm
+    return (
+        largest is not None
+        and least is not None
+        and mean is not None
+        and norm is not None
+        # A norm may overflow where every element is finite; NaN fails all comparisons.
+        and -_INFINITY < least <= largest < _INFINITY
+        and -_INFINITY < mean < _INFINITY
+        and norm < _INFINITY
     )
 
 
@@ -95,49 +82,83 @@ def nonfinite_signature(leaf: Leaf) -> str:
     return ", ".join(dict.fromkeys(found))
 
 
-def statistics_error(target: Leaf, reference: Leaf) -> StatisticsError:
+def statistics_error(target: Leaf, reference: Leaf, allowed: RowTolerance) -> StatisticsError:
     """Return how far two tensors of the same shape are apart by their statistics.
 
     Non-finite values are left out on both sides: finite_max and finite_min stand in for the ends.
+
+    Args:
+        target: one tensor.
+        reference: the other.
+        allowed: what elements may be apart.
     """
     target_max, target_min = _ends(target)
     reference_max, reference_min = _ends(reference)
-    changes = [
-        abs(mine - theirs)
-        for mine, theirs in ((target_max, reference_max), (target_min, reference_min))
-        if mine is not None and theirs is not None
-    ]
-    mean = _change(target.mean, reference.mean)
-    norm = _change(target.norm, reference.norm)
-    if not changes and mean is None and norm is None:
-        has_target, has_reference = target_max is not None, reference_max is not None
-        return StatisticsError(None, 0, 0, 0, 0, 0, 0, is_one_sided=has_target != has_reference)
-    extreme = float(max(changes, default=0.0))
+    mean, norm = _change(target.mean, reference.mean), _change(target.norm, reference.norm)
+    largest, least = _change(target_max, reference_max), _change(target_min, reference_min)
+    if mean is None and norm is None and largest is None and least is None:
+        return StatisticsError(None, is_one_sided=(target_max is None) != (reference_max is None))
     peak = _peak(reference_max, reference_min) or _peak(target_max, target_min)
-    size = root_mean_square(reference) or root_mean_square(target) or peak
-    total = _finite(reference.norm) or _finite(target.norm) or 0.0
-    relative = max(
-        _ratio(extreme, peak),
-        _ratio(mean or 0.0, size),
-        _ratio(norm or 0.0, float(total)),
+    total = float(_finite(reference.norm) or _finite(target.norm) or 0.0)
+    count = math.sqrt(max(math.prod(reference.shape or ()), 1))
+    return _judge_changes(
+        (largest or 0.0, least or 0.0, mean or 0.0, norm or 0.0), peak, total, count, allowed
     )
-    return StatisticsError(relative, extreme, mean or 0.0, norm or 0.0, peak, size, float(total))
 
 
-def describe_statistics(target: Leaf, reference: Leaf) -> str:
+def plain_statistics_error(target: Leaf, reference: Leaf, allowed: RowTolerance) -> StatisticsError:
+    """Return what `statistics_error` returns, for two tensors for which `is_plain` holds."""
+    a, b, c, d = reference.max, reference.min, reference.mean, reference.norm
+    e, f, g, h = target.max, target.min, target.mean, target.norm
+    assert a is not None and b is not None and c is not None and d is not None  # noqa: PT018
+    assert e is not None and f is not None and g is not None and h is not None  # noqa: PT018
+    changes = (abs(e - a), abs(f - b), abs(g - c), abs(h - d))
+    peak = max(a, -b) or max(e, -f)
+    count = math.sqrt(max(math.prod(reference.shape or ()), 1))
+    return _judge_changes(changes, peak, d or h, count, allowed)
+
+
+def _judge_changes(
+    changes: tuple[float, float, float, float],
+    peak: float,
+    total: float,
+    count: float,
+    allowed: RowTolerance,
+) -> StatisticsError:
+    """Return the verdict on the changes of max, min, mean and norm.
+
+    Args:
+        changes: absolute changes.
+        peak: largest absolute value.
+        total: norm.
+        count: square root of the number of elements.
+        allowed: what elements may be apart.
+    """
+    largest, least, mean, norm = changes
+    size = total / count if total else peak
+    total = total or peak * count
+    extreme = max(largest, least)
+    shares = (
+        _ratio(largest, peak),
+        _ratio(least, peak),
+        _ratio(mean, size),
+        _ratio(norm, total),
+    )
+    relative = max(shares)
+    floor = allowed.absolute
+    around = allowed.rtol + allowed.atol
+    is_beyond = (
+        extreme > allowed.rtol * peak + allowed.atol * size + floor
+        or mean > around * size + floor
+        or norm > around * total + floor * count
+    )
+    return StatisticsError(relative, is_beyond, extreme > 0, _NAMES[shares.index(relative)])
+
+
+def describe_statistics(target: Leaf, reference: Leaf, worst: str) -> str:
     """Return the statistic that changed most, in words."""
-    worst, words = -1.0, ""
-    scale = _peak(*_ends(reference)) or _peak(*_ends(target))
-    for name in _NAMES:
-        mine, theirs = getattr(target, name), getattr(reference, name)
-        change = _change(mine, theirs)
-        if change is None:
-            continue
-        size = abs(float(theirs)) if name == "norm" and theirs else scale
-        ratio = _ratio(change, size)
-        if ratio > worst:
-            worst, words = ratio, f"{name} {_shown(mine)} instead of {_shown(theirs)}"
-    return words
+    mine, theirs = getattr(target, worst), getattr(reference, worst)
+    return f"{worst} {_shown(mine)} instead of {_shown(theirs)}"
 
 
 def _ends(leaf: Leaf) -> tuple[Statistic, Statistic]:
@@ -166,9 +187,9 @@ def _change(target: Statistic, reference: Statistic) -> float | None:
 
 
 def _ratio(change: float, scale: float) -> float:
-    if change == 0:
-        return 0.0
-    return change / scale if scale else 1.0
+    if scale:
+        return change / scale
+    return 1.0 if change else 0.0
 
 
 def _shown(value: Statistic) -> str:

@@ -23,7 +23,9 @@ from msprobe.compare.verdicts.number_types import coarser, kind_of
 from msprobe.compare.verdicts.precision_policy import judge_lone_precision
 from msprobe.compare.verdicts.statistics_error import (
     describe_statistics,
+    is_plain,
     nonfinite_signature,
+    plain_statistics_error,
     statistics_equal,
     statistics_error,
 )
@@ -183,23 +185,28 @@ def _judge_statistics(row: Row, target: Leaf, reference: Leaf, tolerances: Toler
     if statistics_equal(target, reference):
         row.status, row.error = Status.EQUAL, 0.0
         return
-    before, after = nonfinite_signature(reference), nonfinite_signature(target)
-    if before != after:
-        row.status, row.error = Status.NONFINITE, None
-        row.reason = f"{after or 'only finite values'} instead of {before or 'only finite values'}"
-        return
-    allowed = tolerances.for_row(row.name, target.dtype, reference.dtype)
-    is_exact = allowed == EXACT
-    if is_exact:
-        allowed = _INTEGER_STATISTICS
-    error = statistics_error(target, reference)
+    plain = is_plain(target) and is_plain(reference)
+    if not plain:
+        before, after = nonfinite_signature(reference), nonfinite_signature(target)
+        if before != after:
+            row.status, row.error = Status.NONFINITE, None
+            finite = "only finite values"
+            row.reason = f"{after or finite} instead of {before or finite}"
+            return
+    name = row.name if tolerances.has_rules else ""
+    allowed = tolerances.for_row(name, target.dtype, reference.dtype)
+    is_exact = allowed is EXACT
+    measure = plain_statistics_error if plain else statistics_error
+    error = measure(target, reference, _INTEGER_STATISTICS if is_exact else allowed)
     row.error = error.relative
-    if error.is_missing:
+    if error.relative is None:
         row.status = Status.EQUAL
         row.reason = "one side has no statistics to compare" if error.is_one_sided else ""
-    elif (is_exact and error.ends_differ) or error.exceeds(allowed):
+    elif error.relative == 0:
+        row.status = Status.EQUAL  # apart from NaN and infinities, which agree
+    elif error.is_beyond or (is_exact and error.ends_differ):
         row.status = Status.DIFFERS
-        row.reason = describe_statistics(target, reference)
+        row.reason = describe_statistics(target, reference, error.worst)
     else:
         row.status = Status.CLOSE
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from msprobe.compare.model import Mode, Origin, RankComparison, Row, Status
 from msprobe.compare.sides import Side
+from msprobe.compare.verdicts.across import settle_across
 from msprobe.compare.verdicts.next_steps import next_steps, notes_on
 from msprobe.compare.verdicts.ranking import Culprit, kind_of_row, rank_culprits
 
@@ -28,6 +29,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Return the summary of a comparison, ready for JSON.
 
+    Before, origins are settled across steps and ranks: only here all of them are together.
+
     Args:
         comparisons: all steps and ranks, judged, with origins.
         target: path of the target, as the user gave it.
@@ -38,6 +41,7 @@ def summarize(
     """
     from msprobe import __version__
 
+    settle_across(comparisons)
     parts = [_part(comparison) for comparison in comparisons]
     culprits = rank_culprits(comparisons)
     counts = _total(part["counts"] for part in parts)

@@ -88,6 +88,11 @@ class Tolerances:
         own, rules = _parse(text, path, dtypes)
         return cls({**dtypes, **own}, rules)
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether anything depends on the names of rows."""
+        return bool(self._rules)
+
     def for_row(self, name: str, target_dtype: str, reference_dtype: str) -> RowTolerance:
         """Return what a row's values may be apart; integers and truth values: nothing.
 

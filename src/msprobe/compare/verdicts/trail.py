@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Final
 
 from msprobe.compare.model import Origin, RankComparison, Row, Status
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
-from msprobe.compare.verdicts.history import History
 
 
 @dataclass(slots=True)
@@ -21,7 +21,6 @@ class Trail:
         calls: its operations.
         flow: which call made which value.
         outside: values that no call made.
-        history: what earlier steps of this rank showed.
         has_difference: whether any row before the present operation differs.
         worst_close: largest relative error of a row before it that is close.
         blamed_parents: modules whose own code made a difference: name → the row that shows it.
@@ -32,7 +31,6 @@ class Trail:
     calls: Calls
     flow: DataFlow
     outside: OutsideValues
-    history: History
     has_difference: bool = False
     worst_close: float = 0.0
     blamed_parents: dict[str, int] = field(default_factory=dict)
@@ -55,6 +53,10 @@ class Trail:
         """Return whether the forward call of a backward record has a partner."""
         forward = self.calls.forward_of(call)
         return forward is None or forward.is_matched
+
+
+UNRECORDED_VALUE: Final = "a value that no recorded call made"
+"""What is said of a value whose maker is unknown."""
 
 
 def mark(row: Row, origin: Origin, reason: str = "") -> None:
