@@ -150,6 +150,26 @@ def test_asking_for_the_table_says_that_it_was_used(tmp_path: Path) -> None:
     assert matches["Mint.add.0.forward"] is Match.MAPPED
 
 
+def test_two_dumps_of_mindspore_by_their_functions(tmp_path: Path) -> None:
+    names = ["Functional.dense.0.forward", "Mint.linear.0.forward"]
+    sides = [
+        write_side(tmp_path, {n: forward([tensor()])}, source=s, framework="mindspore")
+        for n, s in zip(names, ("target", "reference"), strict=True)
+    ]
+    assert names_of(pair_operations(*sides, CompareOptions())) == [tuple(names)]
+
+
+def test_the_table_says_nothing_of_two_dumps_of_pytorch(tmp_path: Path) -> None:
+    names = ["Tensor.gather.0.forward", "Torch.index_select.0.forward"]
+    sides = [
+        write_side(tmp_path, {n: forward([tensor()])}, source=s)
+        for n, s in zip(names, ("target", "reference"), strict=True)
+    ]
+    [pair] = pair_operations(*sides, CompareOptions(api_mapping=True))
+    assert pair.match is Match.ALIGNED or pair.match is Match.ALIAS
+    assert pair.confidence < 0.7  # relatives, no more
+
+
 @pytest.mark.parametrize("pytorch", ["Torch.index_select", "Tensor.index_select"])
 def test_arguments_that_stand_elsewhere(tmp_path: Path, pytorch: str) -> None:
     values = [tensor((9, 4)), tensor((5,)), {"type": "int", "value": 0}]

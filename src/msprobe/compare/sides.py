@@ -21,9 +21,8 @@ from msprobe.dump.record_views import MAX_DEPTH, REMARKS
 from msprobe.dump.records import JsonTree, Statistic
 from msprobe.errors import DumpFormatError, UnsupportedError
 
-P2P_OPERATION: Final = "torch.distributed.P2POp"
-PROCESS_GROUP: Final = "torch.ProcessGroup"
-NO_VALUE: Final = "NoneType"
+_P2P_OPERATION: Final = "torch.distributed.P2POp"
+_PROCESS_GROUPS: Final = ("torch.ProcessGroup", "mindspore.ProcessGroup")
 
 
 class _Part(NamedTuple):
@@ -286,7 +285,7 @@ class _LeafReader:
                 )
                 self._found.append(leaf)
                 return
-            if tree.get("class_type") == P2P_OPERATION:
+            if tree.get("class_type") == _P2P_OPERATION:
                 self._found.append(self._p2p(tree, slot, role))
                 return
             items: Iterable[tuple[Any, Any]] = tree.items()
@@ -373,7 +372,7 @@ class _LeafReader:
         extra: Any = _NOTHING
         if "value" in tree:
             value = tree["value"]
-        elif type_name == PROCESS_GROUP and "group_ranks" in tree:
+        elif type_name in _PROCESS_GROUPS and "group_ranks" in tree:
             value = tree["group_ranks"]
             extra = {key: item for key, item in tree.items() if key not in ("type", "group_ranks")}
         else:

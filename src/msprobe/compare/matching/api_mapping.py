@@ -144,13 +144,13 @@ def built_in_table() -> ApiTable:
     return ApiTable(names, pairs)
 
 
-def read_api_mapping(path: Path) -> ApiTable:
-    """Return the built-in table, overruled by a file.
+def read_api_mapping(path: Path, *, with_built_in: bool = True) -> ApiTable:
+    """Return the pairs of a file, and for other functions those of the built-in table.
 
     Raises:
         ConfigError: the file is not of the form above.
     """
-    table = built_in_table()
+    table = built_in_table() if with_built_in else ApiTable({}, {})
     names, pairs = dict(table.names), dict(table.pairs)
     chosen = set()
     what = "a list of records with ms_api and pt_api"

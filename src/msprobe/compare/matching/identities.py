@@ -55,7 +55,7 @@ class Names:
         paths: module path → path by which both sides know the module.
         mapped_paths: those that a mapping file changed.
         classes: module path → class.
-        apis: PyTorch's names of functions; None for a dump of PyTorch.
+        apis: PyTorch's names of functions; None for a side that has these already.
         apis_are_asked_for: whether the user asked for that table.
         layers: renames of functions by the class of the layer around them.
     """
@@ -145,7 +145,8 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
     crosses = target.framework != reference.framework
     # Mapping files say MindSpore first; a dump of PyTorch may still be the target.
     is_swapped = crosses and reference.framework == MINDSPORE
-    table = _table(options, crosses=crosses)
+    speaks_mindspore = [side.framework == MINDSPORE for side in (target, reference)]
+    table = _table(options, has_mindspore=any(speaks_mindspore))
     layers = None if options.layer_mapping is None else read_layer_mapping(options.layer_mapping)
     cells = (
         read_cell_mapping(options.cell_mapping) if isinstance(options.cell_mapping, Path) else None
@@ -165,12 +166,13 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
         {path: shared[other] for path, other in known.items()}
         for known, shared in zip(mapped, (of_target, of_reference), strict=True)
     ]
+    translated = speaks_mindspore if any(speaks_mindspore) else [True, False]
     names = [
         Names(
             paths=paths[side],
             classes=classes[side],
             mapped_paths=changed if side == mine else frozenset(),
-            apis=table if side == mine else None,
+            apis=table if translated[side] else None,
             apis_are_asked_for=options.api_mapping is not None,
             layers=layers if side == mine else None,
         )
@@ -179,10 +181,11 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
     return SharedNames(target=names[0], reference=names[1], table=table, is_swapped=is_swapped)
 
 
-def _table(options: CompareOptions, *, crosses: bool) -> ApiTable | None:
+def _table(options: CompareOptions, *, has_mindspore: bool) -> ApiTable | None:
+    """Return the pairs of functions; the built-in ones are for MindSpore's dumps."""
     if isinstance(options.api_mapping, Path):
-        return read_api_mapping(options.api_mapping)
-    return built_in_table() if crosses or options.api_mapping else None
+        return read_api_mapping(options.api_mapping, with_built_in=has_mindspore)
+    return built_in_table() if has_mindspore else None
 
 
 def _classes(side: Side) -> dict[str, str]:
