@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdicts of release 8.3.3, rule by rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from judging import judged
+from legacy_dumps import write_tensors
+
+from msprobe.compare.legacy.columns import Generation
+from msprobe.compare.legacy.tables import legacy_table
+from msprobe.compare.model import ElementMetrics, Status
+
+
+def verdicts(comparison):
+    """Return verdict and message of each row."""
+    table = legacy_table(comparison, Generation.V8_3_3, highlight=False)
+    title = "Accuracy Reached or Not"
+    places = [table.columns.index(title if title in table.columns else "Result")]
+    places.append(table.columns.index("Err_message"))
+    return [tuple(cells[place] for place in places) for cells, _ in table.rows()]
+
+
+def pair(tmp_path, mine, theirs):
+    target = write_tensors(tmp_path / "target" / "rank0", [mine])
+    return judged(target, write_tensors(tmp_path / "reference" / "rank0", [theirs]))
+
+
+ONES = torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("cosine", "error", "expected"),
+    [
+        (0.995, 0.5, "Yes"),
+        (0.985, 0.0005, "Yes"),
+        (0.985, 0.002, "No"),
+        (0.95, 0.002, "No"),
+        (0.89, 0.0, "No"),
+        (1.0, 1.0, "Yes"),
+        (1.0, 1.01, "No"),
+    ],
+)
+def test_cosine_and_largest_error_decide(tmp_path, cosine, error, expected):
+    comparison = pair(tmp_path, ONES, ONES)
+    row = comparison.rows[0]
+    row.status = Status.CLOSE
+    row.metrics = ElementMetrics(
+        count=4,
+        is_equal=False,
+        cosine=cosine,
+        max_abs_err=error,
+        target_norm=2.0,
+        reference_norm=2.0,
+        legacy_max_rel_err=0.1,
+        ratio_1e3=0.5,
+        ratio_5e3=0.5,
+    )
+    assert verdicts(comparison)[0][0] == expected
+    # What our own status calls different is never called reached.
+    row.status, row.reason = Status.DIFFERS, "because"
+    assert verdicts(comparison)[0] == ("No", "because")
+
+
+def test_shapes_are_unmatched(tmp_path):
+    ((verdict, message),) = verdicts(pair(tmp_path, torch.ones(4), torch.ones(5)))
+    assert verdict == "Unmatched"
+    assert message
+
+
+def test_nan_in_another_place_is_no(tmp_path):
+    broken = torch.tensor([float("nan"), 1, 1, 1])
+    assert verdicts(pair(tmp_path / "a", broken, ONES))[0][0] == "No"
+    assert verdicts(pair(tmp_path / "b", broken, broken))[0][0] == "Yes"
+
+
+def test_a_scalar_that_differs_is_no(tmp_path):
+    assert verdicts(pair(tmp_path / "a", torch.tensor(1.5), torch.tensor(1.0)))[0][0] == "No"
+    assert verdicts(pair(tmp_path / "b", torch.tensor(1.5), torch.tensor(1.5)))[0][0] == "None"
+
+
+def test_a_file_that_is_gone_is_said(tmp_path):
+    comparison = pair(tmp_path, ONES, ONES)
+    row = comparison.rows[0]
+    row.metrics, row.problem = None, "x.pt: there is no such tensor file"
+    ((verdict, message),) = verdicts(comparison)
+    assert verdict == "None"
+    assert "no such tensor file" in message
