@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 from msprobe.cli import (
     compare,
     compare_ckpt,
+    config_check,
     merge_result,
     overflow_check,
     repair,
@@ -22,7 +23,16 @@ from msprobe.cli import (
 from msprobe.errors import MsprobeError
 
 EXIT_ERROR: Final = 2
-_VERBS: Final = (compare, show, overflow_check, compare_ckpt, merge_result, repair, schema)
+_VERBS: Final = (
+    compare,
+    show,
+    overflow_check,
+    compare_ckpt,
+    config_check,
+    merge_result,
+    repair,
+    schema,
+)
 # Before 26 the framework stood before the command; dumps say it themselves.
 _FRAMEWORKS: Final = ("pytorch", "mindspore")
 _CONTROLS: Final = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), " ")

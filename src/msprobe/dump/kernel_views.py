@@ -29,9 +29,12 @@ from msprobe.dump.reader import Dump, DumpStep
 from msprobe.dump.record_index import RecordIndex
 from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import npy_type_and_shape
+from msprobe.errors import DumpFormatError
 
 LEVEL: Final = "L2"
 PARAMETER: Final = "Parameter"
+UNREADABLE: Final = "unreadable"
+"""Type of a value whose file is damaged; its value says what is wrong."""
 
 _GRADIENTS: Final = "Gradients"
 # What a graph is fed with is dumped like its weights; only its name tells.
@@ -178,11 +181,18 @@ class _KernelEntries(Mapping[str, JsonTree]):
         if value.path is None:
             found |= {"dtype": value.dtype, "shape": list(value.shape or ())}
         else:
-            if value.path not in self._known:
-                self._known[value.path] = _file_facts(value.path, value.statistics)
-            found |= self._known[value.path]
+            try:
+                found |= self._facts(value.path, value.statistics)
+            except DumpFormatError as exc:
+                # One damaged file among thousands must not keep the others from being read.
+                return {"type": UNREADABLE, "value": str(exc)}
             found["data_name"] = value.path.relative_to(self._base).as_posix()
         return found | _recorded(value.statistics)
+
+    def _facts(self, path: Path, statistics: Mapping[str, Any]) -> dict[str, JsonTree]:
+        if path not in self._known:
+            self._known[path] = _file_facts(path, statistics)
+        return self._known[path]
 
 
 def _is_graph_input(kernel: _Kernel) -> bool:
