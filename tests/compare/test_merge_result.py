@@ -160,6 +160,17 @@ def test_parts_of_a_large_table_are_one_table(tmp_path):
     assert all(row[1] == row[2] for row in sheet[1:])
 
 
+def test_cells_may_be_long_and_the_limit_stays(tmp_path):
+    limit = csv.field_size_limit()
+    titles, *rows = rows_of("26.2.0", "statistics")
+    rows[0][titles.index("NPU_Stack_Info")] = "x" * (limit + 1)
+    for rank in (0, 1):
+        name = f"debug_compare_result_rank{rank}_{STAMP}"
+        write_table(Table.of(titles, rows), tmp_path / "in" / name, "csv")
+    assert len(merged(tmp_path / "in", tmp_path)["Max diff"]) > 2
+    assert csv.field_size_limit() == limit
+
+
 def test_other_files_are_left_alone(tmp_path):
     put_theirs(tmp_path / "in", "26.2.0", "statistics", "csv")
     (tmp_path / "in" / "notes.xlsx").write_bytes(b"not a table")

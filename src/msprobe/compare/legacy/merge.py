@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,9 +38,10 @@ from msprobe.report.tables import Cell, Table
 NAME: Final = "NPU Name"
 
 _FILE: Final = re.compile(
-    r"compare_result_(?P<rank>rank\d+(?:-rank\d+)?)_(?P<stamp>\d{14})(?:_part_(?P<part>\d+))?"
+    r"(?:debug_)?compare_result_(?P<rank>rank\d+(?:-rank\d+)?)_(?P<stamp>\d{14})(?:_part_(?P<part>\d+))?"
     r"\.(?P<kind>xlsx|csv)"
 )
+_LONGEST_CELL: Final = 1 << 30
 # Where the metric says nothing, the values themselves are shown.
 _SAYS_NOTHING: Final = (NOTHING, UNSUPPORTED, NAN)
 _NPU_MAX, _BENCH_MAX = STATISTICS[0], STATISTICS[4]
@@ -200,9 +202,10 @@ def _pieces(path: Path) -> Iterator[tuple[tuple[str, ...], Iterable[Sequence[Any
     """
     if path.suffix == ".csv":
         try:
-            with path.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as file:
-                # Call stacks and messages may be longer than the module expects.
-                csv.field_size_limit(1 << 30)
+            with (
+                _long_cells(),
+                path.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as file,
+            ):
                 reader = csv.reader(file)
                 yield tuple(next(reader, ())), reader
         except (OSError, csv.Error) as exc:
@@ -218,6 +221,16 @@ def _pieces(path: Path) -> Iterator[tuple[tuple[str, ...], Iterable[Sequence[Any
     for sheet in sheets:
         titles = sheet[0] if sheet else []
         yield tuple(map(str, titles)), sheet[1:]
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    """Let call stacks and messages be longer than the csv module expects."""
+    limit = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _mode_of(columns: tuple[str, ...], path: Path) -> Mode:
