@@ -32,7 +32,7 @@ function drawDetail() {
     element("div", {}, pill(value.status, words.statuses[value.status]),
       value.origin ? pill(value.origin, words.origins[value.origin]) : null,
       value.origin ? element("span", { class: "dim" }, words.origins[value.origin]) : element("span", { class: "dim" }, words.statuses[value.status])),
-    value.reason ? element("p", { class: "why" }, value.reason) : null,
+    value.reason ? element("p", { class: `why ${value.origin ?? ""}` }, value.reason) : null,
     element("h3", {}, "Where"), whereFacts(operation, value), stackOf(operation),
     element("h3", {}, `Values of this operation (${operation.rows})`), valueTable(operation),
     ...valueParts(operation, value));
@@ -119,8 +119,8 @@ function valueParts(operation, value) {
   const name = element("span", { class: "mono" }, value.slot);
   const errors = errorFacts(value);
   if (errors.length) parts.push(element("h3", {}, "How ", name, " differs", value.count ? ", element by element" : ""), facts(errors));
-  const worst = worstTable(value);
-  if (worst) parts.push(element("h3", {}, "Worst elements of ", name.cloneNode(true)), worst);
+  const worst = worstElements(value);
+  if (worst.length) parts.push(element("h3", {}, "Largest errors of ", name.cloneNode(true)), facts(worst));
   parts.push(element("h3", {}, "Both sides of ", name.cloneNode(true)), sidesTable(operation, value));
   return parts;
 }
@@ -147,16 +147,12 @@ function errorFacts(value) {
   return all.filter(([, text]) => text !== null && text !== undefined && text !== "");
 }
 
-function worstTable(value) {
-  const rows = [["largest abs error", "max_abs"], ["largest rel. error", "max_rel"]]
-    .filter(([, key]) => value[`${key}_err`] > 0 && value[`${key}_target`] !== null)
-    .map(([label, key]) => element("tr", {}, element("td", {}, label),
-      element("td", { class: "right" }, digits(value[`${key}_err`])),
-      element("td", { class: "mono" }, value[`${key}_index`] ?? ""),
-      element("td", { class: "right" }, exact(value[`${key}_target`])),
-      element("td", { class: "right" }, exact(value[`${key}_reference`]))));
-  if (!rows.length) return null;
-  return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, headings("", "|error", "at", "|target", "|reference")), element("tbody", {}, ...rows)));
+function worstElements(value) {
+  return [["abs. error", "max_abs"], ["rel. error", "max_rel"]]
+    .filter(([, key]) => value[`${key}_err`] > 0)
+    .map(([label, key]) => [label, element("span", {}, element("b", { class: "number" }, digits(value[`${key}_err`])),
+      value[`${key}_index`] ? element("span", { class: "mono" }, ` at ${value[`${key}_index`]}`) : "",
+      element("br"), element("span", { class: "dim" }, `${exact(value[`${key}_target`])}, reference ${exact(value[`${key}_reference`])}`))]);
 }
 
 function sidesTable(operation, value) {

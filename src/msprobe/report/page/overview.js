@@ -29,10 +29,10 @@ function firstDifference() {
   const operation = operationAt(first);
   const place = [first.status, first.origin, first.module || "outside of modules", first.source];
   if (severalComparisons) place.push(placeName(first.step, String(first.rank)));
-  return [element("h3", { style: "margin-top:0" }, "First difference in the order of execution"),
+  return [element("h3", {}, "First difference in the order of execution"),
     opener(first, mark(first.origin ?? groupOf(first.status)), element("b", {}, ...breakable(operation ? operation.label : first.name)),
       element("span", { class: "number" }, digits(number(first.error))), element("span", {}), element("span", { class: "sub" }, place.filter(Boolean).join(" · "))),
-    first.reason ? element("p", { class: "why" }, first.reason) : null];
+    first.reason ? element("p", { class: `why ${first.origin ?? ""}` }, first.reason) : null];
 }
 
 // One culprit may be found in many steps and ranks: it is one item, at its best place.
