@@ -43,6 +43,11 @@ def write_torch(path: Path, tensors: State) -> Path:
     return path
 
 
+def write_old_torch(path: Path, tensors: State) -> Path:
+    torch.save(dict(tensors), path, _use_new_zipfile_serialization=False)
+    return path
+
+
 def write_npz(path: Path, tensors: State) -> Path:
     np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
     return path
@@ -123,6 +128,7 @@ def write_folder(folder: Path, tensors: State) -> Path:
 WRITERS: dict[str, tuple[str, Callable[[Path, State], Path]]] = {
     "safetensors": ("model.safetensors", write_safetensors),
     "torch": ("model.pt", write_torch),
+    "old torch": ("model.bin", write_old_torch),
     "npz": ("model.npz", write_npz),
     "compressed npz": ("model.npz", write_compressed_npz),
     "mindspore": ("model.ckpt", write_mindspore),

@@ -131,10 +131,15 @@ def test_tensors_of_a_subclass_that_adds_attributes_are_read(tmp_path: Path) -> 
     assert found.array().tobytes() == bits(parameter)
 
 
-def test_the_old_format_is_refused_with_advice(tmp_path: Path) -> None:
-    torch.save(state(), tmp_path / "x.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(UnsupportedError, match="save it again"):
-        open_checkpoint(tmp_path / "x.pt")
+def test_the_old_format_of_torch_is_read(tmp_path: Path) -> None:
+    base = torch.randn(4, 6)
+    tensors = state() | {"half": base[1:3], "transposed": base.t(), "bf": base.bfloat16()}
+    torch.save(tensors, tmp_path / "x.bin", _use_new_zipfile_serialization=False)
+    checkpoint = open_checkpoint(tmp_path / "x.bin")
+    assert names(checkpoint) == set(tensors)
+    for name, tensor in tensors.items():
+        found = checkpoint.parameters[name]
+        assert b"".join(p.tobytes() for p in found.pieces(elements=7)) == bits(tensor), name
 
 
 def test_numpy_files_in_column_order_and_other_byte_order(tmp_path: Path) -> None:

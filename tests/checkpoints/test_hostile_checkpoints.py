@@ -268,7 +268,7 @@ def test_a_shard_that_lacks_a_listed_tensor(tmp_path: Path) -> None:
         open_checkpoint(folder)
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "torch", "npz", "mindspore"])
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "old torch", "npz", "mindspore"])
 def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path, kind: str) -> None:
     file, write = WRITERS[kind]
     path = write(tmp_path / file, {"w": torch.zeros(100_000)})
@@ -282,7 +282,7 @@ def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path, kind: str) ->
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("originals")
-    kinds = ("safetensors", "torch", "npz", "compressed npz", "mindspore")
+    kinds = ("safetensors", "torch", "old torch", "npz", "compressed npz", "mindspore")
     found = {}
     for kind in kinds:
         file, write = WRITERS[kind]
@@ -290,7 +290,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return found
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_damage_anywhere_gives_values_or_one_of_our_errors(
     tmp_path_factory: pytest.TempPathFactory, originals: dict[str, bytes], data: st.DataObject

@@ -21,7 +21,9 @@ from msprobe.checkpoints.numpy_file import read_npy, read_npz
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
 from msprobe.checkpoints.safetensors_file import looks_like_safetensors, read_safetensors
 from msprobe.checkpoints.spans import file_size
-from msprobe.checkpoints.torch_file import OLD_FORMAT_MAGIC, read_torch_file, refuse_old_format
+from msprobe.checkpoints.torch_file import read_torch_file
+from msprobe.checkpoints.torch_old_file import MAGIC as OLD_TORCH_MAGIC
+from msprobe.checkpoints.torch_old_file import read_old_torch_file
 from msprobe.dump.record_index import JSON_ERRORS, json_problem, parse_json
 from msprobe.errors import CheckpointFormatError, UnsupportedError
 
@@ -161,8 +163,9 @@ def _read_file(
         parameters, kind = read_npy(path, stem), "NumPy array"
     elif start.startswith(b"PK\x03\x04"):
         parameters, kind, notes = _read_zip(path)
-    elif start.startswith(OLD_FORMAT_MAGIC):
-        refuse_old_format(path)
+    elif start.startswith(OLD_TORCH_MAGIC):
+        old = read_old_torch_file(path)
+        parameters, kind, notes = old.parameters, "PyTorch file before 1.6", old.notes
     elif looks_like_safetensors(start, size):
         parameters, kind = read_safetensors(path), "safetensors"
     elif start.startswith(b"\x0a"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickletools
 import warnings
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 MAX_PICKLE_BYTES: Final = 256 << 20
 _MARK: Final = object()
@@ -53,8 +53,12 @@ class Described:
         return self.function.name if isinstance(self.function, GlobalName) else ""
 
 
-def read_pickle(pickled: bytes) -> Any:
+def read_pickle(pickled: bytes | BinaryIO, references: list[PersistentId] | None = None) -> Any:
     """Return the tree that a pickle describes.
+
+    Args:
+        pickled: the pickle, or a file that is read up to the pickle's end.
+        references: gets every reference to something outside, in order.
 
     Raises:
         ValueError: it is damaged, or uses opcodes that no known program writes.
@@ -63,17 +67,18 @@ def read_pickle(pickled: bytes) -> Any:
         with warnings.catch_warnings():
             # pickletools warns of bad escapes in text of protocol 0.
             warnings.simplefilter("ignore", DeprecationWarning)
-            return _Machine().run(pickled)
+            return _Machine([] if references is None else references).run(pickled)
     except (IndexError, KeyError, TypeError, AttributeError, OverflowError) as exc:
         raise ValueError(f"damaged pickle ({type(exc).__name__}: {exc})") from exc
 
 
 class _Machine:
-    def __init__(self) -> None:
+    def __init__(self, references: list[PersistentId]) -> None:
+        self._references = references
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
-    def run(self, pickled: bytes) -> Any:
+    def run(self, pickled: bytes | BinaryIO) -> Any:
         for opcode, argument, _ in pickletools.genops(pickled):
             name = opcode.name
             number: Any = argument
@@ -132,7 +137,9 @@ class _Machine:
             self._stack[-1].state = state
 
     def persistent_id(self, _: Any) -> None:
-        self._stack.append(PersistentId(self._stack.pop()))
+        reference = PersistentId(self._stack.pop())
+        self._references.append(reference)
+        self._stack.append(reference)
 
     def set_item(self, _: Any) -> None:
         value, key = self._stack.pop(), self._stack.pop()

@@ -2,7 +2,7 @@
 """``anomaly_analyze_{ns}.json``: findings with their records, in a documented form.
 
     {"rank_0": [{"op_name", "data_info": {"input_args", "input_kwargs", "output"},
-                 "construct_info": [enclosing modules], "stack_info": [frames], …}]}
+                 "construct_info": [path to it], "stack_info": [frames], …}]}
 
 These keys are those of mindstudio-probe. Each entry also says ``step``, ``source``, ``slots``,
 ``contents``, ``detail``, ``severity``, ``deliberate``, and, where another rank sent the values,
@@ -66,7 +66,7 @@ def _entry(finding: Finding, data: Mapping[str, JsonTree]) -> dict[str, JsonTree
     entry: dict[str, JsonTree] = {
         "op_name": finding.place.name,
         "data_info": {part: data[part] for part in _PARTS if part in data} or dict(data),
-        "construct_info": list(finding.modules),
+        "construct_info": [*reversed(finding.modules), finding.place.name],
         "stack_info": list(finding.frames),
         "source": finding.source.value,
         "slots": list(finding.slots),
