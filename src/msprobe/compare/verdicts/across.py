@@ -39,9 +39,11 @@ def settle_across(comparisons: Sequence[RankComparison]) -> None:
 
 
 def _settle_steps(comparisons: Iterable[RankComparison]) -> None:
-    history = History()
+    history: History | None = None
     for comparison in comparisons:
-        if history.inexact:
+        if history is None:
+            history = History()
+        else:
             for row in comparison.rows:
                 if row.origin is Origin.INTRODUCED:
                     _revise(row, history)
@@ -56,7 +58,7 @@ def _revise(row: Row, history: History) -> None:
             _inherit(row, "an earlier step updated it with a gradient that was not the same")
         else:
             row.reason += "; its gradient agreed in the steps before: it was updated differently"
-    elif role is Role.INPUT and UNRECORDED_VALUE in row.reason:
+    elif history.inexact and role is Role.INPUT and UNRECORDED_VALUE in row.reason:
         _inherit(row, "perhaps left behind by an earlier step, which differs")
 
 

@@ -103,9 +103,9 @@ class GradientFlow:
         forward = trail.calls.forward_of(call)
         if forward is None or not forward.is_matched:
             return False
-        cut = self._is_cut(forward)
-        lost_before = any(_lost_gradient(row) for row in forward.inputs)
-        explained = trail.has_difference and (lost_before or not cut)
+        cut = any(_lost_gradient(row) for row in forward.outputs)
+        lost_before = self._lost_before(forward)
+        explained = trail.has_difference and not cut
         for row in call.rows:
             if not row.status.is_difference:
                 continue
@@ -153,9 +153,21 @@ class GradientFlow:
                 return True
         return False
 
-    @staticmethod
-    def _is_cut(forward: Call) -> bool:
-        return any(_lost_gradient(row) for row in forward.outputs)
+    def _lost_before(self, forward: Call) -> bool:
+        """Return whether a call got a value whose maker had already lost the gradient.
+
+        Where the maker's own result still requires one, it was detached on the way here.
+        """
+        trail = self._trail
+        for row in forward.inputs:
+            if not _lost_gradient(row):
+                continue
+            makers = trail.flow.makers(row)
+            if self._unmatched.blame_cut({*makers.target, *makers.reference}):
+                return True
+            if makers.common is not None and _lost_gradient(trail.rows[makers.common]):
+                return True
+        return False
 
     def _judge_unknown(self, call: Call, row: Row) -> None:
         trail = self._trail

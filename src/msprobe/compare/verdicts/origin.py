@@ -28,6 +28,7 @@ from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
 from msprobe.compare.verdicts.operation_families import Family, family_of
+from msprobe.compare.verdicts.precision_policy import LONE_PRECISION
 from msprobe.compare.verdicts.trail import Trail, mark, name_of, settle_as_close
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import RecordKind
@@ -162,7 +163,9 @@ class _Search:
         if call.parsed.is_module and trail.calls.has_inner(call) and trail.has_difference:
             mark(row, Origin.INHERITED)
             return
-        if row.status is Status.NONFINITE:
+        if LONE_PRECISION in row.reason and not incoming.differs:
+            mark(row, Origin.INTRODUCED)
+        elif row.status is Status.NONFINITE:
             self._judge_nonfinite(row, incoming)
         elif row.status in (Status.SHAPE, Status.DTYPE):
             origin = Origin.INTRODUCED if not incoming.differs else Origin.INHERITED
@@ -213,7 +216,10 @@ class _Search:
             return
         explained = _SAFETY * bound.own + self._safety * bound.passed_on
         if incoming.is_inexact and (result.error <= explained or self._is_exact_mode):
-            mark(row, Origin.INHERITED)
+            if may_settle and row.error <= incoming.worst_error:
+                settle_as_close(row, "no further apart than what it is made of, which is close")
+            else:
+                mark(row, Origin.INHERITED)
         elif incoming.differs:
             if incoming.is_broken or incoming.worst_error >= _LARGE_ERROR:
                 mark(row, Origin.INHERITED)

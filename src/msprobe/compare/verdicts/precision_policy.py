@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import Final
 
 from msprobe.compare.model import RankComparison, Role, Row, Status
+from msprobe.compare.verdicts.data_flow import fingerprints
 from msprobe.compare.verdicts.number_types import coarser, epsilon_of
 from msprobe.compare.verdicts.operation_families import Family, family_of
 from msprobe.compare.verdicts.tolerances import Tolerances
@@ -19,6 +20,8 @@ from msprobe.dump.record_names import RecordKind
 
 # Up to this share of the calls of one kind, lower precision is the exception.
 _EXCEPTION: Final = 0.5
+LONE_PRECISION: Final = "alone"
+"""What the reason says of such a row."""
 
 
 def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> None:
@@ -37,10 +40,17 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
     numbers: dict[str, int] = defaultdict(int)
     for row in odd:
         numbers[kinds[id(row)]] += 1
+    lone = set()
     for row in odd:
         kind = kinds[id(row)]
         if kind and numbers[kind] <= _EXCEPTION * totals[kind]:
-            _judge_as_finer(row, kind, totals[kind] - numbers[kind], tolerances)
+            others = f"{totals[kind] - numbers[kind]} other outputs of a {kind} agree in type"
+            if _judge_as_finer(row, f"{LONE_PRECISION}: {others}", tolerances):
+                lone.add(fingerprints(row))
+    if lone:
+        for row in comparison.rows:
+            if row.status is Status.CLOSE and fingerprints(row) in lone:
+                row.status = Status.DIFFERS
 
 
 def _is_float_output(row: Row) -> bool:
@@ -78,14 +88,15 @@ def _kind(comparison: RankComparison, row: Row) -> str:
     return f"{what} of a sum of products" if family is Family.BILINEAR else f"{what} of {name}"
 
 
-def _judge_as_finer(row: Row, kind: str, others: int, tolerances: Tolerances) -> None:
+def _judge_as_finer(row: Row, why: str, tolerances: Tolerances) -> bool:
+    """Hold a close row to the finer of its two types; return whether it differs by that."""
     assert row.target is not None
     assert row.reference is not None
     mine, theirs = row.target.dtype, row.reference.dtype
     finer = theirs if coarser(mine, theirs) == mine else mine
     allowed = tolerances.for_row(row.name, finer, finer)
-    if row.status is Status.CLOSE and row.error is not None and row.error > allowed.relative:
-        row.status = Status.DIFFERS
-        row.reason = (
-            f"{mine} instead of {theirs}, alone: {others} other outputs of a {kind} agree in type"
-        )
+    if row.status is not Status.CLOSE or row.error is None or row.error <= allowed.relative:
+        return False
+    row.status = Status.DIFFERS
+    row.reason = f"{mine} instead of {theirs}, {why}"
+    return True

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which call introduces a difference, where the sides make other calls or feed them otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from written_dumps import Book, compare, value
+
+Array = NDArray[Any]
+RNG = np.random.default_rng(9)
+X = RNG.standard_normal((16, 32)).astype(np.float32)
+W = (RNG.standard_normal((32, 32)) / 6).astype(np.float32)
+MODEL = "Module.Net.forward.0"
+BOTH = pytest.mark.parametrize("task", ["statistics", "tensor"])
+
+
+def residual(folder: Path, task: str, *, drop: bool = False, copy: bool = False) -> Path:
+    """Write y = sin(x), z = x + y, exp(z); without the addition, or with a copy too many."""
+    book = Book(folder, task)
+    x, y = np.cos(X), np.sin(np.cos(X))
+    z = y if drop else x + y
+    last = 3 if drop else 4
+    book.call("Torch.cos.0.forward", [value(X)], [value(x, 1)], parent=MODEL)
+    if copy:
+        book.call("Tensor.clone.0.forward", [value(x, 1)], [value(x, 2)], parent=MODEL)
+    book.call("Torch.sin.0.forward", [value(x, 2 if copy else 1)], [value(y, 3)], parent=MODEL)
+    if not drop:
+        book.call(
+            "Tensor.__add__.0.forward", [value(x, 1), value(y, 3)], [value(z, 4)], parent=MODEL
+        )
+    e = np.exp(z)
+    book.call("Torch.exp.0.forward", [value(z, last)], [value(e, 5)], parent=MODEL)
+    book.call(MODEL, [value(X)], [value(e, 5)])
+    return book.write()
+
+
+@BOTH
+def test_a_call_that_is_missing_is_the_culprit(tmp_path: Path, task: str) -> None:
+    dropped, whole = residual(tmp_path / "t", task, drop=True), residual(tmp_path / "r", task)
+
+    missing, added = compare(dropped, whole), compare(whole, dropped)
+
+    assert missing.culprits == added.culprits == ["Tensor.__add__.0.forward"]
+    assert missing.status("Tensor.__add__.0.forward.output.0") == "missing"
+    assert added.status("Tensor.__add__.0.forward.output.0") == "added"
+    assert missing.origin("Torch.exp.0.forward.input.0") == "inherited"
+    assert missing.summary["unmatched"]["operations"]["missing"] == ["Tensor.__add__.0.forward"]
+
+
+@BOTH
+def test_a_call_too_many_that_changes_nothing_is_harmless(tmp_path: Path, task: str) -> None:
+    found = compare(residual(tmp_path / "t", task, copy=True), residual(tmp_path / "r", task))
+
+    assert found.culprits == []
+    assert found.status("Tensor.clone.0.forward.output.0") == "added"
+    assert found.origin("Tensor.clone.0.forward.output.0") is None
+    assert "without consequence" in found.summary["next_steps"][0]
+
+
+def fed(folder: Path, *, wrong: bool) -> Path:
+    """Write two results of which the last call takes the right one, or the other."""
+    book = Book(folder, "tensor")
+    y, z = np.sin(X), np.cos(X)
+    used, number = (z, 2) if wrong else (y, 1)
+    book.call("Torch.sin.0.forward", [value(X)], [value(y, 1)], parent=MODEL)
+    book.call("Torch.cos.0.forward", [value(X)], [value(z, 2)], parent=MODEL)
+    book.call("Torch.exp.0.forward", [value(used, number)], [value(np.exp(used), 3)], parent=MODEL)
+    book.call(MODEL, [value(X)], [value(np.exp(used), 3)])
+    return book.write()
+
+
+def test_a_call_that_is_fed_with_another_result_is_the_culprit(tmp_path: Path) -> None:
+    found = compare(fed(tmp_path / "t", wrong=True), fed(tmp_path / "r", wrong=False))
+
+    assert found.culprits == ["Torch.exp.0.forward"]
+    assert (
+        "the result of Torch.cos.0.forward instead of the result of Torch.sin.0.forward"
+        in found.reason("Torch.exp.0.forward.input.0")
+    )
+
+
+def test_data_flow_is_followed_without_value_ids_too(tmp_path: Path) -> None:
+    def write(side: str, wrong: bool) -> Path:
+        book = Book(tmp_path / side, "tensor")
+        y, z = np.sin(X), np.cos(X)
+        used = z if wrong else y
+        book.call("Torch.sin.0.forward", [value(X)], [value(y)], parent=MODEL)
+        book.call("Torch.cos.0.forward", [value(X)], [value(z)], parent=MODEL)
+        book.call("Torch.exp.0.forward", [value(used)], [value(np.exp(used))], parent=MODEL)
+        book.call(MODEL, [value(X)], [value(np.exp(used))])
+        return book.write()
+
+    found = compare(write("t", True), write("r", False))
+
+    assert found.culprits == ["Torch.exp.0.forward"]
+    assert "Torch.cos.0.forward" in found.reason("Torch.exp.0.forward.input.0")
+
+
+def test_a_change_of_order_that_statistics_do_not_see_is_found_where_it_was_made(
+    tmp_path: Path,
+) -> None:
+    def write(side: str, roll: bool) -> Path:
+        book = Book(tmp_path / side)
+        x = np.arange(512, dtype=np.float32).reshape(16, 32)
+        y = np.roll(x, 1, axis=0) if roll else x
+        book.call("Torch.arange.0.forward", [512], [value(x, 1)], parent=MODEL)
+        if roll:
+            book.call("Tensor.roll.0.forward", [value(x, 1), 1], [value(y, 2)], parent=MODEL)
+        z = y * X
+        book.call(
+            "Tensor.mul.0.forward",
+            [value(y, 2 if roll else 1), value(X)],
+            [value(z, 3)],
+            parent=MODEL,
+        )
+        book.call(MODEL, [value(X)], [value(z, 3)])
+        return book.write()
+
+    assert compare(write("t", True), write("r", False)).culprits == ["Tensor.roll.0.forward"]
+
+
+def layered(folder: Path, *, apis: bool, noise: float = 0.0) -> Path:
+    """Write a module with or without the calls inside it, as where it was compiled."""
+    book = Book(folder, "tensor")
+    y = np.sin(X)
+    z = np.exp(y) * np.float32(1 + noise)
+    inner = "Module.act.Act.forward.0"
+    if apis:
+        book.call("Torch.sin.0.forward", [value(X)], [value(y, 1)], parent=inner)
+        book.call("Torch.exp.0.forward", [value(y, 1)], [value(z, 2)], parent=inner)
+    book.call(inner, [value(X)], [value(z, 2)], parent=MODEL)
+    book.call(
+        "Tensor.mean.0.forward", [value(z, 2)], [value(z.mean(keepdims=True), 3)], parent=MODEL
+    )
+    book.call(MODEL, [value(X)], [value(z.mean(keepdims=True), 3)])
+    return book.write()
+
+
+def test_calls_inside_a_module_that_only_one_side_recorded_are_harmless(tmp_path: Path) -> None:
+    target = layered(tmp_path / "t", apis=False, noise=3e-7)
+
+    found = compare(target, layered(tmp_path / "r", apis=True))
+
+    assert found.culprits == []
+    assert found.summary["unmatched"]["reference"] == 2
+
+
+def test_a_module_without_its_calls_is_named_itself(tmp_path: Path) -> None:
+    target = layered(tmp_path / "t", apis=False, noise=1e-2)
+
+    found = compare(target, layered(tmp_path / "r", apis=False))
+
+    assert found.culprits == ["Module.act.Act.forward.0"]
+
+
+def test_a_module_that_computes_the_same_in_another_way_is_no_culprit(tmp_path: Path) -> None:
+    def write(side: str, scale: float) -> Path:
+        book = Book(tmp_path / side, "tensor")
+        inner = "Module.lin.Linear.forward.0"
+        s = np.float32(scale)
+        y = (X * s) @ W
+        z = y / s
+        book.call("Tensor.mul.0.forward", [value(X), value(s)], [value(X * s, 1)], parent=inner)
+        book.call(
+            "Torch.matmul.0.forward", [value(X * s, 1), value(W)], [value(y, 2)], parent=inner
+        )
+        book.call("Tensor.div.0.forward", [value(y, 2), value(s)], [value(z, 3)], parent=inner)
+        book.call(inner, [value(X)], [value(z, 3)], parent=MODEL)
+        book.call(MODEL, [value(X)], [value(z, 3)])
+        return book.write()
+
+    found = compare(write("t", 4.0), write("r", 2.0))
+
+    assert found.culprits == []
+    assert found.status(f"{MODEL}.output.0") == "equal"
+
+
+def precise(folder: Path, half: int) -> Path:
+    """Write five products in a row, the first `half` of them in float16."""
+    book = Book(folder, "tensor")
+    x, number = X, 1
+    for layer in range(5):
+        kind = np.float16 if layer < half else np.float32
+        y = (x.astype(np.float32) @ W).astype(kind)
+        name = f"Functional.linear.{layer}.forward"
+        book.call(name, [value(x, number), value(W)], [value(y, number + 1)], parent=MODEL)
+        x, number = y, number + 1
+    book.call(MODEL, [value(X)], [value(x, number)])
+    return book.write()
+
+
+def test_one_call_in_lower_precision_is_a_culprit_a_whole_run_is_not(tmp_path: Path) -> None:
+    reference = precise(tmp_path / "r", 0)
+
+    alone, all_of_them = (
+        compare(precise(tmp_path / str(half), half), reference) for half in (1, 5)
+    )
+
+    assert alone.culprits == ["Functional.linear.0.forward"]
+    assert "alone" in alone.reason("Functional.linear.0.forward.output.0")
+    assert all_of_them.culprits == []

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults that show in gradients only, and what later steps and other ranks inherit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from written_dumps import Book, compare, value
+
+Array = NDArray[Any]
+RNG = np.random.default_rng(10)
+X = RNG.standard_normal((16, 8)).astype(np.float32)
+W = RNG.standard_normal((8, 8)).astype(np.float32)
+G = RNG.standard_normal((16, 8)).astype(np.float32)
+FC = "Module.fc.Linear.forward.0"
+TRAINED = {"requires_grad": True}
+
+
+def step(
+    folder: Path,
+    *,
+    hook: float = 1.0,
+    weight_hook: float = 1.0,
+    backward: float = 1.0,
+    lost: bool = False,
+    detached: bool = False,
+    w: Array = W,
+    number: int = 0,
+    noise: float = 0.0,
+) -> Path:
+    """Write y = x W and s = y + sin(y), with gradients; several places can be made faulty."""
+    book = Book(folder, "tensor", step=number)
+    y = X @ w
+    t = np.sin(y)
+    kept = {"requires_grad": not detached}
+    book.call(
+        "Functional.linear.0.forward",
+        [value(X), value(w, **TRAINED)],
+        [value(y, 1, **TRAINED)],
+        parent=FC,
+    )
+    book.call(FC, [value(X)], [value(y, 1, **TRAINED)], parameters={"weight": value(w, **TRAINED)})
+    book.call("Torch.sin.0.forward", [value(y, 1, **kept)], [value(t, 2, **kept)])
+    book.call(
+        "Tensor.add.0.forward", [value(y, 1, **TRAINED), value(t, 2, **kept)], [value(y + t, 3)]
+    )
+    share = G * np.cos(y) * np.float32(backward)
+    book.call(
+        "Tensor.add.0.backward", [value(G, 4)], [value(G, 4), None if detached else value(G, 4)]
+    )
+    if not detached:
+        book.call("Torch.sin.0.backward", [value(G, 4)], [value(share, 5)])
+    total = (G + (0 if detached else share)) * np.float32(hook)
+    grad = (X.T @ total) * np.float32(1 + noise)
+    book.call("Functional.linear.0.backward", [value(total, 6)], [None, value(grad, 7)], parent=FC)
+    if not lost:
+        factor = np.float32(weight_hook)
+        own = value(grad * factor, 7 if weight_hook == 1 else 8)
+        book.gradients("Module.fc.Linear.parameters_grad", weight=own)
+    return book.write()
+
+
+def test_a_gradient_that_was_changed_between_calls_is_blamed_where_it_arrives(
+    tmp_path: Path,
+) -> None:
+    found = compare(step(tmp_path / "t", hook=1.5), step(tmp_path / "r"))
+
+    assert found.culprits == ["Functional.linear.0.backward"]
+    assert "changed after the calls" in found.reason("Functional.linear.0.backward.input.0")
+    assert found.summary["introduced"][0]["kind"] == "backward"
+    assert found.origin("Module.fc.Linear.parameters_grad.weight") == "inherited"
+
+
+def test_a_wrong_backward_is_blamed_and_the_sum_of_gradients_inherits(tmp_path: Path) -> None:
+    found = compare(step(tmp_path / "t", backward=-1.0), step(tmp_path / "r"))
+
+    assert found.culprits == ["Torch.sin.0.backward"]
+    assert found.origin("Functional.linear.0.backward.input.0") == "inherited"
+
+
+def test_a_doubled_gradient_of_a_parameter_is_blamed_on_the_parameter(tmp_path: Path) -> None:
+    found = compare(step(tmp_path / "t", weight_hook=2.0), step(tmp_path / "r"))
+
+    assert found.culprits == ["Module.fc.Linear.parameters_grad"]
+    entry = found.summary["introduced"][0]
+    assert (entry["kind"], entry["module"]) == ("parameter_grad", "fc")
+
+
+def test_a_gradient_that_is_missing_is_found(tmp_path: Path) -> None:
+    found = compare(step(tmp_path / "t", lost=True), step(tmp_path / "r"))
+
+    assert found.culprits == ["Module.fc.Linear.parameters_grad"]
+    assert found.summary["introduced"][0]["status"] == "missing"
+    assert "no gradient in the target" in found.summary["introduced"][0]["reason"]
+
+
+def test_a_detached_value_is_blamed_on_the_call_whose_gradient_ends(tmp_path: Path) -> None:
+    found = compare(step(tmp_path / "t", detached=True), step(tmp_path / "r"))
+
+    assert found.culprits[0] == "Torch.sin.0.backward"
+    assert found.origin("Functional.linear.0.backward.input.0") == "inherited"
+
+
+def test_later_steps_inherit_from_gradients_that_differed(tmp_path: Path) -> None:
+    for side, backward, noise in (("t", 1.0, 1e-2), ("r", 1.0, 0.0)):
+        step(tmp_path / side, backward=backward, noise=noise)
+        step(tmp_path / side, number=1, w=W * np.float32(1 + noise))
+
+    found = compare(tmp_path / "t", tmp_path / "r")
+
+    assert found.culprits == ["Functional.linear.0.backward"]
+    assert [entry["step"] for entry in found.summary["introduced"]] == [0]
+
+
+def test_a_parameter_that_was_updated_differently_is_a_culprit(tmp_path: Path) -> None:
+    for side, factor in (("t", 1.0), ("r", 1.01)):
+        step(tmp_path / side)
+        step(tmp_path / side, number=1, w=W * np.float32(factor))
+
+    found = compare(tmp_path / "t", tmp_path / "r")
+
+    entry = found.summary["introduced"][0]
+    assert (entry["name"], entry["step"], entry["kind"]) == (FC, 1, "parameter")
+    assert "updated differently" in entry["reason"]
+
+
+def ranks(folder: Path, scales: tuple[float, float]) -> Path:
+    """Write a collective that sums what two ranks computed."""
+    shares = [np.sin(X) * np.float32(scale) for scale in scales]
+    for rank, share in enumerate(shares):
+        book = Book(folder, rank=f"rank{rank}")
+        book.call("Torch.sin.0.forward", [value(X)], [value(share, 1)])
+        total = value(shares[0] + shares[1], 2)
+        book.call("Distributed.all_reduce.0.forward", [value(share, 1)], [total])
+        book.write()
+    return folder
+
+
+def test_a_collective_inherits_what_another_rank_put_in(tmp_path: Path) -> None:
+    found = compare(ranks(tmp_path / "t", (1.0, 1.1)), ranks(tmp_path / "r", (1.0, 1.0)))
+
+    entries = found.summary["introduced"]
+    assert [(entry["name"], entry["rank"]) for entry in entries] == [("Torch.sin.0.forward", 1)]
+    frame = found.result.frame
+    row = frame.filter(
+        (frame["rank"] == "0") & (frame["name"] == "Distributed.all_reduce.0.forward.output.0")
+    ).row(0, named=True)
+    assert row["origin"] == "inherited"
+    assert "rank 1" in row["reason"]
