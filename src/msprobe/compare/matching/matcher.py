@@ -18,7 +18,6 @@ from typing import Final, Literal
 from msprobe.compare.matching.aligning import Aligner, Call
 from msprobe.compare.matching.evidence import EvidenceReader
 from msprobe.compare.matching.identities import Identity, Names, SharedNames
-from msprobe.compare.matching.sequences import IndexPair, monotone
 from msprobe.compare.model import Match
 from msprobe.compare.sides import Side
 from msprobe.dump.record_names import RecordKind, RecordName, forward_name
@@ -42,6 +41,7 @@ class Records:
     def __init__(self, side: Side, words: Names) -> None:
         self.names = side.names
         self.parsed: list[RecordName] = [side.parsed(name) for name in side.names]
+        self.bases: list[str] = [parsed.base for parsed in self.parsed]
         self.place = {name: place for place, name in enumerate(side.names)}
         self.evidence = EvidenceReader(side)
         self._side = side
@@ -53,10 +53,10 @@ class Records:
         """Return what a record is."""
         parsed = self.parsed[place]
         path = self._side.module(parsed.full) if self._words.depends_on_layer else ""
-        found = self._identities.get((parsed.base, path))
+        key = (self.bases[place], path)
+        found = self._identities.get(key)
         if found is None:
-            found = self._words.identity(parsed, path)
-            self._identities[parsed.base, path] = found
+            found = self._identities[key] = self._words.identity(parsed, path)
         return found
 
     def scope(self, place: int) -> str:
@@ -179,32 +179,32 @@ class Matcher:
         for family, places in target.items():
             partners = reference.get(family, [])
             if len(places) == len(partners) and (
-                self._align == "never"
-                or (self._agree(places, partners) and any(map(self.target.scope, places)))
+                self._align == "never" or self._is_certain(places, partners)
             ):
                 for place, partner in zip(places, partners, strict=True):
                     self.pair(place, partner, self._alias_ground(place, partner))
 
     def _match_equal_bases(self, belongs: Callable[[RecordName], bool]) -> None:
-        target = _group(self._free_target(belongs), lambda at: self.target.parsed[at].base)
-        reference = _group(self._free_reference(belongs), lambda at: self.reference.parsed[at].base)
-        candidates: list[list[IndexPair]] = []
+        target = _group(self._free_target(belongs), self.target.bases.__getitem__)
+        reference = _group(self._free_reference(belongs), self.reference.bases.__getitem__)
         for base, places in target.items():
             partners = reference.get(base, [])
-            if self._align == "never" or self._agree(places, partners):
-                by_name = {self.reference.names[place]: place for place in partners}
-                names = ((place, self.target.names[place]) for place in places)
-                candidates.append(
-                    [(place, by_name[name]) for place, name in names if name in by_name]
-                )
-        in_order = set(monotone([pair for pairs in candidates for pair in pairs]))
-        for pairs in candidates:
-            # One call more here and one less there leave the count as it was. Without modules to
-            # tell, calls that pass by those of others are not trusted.
-            is_certain = self._align == "never" or any(self.target.scope(t) for t, _ in pairs)
-            if is_certain or in_order.issuperset(pairs):
-                for place, partner in pairs:
+            if self._align != "never" and not self._is_certain(places, partners):
+                continue
+            by_name = {self.reference.names[place]: place for place in partners}
+            for place in places:
+                partner = by_name.get(self.target.names[place])
+                if partner is not None:
                     self.pair(place, partner, _EXACT)
+
+    def _is_certain(self, target: list[int], reference: list[int]) -> bool:
+        """Return whether the numbers of calls can be trusted.
+
+        One call more here and one less there leave the count as it was; only the modules tell.
+        """
+        return self._agree(target, reference) and (
+            len(target) == 1 or any(map(self.target.scope, target))
+        )
 
     def _agree(self, target: list[int], reference: list[int]) -> bool:
         """Return whether calls are as many on both sides, and each in the same module."""
@@ -215,7 +215,7 @@ class Matcher:
 
     def _alias_ground(self, target: int, reference: int) -> Ground:
         mine, theirs = self.target.identity(target), self.reference.identity(reference)
-        if self.target.parsed[target].base == self.reference.parsed[reference].base:
+        if self.target.bases[target] == self.reference.bases[reference]:
             return Match.ALIGNED, _ALIAS_CONFIDENCE
         if self._is_mapped(target, reference):
             return MAPPED
