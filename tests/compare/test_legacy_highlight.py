@@ -8,13 +8,18 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from judging import judged
 from legacy_dumps import write_pair
 
 from msprobe.compare.legacy.advisor import advise, write_advice
+from msprobe.compare.legacy.cells import SideCells
 from msprobe.compare.legacy.columns import REACHED, RESULT, Generation
+from msprobe.compare.legacy.highlight import highlight_operation
+from msprobe.compare.legacy.levels import JudgedRow
 from msprobe.compare.legacy.tables import legacy_table
-from msprobe.compare.model import Mode
+from msprobe.compare.model import Leaf, Match, Mode, OperationPair, Role, Row
 from msprobe.dump.writer import DumpHead, DumpWriter
 from msprobe.report.tables import Colour, Table
 
@@ -191,3 +196,47 @@ def test_gradients_that_only_one_side_knows_of_are_no_finding(tmp_path):
 def test_values_without_counterpart_are_yellow(tmp_path):
     found = colours(tmp_path, (SAME, [tensor(2.0), tensor(2.0)]), (SAME, SAME))
     assert [colour for colour, _ in found] == [None, None, Colour.YELLOW]
+
+
+NUMBERS = st.one_of(
+    st.sampled_from([0.0, 0.5, 1.0, 1.5, 20.0, 1e11, -3.0, "N/A", "unsupported", "Nan"]),
+    st.floats(-100, 100, allow_nan=False),
+)
+SHARES = st.one_of(st.sampled_from([0.0, 0.5, 0.59, 0.61, 0.91, 1.0, "N/A"]), st.floats(0, 1))
+VALUES = st.tuples(
+    st.sampled_from([Role.INPUT, Role.PARAMETER, Role.OUTPUT]), NUMBERS, SHARES, SHARES
+)
+
+
+def row_of_values(role, error, share, cosine):
+    pair = OperationPair(position=0, target="f", reference="f", match=Match.EXACT)
+    leaf = Leaf(slot="x", role=role, is_tensor=True, type="torch.Tensor")
+    side = SideCells("torch.float32", "[4]", "False", 2.0, -1.0, 0.5, 3.0)
+    metrics = [cosine, 0.0, error, 0.0, share, 1.0]
+    return JudgedRow(Row(pair=pair, target=leaf, reference=leaf), side, side, metrics)
+
+
+def colour_by_pairs(row, others):
+    """Apply the rules as they are written: to every pair of an input and this output."""
+    cosine, _, error, _, share, _ = row.metrics
+    is_red = isinstance(error, float) and abs(error) > 1e10
+    is_yellow = False
+    if row.row.leaf.role is Role.OUTPUT and isinstance(error, float):
+        for other in others:
+            cosine_in, _, error_in, _, share_in, _ = other.metrics
+            if other.row.leaf.role is Role.OUTPUT or not isinstance(error_in, float):
+                continue
+            both_shares = isinstance(share_in, float) and isinstance(share, float)
+            is_red |= both_shares and share_in > 0.9 and share < 0.6
+            is_yellow |= error_in > 1 and error > 1 and error >= 10 * error_in
+            is_yellow |= both_shares and share_in - share > 0.1
+            both_cosines = isinstance(cosine_in, float) and isinstance(cosine, float)
+            is_yellow |= both_cosines and cosine_in - cosine > 0.1
+    return Colour.RED if is_red else Colour.YELLOW if is_yellow else None
+
+
+@given(st.lists(VALUES, max_size=8))
+def test_one_look_at_the_inputs_is_as_good_as_all_pairs(values):
+    rows = [row_of_values(*value) for value in values]
+    found = [colour for colour, _ in highlight_operation(rows, Mode.TENSOR)]
+    assert found == [colour_by_pairs(row, rows) for row in rows]
