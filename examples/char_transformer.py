@@ -3,11 +3,16 @@
 
     python examples/char_transformer.py --dump demo_output/healthy
     python examples/char_transformer.py --dump demo_output/broken --plant-bug
+    python examples/char_transformer.py --dump demo_output/ported --plant-bug silent
 
 The text is the language reference that comes with every Python (`pydoc_data.topics`), so nothing is
 downloaded. With `--plant-bug` one document in the batch of step 20 is empty. Attention over nothing
 is 0/0. The loss of step 20 leaves the empty document out and looks fine, but the gradients do not,
 and from step 21 on every weight is NaN. The recording shows where that came from.
+
+With `--plant-bug silent` the attention of the second block forgets to scale its scores, as happens
+when a model is ported by hand. The loss falls almost as well. Comparing the recording with the
+healthy one names the operation.
 
 What msprobe needs are the lines marked with `# msprobe`.
 """
@@ -44,9 +49,10 @@ class Batch(NamedTuple):
 class Attention(nn.Module):
     """Causal self-attention, written out so that each operation can be seen in the recording."""
 
-    def __init__(self) -> None:
-        """Make the four projections."""
+    def __init__(self, *, scaled: bool = True) -> None:
+        """Make the four projections; without `scaled` the scores are left as they come."""
         super().__init__()
+        self.scaled = scaled
         self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
         self.project = nn.Linear(WIDTH, WIDTH)
 
@@ -55,7 +61,9 @@ class Attention(nn.Module):
         batch, context, _ = x.shape
         parts = self.query_key_value(x).view(batch, context, 3, HEADS, WIDTH // HEADS)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        scores = query @ key.transpose(-2, -1) / (WIDTH // HEADS) ** 0.5
+        scores = query @ key.transpose(-2, -1)
+        if self.scaled:
+            scores = scores / (WIDTH // HEADS) ** 0.5
         # A softmax over the visible positions. Where none is visible it divides zero by zero.
         weights = scores.exp() * visible
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -65,11 +73,11 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One pre-norm transformer block."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, scaled: bool = True) -> None:
         """Make the two halves and their norms."""
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attention = Attention()
+        self.attention = Attention(scaled=scaled)
         self.mlp = nn.Sequential(
             nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
         )
@@ -83,12 +91,14 @@ class Block(nn.Module):
 class CharTransformer(nn.Module):
     """Predicts the next character."""
 
-    def __init__(self, alphabet_size: int) -> None:
+    def __init__(self, alphabet_size: int, unscaled_block: int | None = None) -> None:
         """Make embeddings, blocks and the output layer."""
         super().__init__()
         self.characters = nn.Embedding(alphabet_size, WIDTH)
         self.positions = nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(
+            Block(scaled=number != unscaled_block) for number in range(LAYERS)
+        )
         self.norm = nn.LayerNorm(WIDTH)
         self.output = nn.Linear(WIDTH, alphabet_size)
 
@@ -124,18 +134,18 @@ def batches(text: Tensor, plant_bug: bool) -> Iterator[Batch]:
         yield Batch(window[:, :-1], window[:, 1:], lengths)
 
 
-def train(dump_path: str, plant_bug: bool) -> None:
+def train(dump_path: str, bug: str | None) -> None:
     """Train for some steps; msprobe records three of them."""
     debugger = PrecisionDebugger(  # msprobe
         dump_path=dump_path, level="mix", task="statistics", step=RECORDED_STEPS
     )
     seed_all(1234)  # msprobe
     text, alphabet_size = read_text()
-    model = CharTransformer(alphabet_size)
+    model = CharTransformer(alphabet_size, unscaled_block=1 if bug == "silent" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     size = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(text):,} characters of real text, {size:,} parameters, {STEPS} steps")
-    for step, batch in enumerate(batches(text, plant_bug)):
+    for step, batch in enumerate(batches(text, bug == "nan")):
         begin = time.perf_counter()
         debugger.start(model)  # msprobe
         loss = model(batch)
@@ -154,7 +164,13 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dump", required=True, help="folder for the recording")
-    parser.add_argument("--plant-bug", action="store_true", help="let the run break at step 20")
+    parser.add_argument(
+        "--plant-bug",
+        nargs="?",
+        const="nan",
+        choices=("nan", "silent"),
+        help="nan: let the run break at step 20; silent: leave a scaling out",
+    )
     arguments = parser.parse_args()
     train(arguments.dump, arguments.plant_bug)
 
