@@ -54,8 +54,37 @@ function bytes(size) {
   return `${unit ? size.toFixed(1) : size} ${units[unit]}`;
 }
 
-function mark(group, title) {
-  return element("span", { class: `mark ${group}`, title: title ?? words.origins[group] ?? group, "aria-hidden": "true" }, glyphs[group] ?? "○");
+function span(className, ...children) { return element("span", { class: className }, ...children); }
+function title(...children) { return element("h3", {}, ...children); }
+function items(texts, className = "plain-list") {
+  return element("ul", { class: className }, ...texts.map((text) => element("li", {}, text)));
+}
+function folded(heading, ...children) {
+  return element("details", {}, element("summary", { class: "dim" }, heading), ...children);
+}
+function link(text, click, more = {}) {
+  return element("button", { type: "button", class: "link", click, ...more }, text);
+}
+
+function mark(group, meaning = words.origins[group] ?? group) {
+  const attributes = { class: `mark ${group}`, title: meaning, "aria-hidden": "true" };
+  return element("span", attributes, glyphs[group] ?? glyphs.agrees);
+}
+
+// What is known, with dots between.
+function joined(...parts) { return parts.filter(Boolean).join(" · "); }
+
+// A title that begins with a bar stands right, above numbers.
+function headings(titles) {
+  return element("tr", {}, ...titles.map((text) => {
+    const attributes = { class: text.startsWith("|") ? "right" : "", scope: "col" };
+    return element("th", attributes, text.replace("|", ""));
+  }));
+}
+
+function table(titles, rows) {
+  const parts = [element("thead", {}, headings(titles)), element("tbody", {}, ...rows)];
+  return element("div", { class: "scroll" }, element("table", {}, ...parts));
 }
 
 // A name that may be broken after its dots and underscores, not within words.

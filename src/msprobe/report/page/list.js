@@ -10,7 +10,9 @@ function refresh() {
   list.at = picked ? list.shown.indexOf(picked) : -1;
   byId("space").style.height = `${list.shown.length * rowHeight}px`;
   const all = operations.filter(inComparison).length;
-  byId("found").textContent = list.shown.length === all ? `all ${plural(all, "operation")}` : `${grouped(list.shown.length)} of ${plural(all, "operation")}` + (filters.module ? ` in ${filters.module}` : "");
+  const part = list.shown.length === all ? "all" : `${grouped(list.shown.length)} of`;
+  const where = filters.module ? ` in ${filters.module}` : "";
+  byId("found").textContent = `${part} ${plural(all, "operation")}${where}`;
   byId("clear").hidden = list.shown.length === all;
   list.drawn = "";
   byId("rows").scrollTop = list.at > 0 ? Math.max(list.at - 2, 0) * rowHeight : 0;
@@ -27,15 +29,17 @@ function drawRows() {
   list.drawn = wanted;
   const rows = [];
   for (let place = first; place < last; place += 1) rows.push(drawRow(list.shown[place], place));
-  const empty = list.shown.length ? null : element("p", { class: "none" }, summary.rows ? "Nothing fits these filters." : "There is nothing to show.");
-  replace(byId("space"), ...rows, empty);
+  const why = summary.rows ? "Nothing fits these filters." : "There is nothing to show.";
+  replace(byId("space"), ...rows, list.shown.length ? null : element("p", { class: "none" }, why));
   if (list.at >= 0) box.setAttribute("aria-activedescendant", `row-${list.at}`);
   else box.removeAttribute("aria-activedescendant");
 }
 
 function drawRow(operation, place) {
-  const where = [operation.kind === "parameter" ? "parameter" : "", operation.source, operation.module || "outside of modules"];
-  if (severalComparisons) where.push(placeName(operation.step, operation.rank));
+  const where = joined(operation.kind === "parameter" ? "parameter" : "", operation.source,
+    operation.module || "outside of modules",
+    severalComparisons ? placeName(operation.step, operation.rank) : "");
+  const came = operation.match === "unmatched" ? "" : operation.unmeasuredIn ?? digits(operation.errorIn);
   const said = operation.origin ?? (operation.differs ? operation.status : "");
   return element("div", {
     class: `row ${operation.origin === "introduced" ? "is-introduced" : ""}`, role: "option", id: `row-${place}`,
@@ -46,8 +50,8 @@ function drawRow(operation, place) {
   mark(operation.group, words.origins[operation.origin] ?? words.statuses[operation.status]),
   element("div", { class: "what" },
     element("div", { class: "title" }, operation.label),
-    element("div", { class: "where" }, said ? element("span", { class: operation.group }, said) : null, said ? " · " : null, where.filter(Boolean).join(" · "))),
-  element("div", { class: "in number" }, operation.match === "unmatched" ? "" : operation.unmeasuredIn ?? digits(operation.errorIn)),
+    element("div", { class: "where" }, said ? span(operation.group, said) : "", said ? " · " : "", where)),
+  element("div", { class: "in number" }, came),
   outCell(operation));
 }
 
@@ -132,6 +136,7 @@ function startList() {
   const { rows, of_rows: ofRows } = data.shown;
   if (rows < ofRows) {
     byId("limit").hidden = false;
-    byId("limit").textContent = `Showing the ${grouped(rows)} most interesting of ${grouped(ofRows)} values; all are in the table file. Counts, modules and plots are of all.`;
+    byId("limit").textContent = `Showing the ${grouped(rows)} most interesting of ${grouped(ofRows)} values; `
+      + "all are in the table file. Counts, modules and plots are of all.";
   }
 }

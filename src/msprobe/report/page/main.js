@@ -10,7 +10,9 @@ function toggleTheme() { setTheme(document.documentElement.dataset.theme === "da
 
 function showPane(name) {
   document.body.dataset.pane = name;
-  document.querySelectorAll(".tabs button").forEach((button) => button.setAttribute("aria-current", String(button.dataset.pane === name)));
+  for (const button of document.querySelectorAll(".tabs button")) {
+    button.setAttribute("aria-current", String(button.dataset.pane === name));
+  }
   list.drawn = "";
   drawRows();
 }
@@ -47,9 +49,9 @@ function onKey(event) {
 }
 
 function startHelp() {
-  const rows = Object.entries(keys).flatMap(([key, [meaning]]) => [element("dt", {}, element("kbd", {}, key)), element("dd", {}, meaning)]);
+  const rows = Object.entries(keys).map(([key, [meaning]]) => [element("kbd", {}, key), meaning]);
   const dialog = byId("help");
-  replace(dialog, element("h2", {}, "Keyboard"), element("dl", { class: "facts", style: "margin:10px 0" }, ...rows),
+  replace(dialog, element("h2", {}, "Keyboard"), facts(rows),
     element("button", { type: "button", class: "copy", click: () => dialog.close() }, "close"));
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
   byId("help-button").addEventListener("click", () => dialog.showModal());
@@ -60,7 +62,9 @@ function startComparisons() {
   if (!severalComparisons) return;
   select.hidden = false;
   select.append(element("option", { value: "" }, "all steps and ranks"));
-  for (const { step, rank } of summary.comparisons) select.append(element("option", { value: `${step}/${rank}` }, placeName(step, String(rank))));
+  for (const { step, rank } of summary.comparisons) {
+    select.append(element("option", { value: `${step}/${rank}` }, placeName(step, String(rank))));
+  }
   select.addEventListener("change", () => pickComparison(select.value));
 }
 

@@ -96,7 +96,11 @@ const byPlace = new Map(operations.map((each) => [placeKey(each), each]));
 const severalComparisons = summary.comparisons.length > 1;
 
 // A process without a number has a folder of its own name.
-function placeName(step, rank) { return `step ${step}` + (/^\d+$/.test(rank) ? `, rank ${rank}` : rank === "rank" ? "" : `, ${rank}`); }
+function placeName(step, rank) {
+  if (rank === "rank") return `step ${step}`;
+  return /^\d+$/.test(rank) ? `step ${step}, rank ${rank}` : `step ${step}, ${rank}`;
+}
+
 function placeKey(each) { return `${each.step}/${each.rank}/${each.order}`; }
 function operationAt(place) { return place ? byPlace.get(placeKey(place)) : undefined; }
 

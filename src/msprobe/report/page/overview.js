@@ -6,9 +6,11 @@ function different() {
 }
 
 function drawHeader() {
-  const count = different();
-  const text = !summary.rows ? "There was nothing to compare" : summary.equal ? `All ${plural(summary.rows, "value")} agree` : `${grouped(count)} of ${plural(summary.rows, "value")} differ`;
-  replace(byId("verdict"), element("span", { class: `badge ${summary.equal ? "equal" : ""}` }, summary.equal ? "equal" : "different"), text);
+  const values = plural(summary.rows, "value");
+  let text = `${grouped(different())} of ${values} differ`;
+  if (summary.equal) text = summary.rows ? `All ${values} agree` : "There was nothing to compare";
+  const word = summary.equal ? "equal" : "different";
+  replace(byId("verdict"), span(`badge ${word}`, word), text);
   byId("sides").textContent = `${summary.target}  against  ${summary.reference}`;
 }
 
@@ -18,21 +20,28 @@ function drawOverview() {
   byId("detail").scrollTop = 0;
 }
 
-function opener(place, ...content) {
+// A card that leads to an operation, if the page holds it.
+function card(place, group, errorText, facts_) {
   const operation = operationAt(place);
-  return element("button", { type: "button", class: "culprit", disabled: !operation, click: () => openOperation(operation) }, ...content);
+  const name = operation ? operation.label : place.name;
+  const attributes = {
+    type: "button", class: "culprit", disabled: !operation, click: () => openOperation(operation),
+  };
+  return element("button", attributes, mark(group), element("b", {}, ...breakable(name)),
+    span(`number ${group}`, errorText), span(""), span("sub", facts_));
 }
 
 function firstDifference() {
   const first = summary.first_difference;
   if (!first) return [];
-  const operation = operationAt(first);
-  const place = [first.status, first.origin, first.module || "outside of modules", first.source];
-  if (severalComparisons) place.push(placeName(first.step, String(first.rank)));
-  return [element("h3", {}, "First difference in the order of execution"),
-    opener(first, mark(first.origin ?? groupOf(first.status)), element("b", {}, ...breakable(operation ? operation.label : first.name)),
-      element("span", { class: "number" }, digits(number(first.error))), element("span", {}), element("span", { class: "sub" }, place.filter(Boolean).join(" · "))),
-    first.reason ? element("p", { class: `why ${first.origin ?? ""}` }, first.reason) : null];
+  const group = first.origin ?? groupOf(first.status);
+  const where = joined(first.status, first.origin, first.module || "outside of modules", first.source,
+    severalComparisons ? placeName(first.step, String(first.rank)) : "");
+  return [
+    title("First difference in the order of execution"),
+    card(first, group, digits(number(first.error)), where),
+    first.reason ? element("p", { class: `why ${first.origin ?? ""}` }, first.reason) : null,
+  ];
 }
 
 // One culprit may be found in many steps and ranks: it is one item, at its best place.
@@ -47,23 +56,30 @@ function groupedCulprits() {
 }
 
 function culprits() {
-  if (!summary.introduced.length) return summary.equal ? [] : [element("h3", {}, "Introduced"), element("p", { class: "dim" }, "No operation introduces a difference by itself.")];
+  if (summary.equal) return [];
   const found = groupedCulprits();
-  const items = found.slice(0, 12).map(culpritItem), rest = found.slice(12).map(culpritItem);
-  const total = summary.introduced_total;
-  const count = total > found.length ? `${grouped(found.length)} operations, ${grouped(total)} values` : grouped(found.length);
-  return [element("h3", {}, `Introduced here, best culprit first: ${count}`),
-    element("ul", { class: "culprits" }, ...items),
-    rest.length ? element("details", {}, element("summary", { class: "dim" }, `${rest.length} more`), element("ul", { class: "culprits" }, ...rest)) : null];
+  if (!found.length) {
+    const text = "No operation introduces a difference by itself.";
+    return [title("Introduced"), element("p", { class: "dim" }, text)];
+  }
+  const shown = found.slice(0, 12).map(culpritCard), rest = found.slice(12).map(culpritCard);
+  const total = summary.introduced_total, operations_ = grouped(found.length);
+  const isMore = total > found.length;
+  const count = isMore ? `${operations_} operations, ${grouped(total)} values` : operations_;
+  return [
+    title(`Introduced here, best culprit first: ${count}`),
+    items(shown, "culprits"),
+    rest.length ? folded(`${rest.length} more`, items(rest, "culprits")) : null,
+  ];
 }
 
-function culpritItem({ first: each, places }) {
-  const operation = operationAt(each);
-  const sub = [each.kind.replace("_", " "), each.status, each.module || "outside of modules", each.source];
-  if (severalComparisons) sub.push(places.size > 1 ? `in ${places.size} of ${summary.comparisons.length} steps and ranks` : placeName(each.step, String(each.rank)));
-  return element("li", {}, opener(each, mark("introduced"), element("b", {}, ...breakable(operation ? operation.label : each.name)),
-    element("span", { class: "number introduced" }, each.error === null ? each.status : digits(number(each.error))),
-    element("span", {}), element("span", { class: "sub" }, sub.filter(Boolean).join(" · "))));
+function culpritCard({ first, places }) {
+  const several = `in ${places.size} of ${summary.comparisons.length} steps and ranks`;
+  const seen = places.size > 1 ? several : placeName(first.step, String(first.rank));
+  const where = joined(first.kind.replace("_", " "), first.status, first.module || "outside of modules",
+    first.source, severalComparisons ? seen : "");
+  const error = first.error === null ? first.status : digits(number(first.error));
+  return card(first, "introduced", error, where);
 }
 
 const histogramOrder = ["agrees", "inherited", "other", "input", "amplified", "introduced"];
@@ -72,35 +88,42 @@ const histogramOrder = ["agrees", "inherited", "other", "input", "amplified", "i
 function distribution() {
   const { from, per_decade: perDecade, counts } = data.histogram;
   const groups = histogramOrder.filter((name) => counts[name]);
-  const sums = groups.length ? counts[groups[0]].map((_, bin) => groups.reduce((sum, name) => sum + counts[name][bin], 0)) : [];
-  const first = sums.findIndex(Boolean), last = sums.findLastIndex(Boolean);
-  if (first < 0) return [];
-  const start = Math.floor(first / perDecade) * perDecade, end = Math.ceil((last + 1) / perDecade) * perDecade;
-  const width = 520, height = 130, left = 6, bottom = 18, top = 16;
-  const step = (width - 2 * left) / (end - start), most = Math.max(...sums);
-  const tall = (count) => (height - bottom - top) * Math.sqrt(count / most);
-  const svg = shape("svg", { class: "histogram", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "How many values have which relative error" });
+  if (!groups.length) return [];
+  const sums = counts[groups[0]].map((_, bin) => groups.reduce((sum, name) => sum + counts[name][bin], 0));
+  const start = Math.floor(sums.findIndex(Boolean) / perDecade) * perDecade;
+  const end = Math.ceil((sums.findLastIndex(Boolean) + 1) / perDecade) * perDecade;
+  const size = { width: 520, height: 130, side: 6, bottom: 18, top: 16 };
+  size.step = (size.width - 2 * size.side) / (end - start);
+  const most = Math.max(...sums), floor = size.height - size.bottom;
+  const tall = (count) => (floor - size.top) * Math.sqrt(count / most);
+  const svg = shape("svg", {
+    class: "histogram", viewBox: `0 0 ${size.width} ${size.height}`, role: "img",
+    "aria-label": "How many values have which relative error",
+  });
   for (let bin = start; bin < end; bin += 1) {
-    const x = left + (bin - start) * step;
+    const x = size.side + (bin - start) * size.step;
+    const [low, high] = [bin, bin + 1].map((edge) => digits(10 ** (from + edge / perDecade)));
     let below = 0;
-    for (const name of groups) {
-      const count = counts[name][bin];
-      if (!count) continue;
-      const y0 = tall(below), y1 = tall(below + count);
-      const low = 10 ** (from + bin / perDecade), high = 10 ** (from + (bin + 1) / perDecade);
-      const bar = shape("rect", { x: x + 1, y: height - bottom - y1, width: Math.max(step - 2, 1), height: Math.max(y1 - y0, 1), fill: `var(--${name})` });
-      bar.append(shape("title", {}, `${plural(count, "value")} ${name === "agrees" ? "that agree" : name}, error ${digits(low)} to ${digits(high)}`));
+    for (const name of groups.filter((each) => counts[each][bin])) {
+      const count = counts[name][bin], top = tall(below + count);
+      const bar = shape("rect", {
+        x: x + 1, y: floor - top, width: Math.max(size.step - 2, 1),
+        height: Math.max(top - tall(below), 1), fill: `var(--${name})`,
+      });
+      const what = name === "agrees" ? "that agree" : name;
+      bar.append(shape("title", {}, `${plural(count, "value")} ${what}, error ${low} to ${high}`));
       svg.append(bar);
       below += count;
     }
-    if (sums[bin] === most) svg.append(shape("text", { x: x + step / 2, y: top - 5, "text-anchor": "middle" }, grouped(most)));
+    if (sums[bin] === most) svg.append(label(x + size.step / 2, size.top - 5, grouped(most)));
   }
-  svg.append(shape("line", { x1: left, x2: width - left, y1: height - bottom + 0.5, y2: height - bottom + 0.5 }));
+  svg.append(shape("line", { x1: size.side, x2: size.width - size.side, y1: floor + 0.5, y2: floor + 0.5 }));
   const every = Math.ceil((end - start) / perDecade / 9) * perDecade;
   for (let bin = start; bin <= end; bin += every) {
-    svg.append(shape("text", { x: Math.min(Math.max(left + (bin - start) * step, 14), width - 16), y: height - 4, "text-anchor": "middle" }, `1e${from + bin / perDecade}`));
+    const x = Math.min(Math.max(size.side + (bin - start) * size.step, 14), size.width - 16);
+    svg.append(label(x, size.height - 4, `1e${from + bin / perDecade}`));
   }
-  return [element("h3", {}, "How large the relative errors are (values, square root scale)"), svg];
+  return [title("How large the relative errors are (values, square root scale)"), svg];
 }
 
 function shape(tag, attributes, text) {
@@ -110,19 +133,20 @@ function shape(tag, attributes, text) {
   return made;
 }
 
+function label(x, y, text) { return shape("text", { x, y, "text-anchor": "middle" }, text); }
+
 function comparisonTable() {
   if (!severalComparisons) return [];
   const rows = summary.comparisons.map((each) => {
     const differ = words.differences.reduce((sum, word) => sum + (each.counts[word] ?? 0), 0);
     const total = Object.values(each.counts).reduce((sum, count) => sum + count, 0);
-    const first = each.first_difference;
+    const pick = () => pickComparison(`${each.step}/${each.rank}`);
     return element("tr", {},
-      element("td", {}, element("button", { type: "button", class: "link", click: () => pickComparison(`${each.step}/${each.rank}`) }, placeName(each.step, String(each.rank)))),
+      element("td", {}, link(placeName(each.step, String(each.rank)), pick)),
       element("td", { class: "right" }, `${grouped(differ)} of ${grouped(total)}`),
-      element("td", { class: "mono" }, first ? first.name : "–"));
+      element("td", { class: "mono" }, each.first_difference?.name ?? "–"));
   });
-  return [element("h3", {}, "Steps and ranks"), element("div", { class: "scroll" }, element("table", {},
-    element("thead", {}, headings("", "|differ", "first difference")), element("tbody", {}, ...rows)))];
+  return [title("Steps and ranks"), table(["", "|differ", "first difference"], rows)];
 }
 
 function pickComparison(value) {
@@ -136,52 +160,68 @@ function unmatched() {
     const count = summary.unmatched[side], names = summary.unmatched.operations[word] ?? [];
     if (!count) continue;
     const more = count > names.length ? `, the first ${names.length}` : "";
-    const unique = [...new Set(names)];
-    parts.push(element("details", { open: unique.length <= 6 }, element("summary", {}, `${plural(count, "operation")} only in the ${side}${more}`),
-      element("ul", { class: "plain-list mono" }, ...unique.map((name) => element("li", {}, ...breakable(name))))));
+    const unique = [...new Set(names)].map((name) => span("mono", ...breakable(name)));
+    const part = folded(`${plural(count, "operation")} only in the ${side}${more}`, items(unique));
+    part.open = unique.length <= 6;
+    parts.push(part);
   }
-  return parts.length ? [element("h3", {}, "Without a partner"), ...parts] : [];
+  return parts.length ? [title("Without a partner"), ...parts] : [];
 }
 
 function pairing() {
   const guessed = operations.filter((each) => each.match !== "exact" && each.match !== "unmatched");
   if (!guessed.length) return [];
   guessed.sort((left, right) => left.confidence - right.confidence);
-  const rows = guessed.slice(0, 12).map((each) => element("tr", {}, element("td", { class: "right" }, digits(each.confidence)), element("td", {}, each.match),
-    element("td", {}, element("button", { type: "button", class: "link mono", click: () => openOperation(each) }, each.name))));
+  const rows = guessed.slice(0, 12).map((each) => element("tr", {},
+    element("td", { class: "right" }, digits(each.confidence)),
+    element("td", {}, each.match),
+    element("td", { class: "mono" }, link(each.name, () => openOperation(each)))));
   const more = guessed.length > rows.length ? `, the ${rows.length} least certain` : "";
-  return [element("h3", {}, `Paired by more than the name: ${grouped(guessed.length)}${more}`), element("div", { class: "scroll" },
-    element("table", {}, element("thead", {}, headings("|confidence", "by", "operation")), element("tbody", {}, ...rows)))];
+  return [
+    title(`Paired by more than the name: ${grouped(guessed.length)}${more}`),
+    table(["|confidence", "by", "operation"], rows),
+  ];
 }
 
 function replicas() {
-  if (!summary.replicas) return [];
-  if (!summary.replicas.length) return [element("h3", {}, "Replicas"), element("p", {}, "Ranks that should agree do.")];
-  const items = summary.replicas.slice(0, 50).map((each) => element("li", {}, element("span", { class: "mono" }, ...breakable(String(each.row ?? each.name ?? ""))), " ",
-    element("span", { class: "dim" }, [each.error === undefined || each.error === null ? each.status : digits(number(each.error)), each.reason, each.source].filter(Boolean).join(" · "))));
-  const more = summary.replicas.length > items.length ? `, the first ${items.length}` : "";
-  return [element("h3", {}, `Ranks that should agree differ: ${plural(summary.replicas.length, "value")}${more}`), element("ul", { class: "plain-list" }, ...items)];
+  const found = summary.replicas;
+  if (!found) return [];
+  if (!found.length) return [title("Replicas"), element("p", {}, "Ranks that should agree do.")];
+  const shown = found.slice(0, 50).map((each) => {
+    const error = each.error === undefined || each.error === null ? each.status : digits(number(each.error));
+    const name = span("mono", ...breakable(String(each.row ?? each.name ?? "")));
+    return span("", name, " ", span("dim", joined(error, each.reason, each.source)));
+  });
+  const more = found.length > shown.length ? `, the first ${shown.length}` : "";
+  return [title(`Ranks that should agree differ: ${plural(found.length, "value")}${more}`), items(shown)];
 }
 
 function nextSteps() {
   if (!summary.next_steps.length) return [];
-  return [element("h3", {}, "What to do next"), ...summary.next_steps.map((text) => (
-    text.startsWith("msprobe ") ? command(text) : element("p", { style: "overflow-wrap:anywhere" }, text)))];
+  const step = (text) => (text.startsWith("msprobe ") ? command(text) : element("p", { class: "step" }, text));
+  return [title("What to do next"), ...summary.next_steps.map(step)];
 }
 
 function notes() {
-  if (!summary.notes.length) return [];
-  return [element("h3", {}, "Notes"), element("ul", { class: "plain-list" }, ...summary.notes.map((text) => element("li", {}, text)))];
+  return summary.notes.length ? [title("Notes"), items(summary.notes)] : [];
 }
 
 function about() {
-  const meanings = (table, isOrigin) => element("dl", { class: "facts" }, ...Object.entries(table).flatMap(([word, meaning]) => [
-    element("dt", {}, isOrigin ? mark(word) : null, isOrigin ? " " : null, element("span", { class: word }, word)), element("dd", {}, meaning)]));
-  return [element("h3", {}, "About this comparison"), facts([
-    ["target", element("span", { class: "mono" }, summary.target)], ["reference", element("span", { class: "mono" }, summary.reference)],
-    ["judged by", words.modes[summary.mode] ?? summary.mode],
-    ["size", `${plural(summary.rows, "value")} in ${plural(summary.operations, "operation")}`],
-    ["took", `${digits(summary.elapsed_s)} s${summary.bytes_read ? `, ${bytes(summary.bytes_read)} read` : ""}`],
-    ["written by", `msprobe ${summary.msprobe_version}`]]),
-  element("details", {}, element("summary", { class: "dim" }, "what the words mean"), meanings(words.origins, true), element("hr", {}), meanings(words.statuses, false))];
+  const size = `${plural(summary.rows, "value")} in ${plural(summary.operations, "operation")}`;
+  const read = summary.bytes_read ? `, ${bytes(summary.bytes_read)} read` : "";
+  const origins = Object.entries(words.origins)
+    .map(([word, meaning]) => [span(word, mark(word), ` ${word}`), meaning]);
+  const statuses = Object.entries(words.statuses).map(([word, meaning]) => [span(word, word), meaning]);
+  return [
+    title("About this comparison"),
+    facts([
+      ["target", span("mono", summary.target)],
+      ["reference", span("mono", summary.reference)],
+      ["judged by", words.modes[summary.mode] ?? summary.mode],
+      ["size", size],
+      ["took", `${digits(summary.elapsed_s)} s${read}`],
+      ["written by", `msprobe ${summary.msprobe_version}`],
+    ]),
+    folded("what the words mean", facts(origins), element("hr", {}), facts(statuses)),
+  ];
 }

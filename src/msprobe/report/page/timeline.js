@@ -134,11 +134,15 @@ function drawProfile(pen, scale) {
   pen.globalAlpha = 1;
 }
 
-const pointSizes = { agrees: 1.6, inherited: 2.1, input: 3.6, amplified: 4, other: 3, unmatched: 3, nonfinite: 3.4, introduced: 5.5 };
+const pointSizes = {
+  agrees: 1.6, inherited: 2.1, unmatched: 3, other: 3, nonfinite: 3.4, input: 3.6, amplified: 4, introduced: 5.5,
+};
+
+// What says more lies on top.
+const layers = Object.keys(pointSizes);
 
 function drawPoints(pen, scale) {
   const visible = new Set(list.shown);
-  const layers = ["agrees", "inherited", "unmatched", "other", "nonfinite", "input", "amplified", "introduced"];
   const place = new Map(layers.map((name, layer) => [name, layer]));
   timeline.points = operations.filter(inComparison)
     .sort((left, right) => place.get(left.group) - place.get(right.group))
@@ -200,11 +204,14 @@ function showTip(event) {
   tip.hidden = !point;
   if (!point) return;
   const { operation } = point;
-  const where = [severalComparisons ? placeName(operation.step, operation.rank) : "", operation.kind.replace("_", " "), operation.module, operation.origin ?? operation.status];
+  const where = joined(severalComparisons ? placeName(operation.step, operation.rank) : "",
+    operation.kind.replace("_", " "), operation.module, operation.origin ?? operation.status);
+  const came = operation.unmeasuredIn ?? digits(operation.errorIn);
+  const left = operation.unmeasuredOut ?? digits(operation.errorOut);
   replace(tip,
     element("div", {}, mark(operation.group), ` ${operation.label}`),
-    element("div", { class: "dim" }, where.filter(Boolean).join(" · ")),
-    element("div", {}, `in ${operation.unmeasuredIn ?? digits(operation.errorIn)}  →  out ${operation.unmeasuredOut ?? digits(operation.errorOut)}`));
+    element("div", { class: "dim" }, where),
+    element("div", {}, `in ${came}  →  out ${left}`));
   const room = timeline.canvas.clientWidth;
   tip.style.left = `${Math.min(point.x + 12, room - tip.offsetWidth - 6)}px`;
   tip.style.top = `${Math.max(point.y - tip.offsetHeight - 10, 4)}px`;
@@ -216,11 +223,13 @@ function startTimeline() {
   canvas.addEventListener("mouseleave", () => { byId("tip").hidden = true; });
   canvas.addEventListener("click", (event) => { const point = nearest(event); if (point) openOperation(point.operation); });
   const count = Object.values(summary.counts).reduce((sum, each) => sum + each, 0);
-  canvas.setAttribute("aria-label", `Relative error of ${plural(count, "value")} along the execution; the list below holds the same.`);
+  const what = `Relative error of ${plural(count, "value")} along the execution; the list holds the same.`;
+  canvas.setAttribute("aria-label", what);
   const present = new Set(operations.map((each) => each.group));
   const names = { agrees: "agrees", other: "shape or type", unmatched: "no partner", nonfinite: "NaN or Inf" };
-  for (const group of Object.keys(pointSizes).reverse()) {
-    if (present.has(group)) byId("legend").append(element("span", { title: words.origins[group] ?? "" }, mark(group), ` ${names[group] ?? group}`));
+  for (const group of layers.filter((name) => present.has(name)).reverse()) {
+    const meaning = words.origins[group] ?? "";
+    byId("legend").append(element("span", { title: meaning }, mark(group), ` ${names[group] ?? group}`));
   }
   new ResizeObserver(drawTimeline).observe(canvas);
 }

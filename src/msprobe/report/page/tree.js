@@ -5,7 +5,10 @@ const tree = { root: null, visible: [], at: 0 };
 
 function readModules() {
   const nodes = data.modules.map(([path, label, , rows, differ, introduced, worst, error]) => (
-    { path, label, rows, differ, introduced, status: words.severity[worst] ?? "", error: number(error), children: [], isOpen: false }));
+    {
+      path, label, rows, differ, introduced, status: words.severity[worst] ?? "", error: number(error),
+      children: [], isOpen: false,
+    }));
   data.modules.forEach(([, , parent], place) => { if (parent !== null) nodes[parent].children.push(nodes[place]); });
   nodes[0].label = "all modules";
   nodes[0].isOpen = true;
@@ -32,10 +35,17 @@ function drawTree() {
   replace(byId("tree"), ...tree.visible.map(drawNode));
 }
 
+function judgeNode(node) {
+  if (node.introduced) return ["introduced", `${plural(node.introduced, "difference")} introduced in here`];
+  if (!node.differ) return ["agrees", "agrees"];
+  const group = groupOf(node.status) === "other" ? "inherited" : groupOf(node.status);
+  return [group, `worst: ${node.status}, largest error ${digits(node.error)}`];
+}
+
 function drawNode({ node, depth }, place) {
-  const group = node.introduced ? "introduced" : node.differ ? (groupOf(node.status) === "other" ? "inherited" : groupOf(node.status)) : "agrees";
-  const meaning = node.introduced ? `${plural(node.introduced, "difference")} introduced in here` : node.differ ? `worst: ${node.status}, largest error ${digits(node.error)}` : "agrees";
-  const classes = ["node", node.differ ? "" : "clean", node.path === filters.module ? "picked" : "", place === tree.at ? "at" : ""];
+  const [group, meaning] = judgeNode(node);
+  const classes = ["node", node.differ ? "" : "clean", node.path === filters.module ? "picked" : ""];
+  if (place === tree.at) classes.push("at");
   return element("div", {
     class: classes.join(" "), role: "treeitem", style: `padding-left:${4 + 13 * depth}px`, id: `node-${place}`,
     "aria-level": depth + 1, "aria-expanded": node.children.length ? String(node.isOpen) : null,
@@ -83,8 +93,14 @@ function treeKey(event) {
   const moves = {
     ArrowDown: () => { tree.at = Math.min(tree.at + 1, tree.visible.length - 1); },
     ArrowUp: () => { tree.at = Math.max(tree.at - 1, 0); },
-    ArrowRight: () => { if (!node.isOpen && node.children.length) node.isOpen = true; else tree.at = Math.min(tree.at + 1, tree.visible.length - 1); },
-    ArrowLeft: () => { if (node.isOpen && node.children.length) node.isOpen = false; else tree.at = parentAt(); },
+    ArrowRight: () => {
+      if (!node.isOpen && node.children.length) node.isOpen = true;
+      else moves.ArrowDown();
+    },
+    ArrowLeft: () => {
+      if (node.isOpen && node.children.length) node.isOpen = false;
+      else tree.at = parentAt();
+    },
     Home: () => { tree.at = 0; },
     End: () => { tree.at = tree.visible.length - 1; },
     Enter: () => pickModule(node),
