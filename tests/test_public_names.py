@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import types
 
 import pytest
@@ -71,3 +72,26 @@ def test_debugger_has_the_documented_methods() -> None:
 
 def test_top_level_reads_dumps_without_a_framework() -> None:
     assert "open_dump" in load("msprobe").__all__
+
+
+def test_top_level_compares_dumps_without_a_framework() -> None:
+    compare_dumps = load("msprobe").compare_dumps
+    parameters = list(inspect.signature(compare_dumps).parameters.values())
+    assert [each.name for each in parameters[:2]] == ["target", "reference"]
+    assert all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in parameters[2:])
+
+
+@pytest.mark.torch
+def test_comparisons_keep_the_signatures_that_scripts_use() -> None:
+    adapter = load("msprobe.pytorch")
+    single = inspect.signature(adapter.compare).parameters
+    assert {name: each.default for name, each in single.items()} == {
+        "input_param": inspect.Parameter.empty,
+        "output_path": inspect.Parameter.empty,
+        "stack_mode": False,
+        "auto_analyze": True,
+        "fuzzy_match": False,
+        "highlight": False,
+    }
+    distributed = inspect.signature(adapter.compare_distributed).parameters
+    assert list(distributed) == ["npu_dump_dir", "bench_dump_dir", "output_path", "kwargs"]

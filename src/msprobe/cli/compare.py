@@ -133,10 +133,10 @@ def _input(options: argparse.Namespace) -> CompareInput:
 
 
 def _numbers(text: str | None, flag: str) -> tuple[int, ...] | None:
-    from msprobe.config.numbers import parse_number_list
-
     if text is None or not text.strip():
         return None
+    from msprobe.config.numbers import parse_number_list
+
     return parse_number_list(text.strip("[] ").split(","), flag, source="command line")
 
 

@@ -129,8 +129,6 @@ class CompareResult:
     def _write_tables(
         self, folder: Path, stamp: str, table: TableFormat, legacy: LegacyChoices
     ) -> list[Path]:
-        from msprobe.compare.legacy.advisor import write_advice
-        from msprobe.compare.legacy.first_difference import write_first_differences
         from msprobe.compare.legacy.tables import legacy_table
         from msprobe.compare.native_table import make_table
         from msprobe.compare.result_files import advice_name, table_names
@@ -146,10 +144,14 @@ class CompareResult:
             else:
                 files += write_table(made, folder / name, table)
             if legacy.advisor:
+                from msprobe.compare.legacy.advisor import write_advice
+
                 files.append(write_advice(made, folder / advice_name(name)))
         if len(names) > 1:
             files += write_table(self.worst_ranks(), folder / f"worst_ranks_{stamp}", "csv")
         if legacy.first_difference:
+            from msprobe.compare.legacy.first_difference import write_first_differences
+
             files += write_first_differences(self._comparisons, folder, stamp)
         return files
 
