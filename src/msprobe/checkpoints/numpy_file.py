@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from msprobe.checkpoints.parameters import Parameter, contiguous_parameter, known_type
 from msprobe.checkpoints.spans import CompressedSpan, FileSpan, FortranSpan, file_size
-from msprobe.checkpoints.zip_members import member_offset
+from msprobe.checkpoints.zip_members import ZIP_ERRORS, member_offset
 from msprobe.errors import CheckpointFormatError
 
 MAGIC: Final = b"\x93NUMPY"
@@ -66,7 +65,7 @@ def read_npz(path: Path) -> tuple[list[Parameter], list[str]]:
                 else:
                     _check_size(path, name, shape, dtype, available)
                     found.append(_compressed(path, info, name, shape, fortran, dtype, begin))
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, *_ERRORS) as exc:
+    except (*ZIP_ERRORS, SyntaxError) as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
     return found, notes
 

@@ -24,6 +24,7 @@ from msprobe.checkpoints.spans import file_size
 from msprobe.checkpoints.torch_file import read_torch_file
 from msprobe.checkpoints.torch_old_file import MAGIC as OLD_TORCH_MAGIC
 from msprobe.checkpoints.torch_old_file import read_old_torch_file
+from msprobe.checkpoints.zip_members import ZIP_ERRORS
 from msprobe.dump.record_index import JSON_ERRORS, json_problem, parse_json
 from msprobe.errors import CheckpointFormatError, UnsupportedError
 
@@ -184,7 +185,7 @@ def _read_zip(path: Path) -> tuple[list[Parameter], str, list[str]]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, NotImplementedError) as exc:
+    except ZIP_ERRORS as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
     if any(name.endswith("/data.pkl") for name in names):
         found = read_torch_file(path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.checkpoints.zip_members import ZIP_ERRORS
 from msprobe.errors import CheckpointFormatError
 
 
@@ -124,7 +124,7 @@ class CompressedSpan:
             if file.tell() != begin:
                 file.seek(begin)
             data = file.read(length)
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as exc:
+        except ZIP_ERRORS as exc:
             raise CheckpointFormatError(self._path, f"{self._member}: {exc}") from exc
         if len(data) < length:
             raise CheckpointFormatError(self._path, f"{self._member}: ends too early")

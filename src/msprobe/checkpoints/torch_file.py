@@ -9,14 +9,13 @@ The pickle is read as data (`pickle_tree`). Tensors of one storage share its byt
 from __future__ import annotations
 
 import zipfile
-import zlib
 from functools import cache
 from pathlib import Path
 
 from msprobe.checkpoints.pickle_tree import MAX_PICKLE_BYTES, read_pickle
 from msprobe.checkpoints.spans import file_size
 from msprobe.checkpoints.torch_tensors import TorchFile, find_tensors
-from msprobe.checkpoints.zip_members import member_offset
+from msprobe.checkpoints.zip_members import ZIP_ERRORS, member_offset
 from msprobe.errors import CheckpointFormatError
 
 
@@ -38,7 +37,7 @@ def read_torch_file(path: Path) -> TorchFile:
             is_big_endian = (
                 prefix + "byteorder" in members and archive.read(prefix + "byteorder")[:3] == b"big"
             )
-    except (zipfile.BadZipFile, OSError, RuntimeError, zlib.error, ValueError) as exc:
+    except ZIP_ERRORS as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
 
     @cache

@@ -5,10 +5,25 @@ from __future__ import annotations
 
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Final
 
 from msprobe.errors import CheckpointFormatError
+
+ZIP_ERRORS: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    OSError,
+    RuntimeError,  # encrypted; and NotImplementedError, an unknown compression
+    ValueError,  # names that are no text, negative positions
+    EOFError,
+    KeyError,
+    OverflowError,
+    MemoryError,
+)
+"""What `zipfile` raises for damaged archives."""
 
 _LOCAL_HEADER_BYTES: Final = 30
 _SIGNATURE: Final = b"PK\x03\x04"

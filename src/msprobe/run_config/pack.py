@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,19 @@ SYSTEM: Final = "system.json"
 STATIC: Final = "hyperparameters/hyperparameters_static.json"
 DYNAMIC: Final = "hyperparameters/hyperparameters_dynamic.json"
 
+# What `zipfile` raises for damaged archives.
+_ZIP_ERRORS: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    OSError,
+    RuntimeError,
+    ValueError,
+    EOFError,
+    KeyError,
+    OverflowError,
+    MemoryError,
+)
 _MAX_MEMBERS: Final = 1_000_000
 _MAX_MEMBER_BYTES: Final = 256 << 20
 _MAX_TOTAL_BYTES: Final = 4 << 30
@@ -191,7 +205,7 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
                     raise RunConfigFormatError(path, f"{info.filename!r} is too large")
                 if _is_known(info.filename):
                     yield info.filename, archive.read(info)
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, zlib.error) as exc:
+    except _ZIP_ERRORS as exc:
         raise RunConfigFormatError(path, f"is no pack that can be read: {exc}") from exc
 
 
