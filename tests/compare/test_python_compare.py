@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe.pytorch.compare` and `compare_distributed`, as scripts for mindstudio-probe call them."""
+"""`compare` and `compare_distributed` of `msprobe.pytorch`, as existing scripts call them."""
 
 from __future__ import annotations
 
