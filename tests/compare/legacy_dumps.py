@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+
+from msprobe.dump.tensor_archive_writer import write_archive
 
 GRID = [((7 * k) % 11 - 5) / 4 for k in range(12)]
 
@@ -236,7 +237,7 @@ class Side:
             entry["md5"] = f"{zlib.crc32(array.tobytes()):08x}"
         if self.task == "tensor":
             entry["data_name"] = f"{label}.pt"
-            torch.save(torch.from_numpy(array.copy()), self.tensors / entry["data_name"])
+            save(array, array.dtype.name, self.tensors / entry["data_name"])
         return entry
 
 
@@ -308,27 +309,39 @@ SPECIAL_ELEMENTS = (1.5, 0.0, -2.0, 1e-9, 3e38, math.nan, math.inf, -math.inf)
 def write_special_tensors(directory: Path) -> tuple[Path, Path]:
     """Write two dumps of tensors in which every special element meets every other one."""
     elements = [(a, b) for a in SPECIAL_ELEMENTS for b in SPECIAL_ELEMENTS]
-    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     folders = []
     for place, side in enumerate(("target", "golden")):
-        tensors = [torch.tensor(pair[place]) for pair in elements]
-        tensors += [torch.tensor([pair[place]]) for pair in elements]
-        tensors += [torch.tensor([pair[place], 1.0, -2.0]) for pair in elements]
-        tensors += [torch.tensor(GRID).to(kind) * (1 + place / 64) for kind in dtypes]
-        tensors += [torch.arange(6) + place, torch.tensor([True, False, place == 0])]
-        tensors += [torch.zeros(3), torch.zeros(0, 3)]
+        tensors = [np.float32(pair[place]) for pair in elements]
+        tensors += [np.float32([pair[place]]) for pair in elements]
+        tensors += [np.float32([pair[place], 1.0, -2.0]) for pair in elements]
+        scaled = np.float64(GRID) * (1 + place / 64)
+        tensors += [np.float32(scaled), scaled, bfloat16(scaled), np.float16(scaled)]
+        tensors += [np.arange(6) + place, np.array([True, False, place == 0])]
+        tensors += [np.zeros(3, "float32"), np.zeros((0, 3), "float32")]
         folders.append(write_tensors(directory / side / "step0" / "rank0", tensors))
     return folders[0], folders[1]
 
 
-def write_tensors(folder: Path, tensors: list[torch.Tensor]) -> Path:
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """Return the bits of bfloat16 numbers, rounded to even; bfloat16 is what uint16 means here."""
+    bits = np.float32(values).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def save(array: np.ndarray, dtype: str, path: Path) -> None:
+    memory = memoryview(np.ascontiguousarray(array).tobytes())
+    write_archive(str(path), dtype, array.shape, memory)
+
+
+def write_tensors(folder: Path, tensors: list[np.ndarray]) -> Path:
     """Write one call that takes these tensors."""
     (folder / "dump_tensor_data").mkdir(parents=True)
     args = []
     for number, tensor in enumerate(tensors):
         name = f"Torch.cat.0.forward.input.{number}.pt"
-        torch.save(tensor, folder / "dump_tensor_data" / name)
-        entry = plain_tensor(1.0) | {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}
+        dtype = "bfloat16" if tensor.dtype == np.uint16 else tensor.dtype.name
+        save(tensor, dtype, folder / "dump_tensor_data" / name)
+        entry = plain_tensor(1.0) | {"dtype": f"torch.{dtype}", "shape": list(tensor.shape)}
         args.append(entry | {"data_name": name})
     head = {"task": "tensor", "level": "L1", "framework": "pytorch"}
     data = {"Torch.cat.0.forward": forward(args, {}, [])}
