@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from msprobe.cli import (
+    code_mapping,
     compare,
     compare_ckpt,
     config_check,
@@ -32,6 +33,7 @@ _VERBS: Final = (
     merge_result,
     repair,
     schema,
+    code_mapping,
 )
 # Before 26 the framework stood before the command; dumps say it themselves.
 _FRAMEWORKS: Final = ("pytorch", "mindspore")

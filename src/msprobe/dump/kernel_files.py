@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from msprobe.dump.kernel_names import parse_kernel_file_name
 from msprobe.dump.records import Statistic
 from msprobe.errors import DumpFormatError
 
@@ -30,10 +31,7 @@ MAPPING_CSV: Final = "mapping.csv"
 _EXECUTION_ORDER: Final = "execution_order"
 _SCOPE_SEPARATOR: Final = "/"
 _MAX_DEPTH: Final = 10
-_NPY_NAME: Final = re.compile(
-    r"(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d+)\.(?P<stream>\d+)\.(?P<time>\d+)"
-    r"\.(?P<io>input|output)\.(?P<index>\d+)(?:\.(?P<slot>\d+))?(?:\.(?P<rest>[^/]*))?\.npy"
-)
+_NPY: Final = ".npy"
 _RANK_PART: Final = re.compile(r"rank_(\d{1,9})")
 _STEP_PART: Final = re.compile(r"(?:step_)?(\d{1,9})")
 # A rank is a small number; a folder of 14 digits is a time.
@@ -125,8 +123,13 @@ def _value_folders(path: Path) -> Iterator[Path]:
         here = Path(directory)
         if len(here.parts) - depth >= _MAX_DEPTH:
             folders.clear()
-        if STATISTIC_CSV in files or MAPPING_CSV in files or any(map(_NPY_NAME.fullmatch, files)):
+        if STATISTIC_CSV in files or MAPPING_CSV in files or any(map(_is_value, files)):
             yield here
+
+
+def _is_value(name: str) -> bool:
+    found = parse_kernel_file_name(name)
+    return found is not None and found.suffix == _NPY
 
 
 def _placed(directory: Path) -> KernelFolder:
@@ -170,27 +173,30 @@ def _key(value: KernelValue) -> tuple[str, int, int, str, str, int]:
 
 
 def _tensor_values(directory: Path) -> Iterator[KernelValue]:
-    real_names = _read_mapping(directory / MAPPING_CSV)
+    real_names = read_mapping(directory)
     for path in directory.iterdir():
-        name = real_names.get(path.name, path.name)
-        found = _NPY_NAME.fullmatch(name)
-        if found is None:
+        found = parse_kernel_file_name(real_names.get(path.name, path.name))
+        if found is None or found.suffix != _NPY:
             continue
-        index = found["index"] if found["slot"] is None else f"{found['index']}.{found['slot']}"
         yield KernelValue(
-            op_type=found["type"],
-            op_name=found["name"],
-            task=int(found["task"]),
-            stream=int(found["stream"]),
-            time=int(found["time"]),
-            io=found["io"],
-            index=index,
+            op_type=found.op_type,
+            op_name=found.op_name,
+            task=found.task,
+            stream=found.stream,
+            time=found.time,
+            io=found.io,
+            index=found.index,
             path=path,
         )
 
 
-def _read_mapping(path: Path) -> dict[str, str]:
-    """Return short file name → the name that was meant."""
+def read_mapping(directory: Path) -> dict[str, str]:
+    """Return short file name → the name that was meant, from a folder's ``mapping.csv``.
+
+    Raises:
+        DumpFormatError: it is damaged.
+    """
+    path = directory / MAPPING_CSV
     if not path.is_file():
         return {}
     names = {}
@@ -199,7 +205,7 @@ def _read_mapping(path: Path) -> dict[str, str]:
             continue
         if len(row) < 2 or not row[0] or not row[1]:
             raise DumpFormatError(path, f"line {number}: is not a short name and a long one")
-        short, full = (name if name.endswith(".npy") else f"{name}.npy" for name in row[:2])
+        short, full = (name if name.endswith(_NPY) else f"{name}{_NPY}" for name in row[:2])
         names[short] = full
     return names
 

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe code_mapping`: which line of the program each kernel comes from."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+_SHOWN: Final = 10
+
+
+def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "code_mapping",
+        help="join a kernel dump of MindSpore to lines of the program",
+        description="Write for every value of a kernel dump the calls of the program that it comes "
+        "from. Gradients take those of their forward kernel, parameters those of their cell. New "
+        "files are written; nothing in the dump is changed.",
+        formatter_class=formatter,
+    )
+    parser.add_argument(
+        "--ir",
+        metavar="IR",
+        type=Path,
+        required=True,
+        help="the graph as text (*.ir), or a folder of them, such as rank_0/graphs of the dump",
+    )
+    parser.add_argument(
+        "--dump_data",
+        metavar="PATH",
+        type=Path,
+        required=True,
+        help="a file of values, a statistic.csv, or a folder of a kernel dump",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        type=Path,
+        default=Path(),
+        help="folder of code_mapping_{time}.csv (./); copies of statistic.csv stand beside theirs",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Map a dump and say what was written."""
+    from msprobe.kernels.code_mapping import map_code
+    from msprobe.report.value_text import plain
+
+    done = map_code(options.ir, options.dump_data, options.output)
+    for path in done.written:
+        print(plain(str(path)))
+    print(f"{done.mapped} of {done.values} values have a place in the program")
+    if done.unmapped:
+        more = len(done.unmapped) - _SHOWN
+        names = ", ".join(done.unmapped[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        print(plain(f"not found in the graph: {names}"))
+    return 0

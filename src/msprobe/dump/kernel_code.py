@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a kernel to the line of the program that called it, by its full name in a graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from msprobe.dump.kernel_ir import IrGraph, IrOperator, SourceLine
+
+_UNSAFE: Final = re.compile(r"[/\\. ]")
+
+# What optimizers put before the names of the parameters that they keep a state for.
+_STATES: Final = (
+    "accum_",
+    "stat_",
+    "moments_",
+    "moment_",
+    "moment1_",
+    "moment2_",
+    "adam_m_",
+    "adam_v_",
+    "vhat_",
+    "mean_grad_",
+    "mean_square_",
+)
+
+
+class CodePlace(NamedTuple):
+    """Where a kernel comes from.
+
+    Attributes:
+        scope: its full name, or that of the cell that defines a parameter.
+        frames: the calls that led there, innermost first.
+    """
+
+    scope: str
+    frames: tuple[SourceLine, ...]
+
+
+def flat_name(name: str) -> str:
+    """Return a full name as file names have it."""
+    return _UNSAFE.sub("_", name)
+
+
+class CodeMap:
+    """The kernels and parameters of graphs, found by exact name."""
+
+    def __init__(self, graphs: Iterable[IrGraph]) -> None:
+        """Collect what the graphs say.
+
+        Args:
+            graphs: of one program; where two name the same operator, the first with a stack counts.
+        """
+        graphs = list(graphs)
+        self._operators: dict[str, IrOperator] = {}
+        self._by_identity: dict[str, IrOperator] = {}
+        self._parameters = {flat_name(name): name for graph in graphs for name in graph.parameters}
+        for graph in graphs:
+            for operator in graph.operators:
+                known = self._operators.get(flat_name(operator.scope))
+                if known is None or (operator.frames and not known.frames):
+                    self._operators[flat_name(operator.scope)] = operator
+                if operator.identity:
+                    self._by_identity.setdefault(operator.identity, operator)
+
+    def kernel(self, name: str) -> CodePlace | None:
+        """Return where a kernel comes from; None if no graph names it.
+
+        Args:
+            name: full name, also as file names have it; older files have its last part alone,
+                which is found where only one kernel ends in it.
+        """
+        operator = self._operators.get(flat_name(name))
+        if operator is None:
+            operator = self._by_last_part.get(name)
+        if operator is None:
+            return None
+        return CodePlace(operator.scope, tuple(reversed(self._frames(operator))))
+
+    def parameter(self, name: str) -> CodePlace | None:
+        """Return the cell that defines a parameter; None if no graph has such a cell.
+
+        States of an optimizer (``accum.net.fc.weight``) belong to the cell of their parameter.
+
+        Args:
+            name: the parameter's name, also as file names have it.
+        """
+        flat = flat_name(name)
+        for own in (flat, self._without_state(flat)):
+            known = self._parameters.get(own)
+            parts = known.split(".") if known else own.split("_")
+            # In a flat name no cell can be told from a half of its name: the longest that fits
+            # counts. The parameter's own name takes one part at least.
+            for last in range(len(parts) - 1, 0, -1):
+                scope = self._cells.get(flat_name(".".join(parts[:last])))
+                if scope is not None:
+                    return CodePlace(scope, self._common_frames(scope))
+        return None
+
+    def _without_state(self, flat: str) -> str:
+        """Return the parameter that a state of an optimizer belongs to; "" if it is none."""
+        rest = flat.partition("_")[2]
+        if rest in self._parameters:
+            return rest
+        state = next((state for state in _STATES if flat.startswith(state)), flat)
+        return flat.removeprefix(state)
+
+    def _frames(self, operator: IrOperator) -> list[SourceLine]:
+        forward = self._by_identity.get(operator.forward)
+        return forward.frames if forward is not None and forward.frames else operator.frames
+
+    @cached_property
+    def _by_last_part(self) -> Mapping[str, IrOperator]:
+        found: dict[str, IrOperator] = {}
+        repeated = set()
+        for operator in self._operators.values():
+            last = operator.scope.rpartition("/")[2]
+            if last in found:
+                repeated.add(last)
+            found[last] = operator
+        return {last: operator for last, operator in found.items() if last not in repeated}
+
+    @cached_property
+    def _cells(self) -> Mapping[str, str]:
+        """Scope of each cell by every ending of its path: ``net_fc1`` and ``fc1``.
+
+        An ending that two cells share means the one nearest to the top.
+        """
+        found: dict[str, str] = {}
+        for scope in sorted(self._cell_scopes(), key=lambda scope: (scope.count("/"), scope)):
+            names = [part.rpartition("-")[0] for part in scope.split("/")[1:]]
+            for first in range(len(names)):
+                found.setdefault(flat_name(".".join(names[first:])), scope)
+        return found
+
+    def _cell_scopes(self) -> set[str]:
+        scopes = set()
+        for operator in self._operators.values():
+            parts = operator.scope.split("/")
+            for end in range(2, len(parts)):
+                if parts[0] == "Default" and all("-" in part for part in parts[1:end]):
+                    scopes.add("/".join(parts[:end]))
+        return scopes
+
+    def _common_frames(self, scope: str) -> tuple[SourceLine, ...]:
+        """Return the calls that all operators of a cell share, innermost first."""
+        stacks = [
+            operator.frames
+            for operator in self._operators.values()
+            if operator.scope.startswith(f"{scope}/") and operator.frames
+        ]
+        if not stacks:
+            return ()
+        common = stacks[0]
+        for frames in stacks[1:]:
+            same = 0
+            while same < min(len(common), len(frames)) and common[same] == frames[same]:
+                same += 1
+            common = common[:same]
+        return tuple(reversed(common))

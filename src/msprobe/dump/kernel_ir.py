@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text form of MindSpore's graphs (``*.ir``): which line of the program made each operator.
+
+    %1(equiv_5_x) = PrimFunc_MatMul(%para5_inputs0, %0) {…} cnode_primal_attrs: {unique_id: "8528"}
+        : (<Tensor[Float32], (3, 4)>, …) -> (<Tensor[Float32], (3, 8)>)
+        # Fullname with scope: (Default/network-WithLoss/0-Dense/MatMul-op0)
+        # In file net.py:423~438, 4~19/    def construct(self, *inputs):/
+        # In file net.py:425, 19~37/            return self._impl(*inputs)/
+
+Older versions write ``: full_name_with_scope: (…)`` and ``# In file net.py(425)/    …/``. Frames
+stand outermost first; one that spans the next, such as the ``def`` around it, says nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from msprobe.errors import DumpFormatError
+
+_NODE: Final = re.compile(r"\s*(?:%\w+(?:\(.*?\))?\s*=\s|Return\()")
+_GRAPH: Final = re.compile(r"\s*(?:subgraph |\}|# )")
+_PARAMETER: Final = re.compile(r"\s*%para\d+_([^\s:,()]+)\s*:\s*<")
+_SCOPE: Final = re.compile(r"\s*[#:]\s*full_?\s?name[ _]with[ _]scope\s*:\s*\((.*)\)", re.I)
+_FRAME: Final = re.compile(
+    r"\s*#\s*In file (?P<file>.+?)"
+    r"(?::(?P<line>\d{1,9})(?:~(?P<end>\d{1,9}))?(?:,\s*\d+~\d+)?|\((?P<old>\d{1,9})\))"
+    r"/(?P<source>.*)"
+)
+_OWN_ID: Final = re.compile(r'\bunique_id\s*:\s*"?(\w+)')
+_FORWARD_ID: Final = re.compile(r'\bforward_unique_id\s*:\s*"?(\w+)')
+_FUNCTION: Final = re.compile(r"(?:async\s+)?def\s+(\w+)")
+# Constants stand inside a node's text, and may be long.
+_LONGEST_LINE: Final = 1 << 20
+
+
+class SourceLine(NamedTuple):
+    """A place in the program.
+
+    Attributes:
+        file: path as MindSpore wrote it.
+        line: number, from 1.
+        function: the function around it; empty if unknown.
+        source: the text of the line.
+    """
+
+    file: str
+    line: int
+    function: str
+    source: str
+
+    def __str__(self) -> str:
+        """Return it as call stacks have it."""
+        return f"File {self.file}, line {self.line}, in {self.function}, \n {self.source}"
+
+
+@dataclass(slots=True, kw_only=True)
+class IrOperator:
+    """One operator of a graph.
+
+    Attributes:
+        scope: full name, such as ``Default/network-WithLoss/0-Dense/MatMul-op0``.
+        identity: its ``unique_id``; empty if it has none.
+        forward: ``unique_id`` of the operator that it is the gradient of; empty if of none.
+        frames: where the program called it, outermost first.
+    """
+
+    scope: str = ""
+    identity: str = ""
+    forward: str = ""
+    frames: list[SourceLine] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IrGraph:
+    """What is known from one file.
+
+    Attributes:
+        operators: in the order of the file; those without a scope are left out.
+        parameters: names of weights and inputs.
+    """
+
+    operators: list[IrOperator]
+    parameters: list[str]
+
+
+def read_ir(path: str | os.PathLike[str]) -> IrGraph:
+    """Read the text form of a graph.
+
+    Raises:
+        DumpFormatError: the file cannot be read, or holds no operator with a scope.
+    """
+    path = Path(path)
+    operators: list[IrOperator] = []
+    parameters: dict[str, None] = {}
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for block in _blocks(file, parameters):
+                operator = _operator(block)
+                if operator.scope:
+                    operators.append(operator)
+    except OSError as exc:
+        raise DumpFormatError(path, f"cannot be read: {exc}") from exc
+    if not operators:
+        raise DumpFormatError(path, "is no graph in text form: it names no operator's scope")
+    return IrGraph(operators=operators, parameters=list(parameters))
+
+
+def _blocks(lines: Iterator[str], parameters: dict[str, None]) -> Iterator[list[str]]:
+    """Yield the lines of each operator; note the parameters on the way."""
+    block: list[str] = []
+    for line in lines:
+        text = line[:_LONGEST_LINE]
+        if found := _PARAMETER.match(text):
+            parameters[found[1]] = None
+        elif _NODE.match(text):
+            yield block
+            block = [text]
+        elif block and _GRAPH.match(text) and not _belongs_to_node(text):
+            yield block
+            block = []
+        elif block:
+            block.append(text)
+    yield block
+
+
+def _belongs_to_node(text: str) -> bool:
+    """Return whether a line that begins like a remark is about the operator above it."""
+    return text.startswith((" ", "\t")) and text.lstrip().startswith("#")
+
+
+def _operator(block: list[str]) -> IrOperator:
+    found = IrOperator()
+    raw: list[tuple[str, int, int, str]] = []
+    for text in block:
+        if frame := _FRAME.match(text):
+            raw.append(_raw_frame(frame))
+        elif scope := _SCOPE.match(text):
+            found.scope = scope[1].strip()
+        elif "unique_id" in text:
+            if own := _OWN_ID.search(text):
+                found.identity = own[1]
+            if forward := _FORWARD_ID.search(text):
+                found.forward = forward[1]
+    found.frames = _narrowest(raw)
+    return found
+
+
+def _raw_frame(frame: re.Match[str]) -> tuple[str, int, int, str]:
+    line = int(frame["line"] or frame["old"])
+    source = frame["source"].rstrip()
+    return frame["file"], line, int(frame["end"] or line), source.removesuffix("/").strip()
+
+
+def _narrowest(frames: list[tuple[str, int, int, str]]) -> list[SourceLine]:
+    """Return the frames that span no further one, with the functions around them."""
+    kept: list[SourceLine] = []
+    function = ""
+    for place, (file, line, end, source) in enumerate(frames):
+        if named := _FUNCTION.match(source):
+            function = named[1]
+        if place + 1 < len(frames):
+            next_file, next_line, next_end, _ = frames[place + 1]
+            if next_file == file and line <= next_line and next_end <= end:
+                continue
+        kept.append(SourceLine(file, line, function, source))
+    return kept

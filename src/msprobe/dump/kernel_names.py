@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the files that MindSpore's Dump writes, in every grammar it has had.
+
+    MatMul.Default_fc1-Dense_MatMul-op0.0.0.1795182233644492.input.0.DefaultFormat.Float32.npy
+    MatMul.Default_fc1-Dense_MatMul-op0.0.0.1795182233644492.output.0.2.DefaultFormat.npy
+    MatMul.Default_fc1-Dense_MatMul-op0.3.1.1795182233644492.output.0.ND.DT_BF16
+    MatMul.Default_fc1-Dense_MatMul-op0.3.1.1795182233644492
+    Opdebug.Node_OpDebug.3.1.1795182233644492.output.0.json
+
+Older files lack the type at the end; newer ones may have two numbers; values of types that ``.npy``
+cannot hold keep no suffix; the last-but-one form is a binary file with all values of a kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+OVERFLOW_TYPE: Final = "Opdebug"
+"""First part of the names of files about overflows."""
+
+_NAME: Final = re.compile(
+    r"(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,19})\.(?P<stream>\d{1,19})\.(?P<time>\d{1,19})"
+    r"(?:\.(?P<io>input|output)\.(?P<index>\d{1,9})(?:\.(?P<slot>\d{1,9}))?(?:\.(?P<rest>[^/]*?))??)?"
+    r"(?P<suffix>\.npy|\.json|\.bin|\.pt)?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFileName:
+    """What the name of a file tells.
+
+    Attributes:
+        op_type: ``MatMul``; ``Parameter`` for values that no kernel made.
+        op_name: full name of the kernel with ``_`` for ``/``; its last part alone in older files.
+        task: number of the task; likewise `stream`.
+        time: when it was written, in microseconds.
+        io: ``input`` or ``output``; empty where the file holds all values of the kernel.
+        index: which input or output: ``2``, or ``2.0`` where there are two numbers.
+        layout: order of the elements, such as ``DefaultFormat`` or ``NC1HWC0``, and the type
+            behind it where the name tells both; empty if it tells neither.
+        suffix: with its dot; empty for binary files.
+    """
+
+    op_type: str
+    op_name: str
+    task: int
+    stream: int
+    time: int
+    io: str
+    index: str
+    layout: str
+    suffix: str
+
+    @property
+    def is_binary(self) -> bool:
+        """Return whether the file holds all values of a kernel in the binary form."""
+        return not self.io and self.suffix in ("", ".bin")
+
+
+def parse_kernel_file_name(name: str) -> KernelFileName | None:
+    """Return what a file's name tells, None for files of other kinds."""
+    found = _NAME.fullmatch(name)
+    if found is None or (not found["io"] and found["suffix"] in (".npy", ".pt", ".json")):
+        return None
+    index = found["index"] or ""
+    return KernelFileName(
+        op_type=found["type"],
+        op_name=found["name"],
+        task=int(found["task"]),
+        stream=int(found["stream"]),
+        time=int(found["time"]),
+        io=found["io"] or "",
+        index=index if found["slot"] is None else f"{index}.{found['slot']}",
+        layout=found["rest"] or "",
+        suffix=found["suffix"] or "",
+    )

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What surrounds the kernel dumps that MindSpore writes by itself; needs no MindSpore.
+
+`code_mapping` joins them to lines of the program, `binary_dump` converts the binary files of the
+asynchronous mode, `dump_settings` checks and explains the file that switches the Dump on. Kernel
+dumps are read in `msprobe.dump` (`kernel_files`, `kernel_views`). Imports `dump/` and `report/`.
+"""
