@@ -3,8 +3,9 @@
 
 The records were written down from the fault and the source of the model, before any result was
 looked at: the call that was changed, added or dropped, its innermost module, or its parameter. An
-entry ``module:p`` stands for every record directly inside module ``p``. Numbers of calls are those
-of the correct program, or of the faulty one for calls that only this makes.
+entry ``module:p`` stands for every record directly inside module ``p``, ``in:p:pattern`` for those
+of a pattern. Numbers of calls are those of the correct program, or of the faulty one for calls that
+only this makes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from .models import Task

@@ -41,6 +41,9 @@ def score(fault: Fault, task: str, summary: Summary, dumps: Sequence[Path]) -> S
 
 
 def _fits(pattern: str, entry: Summary, dumps: Sequence[Path]) -> bool:
+    if pattern.startswith("in:"):
+        _, module, record = pattern.split(":")
+        return entry["module"] == module and fnmatchcase(entry["name"], record)
     if not pattern.startswith("module:"):
         return fnmatchcase(entry["name"], pattern)
     module = pattern.removeprefix("module:")

@@ -22,12 +22,14 @@ torch = pytest.importorskip("torch")
 from .clean_pairs import CLEAN_PAIRS, CleanPair  # noqa: E402
 from .dumping import Summary, as_statistics, compare, dump  # noqa: E402
 from .faults import FAULTS, Fault  # noqa: E402
+from .held_out import HELD_OUT_FAMILIES, HELD_OUT_FAULTS, HELD_OUT_PAIRS  # noqa: E402
 from .models import FAMILIES, Task  # noqa: E402
 from .scoring import Score, score, table  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 Dumps = dict[str, Path]
+ALL_FAMILIES = {**FAMILIES, **HELD_OUT_FAMILIES}
 
 
 class Corpus:
@@ -47,7 +49,7 @@ class Corpus:
     ) -> Dumps:
         self._count += 1
         folder = self._folder / str(self._count)
-        build = FAMILIES[family]
+        build = ALL_FAMILIES[family]
         extra = {} if around is None else {"around": around}
         made = dump(folder / "tensor", build, task="tensor", plant=plant, steps=steps, **extra)
         return {"tensor": made, "statistics": as_statistics(made, folder / "statistics")}
@@ -88,7 +90,7 @@ def test_the_planted_operator_is_named_first(
     scores = [each for fault in FAULTS for each in corpus.score(fault)]
 
     with capsys.disabled():
-        print("\n" + table(scores, []))
+        print("\n" + table(scores, []))  # noqa: T201
     assert len(FAULTS) >= 40
     assert share(scores, "tensor") >= 0.95
     assert share(scores, "statistics") >= 0.80
@@ -98,10 +100,21 @@ def test_clean_pairs_have_no_culprit(corpus: Corpus, capsys: pytest.CaptureFixtu
     found = [each for pair in CLEAN_PAIRS for each in corpus.compare_clean(pair)]
 
     with capsys.disabled():
-        print("\n" + table([], found))
+        print("\n" + table([], found))  # noqa: T201
     assert len(CLEAN_PAIRS) >= 20
     quiet = sum(not summary["introduced"] for _, _, summary in found)
     assert quiet / len(found) >= 0.95
+
+
+def test_held_out_faults_and_pairs(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = [each for fault in HELD_OUT_FAULTS for each in corpus.score(fault)]
+    found = [each for pair in HELD_OUT_PAIRS for each in corpus.compare_clean(pair)]
+
+    with capsys.disabled():
+        print("\nheld out\n" + table(scores, found))  # noqa: T201
+    assert share(scores, "tensor") >= 0.85
+    assert share(scores, "statistics") >= 0.75
+    assert sum(not summary["introduced"] for _, _, summary in found) / len(found) >= 0.9
 
 
 def test_statistics_are_those_that_the_task_statistics_records(

@@ -26,7 +26,10 @@ LONE_PRECISION: Final = "alone"
 
 def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> None:
     """Turn the close outputs of calls that alone run in lower precision into differences."""
-    odd = [row for row in comparison.rows if _has_two_precisions(row)]
+    mixed = [row for row in comparison.rows if _has_two_precisions(row)]
+    # A call that was given values of two precisions did not choose its own.
+    given = {row.pair.position for row in mixed if row.leaf.role is not Role.OUTPUT}
+    odd = [row for row in mixed if _is_output(row) and row.pair.position not in given]
     if not odd:
         return
     kinds = {id(row): _kind(comparison, row) for row in odd}
@@ -38,8 +41,9 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
             if kind in seen:
                 totals[kind] += 1
     numbers: dict[str, int] = defaultdict(int)
-    for row in odd:
-        numbers[kinds[id(row)]] += 1
+    for row in mixed:
+        if _is_output(row):
+            numbers[_kind(comparison, row)] += 1
     lone = set()
     for row in odd:
         kind = kinds[id(row)]
@@ -51,6 +55,10 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
         for row in comparison.rows:
             if row.status is Status.CLOSE and fingerprints(row) in lone:
                 row.status = Status.DIFFERS
+
+
+def _is_output(row: Row) -> bool:
+    return row.leaf.role is Role.OUTPUT
 
 
 def _is_float_output(row: Row) -> bool:
@@ -65,12 +73,10 @@ def _is_float_output(row: Row) -> bool:
 
 
 def _has_two_precisions(row: Row) -> bool:
-    if not _is_float_output(row):
+    target, reference = row.target, row.reference
+    if target is None or reference is None or target.dtype == reference.dtype:
         return False
-    assert row.target is not None
-    assert row.reference is not None
-    mine, theirs = epsilon_of(row.target.dtype), epsilon_of(row.reference.dtype)
-    return 0 < theirs != mine
+    return 0 < epsilon_of(target.dtype) != epsilon_of(reference.dtype) > 0
 
 
 def _kind(comparison: RankComparison, row: Row) -> str:
