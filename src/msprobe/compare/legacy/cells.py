@@ -23,7 +23,6 @@ _PROCESS_GROUPS: Final = ("torch.ProcessGroup", "mindspore.ProcessGroup")
 _OWN_TYPES: Final = ("slice", "ellipsis", *_PROCESS_GROUPS)
 _MAX_VALUE_TEXT: Final = 1000
 _TRUTH: Final = {None: NOTHING, True: "True", False: "False"}
-_ONLY_FLOATS: Final = {float}
 
 
 class SideCells(NamedTuple):
@@ -63,7 +62,7 @@ class CellMaker:
             requires_grad = _TRUTH[leaf.requires_grad]
             a, b, c, d = leaf.max, leaf.min, leaf.mean, leaf.norm
             # The usual case by itself: four numbers that are none of them NaN.
-            if {type(a), type(b), type(c), type(d)} == _ONLY_FLOATS and (
+            if type(a) is type(b) is type(c) is type(d) is float and (
                 a == a and b == b and c == c and d == d
             ):
                 return SideCells(leaf.raw_dtype, shape, requires_grad, a, b, c, d)

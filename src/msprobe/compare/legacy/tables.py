@@ -20,12 +20,19 @@ from msprobe.compare.legacy.levels import JudgedRow, Level, judge_operation
 from msprobe.compare.legacy.reached import old_verdict
 from msprobe.compare.legacy.real_data import metric_cells
 from msprobe.compare.legacy.statistics import statistic_cells
-from msprobe.compare.model import Leaf, Mode, RankComparison, Row, row_name
+from msprobe.compare.model import Leaf, Mode, Origin, RankComparison, Row, Status, row_name
 from msprobe.dump import layout
 from msprobe.dump.kernel_views import KernelView
 from msprobe.report.tables import Cell, Colour, Table, TableRow
 
 _COLOURS: Final = {Level.PASS: None, Level.WARNING: Colour.YELLOW, Level.ERROR: Colour.RED}
+
+# Plain text is written faster than members of an enumeration.
+_WORDS: Final[dict[Status | Origin | None, str | None]] = {
+    None: None,
+    **{status: status.value for status in Status},
+    **{origin: origin.value for origin in Origin},
+}
 
 
 def legacy_table(
@@ -175,7 +182,7 @@ class _RowMaker:
             line.append(stack)
         if self._mode is Mode.TENSOR:
             line.append(str([_file(row.target), _file(row.reference)]))
-        line += (row.status, row.origin, row.error, row.reason)
+        line += (_WORDS[row.status], _WORDS[row.origin], row.error, row.reason)
         return line
 
     def _stack(self, row: Row) -> str:
