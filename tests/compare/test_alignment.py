@@ -18,7 +18,12 @@ from matching_dumps import Call, Program, run, transformer, with_insertions, wri
 
 from msprobe.compare.matching import pair_operations
 from msprobe.compare.matching.merge_order import merged_order
-from msprobe.compare.matching.sequences import align, longest_increasing, monotone
+from msprobe.compare.matching.sequences import (
+    align,
+    longest_increasing,
+    monotone,
+    most_alike,
+)
 from msprobe.compare.model import Match, OperationPair
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
@@ -174,6 +179,49 @@ def test_every_inserted_call_is_found(
     assert found == {(p.reference, p.target, p.match, p.confidence) for p in swapped}
     assert [pair.position for pair in pairs] == list(range(len(pairs)))
     assert [p.target for p in pairs if p.target] == list(target.names)
+
+
+@given(
+    st.integers(0, 5).flatmap(
+        lambda width: st.lists(
+            st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=width, max_size=width),
+            max_size=5,
+        )
+    )
+)
+def test_most_alike_pairs_are_the_best_of_all(likes: list[list[float]]) -> None:
+    pairs = most_alike(likes)
+    assert pairs == monotone(pairs)
+    height, width = len(likes), len(likes[0]) if likes else 0
+    everything = [(i, j) for i in range(height) for j in range(width)]
+
+    def best(low: tuple[int, int]) -> float:
+        return max(
+            (
+                likes[i][j] + best((i + 1, j + 1))
+                for i, j in everything
+                if i >= low[0] and j >= low[1]
+            ),
+            default=0.0,
+        )
+
+    assert sum(likes[i][j] for i, j in pairs) == best((0, 0))
+
+
+@pytest.mark.parametrize("with_modules", [True, False])
+def test_insertions_on_both_sides_of_runs_that_differ_a_little(
+    tmp_path: Path, with_modules: bool
+) -> None:
+    calls = transformer(40, seed=7)
+    first = run(with_insertions(calls, 40, seed=8))
+    second = run(scaled(with_insertions(calls, 40, seed=9), 1.02))
+    target, reference = sides(tmp_path, first, second, with_modules=with_modules)
+    pairs = pair_operations(target, reference, CompareOptions())
+    partners = {pair.target: pair.reference for pair in pairs if pair.target}
+    numbers = {round(call.number / 1.02, 9): name for name, call in second.calls.items()}
+    olds = [(name, call) for name, call in first.calls.items() if not call.is_new]
+    right = sum(partners[name] == numbers[round(call.number, 9)] for name, call in olds)
+    assert right >= len(olds) - 4  # of 480: where an insertion has nearly the same values
 
 
 @settings(max_examples=15, deadline=None)

@@ -2,7 +2,7 @@
 """Which operation of the target is which operation of the reference.
 
 Enter at `pair_operations`. Equal names come first, then other names of one operation
-(`families`, `module_paths`), then the order of the calls (`sequences`, `aligning`); mapping files
+(`families`, `module_paths`), then the order of the calls (`aligning`, `sequences`, `runs`); mapping files
 (`mapping_files`) overrule all of these. Backward records follow their forward calls.
 """
 

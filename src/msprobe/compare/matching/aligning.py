@@ -9,18 +9,23 @@ finds partners in the same order on both sides only, so one further call shifts 
 from __future__ import annotations
 
 import itertools
+import statistics
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from msprobe.compare.matching.evidence import EvidenceReader, likeness, numbers_likeness
-from msprobe.compare.matching.sequences import IndexPair, align, monotone
+from msprobe.compare.matching.runs import slide_holes
+from msprobe.compare.matching.sequences import IndexPair, align, monotone, most_alike
 
-# How far an unpaired call is moved along a run of equal ones to where it fits best.
-_MAX_SLIDE: Final = 2000
-_SLIDE_ROUNDS: Final = 3
+_LEAST_SHARE_OF_SCALES: Final = 0.6
+# Pairs of calls to look at in a run of like ones.
+_LARGEST_RUN: Final = 900
+# Of the median distance; and the distance below which nothing is an outlier.
+_OUTLIER: Final = 2.0
+_SURELY_EQUAL: Final = 1e-3
 # Likenesses to look at in a gap, so that long runs of equal calls stay cheap.
 _LEAST_SLIDES: Final = 2000
 _SLIDES_PER_CALL: Final = 30
@@ -43,6 +48,10 @@ class Call:
     family: str
     scope: str
     fallback: str
+
+
+_Gap = tuple[list[Call], list[Call]]
+_CallPair = tuple[Call, Call]
 
 
 class Found(NamedTuple):
@@ -68,15 +77,28 @@ def _same_values(call: Call, read: EvidenceReader) -> Hashable:
     return call.family, call.scope, evidence.signature, evidence.values
 
 
+def _same_scales(call: Call, read: EvidenceReader) -> Hashable:
+    evidence = read(call.name)
+    if evidence.scales is None:
+        return call.name, id(read)
+    return call.family, call.scope, evidence.signature, evidence.scales
+
+
+def _same_shapes(call: Call, read: EvidenceReader) -> Hashable:
+    return call.family, call.scope, read(call.name).signature
+
+
+_SAME_VALUES: Final = _Ground(0.99, 0.0, _same_values)
+_SAME_SCALES: Final = _Ground(0.8, 0.15, _same_scales)
 _GROUNDS: Final = (
-    _Ground(0.99, 0.0, _same_values),
-    _Ground(0.8, 0.15, lambda call, read: (call.family, call.scope, read(call.name).signature)),
+    _SAME_VALUES,
+    _SAME_SCALES,
+    _Ground(0.8, 0.15, _same_shapes),
     _Ground(0.6, 0.25, lambda call, _: (call.family, call.scope)),
     _Ground(0.5, 0.3, lambda call, read: (call.family, read(call.name).signature)),
     _Ground(0.3, 0.4, lambda call, _: call.family),
     _Ground(0.2, 0.4, lambda call, _: call.fallback),
 )
-_SHAPES_GROUND: Final = 1
 
 
 class Aligner:
@@ -99,31 +121,79 @@ class Aligner:
             reference: calls of the reference in order.
             known: places of pairs that are certain, in any order.
         """
-        anchors = monotone(list(known))
-        found: list[Found] = []
-        for gap_target, gap_reference in _gaps(target, reference, anchors):
-            found += self._align_gap(gap_target, gap_reference)
-        return found
+        return self._pairs_in_gaps(_gaps(target, reference, monotone(list(known))))
 
-    def _align_gap(self, target: list[Call], reference: list[Call]) -> list[Found]:
+    def _pairs_in_gaps(self, gaps: list[_Gap]) -> list[Found]:
         found: list[Found] = []
-        gaps = [(target, reference)]
         for ground in _GROUNDS:
-            remaining: list[tuple[list[Call], list[Call]]] = []
-            for gap in gaps:
-                pairs = self._pairs_on(ground, *gap)
-                found += [Found(t.place, r.place, self._confidence(ground, t, r)) for t, r in pairs]
-                remaining += _split(*gap, pairs)
+            pairs = [self._pairs_on(ground, *gap) for gap in gaps]
+            if ground is _SAME_SCALES:
+                if not _tells_calls_apart(gaps, pairs):
+                    continue
+                pairs = self._without_outliers(pairs)
+            remaining: list[_Gap] = []
+            for gap, in_gap in zip(gaps, pairs, strict=True):
+                found += [
+                    Found(t.place, r.place, self._confidence(ground, t, r)) for t, r in in_gap
+                ]
+                remaining += _split(*gap, in_gap)
             gaps = remaining
         return found
 
+    def _settle_runs(
+        self, target: list[Call], reference: list[Call], pairs: list[IndexPair]
+    ) -> list[_CallPair]:
+        """Decide runs of like calls by all their values, where equal sizes paired them.
+
+        Two neighbours of nearly one size may have been taken for each other, which leaves one
+        call without a partner on either side.
+        """
+        target_keys = [_same_shapes(call, self._read_target) for call in target]
+        reference_keys = [_same_shapes(call, self._read_reference) for call in reference]
+        runs = [
+            (key, list(run))
+            for key, run in itertools.groupby(pairs, key=lambda pair: target_keys[pair[0]])
+        ]
+        settled: list[IndexPair] = []
+        low = (-1, -1)
+        for number, (key, run) in enumerate(runs):
+            has_next = number + 1 < len(runs)
+            high = runs[number + 1][1][0] if has_next else (len(target), len(reference))
+            mine = [i for i in range(low[0] + 1, high[0]) if target_keys[i] == key]
+            theirs = [j for j in range(low[1] + 1, high[1]) if reference_keys[j] == key]
+            low = run[-1]
+            has_holes = len(mine) > len(run) and len(theirs) > len(run)
+            if has_holes and len(mine) * len(theirs) <= _LARGEST_RUN:
+                likes = [[self._like(target[i], reference[j]) for j in theirs] for i in mine]
+                run = [(mine[i], theirs[j]) for i, j in most_alike(likes)]  # noqa: PLW2901
+            settled += run
+        # Two runs may both have reached into the calls between them.
+        return [(target[i], reference[j]) for i, j in monotone(settled)]
+
+    def _like(self, target: Call, reference: Call) -> float:
+        return numbers_likeness(
+            self._read_target(target.name), self._read_reference(reference.name)
+        )
+
+    def _without_outliers(self, pairs: list[list[_CallPair]]) -> list[list[_CallPair]]:
+        """Drop pairs much less alike than the others: of the same size by chance."""
+        distances = [[1 - self._like(t, r) for t, r in in_gap] for in_gap in pairs]
+        everything = [distance for in_gap in distances for distance in in_gap]
+        limit = _OUTLIER * statistics.median(everything) + _SURELY_EQUAL
+        return [
+            [pair for pair, distance in zip(in_gap, apart, strict=True) if distance <= limit]
+            for in_gap, apart in zip(pairs, distances, strict=True)
+        ]
+
     def _pairs_on(
         self, ground: _Ground, target: list[Call], reference: list[Call]
-    ) -> list[tuple[Call, Call]]:
+    ) -> list[_CallPair]:
         target_keys = [ground.key(call, self._read_target) for call in target]
         reference_keys = [ground.key(call, self._read_reference) for call in reference]
         pairs = align(target_keys, reference_keys)
-        if ground is not _GROUNDS[0] and len(target) != len(reference):
+        if ground is _SAME_SCALES:
+            return self._settle_runs(target, reference, pairs)
+        if ground is not _SAME_VALUES and len(target) != len(reference):
             pairs = self._slide(target, reference, target_keys, reference_keys, pairs)
         return [(target[i], reference[j]) for i, j in pairs]
 
@@ -138,14 +208,12 @@ class Aligner:
         """Move single unpaired calls along runs of equal ones to where the values fit best."""
 
         def like(i: int, j: int) -> float:
-            return numbers_likeness(
-                self._read_target(target[i].name), self._read_reference(reference[j].name)
-            )
+            return self._like(target[i], reference[j])
 
         forth = dict(pairs)
-        _slide_gaps(forth, target_keys, like)
+        slide_holes(forth, target_keys, like)
         back = {j: i for i, j in forth.items()}
-        _slide_gaps(back, reference_keys, lambda j, i: like(i, j))
+        slide_holes(back, reference_keys, lambda j, i: like(i, j))
         return sorted((i, j) for j, i in back.items())
 
     def _confidence(self, ground: _Ground, target: Call, reference: Call) -> float:
@@ -155,63 +223,18 @@ class Aligner:
         return round(ground.least + ground.spread * alike, 3)
 
 
-def _slide_gaps(
-    partners: dict[int, int], keys: Sequence[Hashable], like: Callable[[int, int], float]
-) -> None:
-    """For each place without a partner, find the place in its run that is better left out.
+def _tells_calls_apart(gaps: list[_Gap], pairs: list[list[_CallPair]]) -> bool:
+    """Return whether most calls find one of their size: then both runs saw nearly the same values.
 
-    A run is broken by a pair of another key, not by another place without a partner.
+    Otherwise equal sizes are chance, and would pair calls across.
     """
-    budget = _LEAST_SLIDES + _SLIDES_PER_CALL * len(keys)
-    for _ in range(_SLIDE_ROUNDS):
-        has_moved = False
-        for hole in [place for place in range(len(keys)) if place not in partners]:
-            for step in (-1, 1):
-                path, seen = _best_path(hole, step, partners, keys, like)
-                budget -= seen
-                for empty, neighbour in itertools.pairwise(path):
-                    partners[empty] = partners.pop(neighbour)
-                has_moved = has_moved or len(path) > 1
-                hole = path[-1]  # noqa: PLW2901
-            if budget < 0:
-                return
-        if not has_moved:
-            return
-
-
-def _best_path(
-    hole: int,
-    step: int,
-    partners: Mapping[int, int],
-    keys: Sequence[Hashable],
-    like: Callable[[int, int], float],
-) -> tuple[list[int], int]:
-    """Return the places by which a hole moves to where it leaves the most alike pairs.
-
-    Returns:
-        The places, from the hole on, and how many were looked at.
-    """
-    path, gain, best_gain, best_length = [hole], 0.0, 1e-9, 1
-    neighbour = hole
-    for seen in range(_MAX_SLIDE):
-        neighbour += step
-        if not 0 <= neighbour < len(keys):
-            return path[:best_length], seen
-        partner = partners.get(neighbour)
-        if partner is None:
-            continue
-        if keys[neighbour] != keys[hole]:
-            return path[:best_length], seen
-        gain += like(path[-1], partner) - like(neighbour, partner)
-        path.append(neighbour)
-        if gain > best_gain:
-            best_gain, best_length = gain, len(path)
-    return path[:best_length], _MAX_SLIDE
+    possible = sum(min(len(target), len(reference)) for target, reference in gaps)
+    return possible > 0 and sum(map(len, pairs)) >= _LEAST_SHARE_OF_SCALES * possible
 
 
 def _gaps(
     target: Sequence[Call], reference: Sequence[Call], anchors: Sequence[IndexPair]
-) -> list[tuple[list[Call], list[Call]]]:
+) -> list[_Gap]:
     """Group the calls of both sides by the anchors between which they stand."""
     in_target: defaultdict[int, list[Call]] = defaultdict(list)
     in_reference: defaultdict[int, list[Call]] = defaultdict(list)
@@ -224,9 +247,7 @@ def _gaps(
     return [(calls, in_reference[gap]) for gap, calls in in_target.items() if in_reference.get(gap)]
 
 
-def _split(
-    target: list[Call], reference: list[Call], pairs: list[tuple[Call, Call]]
-) -> list[tuple[list[Call], list[Call]]]:
+def _split(target: list[Call], reference: list[Call], pairs: list[_CallPair]) -> list[_Gap]:
     if not pairs:
         return [(target, reference)]
     gaps = []

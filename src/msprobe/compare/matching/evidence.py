@@ -14,6 +14,8 @@ from msprobe.dump.records import Statistic
 
 # A value that cannot be told apart from nothing: two records without numbers are half alike.
 _UNKNOWN: Final = 0.5
+# Two calls whose norms differ by a percent or two fall into one step of 19 % nine times of ten.
+_STEPS_PER_OCTAVE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +23,17 @@ class Evidence:
     """What is known of a call besides its name.
 
     Attributes:
-        signature: shapes and types of its tensors.
+        signature: shapes and kinds of its values, whatever their precision.
         values: equal for calls that took and gave the same values; None without any tensor.
+        scales: how large its first and last tensor are; equal for most calls with nearly the same
+            values. None without numbers.
         shapes: shape of each tensor.
         numbers: statistics of its tensors, for likeness.
     """
 
     signature: Hashable
     values: Hashable
+    scales: Hashable
     shapes: tuple[tuple[int, ...] | None, ...]
     numbers: tuple[float, ...]
 
@@ -84,8 +89,31 @@ def _evidence(leaves: list[Leaf]) -> Evidence:
                 for number in (leaf.max, leaf.min, leaf.mean, leaf.norm)
                 if number is not None
             ]
-    signature = hash(tuple((leaf.role, leaf.dtype, leaf.shape) for leaf in leaves))
-    return Evidence(signature=signature, values=values, shapes=shapes, numbers=tuple(numbers))
+    signature = hash(tuple((leaf.role, _kind(leaf.dtype), leaf.shape) for leaf in leaves))
+    return Evidence(
+        signature=signature,
+        values=values,
+        scales=_scales(tensors),
+        shapes=shapes,
+        numbers=tuple(numbers),
+    )
+
+
+def _kind(dtype: str) -> str:
+    """Return a type without its precision: ``float``, ``int``, ``bool``, ``complex``."""
+    return dtype.rstrip("0123456789").removeprefix("b").removeprefix("u") if dtype else ""
+
+
+def _scales(tensors: list[Leaf]) -> Hashable:
+    found = []
+    for leaf in (tensors[0], tensors[-1]) if tensors else ():
+        size = leaf.max if leaf.norm is None else leaf.norm
+        if size is None:
+            continue
+        size = abs(float(size))
+        known = 0 < size < math.inf  # and no NaN
+        found.append(round(math.log2(size) * _STEPS_PER_OCTAVE) if known else str(size))
+    return tuple(found) or None
 
 
 def _fact(leaf: Leaf) -> Hashable:

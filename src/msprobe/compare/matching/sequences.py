@@ -89,6 +89,35 @@ def monotone(pairs: Sequence[IndexPair]) -> list[IndexPair]:
     return [ordered[place] for place in longest_increasing([second for _, second in ordered])]
 
 
+def most_alike(likes: Sequence[Sequence[float]]) -> list[IndexPair]:
+    """Return pairs that increase on both sides and whose likenesses have the largest sum.
+
+    Costs a step for each entry.
+
+    Args:
+        likes: for each item of the first sequence its likeness to those of the second, from 0.
+    """
+    width = len(likes[0]) if likes else 0
+    best = [[0.0] * (width + 1)]
+    for row in likes:
+        above, line = best[-1], [0.0]
+        for j, like in enumerate(row):
+            line.append(max(above[j] + like, above[j + 1], line[j]))
+        best.append(line)
+    pairs = []
+    i, j = len(likes), width
+    while i and j:
+        if best[i][j] == best[i - 1][j]:
+            i -= 1
+        elif best[i][j] == best[i][j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+    pairs.reverse()
+    return pairs
+
+
 def _unique_anchors(a: list[int], b: list[int], span: _Range) -> list[IndexPair]:
     a_low, a_high, b_low, b_high, _ = span
     in_a = Counter(a[a_low:a_high])
