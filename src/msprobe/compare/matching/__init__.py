@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which operation of the target is which operation of the reference.
 
-Enter at `pair_operations`. Equal names come first, then other names of one operation
-(`families`, `module_paths`), then the order of the calls (`aligning`, `sequences`, `runs`); mapping files
-(`mapping_files`) overrule all of these. Backward records follow their forward calls.
+Enter at `pair_operations`. Mapping files go first (`data_mapping`, `cell_mapping`, `api_mapping`,
+`layer_mapping`). Then come equal names, other names of one operation (`families`, `module_paths`),
+and the order of the calls (`aligning`, on `sequences` and `runs`). `matcher` puts these together;
+backward records follow their forward calls there.
 """
 
 from msprobe.compare.matching.data_mapping import data_mapping_of

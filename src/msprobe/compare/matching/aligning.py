@@ -20,15 +20,13 @@ from msprobe.compare.matching.evidence import EvidenceReader, likeness, numbers_
 from msprobe.compare.matching.runs import slide_holes
 from msprobe.compare.matching.sequences import IndexPair, align, monotone, most_alike
 
+# Calls of one size on both sides, of those that could be: below it, equal sizes are chance.
 _LEAST_SHARE_OF_SCALES: Final = 0.6
 # Pairs of calls to look at in a run of like ones.
 _LARGEST_RUN: Final = 900
 # Of the median distance; and the distance below which nothing is an outlier.
 _OUTLIER: Final = 2.0
 _SURELY_EQUAL: Final = 1e-3
-# Likenesses to look at in a gap, so that long runs of equal calls stay cheap.
-_LEAST_SLIDES: Final = 2000
-_SLIDES_PER_CALL: Final = 30
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from typing import Final
 # How far an unpaired call is moved along a run of equal ones to where it fits best.
 _MAX_SLIDE: Final = 2000
 _SLIDE_ROUNDS: Final = 3
+# Likenesses to look at in a gap, so that long runs of equal calls stay cheap.
+_LEAST_SLIDES: Final = 2000
+_SLIDES_PER_CALL: Final = 30
 
 
 def slide_holes(
