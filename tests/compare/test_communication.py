@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe.compare.communication import (
@@ -208,6 +208,7 @@ def test_a_broadcast_spreads_from_its_root_only():
     assert (1, name) in found
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sets(st.integers(0, 3), min_size=2), max_size=12),
     st.sets(st.tuples(st.integers(0, 3), st.integers(0, 12))),

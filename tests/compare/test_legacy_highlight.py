@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import judged
 from legacy_dumps import write_pair
@@ -235,6 +235,7 @@ def colour_by_pairs(row, others):
     return Colour.RED if is_red else Colour.YELLOW if is_yellow else None
 
 
+@settings(deadline=None)
 @given(st.lists(VALUES, max_size=8))
 def test_one_look_at_the_inputs_is_as_good_as_all_pairs(values):
     rows = [row_of_values(*value) for value in values]

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import polars as pl
 import pytest
 import python_calamine
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe.errors import ReportWriteError
@@ -161,6 +161,7 @@ CELLS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(CELLS, min_size=3, max_size=3), min_size=1, max_size=20))
 def test_any_table_comes_back(rows):
     import tempfile
@@ -234,6 +235,18 @@ def test_a_spreadsheet_of_too_many_rows_has_sheets(tmp_path, monkeypatch):
     found = [read_xlsx(path, name) for name in names]
     assert [part[0] for part in found] == [["n"]] * 3
     assert [row[0] for part in found for row in part[1:]] == list(range(25))
+
+
+def test_a_sheet_that_outgrows_its_archive_is_written_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 5000)
+    (path,) = write_table(numbered(1000), tmp_path / "t", "xlsx")
+    assert [row[0] for row in read_xlsx(path)[1:]] == list(range(1000))
+
+
+def test_small_files_have_no_large_members(tmp_path):
+    (path,) = write_table(numbered(10), tmp_path / "t", "xlsx")
+    versions = [info.extract_version for info in zipfile.ZipFile(path).infolist()]
+    assert set(versions) == {zipfile.DEFAULT_VERSION}
 
 
 def test_several_tables_are_several_sheets(tmp_path):

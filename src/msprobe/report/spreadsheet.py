@@ -31,6 +31,8 @@ _ROWS_FOR_WIDTH: Final = 200
 _LINES_AT_ONCE: Final = 500
 # Level 1 takes a third of the time of level 6 for a file that is a fifth larger.
 _COMPRESSION: Final = 1
+_LARGE: Final = 20_000_000
+"""Cells of a sheet that may well take 2 GiB: a hundred bytes each."""
 
 _HEADER_STYLE: Final = 1
 _STYLES: Final[Mapping[Colour | None, str]] = {
@@ -63,7 +65,9 @@ def write_xlsx(table: Table, path: Path) -> list[Path]:
     for part in range(math.ceil(table.count / MAX_ROWS)):
         count = min(MAX_ROWS, table.count - part * MAX_ROWS)
         parts[f"part_{part}"] = _next_rows(table.columns, rows, count)
-    return write_sheets(parts, path)
+    with replacing(path) as temporary:
+        _write_archive(parts, temporary, is_large=True)
+    return [path]
 
 
 def _next_rows(columns: tuple[str, ...], rows: Iterator[TableRow], count: int) -> Table:
@@ -85,19 +89,34 @@ def write_sheets(tables: Mapping[str, Table], path: Path) -> list[Path]:
     for name, table in tables.items():
         if table.count > MAX_ROWS:
             raise ValueError(f"sheet {name!r} has {table.count} rows, more than {MAX_ROWS}")
-    with (
-        replacing(path) as temporary,
-        zipfile.ZipFile(
-            temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION
-        ) as archive,
-    ):
+    is_large = any(table.count * len(table.columns) > _LARGE for table in tables.values())
+    with replacing(path) as temporary:
+        try:
+            _write_archive(tables, temporary, is_large=is_large)
+        except RuntimeError:  # a sheet has become larger than 2 GiB, which the archive must know
+            if is_large:
+                raise
+            _write_archive(tables, temporary, is_large=True)
+    return [path]
+
+
+def _write_archive(tables: Mapping[str, Table], path: Path, *, is_large: bool) -> None:
+    """Write the archive.
+
+    Args:
+        tables: the tables by the names of their sheets.
+        path: the file.
+        is_large: whether to use the form for members above 2 GiB. Excel reads it, but offers to
+            repair it first; so it is left alone where it is not needed.
+    """
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as archive:
         for name, text in _frame_of_archive(tables).items():
             archive.writestr(name, text)
         for number, table in enumerate(tables.values(), 1):
-            with archive.open(f"xl/worksheets/sheet{number}.xml", "w", force_zip64=True) as sheet:
+            name = f"xl/worksheets/sheet{number}.xml"
+            with archive.open(name, "w", force_zip64=is_large) as sheet:
                 for text in _sheet(table, is_first=number == 1):
                     sheet.write(text.encode())
-    return [path]
 
 
 def _sheet(table: Table, *, is_first: bool) -> Iterator[str]:
