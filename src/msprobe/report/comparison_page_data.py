@@ -84,6 +84,7 @@ def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) ->
     shown = every.with_columns(interest)[taken.sort()]
     rows = frame.join(shown, on=OPERATION, how="semi", maintain_order="left", nulls_equal=True)
     texts = _Texts()
+    names = shown["operation"].to_list()
     data = {
         "summary": _safe(strict(dict(summary))),
         "words": _words(),
@@ -95,7 +96,8 @@ def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) ->
         },
         "operations": {
             **_columns(shown, _OPERATION_TEXTS, texts),
-            "label": [texts.place(_label(name)) for name in shown["operation"].to_list()],
+            "label": [texts.place(_label(name)) for name in names],
+            "direction": [texts.place(operation_label(name).tail.strip()) for name in names],
             **_columns(shown, (*_OPERATION_NUMBERS, "interest"), None),
         },
         "values": {
@@ -188,7 +190,7 @@ def _label(record_name: str) -> str:
     label = operation_label(record_name)
     part = name.path.rpartition(".")[2]
     owner = f"{part} " if name.is_module and part else ""
-    return owner + (label.short if name.is_module else label.text) + label.tail
+    return owner + (label.short if name.is_module else label.text)
 
 
 def _without_repeats(rows: pl.DataFrame) -> pl.DataFrame:

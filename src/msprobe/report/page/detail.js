@@ -129,7 +129,7 @@ function valueRow(row) {
   const verdict = value.origin ? `${value.status}, ${value.origin}` : value.status;
   return element("tr", { class: `pick ${picked}`, tabindex: "0", click: pickIt, keydown: onKey },
     element("td", { class: "mono" }, value.slot),
-    element("td", { class: "mono dim" }, kindOfValue(value)),
+    element("td", { class: "mono dim" }, ...breakable(kindOfValue(value))),
     element("td", { class: value.origin ?? value.status }, verdict),
     element("td", { class: "right" }, digits(value.error)));
 }

@@ -89,7 +89,7 @@ function table(titles, rows) {
 
 // A name that may be broken after its dots and underscores, not within words.
 function breakable(name) {
-  const pieces = name.split(/(?<=[._/])/);
+  const pieces = name.split(/(?<=[._/,])/);
   return pieces.flatMap((piece, place) => (place ? [document.createElement("wbr"), piece] : [piece]));
 }
 

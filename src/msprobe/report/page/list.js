@@ -35,10 +35,16 @@ function drawRows() {
   else box.removeAttribute("aria-activedescendant");
 }
 
+// Where room is short the API's prefix goes first, the number and the direction of the call never.
+function titleParts({ title: text, direction }) {
+  const [, prefix = "", name, call = ""] = text.match(/^([A-Z]\w*\.)?(.*?)(\.\d+)?$/s);
+  return [span("prefix", prefix), span("name", name), span("call", call), span("direction", direction)];
+}
+
 function drawRow(operation, place) {
-  const where = joined(operation.kind === "parameter" ? "parameter" : "", operation.source,
-    operation.module || "outside of modules",
-    severalComparisons ? placeName(operation.step, operation.rank) : "");
+  const where = joined(operation.kind === "parameter" ? "parameter" : "",
+    severalComparisons ? placeName(operation.step, operation.rank) : "",
+    operation.source, operation.module || "outside of modules");
   const came = operation.match === "unmatched" ? "" : operation.unmeasuredIn ?? digits(operation.errorIn);
   const said = operation.origin ?? (operation.differs ? operation.status : "");
   return element("div", {
@@ -49,7 +55,7 @@ function drawRow(operation, place) {
   },
   mark(operation.group, words.origins[operation.origin] ?? words.statuses[operation.status]),
   element("div", { class: "what" },
-    element("div", { class: "title" }, operation.label),
+    element("div", { class: "title" }, ...titleParts(operation)),
     element("div", { class: "where" }, said ? span(operation.group, said) : "", said ? " · " : "", where)),
   element("div", { class: "in number" }, came),
   outCell(operation));

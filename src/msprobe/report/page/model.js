@@ -8,7 +8,7 @@ const severity = new Map(words.severity.map((word, place) => [word, place]));
 const isDifference = new Set(words.differences);
 const originNames = Object.keys(words.origins);
 const originPlace = new Map(originNames.map((word, place) => [word, place]));
-const textColumns = new Set(["rank", "operation", "label", "module", "match", "source", "kind", "role",
+const textColumns = new Set(["rank", "operation", "label", "direction", "module", "match", "source", "kind", "role",
   "slot", "status", "origin", "reason", "target_name", "reference_name", "target_dtype",
   "reference_dtype", "target_shape", "reference_shape", "target_value", "reference_value",
   "first_nonfinite", "max_abs_index", "max_rel_index", "target_md5", "reference_md5",
@@ -45,12 +45,13 @@ function readOperations() {
       place, first,
       step: cell(table, "step", place), rank: cell(table, "rank", place),
       order: cell(table, "order", place), name: cell(table, "operation", place),
-      label: cell(table, "label", place), module: cell(table, "module", place) ?? "",
+      title: cell(table, "label", place), direction: cell(table, "direction", place), module: cell(table, "module", place) ?? "",
       match: cell(table, "match", place), confidence: cell(table, "confidence", place),
       source: cell(table, "source", place), rows: cell(table, "rows", place),
       errorIn: cell(table, "error_in", place), errorOut: cell(table, "error_out", place),
       interest: cell(table, "interest", place),
     };
+    operation.label = `${operation.title} ${operation.direction}`.trim();
     first += operation.rows;
     operations.push(Object.assign(operation, judge(operation)));
   }
