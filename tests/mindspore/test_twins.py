@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
 
+import mindspore as ms
 import msprobe
+from mindspore import Tensor, nn, ops
 from msprobe.mindspore import PrecisionDebugger
 
 TWIN = Path(__file__).parent / "data" / "torch_twin"
