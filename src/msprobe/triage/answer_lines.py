@@ -39,7 +39,8 @@ def answer_lines(found: StepFindings) -> Iterator[Text]:
     rest = [finding for finding in found.findings if finding not in first]
     if rest:
         yield Text()
-        yield Text(f"  {count_text(len(rest), 'further beginning')}, in order of execution", "dim")
+        count = count_text(len(rest), "further place")
+        yield Text(f"  {count} where they come in, in order of execution", "dim")
     for finding in rest[:_MAX_LISTED]:
         yield _short_line(finding, several)
     if len(rest) > _MAX_LISTED:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -50,6 +50,7 @@ _OVERWRITING: Final = frozenset(
         "zero_",
     )
 )
+_ARGUMENT_PARTS: Final = ("input_args", "input_kwargs")
 # Communication → number and name of the argument that is a buffer to be filled.
 _RECEIVE_BUFFERS: Final = {
     "recv": (0, "tensor"),
@@ -113,6 +114,8 @@ class Examined:
         record: the record.
         arguments: inputs and parameters of a forward call, gradients of outputs of a backward one.
         results: outputs, gradients of inputs, gradients of parameters, saved values.
+        worst_argument: what the worst element of all arguments is.
+        worst_result: what the worst element of all results is.
         is_deliberate: whether the call was told to make NaN or Inf, by a number among its
             arguments, or hands out memory that nothing was written to yet.
     """
@@ -120,6 +123,8 @@ class Examined:
     record: Record
     arguments: tuple[Value, ...]
     results: tuple[Value, ...]
+    worst_argument: Badness
+    worst_result: Badness
     is_deliberate: bool
 
     @property
@@ -138,22 +143,12 @@ class Examined:
         return [value for value in self.results if value.badness]
 
     @property
-    def worst_argument(self) -> Badness:
-        """What the worst element of all arguments is."""
-        return worst(self.arguments)
-
-    @property
-    def worst_result(self) -> Badness:
-        """What the worst element of all results is."""
-        return worst(self.results)
-
-    @property
     def makes_worse(self) -> bool:
         """Whether results are worse than every argument: NaN from Inf, or either from nothing."""
         return self.worst_result > self.worst_argument
 
 
-def worst(values: tuple[Value, ...] | list[Value]) -> Badness:
+def worst(values: Sequence[Value]) -> Badness:
     """Return the worst of these values."""
     return max((value.badness for value in values), default=Badness.FINITE)
 
@@ -176,10 +171,15 @@ def examine(record: Record) -> Examined:
     uninitialized = _api(name) in _UNINITIALIZED
     arguments: list[Value] = []
     results: list[Value] = []
-    for path, tensor in record.tensors():
-        if uninitialized or tensor.extra.get("note") == "uninitialized":
+    is_told_to = False
+    for path, leaf in record.leaves():
+        if isinstance(leaf, ScalarValue):
+            is_told_to |= path[0] in _ARGUMENT_PARTS and _is_nonfinite_number(leaf.value)
+        if not isinstance(leaf, TensorValue):
             continue
-        value = Value(path, tensor)
+        if uninitialized or leaf.extra.get("note") == "uninitialized":
+            continue
+        value = Value(path, leaf)
         if _is_result(name, path):
             results.append(value)
         elif path[0] != REMARKS and not _is_written_over(name, path):
@@ -188,7 +188,9 @@ def examine(record: Record) -> Examined:
         record=record,
         arguments=tuple(arguments),
         results=tuple(results),
-        is_deliberate=not name.is_module and any(map(_is_nonfinite_number, _scalars(record))),
+        worst_argument=worst(arguments),
+        worst_result=worst(results),
+        is_deliberate=is_told_to and not name.is_module,
     )
 
 
@@ -214,13 +216,6 @@ def _is_written_over(name: RecordName, path: PartPath) -> bool:
     if buffer is None or len(path) < 2:
         return False
     return path[:2] in (("input_args", buffer[0]), ("input_kwargs", buffer[1]))
-
-
-def _scalars(record: Record) -> Iterator[object]:
-    for part in ("input_args", "input_kwargs"):
-        for _, leaf in record.leaves(part):
-            if isinstance(leaf, ScalarValue):
-                yield leaf.value
 
 
 def _is_nonfinite_number(value: object) -> bool:

@@ -16,7 +16,6 @@ from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import RankKey
 from msprobe.dump.record_names import RecordKind, forward_name
 from msprobe.errors import DumpFormatError
-from msprobe.report.nonfinite import find_nonfinite
 from msprobe.triage.examined import (
     Badness,
     Examined,
@@ -63,7 +62,7 @@ def examine_rank(rank: RankKey, view: RankView) -> RankExamination:
         DumpFormatError: the rank's files are damaged (single damaged records are passed over).
     """
     examined: dict[str, Examined] = {}
-    for name in find_nonfinite(view).marks:
+    for name in filter(view.records.may_be_nonfinite, view.records):
         try:
             found = examine(view.records[name])
         except DumpFormatError:
@@ -169,8 +168,10 @@ class _Search:
             detail = self._outside_detail(entered)
             yield self._finding(entry, entered, Source.INPUT, bad, detail, at=name)
         else:
+            # The enclosing call may be named although it was not recorded itself.
+            known = "finite" if self._examine(parent) is not None else "not recorded"
             detail = (
-                f"what enters {parent} is finite: made by code that was not recorded, or held "
+                f"what enters {parent} is {known}: made by code that was not recorded, or held "
                 "by a buffer"
             )
             yield self._finding(entry, entered, Source.UNRECORDED, bad, detail, at=name)
