@@ -14,9 +14,12 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-# Steps of Myers' algorithm that each token of a range pays for.
+# Steps of Myers' algorithm that each token of a range pays for; fewer in ranges so long that this
+# would take seconds.
 _STEPS_PER_TOKEN: Final = 60
+_STEPS_PER_TOKEN_OF_LONG: Final = 4
 _LEAST_STEPS: Final = 2000
+_MANY_STEPS: Final = 2_000_000
 # Anchors may uncover further anchors; beyond this depth they hardly do.
 _MAX_ROUNDS: Final = 16
 
@@ -168,7 +171,9 @@ def _shortest_edit(a: list[int], b: list[int], span: _Range) -> list[IndexPair] 
     n, m = a_high - a_low, b_high - b_low
     if set(a[a_low:a_high]).isdisjoint(b[b_low:b_high]):
         return []
-    budget = _LEAST_STEPS + _STEPS_PER_TOKEN * (n + m)
+    budget = _LEAST_STEPS + min(
+        _STEPS_PER_TOKEN * (n + m), _MANY_STEPS + _STEPS_PER_TOKEN_OF_LONG * (n + m)
+    )
     furthest = {1: 0}  # diagonal (a minus b) → how far in a
     history: list[dict[int, int]] = []
     for edits in range(n + m + 1):
