@@ -17,6 +17,7 @@ from msprobe.cli import (
     config_check,
     merge_result,
     overflow_check,
+    parse,
     repair,
     schema,
     show,
@@ -34,6 +35,7 @@ _VERBS: Final = (
     repair,
     schema,
     code_mapping,
+    parse,
 )
 # Before 26 the framework stood before the command; dumps say it themselves.
 _FRAMEWORKS: Final = ("pytorch", "mindspore")

@@ -20,10 +20,19 @@ from typing import Final
 OVERFLOW_TYPE: Final = "Opdebug"
 """First part of the names of files about overflows."""
 
-_NAME: Final = re.compile(
-    r"(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,19})\.(?P<stream>\d{1,19})\.(?P<time>\d{1,19})"
+_ENDING: Final = (
     r"(?:\.(?P<io>input|output)\.(?P<index>\d{1,9})(?:\.(?P<slot>\d{1,9}))?(?:\.(?P<rest>[^/]*?))??)?"
     r"(?P<suffix>\.npy|\.json|\.bin|\.pt)?"
+)
+# A time of day has 13 digits at least. It may lack the stream before it, and have up to four
+# numbers of threads behind it, which only its length tells from the others.
+_NAME: Final = re.compile(
+    r"(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,12})(?:\.(?P<stream>\d{1,12}))?"
+    r"\.(?P<time>\d{13,19})(?:\.\d{1,9}){0,4}" + _ENDING
+)
+_SHORT_TIME: Final = re.compile(
+    r"(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,19})\.(?P<stream>\d{1,19})\.(?P<time>\d{1,12})"
+    + _ENDING
 )
 
 
@@ -61,7 +70,7 @@ class KernelFileName:
 
 def parse_kernel_file_name(name: str) -> KernelFileName | None:
     """Return what a file's name tells, None for files of other kinds."""
-    found = _NAME.fullmatch(name)
+    found = _NAME.fullmatch(name) or _SHORT_TIME.fullmatch(name)
     if found is None or (not found["io"] and found["suffix"] in (".npy", ".pt", ".json")):
         return None
     index = found["index"] or ""
@@ -69,7 +78,7 @@ def parse_kernel_file_name(name: str) -> KernelFileName | None:
         op_type=found["type"],
         op_name=found["name"],
         task=int(found["task"]),
-        stream=int(found["stream"]),
+        stream=int(found["stream"] or 0),
         time=int(found["time"]),
         io=found["io"] or "",
         index=index if found["slot"] is None else f"{index}.{found['slot']}",

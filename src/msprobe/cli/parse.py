@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe parse`: binary kernel dumps as .npy or .pt files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+_EXIT_PROBLEMS: Final = 2
+# What layouts.PLAIN and STORED say; that module needs NumPy, which a --help does not.
+_FORMATS: Final = (
+    "NCHW", "NHWC", "CHWN", "HWCN", "NCDHW", "NDHWC", "DHWCN", "NC", "CN", "NCL", "ND", "STORED",
+)  # fmt: skip
+
+
+def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "parse",
+        help="convert binary kernel dumps to .npy or .pt files",
+        description="Convert the binary files of kernel dumps (asynchronous Dump of MindSpore) to "
+        "files of NumPy or PyTorch. Orders of elements that only the device has are changed into "
+        "that of the program: NCHW, NCDHW, or plain dimensions. Notes on overflows become JSON.",
+        formatter_class=formatter,
+    )
+    parser.add_argument(
+        "-d", "--dump_path", metavar="PATH", type=Path, required=True, help="a file or a folder"
+    )
+    parser.add_argument(
+        "-out", "-o", "--output", metavar="DIR", type=Path, default=Path(), help="a folder (./)"
+    )
+    parser.add_argument(
+        "-f",
+        "--format",
+        metavar="FORMAT",
+        dest="layout",
+        type=str.upper,
+        choices=_FORMATS,
+        default="",
+        help="order of elements where a tensor has these dimensions: "
+        + ", ".join(_FORMATS[:-1])
+        + "; STORED leaves every tensor as the device has it",
+    )
+    parser.add_argument(
+        "-t", "--type", dest="file_type", choices=("npy", "pt"), default="npy", help="(npy)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Convert and say what was done; 2 if something could not be converted."""
+    from msprobe.kernels.convert_binary import FileType, convert_binary
+    from msprobe.report.value_text import count_text, plain
+
+    done = convert_binary(
+        options.dump_path,
+        options.output,
+        wanted=options.layout,
+        file_type=FileType(options.file_type),
+    )
+    print(plain(f"{count_text(len(done.written), 'file')} written to {options.output}"))
+    for path, problem in done.problems.items():
+        print(plain(f"{path}: {problem}"), file=sys.stderr)
+    return _EXIT_PROBLEMS if done.problems else 0
