@@ -227,3 +227,29 @@ def test_the_documented_import_path() -> None:
 def test_what_cannot_work_is_refused(tmp_path: Path, arguments: dict, error: type) -> None:
     with pytest.raises(error):
         ConfigChecker(**{"output_zip_path": tmp_path / "a.zip", **arguments})
+
+
+def test_a_dump_at_the_same_time_holds_nothing_of_the_watching(tmp_path: Path) -> None:
+    from msprobe import open_dump
+    from msprobe.capture.session import reset_session
+    from msprobe.pytorch import PrecisionDebugger
+
+    def dump(name: str, *, watched: bool) -> list[str]:
+        reset_session()
+        seed()
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+        if watched:
+            ConfigChecker.apply_patches()
+            ConfigChecker(model, None, tmp_path / "a.zip")
+        debugger = PrecisionDebugger(dump_path=str(tmp_path / name), level="mix")
+        debugger.start(model)
+        (model(torch.randn(3, 4)) + torch.rand(4)).sum().backward()
+        debugger.stop()
+        reset_session()
+        view = open_dump(tmp_path / name).step().rank()
+        return [f"{key}: {view.records[key].data}" for key in view.records]
+
+    try:
+        assert dump("plain", watched=False) == dump("watched", watched=True)
+    finally:
+        reset_session()
