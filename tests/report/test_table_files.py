@@ -177,7 +177,8 @@ def test_any_table_comes_back(rows):
 
 
 def key(cell: object) -> object:
-    return cell if isinstance(cell, (bool, str)) else float(cell)  # type: ignore[arg-type]
+    """Return a cell as a spreadsheet keeps it: numbers have 16 digits."""
+    return cell if isinstance(cell, (bool, str)) else float(f"{float(cell):.16G}")  # type: ignore[arg-type]
 
 
 def coloured() -> Table:
