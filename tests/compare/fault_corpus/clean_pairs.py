@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from .dumping import threads
 from .faults import replace
 from .models import Task
 
@@ -74,14 +75,10 @@ def autocast() -> Iterator[None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Run with one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+def two_threads() -> Iterator[None]:
+    """Run with two threads instead of one."""
+    with threads(2):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -184,7 +181,7 @@ CLEAN_PAIRS: tuple[CleanPair, ...] = (
         for family in ("mlp", "cnn", "transformer")
     ),
     *(
-        CleanPair(f"{family} with one thread", family, around=one_thread, steps=2)
+        CleanPair(f"{family} with two threads", family, around=two_threads, steps=2)
         for family in ("mlp", "cnn", "transformer")
     ),
     *(

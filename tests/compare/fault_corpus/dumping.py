@@ -55,7 +55,8 @@ def dump(
     config = folder / "config.json"
     target = folder / "dump"
     config.write_text(json.dumps({"task": task, "level": level, "dump_path": str(target)}))
-    with _debugger(config) as debugger:
+    # Waiting threads cost more than the whole of such small models.
+    with threads(1), _debugger(config) as debugger:
         torch.manual_seed(SEED + 1)
         for _ in range(steps):
             debugger.start(run.model)
@@ -64,6 +65,17 @@ def dump(
             debugger.stop()
             debugger.step()
     return target
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let PyTorch use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _train(run: Task) -> None:

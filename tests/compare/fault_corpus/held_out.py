@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .clean_pairs import CleanPair, autocast, compiled, in_type, one_thread, without_draws
+from .clean_pairs import CleanPair, autocast, compiled, in_type, two_threads, without_draws
 from .faults import Fault, replace, with_no_grad
 from .models import Task
 
@@ -411,6 +411,6 @@ HELD_OUT_PAIRS: tuple[CleanPair, ...] = (
     CleanPair("unet in bfloat16 against float32", "unet", _BFLOAT16, without_draws),
     CleanPair("twins in bfloat16 against float32", "twins", _BFLOAT16, without_draws),
     CleanPair("decoder under autocast", "decoder", around=autocast),
-    CleanPair("unet with one thread", "unet", around=one_thread, steps=2),
+    CleanPair("unet with two threads", "unet", around=two_threads, steps=2),
     CleanPair("decoder layer compiled", "decoder", compiled("layers.0")),
 )

@@ -150,8 +150,8 @@ class _Search:
         if call.pair.name in trail.blamed_parents:
             mark(row, Origin.INTRODUCED, "made by this module's own code between its parts")
             return
-        source = trail.flow.makers(row).common
-        if source is not None and (call.parsed.is_module or incoming.is_clean):
+        source = trail.flow.makers(row).common if call.parsed.is_module else None
+        if source is not None:
             self._share_fate(row, source)
             return
         if incoming.has_faulty_argument:
@@ -282,11 +282,6 @@ class _Arrivals:
         """Return what comes into a call."""
         forward = trail.calls.forward_of(call) if call.is_backward else None
         return cls(call.inputs, () if forward is None else forward.rows)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether everything that came in is exactly equal."""
-        return not (self.differs or self.is_inexact)
 
     @cached_property
     def incoming(self) -> list[Operand]:
