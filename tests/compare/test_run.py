@@ -217,9 +217,9 @@ def test_values_of_save(tmp_path):
     new = write_debug_dump(tmp_path / "new", {"loss": a, "hidden": a * 1.5})
     old = write_debug_dump(tmp_path / "old", {"loss": a, "hidden": a})
     result = msprobe.compare_dumps(new, old, output=tmp_path / "out")
-    assert result.frame.select("name", "status").rows() == [
-        ("loss.0.debug", "equal"),
-        ("hidden.0.debug", "differs"),
+    assert result.frame.select("name", "target_name", "reference_name", "status").rows() == [
+        ("loss.0.debug", "loss.0.debug", "loss.0.debug", "equal"),
+        ("hidden.0.debug", "hidden.0.debug", "hidden.0.debug", "differs"),
     ]
     assert result.frame["kind"].to_list() == ["saved", "saved"]
     assert [path.name for path in (tmp_path / "out").glob("debug_compare_result_*.xlsx")]

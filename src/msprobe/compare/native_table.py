@@ -13,14 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from msprobe.compare.model import ElementMetrics, Leaf, RankComparison, Role, Row, row_name
+from msprobe.compare.model import (
+    ElementMetrics,
+    Leaf,
+    OperationPair,
+    RankComparison,
+    Role,
+    Row,
+    row_name,
+)
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.records import JsonTree, Statistic
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from msprobe.compare.sides import Side
 
 _BATCH_ROWS: Final = 50_000
 _MAX_VALUE_TEXT: Final = 500
@@ -122,9 +129,9 @@ def make_table(comparisons: Sequence[RankComparison], *, keep_rows: bool = True)
 
     batches: list[pl.DataFrame] = []
     for comparison in comparisons:
-        facts = _OperationFacts(comparison)
-        for rows in _batches(comparison, keep_rows=keep_rows):
-            batches.append(_table_of(rows, comparison, facts))
+        batches += [
+            _table_of(rows, comparison) for rows in _batches(comparison, keep_rows=keep_rows)
+        ]
     return pl.concat(batches) if batches else empty_table()
 
 
@@ -147,102 +154,89 @@ def _schema() -> dict[str, Any]:
     return {name: getattr(pl, kind) for name, kind in COLUMNS.items()}
 
 
-class _OperationFacts:
-    """What is known of operations rather than of values, looked up once for each."""
-
-    def __init__(self, comparison: RankComparison) -> None:
-        self._target = comparison.target
-        self._reference = comparison.reference
-        self.module = cache(self._module)
-        self.api = cache(self._api)
-        self.source = cache(self._source)
-        self.is_backward = cache(self._is_backward)
-
-    def _side(self, target: str | None) -> Side:
-        return self._reference if target is None else self._target
-
-    def _module(self, target: str | None, reference: str | None) -> str:
-        return self._side(target).module(_name(target, reference))
-
-    def _api(self, target: str | None, reference: str | None) -> str:
-        parsed = self._side(target).parsed(_name(target, reference))
-        return parsed.class_name or parsed.path
-
-    def _source(self, target: str | None, reference: str | None) -> str | None:
-        return self._side(target).source_line(_name(target, reference))
-
-    def _is_backward(self, target: str | None, reference: str | None) -> bool:
-        parsed = self._side(target).parsed(_name(target, reference))
-        return parsed.kind is RecordKind.BACKWARD
-
-
-def _name(target: str | None, reference: str | None) -> str:
-    name = target or reference
-    assert name is not None
-    return name
-
-
-def _table_of(
-    rows: Sequence[Row], comparison: RankComparison, facts: _OperationFacts
-) -> pl.DataFrame:
+def _table_of(rows: Sequence[Row], comparison: RankComparison) -> pl.DataFrame:
     import polars as pl
 
-    columns: dict[str, Any] = {
-        "step": [comparison.step] * len(rows),
-        "rank": [str(comparison.rank)] * len(rows),
-    }
-    columns |= _row_columns(rows, facts)
-    targets = [row.target for row in rows]
-    references = [row.reference for row in rows]
-    columns |= _leaf_columns("target", targets)
-    columns |= _leaf_columns("reference", references)
+    pairs, places = _pairs_of(rows)
+    of_pairs = _operation_columns(pairs, comparison)
+    backward = of_pairs.pop("backward")
+    columns = _row_columns(rows, [backward[place] for place in places])
+    columns |= _leaf_columns("target", [row.target for row in rows])
+    columns |= _leaf_columns("reference", [row.reference for row in rows])
     if any(row.metrics is not None for row in rows):
         columns |= _metric_columns(rows)
     columns |= _nonfinite_columns(rows)
-    schema = _schema()
-    # Columns that the mode knows nothing for cost nothing.
-    series = [
-        pl.Series(name, columns[name], dtype=kind, strict=False)
-        if name in columns
-        else pl.Series(name, [None], dtype=kind).new_from_index(0, len(rows))
-        for name, kind in schema.items()
-    ]
+    of_all = {"step": comparison.step, "rank": str(comparison.rank)}
+    index = pl.Series(places, dtype=pl.UInt32)
+    series = []
+    for name, kind in _schema().items():
+        if name in columns:
+            made = pl.Series(name, columns[name], dtype=kind, strict=False)
+        elif name in of_pairs:
+            made = pl.Series(name, of_pairs[name], dtype=kind).gather(index)
+        else:  # the same for all rows; nothing where the mode does not know it
+            made = pl.Series(name, [of_all.get(name)], dtype=kind).new_from_index(0, len(rows))
+        series.append(made)
     return pl.DataFrame(series)
 
 
-def _row_columns(rows: Sequence[Row], facts: _OperationFacts) -> dict[str, list[Any]]:
-    pairs = [row.pair for row in rows]
-    keys = [(pair.target, pair.reference) for pair in pairs]
-    leaves = [row.leaf for row in rows]
-    slots = [leaf.slot for leaf in leaves]
-    backward = [facts.is_backward(*key) for key in keys]
+def _pairs_of(rows: Sequence[Row]) -> tuple[list[OperationPair], list[int]]:
+    """Return the operations of rows that stand together, and for each row the place of its own."""
+    pairs: list[OperationPair] = []
+    places: list[int] = []
+    last: OperationPair | None = None
+    for row in rows:
+        if row.pair is not last:
+            last = row.pair
+            pairs.append(last)
+        places.append(len(pairs) - 1)
+    return pairs, places
+
+
+def _operation_columns(
+    pairs: Sequence[OperationPair], comparison: RankComparison
+) -> dict[str, list[Any]]:
+    """Return what is known of operations rather than of values, and which are backward."""
+    sides = [comparison.reference if pair.target is None else comparison.target for pair in pairs]
+    names = [pair.name for pair in pairs]
+    of_both = list(zip(sides, names, strict=True))
+    parsed = [side.parsed(name) for side, name in of_both]
     return {
         "order": [pair.position for pair in pairs],
-        "name": [row_name(pair.name, slot) for pair, slot in zip(pairs, slots, strict=True)],
+        "operation": names,
+        "module": [side.module(name) for side, name in of_both],
+        "api": [each.class_name or each.path for each in parsed],
+        "match": [pair.match.value for pair in pairs],
+        "confidence": [pair.confidence for pair in pairs],
+        "source": [side.source_line(name) for side, name in of_both],
+        "backward": [each.kind is RecordKind.BACKWARD for each in parsed],
+    }
+
+
+def _row_columns(rows: Sequence[Row], backward: Sequence[bool]) -> dict[str, list[Any]]:
+    leaves = [row.leaf for row in rows]
+    return {
+        "name": [
+            row_name(row.pair.name, leaf.slot) for row, leaf in zip(rows, leaves, strict=True)
+        ],
         "target_name": _value_names((row.pair.target, row.target) for row in rows),
         "reference_name": _value_names((row.pair.reference, row.reference) for row in rows),
-        "operation": [pair.name for pair in pairs],
         "kind": [
             _KIND_OF_ROLE.get(leaf.role) or ("backward" if back else "forward")
             for leaf, back in zip(leaves, backward, strict=True)
         ],
         "role": [leaf.role.value for leaf in leaves],
-        "slot": slots,
-        "module": [facts.module(*key) for key in keys],
-        "api": [facts.api(*key) for key in keys],
+        "slot": [leaf.slot for leaf in leaves],
         "status": [row.status.value for row in rows],
         "origin": [None if row.origin is None else row.origin.value for row in rows],
         "error": [_number(row.error) for row in rows],
         "reason": [row.reason for row in rows],
-        "match": [pair.match.value for pair in pairs],
-        "confidence": [pair.confidence for pair in pairs],
-        "source": [facts.source(*key) for key in keys],
     }
 
 
 def _value_names(values: Iterable[tuple[str | None, Leaf | None]]) -> list[str | None]:
     return [
-        None if leaf is None or name is None else f"{name}.{leaf.slot}" for name, leaf in values
+        None if leaf is None or name is None else row_name(name, leaf.slot) for name, leaf in values
     ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -184,10 +185,9 @@ class Side:
     def source_line(self, name: str) -> str | None:
         """Return where in the user's code a call was made, such as ``train.py:12``."""
         for frame in self.frames(name):
-            found = _FRAME.match(frame)
-            if found:
-                file = re.split(r"[/\\]", found["file"])[-1]
-                return f"{file}:{found['line']}"
+            place = _place_of_frame(frame)
+            if place is not None:
+                return place
         return None
 
     def leaves(self, name: str) -> list[Leaf]:
@@ -462,6 +462,17 @@ def _add_remarks(leaves: list[Leaf], remarks: dict[str, JsonTree]) -> None:
             leaf.extra = {**leaf.extra, "note": remark}
 
 
+# The same few frames come back for every call of a run.
+@lru_cache(maxsize=10_000)
+def _place_of_frame(frame: str) -> str | None:
+    found = _FRAME.match(frame)
+    if found is None:
+        return None
+    file = re.split(r"[/\\]", found["file"])[-1]
+    return f"{file}:{found['line']}"
+
+
+@lru_cache(maxsize=10_000)
 def _is_framework_frame(frame: str) -> bool:
     found = _FRAME.match(frame)
     return found is not None and _FRAMEWORK_FILE.search(found["file"]) is not None
