@@ -148,6 +148,17 @@ def test_random_functions_still_compile() -> None:
     assert torch.equal(scripted(torch.ones(3)), torch.ones(3))
 
 
+def test_ranks_of_a_launcher_write_files_of_their_own(tmp_path: Path, monkeypatch) -> None:
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        train(tmp_path / "a.zip", steps=1, value=rank)
+    pack = read_pack(tmp_path / "a.zip")
+    assert sorted(pack.weights) == [(0, 0), (0, 1)]
+    assert pack.weights[0, 0] != pack.weights[0, 1]
+    assert pack.notes == []
+
+
 def test_only_some_steps_are_looked_at(tmp_path: Path) -> None:
     train(tmp_path / "a.zip", max_steps=2)
     assert sorted(read_pack(tmp_path / "a.zip").weights) == [(0, 0), (1, 0)]

@@ -11,6 +11,7 @@ import pytest
 from triage_dumps import tensor
 
 from msprobe.triage.analysis import analyze_overflow
+from msprobe.triage.answer_lines import answer_lines
 from msprobe.triage.findings import Finding, Source
 
 torch = pytest.importorskip("torch")
@@ -288,3 +289,21 @@ def test_records_of_mindspore_are_understood(write_dump) -> None:
     found = only(path)
     assert (found.place.name, found.place.rank) == ("Mint.log.0.forward", 0)
     assert found.modules == (cell,)
+
+
+def test_a_dump_without_statistics_is_not_called_finite(write_dump) -> None:
+    leaf = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "md5": "00000000"}
+    path = write_dump({"rank": [("Torch.log.0.forward", None, {"output": [leaf]})]})
+    (step,) = analyze_overflow(path)
+    assert step.findings == ()
+    assert "no statistics" in step.notes[0]
+    text = "\n".join(str(line) for line in answer_lines(step))
+    assert "cannot be seen" in text
+
+
+def test_a_dump_of_the_structure_says_so(write_dump) -> None:
+    path = write_dump({"rank": [("Torch.log.0.forward", None, {})]})
+    folder = path / "step0" / "rank"
+    (folder / "dump.json").write_text('{"task": "structure", "level": "mix", "data": {}}')
+    (step,) = analyze_overflow(path)
+    assert "structure" in step.notes[0]

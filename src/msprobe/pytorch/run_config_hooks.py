@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import sys
 import zlib
@@ -35,10 +36,16 @@ _cuda_is_up: Final[Callable[[], bool]] = torch.cuda.is_initialized
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks; (0, 1) without a process group."""
+    """Return this process's rank and the number of ranks.
+
+    Before there is a process group they are those that the launcher has set; (0, 1) without one.
+    """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+    texts = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts):
+        return 0, 1
+    return int(texts[0]), int(texts[1])
 
 
 def framework_facts() -> dict[str, str]:

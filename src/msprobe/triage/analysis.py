@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Final
 
+from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import Dump, DumpStep, RankKey, open_dump
 from msprobe.errors import DumpFormatError
 from msprobe.triage.across_ranks import connect_ranks
 from msprobe.triage.findings import StepFindings
 from msprobe.triage.one_rank import RankExamination, examine_rank
+
+_TENSORS_TO_LOOK_AT: Final = 200
 
 
 def analyze_overflow(
@@ -53,8 +57,8 @@ def analyze_step(step: DumpStep) -> StepFindings:
             problem = exc
             notes.append(f"rank {key} is left out: {exc}")
             continue
-        if not len(view.records) and view.parents:
-            notes.append(f"rank {key} holds the structure of the calls, but no values")
+        if note := _blind_spot(view):
+            notes.append(f"rank {key} {note}")
     if problem is not None and not ranks:
         raise problem
     return StepFindings(
@@ -64,3 +68,21 @@ def analyze_step(step: DumpStep) -> StepFindings:
         records=sum(len(rank.positions) for rank in ranks.values()),
         notes=tuple(notes),
     )
+
+
+def _blind_spot(view: RankView) -> str:
+    """Return why NaN and Inf cannot be seen in this rank's dump; empty if they can."""
+    if not len(view.records):
+        return "holds the structure of the calls, but no values" if view.parents else ""
+    seen = 0
+    for name in view.records:
+        try:
+            tensors = [tensor for _, tensor in view.records[name].tensors()]
+        except DumpFormatError:
+            continue
+        if any(tensor.max is not None or tensor.norm is not None for tensor in tensors):
+            return ""
+        seen += len(tensors)
+        if seen >= _TENSORS_TO_LOOK_AT:
+            break
+    return "holds no statistics (checksums only?): NaN and Inf cannot be seen" if seen else ""

@@ -53,7 +53,7 @@ def _spread(found: StepFindings) -> str:
     affected = sum(found.affected.values())
     total = count_text(found.records, "record")
     if not affected:
-        return f"no NaN or Inf in any of {total}"
+        return f"no NaN or Inf seen in {total}"
     text = f"NaN or Inf in {affected:,} of {total}"
     if len(found.affected) > 1:
         ranks = [str(rank) for rank, count in found.affected.items() if count]
