@@ -130,6 +130,21 @@ def test_tags_of_yaml_are_not_executed(tmp_path: Path) -> None:
         read_data_mapping(path)
 
 
+def test_references_inside_a_file(tmp_path: Path) -> None:
+    """YAML may name a piece and use it again; that is read once and never multiplied."""
+    path = write(tmp_path, "A: &shared {q: k}\nB: *shared\nTopLayer: {x: y}\n")
+    mapping = read_layer_mapping(path)
+    assert mapping.children["A"] == mapping.children["B"] == ((("q",), ("k",)),)
+    bomb = "a: &a [x, x]\n" + "".join(
+        f"{name}: &{name} [*{before}, *{before}]\n"
+        for before, name in zip(
+            "abcdefghijklmnopqrstuvwx", "bcdefghijklmnopqrstuvwxyz", strict=False
+        )
+    )
+    with pytest.raises(ConfigError, match='line 1: "a" is "a list"'):
+        read_data_mapping(write(tmp_path, bomb))
+
+
 def linears(directory: Path, **options: Any) -> tuple[Side, Side]:
     names = [f"Functional.linear.{n}.forward" for n in (0, 1)]
     made = {n: forward([tensor(), tensor((3, 3))], [tensor()], bias=tensor((3,))) for n in names}

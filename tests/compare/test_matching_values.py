@@ -57,6 +57,18 @@ def test_values_of_the_reference_stand_behind_their_kind(tmp_path: Path) -> None
     ]
 
 
+def test_values_of_another_type_or_shape_are_still_partners(tmp_path: Path) -> None:
+    number = {"type": "int", "value": 1}
+    target = forward([tensor(dtype="torch.int64"), tensor((1, 3)), number], [None])
+    reference = forward([tensor(), tensor((3,)), tensor(())], [tensor()])
+    assert slots_of(tmp_path, target, reference) == [
+        ("input.0", "input.0"),
+        ("input.1", "input.1"),
+        ("input.2", "input.2"),
+        ("output.0", "output.0"),
+    ]
+
+
 def test_position_and_keyword_are_the_same_argument(tmp_path: Path) -> None:
     by_position = forward([tensor(), tensor((3, 3)), {"type": "bool", "value": True}], [tensor()])
     by_keyword = forward([tensor()], [tensor()], inplace={"type": "bool", "value": False})

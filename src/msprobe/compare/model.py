@@ -143,7 +143,8 @@ class ElementMetrics:
         ratio_1e3, ratio_5e3: shares of elements with relative error below 0.001 and 0.005.
         legacy_max_rel_err: the MaxRelativeErr of the documented format (zero references shifted).
         target_nan … reference_neg_inf: counts per side.
-        first_nonfinite_mismatch: first position where the sides disagree about NaN, Inf or its sign.
+        first_nonfinite_mismatch: first position where the sides disagree about NaN, Inf or its
+            sign.
     """
 
     count: int
