@@ -238,8 +238,8 @@ def test_a_spreadsheet_of_too_many_rows_has_sheets(tmp_path, monkeypatch):
     assert [row[0] for part in found for row in part[1:]] == list(range(25))
 
 
-def test_a_sheet_that_outgrows_its_archive_is_written_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 5000)
+def test_a_large_sheet_has_the_form_for_large_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(spreadsheet, "_LARGE", 100)
     (path,) = write_table(numbered(1000), tmp_path / "t", "xlsx")
     assert [row[0] for row in read_xlsx(path)[1:]] == list(range(1000))
 

@@ -23,6 +23,8 @@ MAX_ROWS: Final = 1_048_500
 
 _MAX_TEXT: Final = 32_767
 _MAX_EXACT: Final = 1 << 53
+_LARGE: Final = 10_000_000
+"""Cells of a sheet whose XML may well take 2 GiB: two hundred bytes each."""
 _MIN_WIDTH: Final = 8
 _MAX_WIDTH: Final = 48
 _ROWS_FOR_WIDTH: Final = 200
@@ -47,7 +49,7 @@ def write_xlsx(table: Table, path: Path) -> list[Path]:
             writer.write(name, table.columns, islice(rows, count), count)
             left -= count
 
-    return _write_file(path, write)
+    return _write_file(path, write, _cells(table))
 
 
 def write_sheets(tables: Mapping[str, Table], path: Path) -> list[Path]:
@@ -69,34 +71,27 @@ def write_sheets(tables: Mapping[str, Table], path: Path) -> list[Path]:
         for name, table in tables.items():
             writer.write(name, table.columns, table.rows(), table.count)
 
-    return _write_file(path, write)
+    return _write_file(path, write, max(map(_cells, tables.values()), default=0))
 
 
-def _write_file(path: Path, write: Callable[[_SheetWriter], None]) -> list[Path]:
-    """Let `write` fill the file; again in the form for large files if it outgrows the usual one.
-
-    Excel reads that form, but offers to repair it first; so it is left alone where it can be.
-    """
-    from xlsxwriter.exceptions import FileSizeError
-
-    with replacing(path) as temporary:
-        try:
-            _fill(temporary, write, is_large=False)
-        except FileSizeError:
-            _fill(temporary, write, is_large=True)
-    return [path]
+def _cells(table: Table) -> int:
+    return table.count * len(table.columns)
 
 
-def _fill(path: Path, write: Callable[[_SheetWriter], None], *, is_large: bool) -> None:
+def _write_file(path: Path, write: Callable[[_SheetWriter], None], largest: int) -> list[Path]:
+    """Let `write` fill the file, whose largest sheet has so many cells."""
     import xlsxwriter
 
-    with TemporaryDirectory(dir=path.parent) as parts:
+    with replacing(path) as temporary, TemporaryDirectory(dir=path.parent) as parts:
         # Rows go to disk as they come.
-        workbook = xlsxwriter.Workbook(str(path), {"constant_memory": True, "tmpdir": parts})
-        if is_large:
+        workbook = xlsxwriter.Workbook(str(temporary), {"constant_memory": True, "tmpdir": parts})
+        if largest > _LARGE:  # Excel offers to repair such a file first, so only where it must be
             workbook.use_zip64()
-        write(_SheetWriter(workbook))
-        workbook.close()
+        try:
+            write(_SheetWriter(workbook))
+        finally:
+            workbook.close()  # also after an error: its files must be closed
+    return [path]
 
 
 class _SheetWriter:
