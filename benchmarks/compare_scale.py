@@ -107,8 +107,16 @@ CASES = {
 }
 
 
+class FailedError(Exception):
+    """A command ended with an error."""
+
+
 def run(command: list[str]) -> Cost:
-    """Run a command to its end; it must succeed."""
+    """Run a command to its end.
+
+    Raises:
+        FailedError: it did not succeed; the message is the last of what it said.
+    """
     # Compiling the sources anew in every run is not what users see.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     begin = time.perf_counter()
@@ -120,7 +128,7 @@ def run(command: list[str]) -> Cost:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        sys.exit(f"{' '.join(command)}\n{errors[-2000:]}")
+        raise FailedError(errors.strip().splitlines()[-1] if errors.strip() else "no message")
     wall_s = time.perf_counter() - begin
     return Cost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
@@ -132,7 +140,9 @@ def own_command(folder: Path, options: tuple[str, ...]) -> list[str]:
 
 
 def peer_command(peer: Path, folder: Path, options: tuple[str, ...]) -> list[str]:
-    paths = [str(folder / side / "step0" / "rank0") for side in ("target", "reference")]
+    paths = [
+        str(folder / side / "step0" / "rank0" / "dump.json") for side in ("target", "reference")
+    ]
     program = str(peer.parent / "msprobe")
     where = ["-o", str(folder / "out_peer")]
     return [program, "compare", "-tp", paths[0], "-gp", paths[1], *where, *options]
@@ -217,7 +227,10 @@ def main() -> None:
             found = measure({"msprobe": own_command(folder, case.options)}, options.rounds)
             if has_peer and case.is_for_peer:
                 command = peer_command(options.peer, folder, case.peer_options)
-                found |= measure({"peer": command}, options.peer_rounds)
+                try:
+                    found |= measure({"peer": command}, options.peer_rounds)
+                except FailedError as exc:
+                    print(f"{name}: the peer fails: {exc}")
             show(name, case, found, size)
             if name.startswith("alignment"):
                 subprocess.run([sys.executable, "-c", PAIRING, folder], check=True)
