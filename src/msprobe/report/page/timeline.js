@@ -115,7 +115,7 @@ function drawAxes(pen, scale, width, height) {
   }
   pen.textBaseline = "alphabetic";
   pen.textAlign = "left";
-  if (scale.spans.size < 2) pen.fillText("relative error along the execution", margins.left, height - 6);
+  if (scale.spans.size < 2 && width > 600) pen.fillText("relative error along the execution", margins.left, height - 6);
 }
 
 // Where the page does not hold all operations, their largest errors still show as a skyline.
