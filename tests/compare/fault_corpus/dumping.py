@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -97,11 +97,16 @@ def _debugger(config: Path) -> Iterator[PrecisionDebugger]:
         reset_session()
 
 
-def as_statistics(dump: Path, folder: Path) -> Path:
+def as_statistics(dump: Path, folder: Path, *, without: Sequence[str] = ()) -> Path:
     """Write what the task ``statistics`` would have written beside a dump of task ``tensor``.
 
     The records are the same but for the names of the files (`test_fault_corpus` checks it), so a
     program need not run twice.
+
+    Args:
+        dump: dump path of the tensors.
+        folder: where to write.
+        without: fields of tensors to leave out, such as those that other programs do not write.
     """
     for place in dump.glob("step*/rank"):
         target = folder / place.relative_to(dump)
@@ -110,19 +115,19 @@ def as_statistics(dump: Path, folder: Path) -> Path:
             shutil.copyfile(place / name, target / name)
         content = json.loads((place / "dump.json").read_text())
         content |= {"task": "statistics", "dump_data_dir": None}
-        _drop_files(content["data"])
+        _drop(content["data"], ("data_name", *without))
         (target / "dump.json").write_text(json.dumps(content))
     return folder
 
 
-def _drop_files(tree: Any) -> None:
+def _drop(tree: Any, keys: Sequence[str]) -> None:
     if isinstance(tree, dict):
-        tree.pop("data_name", None)
-        for value in tree.values():
-            _drop_files(value)
-    elif isinstance(tree, list):
+        for key in keys:
+            tree.pop(key, None)
+        tree = list(tree.values())
+    if isinstance(tree, list):
         for value in tree:
-            _drop_files(value)
+            _drop(value, keys)
 
 
 def compare(target: Path, reference: Path) -> Summary:

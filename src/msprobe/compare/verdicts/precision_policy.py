@@ -8,7 +8,7 @@ are a difference of their own, and are held to the finer type.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from typing import Final
 
 from msprobe.compare.model import RankComparison, Role, Row, Status
@@ -28,29 +28,24 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
     """Turn the close outputs of calls that alone run in lower precision into differences."""
     mixed = [row for row in comparison.rows if _has_two_precisions(row)]
     # A call that was given values of two precisions did not choose its own.
-    given = {row.pair.position for row in mixed if row.leaf.role is not Role.OUTPUT}
+    given = {row.pair.position for row in mixed if not _is_output(row)}
     odd = [row for row in mixed if _is_output(row) and row.pair.position not in given]
     if not odd:
         return
-    kinds = {id(row): _kind(comparison, row) for row in odd}
-    seen = set(kinds.values()) - {""}
-    totals: dict[str, int] = defaultdict(int)
-    for row in comparison.rows:
-        if _is_float_output(row):
-            kind = _kind(comparison, row)
-            if kind in seen:
-                totals[kind] += 1
-    numbers: dict[str, int] = defaultdict(int)
-    for row in mixed:
-        if _is_output(row):
-            numbers[_kind(comparison, row)] += 1
+    lowered = Counter(_kind(comparison, row) for row in mixed if _is_output(row))
+    totals = Counter(
+        kind
+        for row in comparison.rows
+        if _is_float_output(row) and (kind := _kind(comparison, row)) in lowered
+    )
     lone = set()
     for row in odd:
-        kind = kinds[id(row)]
-        if kind and numbers[kind] <= _EXCEPTION * totals[kind]:
-            others = f"{totals[kind] - numbers[kind]} other outputs of a {kind} agree in type"
-            if _judge_as_finer(row, f"{LONE_PRECISION}: {others}", tolerances):
-                lone.add(fingerprints(row))
+        kind = _kind(comparison, row)
+        if not kind or lowered[kind] > _EXCEPTION * totals[kind]:
+            continue
+        others = f"{totals[kind] - lowered[kind]} other outputs of a {kind} agree in type"
+        if _judge_as_finer(row, f"{LONE_PRECISION}: {others}", tolerances):
+            lone.add(fingerprints(row))
     if lone:
         for row in comparison.rows:
             if row.status is Status.CLOSE and fingerprints(row) in lone:
