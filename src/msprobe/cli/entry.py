@@ -15,6 +15,7 @@ from msprobe.cli import (
     compare,
     compare_ckpt,
     config_check,
+    dump_config,
     merge_result,
     overflow_check,
     parse,
@@ -36,6 +37,7 @@ _VERBS: Final = (
     schema,
     code_mapping,
     parse,
+    dump_config,
 )
 # Before 26 the framework stood before the command; dumps say it themselves.
 _FRAMEWORKS: Final = ("pytorch", "mindspore")

@@ -88,7 +88,8 @@ def decode_elements(raw: bytes, kind: ElementType, count: int) -> NDArray[Any]:
     if kind.is_packed:
         return _unpack(stored, kind, count)
     if kind.name == "bool":
-        return stored != 0
+        truths: NDArray[np.bool_] = stored != 0
+        return truths
     if kind.name == "bfloat16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored
