@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from msprobe.dump.layout import safe_file_name
 from msprobe.dump.records import JsonTree, TensorRecord
 from msprobe.dump.writer import RankDump, TensorPayload
+
+if TYPE_CHECKING:
+    from msprobe.capture.statistics import Summary
 
 
 class Draft:
@@ -70,6 +74,21 @@ class Draft:
         if self.files is not None:
             self.files.put_tensor(name, payload)
         return name
+
+    def add_details(self, record: TensorRecord, summary: Summary) -> None:
+        """Note in `record`, and for the whole record, what is not finite in a finished summary."""
+        found = summary.nonfinite
+        if found is not None:
+            self.nonfinite = self.overflow = True
+            record.nan_count = found.nan_count
+            record.pos_inf_count = found.pos_inf_count
+            record.neg_inf_count = found.neg_inf_count
+            record.finite_max = found.finite_max
+            record.finite_min = found.finite_min
+        elif summary.norm == math.inf:
+            self.nonfinite = True  # finite elements whose norm is beyond float64
+        if summary.note is not None:
+            record.note = summary.note
 
 
 class Call(msgspec.Struct, gc=False, eq=False):

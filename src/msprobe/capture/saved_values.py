@@ -23,6 +23,7 @@ from msprobe.capture.adapter import Adapter
 from msprobe.capture.call import Draft
 from msprobe.capture.recorder import Recorder
 from msprobe.capture.values import Describer, key_texts
+from msprobe.config import Config, Level, Task
 from msprobe.dump.records import JsonTree
 
 logger = logging.getLogger(__name__)
@@ -230,6 +231,19 @@ class SavedValues:
         if kinds and name not in self._said:
             self._said.add(name)
             logger.warning("save(%r): %s cannot be saved and is null", name, ", ".join(kinds))
+
+
+def is_wanted(config: Config, name: object, save_backward: object) -> bool:
+    """Return whether a call of `save` records anything; arguments of a wrong type are warned of."""
+    if config.level is not Level.DEBUG or config.task not in (Task.STATISTICS, Task.TENSOR):
+        logger.debug("save() does nothing at level %s, task %s", config.level, config.task)
+        return False
+    for key, found, kind in (("name", name, str), ("save_backward", save_backward, bool)):
+        if not isinstance(found, kind):
+            text = "save(): %s must be a %s, found a %s; nothing is saved"
+            logger.warning(text, key, kind.__name__, type(found).__name__)
+            return False
+    return True
 
 
 def _children(value: Any) -> Iterable[tuple[int | str, Any]] | None:

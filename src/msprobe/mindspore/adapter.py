@@ -20,7 +20,6 @@ from mindspore import Parameter, Tensor
 from msprobe.capture.array_statistics import summarise_array
 from msprobe.capture.call import Draft
 from msprobe.capture.stacks import Traits
-from msprobe.capture.statistics import Summary
 from msprobe.config import Config, Slice, StatisticsSection, SummaryMode, TensorSection
 from msprobe.dump.records import TensorRecord
 from msprobe.mindspore.communication import current_rank
@@ -101,7 +100,7 @@ class MindSporeAdapter:
             summary.mean,
             summary.norm,
         )
-        _add_details(record, summary, draft)
+        draft.add_details(record, summary)
         if self._md5:
             record.md5 = crc32_hex(values)
         if values.size and (draft.held is not None or draft.files is not None):
@@ -149,21 +148,6 @@ def values_of(tensor: Any) -> NDArray[Any] | None:
         return None
     values: NDArray[Any] = tensor.asnumpy()
     return values
-
-
-def _add_details(record: TensorRecord, summary: Summary, draft: Draft) -> None:
-    found = summary.nonfinite
-    if found is not None:
-        draft.nonfinite = draft.overflow = True
-        record.nan_count = found.nan_count
-        record.pos_inf_count = found.pos_inf_count
-        record.neg_inf_count = found.neg_inf_count
-        record.finite_max = found.finite_max
-        record.finite_min = found.finite_min
-    elif summary.norm == np.inf:
-        draft.nonfinite = True  # finite elements whose norm is beyond float64
-    if summary.note is not None:
-        record.note = summary.note
 
 
 def _crop(values: NDArray[Any], slices: Sequence[Slice]) -> NDArray[Any]:

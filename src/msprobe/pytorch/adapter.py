@@ -6,7 +6,6 @@ Every method here runs with grad mode off and torch functions disabled (see `qui
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
@@ -42,7 +41,6 @@ from msprobe.pytorch.tensor_payload import snapshot
 # Exact types whose every property can be read without a detour.
 TENSOR_TYPES: Final = (Tensor, Parameter)
 
-_INFINITY: Final = math.inf
 _LOST: Final = "the device did not deliver the statistics"
 _transforms_active: Final = torch._C._are_functorch_transforms_active
 
@@ -161,18 +159,7 @@ class TorchAdapter:
                 draft.waiting = []
             draft.waiting.append((record, summary))
             return
-        found = summary.nonfinite
-        if found is not None:
-            draft.nonfinite = draft.overflow = True
-            record.nan_count = found.nan_count
-            record.pos_inf_count = found.pos_inf_count
-            record.neg_inf_count = found.neg_inf_count
-            record.finite_max = found.finite_max
-            record.finite_min = found.finite_min
-        elif summary.norm == _INFINITY:
-            draft.nonfinite = True  # finite elements whose norm is beyond float64
-        if summary.note is not None:
-            record.note = summary.note
+        draft.add_details(record, summary)
 
     def _keep(
         self, tensor: Tensor, record: TensorRecord, value: Value, draft: Draft, path: str

@@ -22,6 +22,7 @@ from torch.nn.modules import module as module_code
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import Stack
+from msprobe.capture.token_range import TokenGate
 from msprobe.capture.values import Found
 from msprobe.pytorch import mode_stack
 from msprobe.pytorch.api_rules import FAST_PATH_MODULES
@@ -31,7 +32,6 @@ from msprobe.pytorch.function_mode import ApiObserver
 from msprobe.pytorch.gradient_taps import InputEdges, Tapping
 from msprobe.pytorch.quiet import quietly
 from msprobe.pytorch.tensor_search import output_slots, tensors_in
-from msprobe.capture.token_range import TokenGate
 from msprobe.pytorch.tracing import is_tracing
 
 _clock: Final = time.perf_counter

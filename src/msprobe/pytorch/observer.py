@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from msprobe.capture.session import Session
+from msprobe.capture.token_range import TokenGate
 from msprobe.config import CompileMode, Level, Task
 from msprobe.pytorch import mode_stack
 from msprobe.pytorch.adapter import TorchAdapter
@@ -26,7 +27,6 @@ from msprobe.pytorch.function_mode import ApiObserver, torch_redispatch
 from msprobe.pytorch.kernels import ApisAboveKernels, KernelObserver
 from msprobe.pytorch.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.parameter_gradients import ParameterGradients
-from msprobe.capture.token_range import TokenGate
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ pass ends at that tensor (``autograd.grad(loss, y)``), which hooks on nodes do n
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,14 +16,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from msprobe.capture.saved_values import GradientSlot
+from msprobe.capture.saved_values import GradientSlot, is_wanted
 from msprobe.capture.session import Session
-from msprobe.config import Level, Task
 from msprobe.pytorch.compiled import run_eagerly
 from msprobe.pytorch.quiet import quietly
 from msprobe.pytorch.tracing import is_tracing
-
-logger = logging.getLogger(__name__)
 
 _clock: Final = time.perf_counter
 _functorch_active: Final = torch._C._are_functorch_transforms_active
@@ -39,17 +35,7 @@ def save(session: Session, variable: Any, name: Any, save_backward: Any) -> None
         name: the user's name for it; anything but a str gets a warning and is skipped.
         save_backward: whether its gradients are recorded; anything but a bool likewise.
     """
-    config = session.config
-    if config.level is not Level.DEBUG or config.task not in (Task.STATISTICS, Task.TENSOR):
-        logger.debug("save() does nothing at level %s, task %s", config.level, config.task)
-        return
-    if not isinstance(name, str) or not isinstance(save_backward, bool):
-        wrong = "name" if not isinstance(name, str) else "save_backward"
-        found, rule = (name, "a str") if wrong == "name" else (save_backward, "a bool")
-        kind = type(found).__name__
-        logger.warning("save(): %s must be %s, found a %s; nothing is saved", wrong, rule, kind)
-        return
-    if is_tracing():
+    if not is_wanted(session.config, name, save_backward) or is_tracing():
         return
     started = _clock()
     quietly(session, "save", _save, session, variable, name, save_backward)
