@@ -37,7 +37,7 @@ def test_replicas_on_other_data_agree(tmp_path, task):
     )
     assert result.is_equal
     assert result.summary["replicas"] == []
-    assert result.summary["notes"] == ["step 0: ranks 0, 1, 2 hold the same parameters"]
+    assert result.summary["notes"] == ["step 0: ranks 0, 1, 2 were taken for replicas"]
     # Only what must agree is looked at: three weights and a reduced gradient for each of two.
     assert result.frame["kind"].value_counts().sort("kind").rows() == [
         ("parameter", 6),
@@ -132,15 +132,36 @@ def test_constant_parameters_tell_nothing(tmp_path):
 
 
 def test_without_modules_parameters_are_what_no_call_gave_out(tmp_path):
-    path = dump_of(tmp_path, [{"data": 1}, {"data": 1, "scale": 1.5}], "statistics")
-    for rank in (0, 1):
-        file = path / f"step0/rank{rank}/dump.json"
+    path = without_modules(dump_of(tmp_path, [{"data": 1}, {"data": 1, "scale": 1.5}]))
+    assert [each["row"] for each in findings(path)] == ["Functional.linear.1.forward.output.0"]
+    path = without_modules(
+        dump_of(tmp_path / "drift", [{"data": 1}, {"data": 2, "drift": 1e-3}], "tensor")
+    )
+    found = findings(path)
+    assert [each["row"] for each in found] == ["Functional.linear.2.forward.input.1"]
+    assert found[0]["kind"] == "parameter"
+
+
+def without_modules(path):
+    """Make dumps of level L1, which list no parameters."""
+    for file in path.glob("step0/*/dump.json"):
         tree = json.loads(file.read_text())
         calls = {name: record for name, record in tree["data"].items() if name[0] == "F"}
         for record in calls.values():
             record["input_args"][1]["requires_grad"] = True
         file.write_text(json.dumps({**tree, "level": "L1", "data": calls}))
-    assert [each["name"] for each in findings(path)] == ["Functional.linear.1.forward"]
+    return path
+
+
+def test_results_of_calls_without_a_record_are_no_parameters(tmp_path):
+    """What a call of unknown origin made requires gradients, too, but is far off on other data."""
+    path = without_modules(dump_of(tmp_path, [{"data": 1}, {"data": 2}]))
+    for file in path.glob("step0/*/dump.json"):
+        tree = json.loads(file.read_text())
+        tree["data"]["Functional.linear.2.forward"]["input_args"][0]["requires_grad"] = True
+        del tree["data"]["Functional.linear.1.forward"]
+        file.write_text(json.dumps(tree))
+    assert findings(path) == []
 
 
 def test_a_comparison_of_several_ranks_looks_at_replicas_by_itself(tmp_path):

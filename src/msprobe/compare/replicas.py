@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 _LEAST_COMMON_SHARE: Final = 0.6
 # Replicas that drifted apart are still closer than two parts of one weight ever are.
 _SIMILAR: Final = 1e-3
+# What was only taken for a parameter may be the result of a call that made no record, which is far
+# off on other data.
+_SIMILAR_GUESS: Final = 0.1
 _RANDOM: Final = re.compile(
     r"(?i)(?:^|\.)_*(?:feature_)?(?:alpha_)?(?:dropout|rand|bernoulli|multinomial|normal_?$|uniform_"
     r"|exponential_|cauchy_|geometric_|log_normal_|poisson|rrelu|gumbel_softmax|empty|new_empty"
@@ -61,10 +64,12 @@ class ReplicaGroup:
     Attributes:
         step: the step.
         ranks: at least two, the first of which the others are compared with.
+        parameters: record and slot where each parameter is first seen.
     """
 
     step: int
     ranks: tuple[RankKey, ...]
+    parameters: frozenset[Place]
 
 
 def compare_replicas(
@@ -163,9 +168,9 @@ def compare_replicas_of(
     for group in find_replica_groups(step.number, sides):
         first = sides[group.ranks[0]]
         shown = ", ".join(map(str, group.ranks))
-        notes.append(f"step {step.number}: ranks {shown} hold the same parameters")
+        notes.append(f"step {step.number}: ranks {shown} were taken for replicas")
         for key in group.ranks[1:]:
-            yield _compare_pair(step.number, key, sides[key], first)
+            yield _compare_pair(group, key, sides[key], first)
 
 
 def find_replica_groups(step: int, sides: Mapping[RankKey, Side]) -> list[ReplicaGroup]:
@@ -182,7 +187,9 @@ def find_replica_groups(step: int, sides: Mapping[RankKey, Side]) -> list[Replic
         else:
             groups.append(([key], weights))
     return [
-        ReplicaGroup(step=step, ranks=tuple(members)) for members, _ in groups if len(members) > 1
+        ReplicaGroup(step=step, ranks=tuple(members), parameters=frozenset(weights))
+        for members, weights in groups
+        if len(members) > 1
     ]
 
 
@@ -224,14 +231,14 @@ def _are_replicas(mine: Mapping[Place, Leaf], theirs: Mapping[Place, Leaf]) -> b
     return alike >= _LEAST_COMMON_SHARE * len(telling) if telling else True
 
 
-def _are_similar(a: Leaf, b: Leaf) -> bool:
+def _are_similar(a: Leaf, b: Leaf, tolerance: float = _SIMILAR) -> bool:
     if _value_key(a) == _value_key(b):
         return True
     pairs = [(a.max, b.max), (a.min, b.min), (a.norm, b.norm)]
     for x, y in pairs:
         if not isinstance(x, (int, float)) or not isinstance(y, (int, float)):
             return False
-        if not abs(x - y) <= _SIMILAR * max(abs(x), abs(y)):
+        if not abs(x - y) <= tolerance * max(abs(x), abs(y)):
             return False
     return True
 
@@ -247,11 +254,11 @@ def _value_key(leaf: Leaf) -> Key:
     return (leaf.dtype, leaf.shape, *map(repr, numbers))
 
 
-def _compare_pair(step: int, rank: RankKey, side: Side, first: Side) -> RankComparison:
+def _compare_pair(group: ReplicaGroup, rank: RankKey, side: Side, first: Side) -> RankComparison:
     known = set(first.names)
     pairs: list[OperationPair] = []
     rows: list[Row] = []
-    checker = _Checker(side, first)
+    checker = _Checker(side, first, group.parameters)
     for name in side.names:
         if name not in known:
             continue
@@ -261,7 +268,7 @@ def _compare_pair(step: int, rank: RankKey, side: Side, first: Side) -> RankComp
             pairs.append(pair)
             rows += found
     return RankComparison(
-        step=step,
+        step=group.step,
         rank=rank,
         target=side,
         reference=first,
@@ -274,9 +281,10 @@ def _compare_pair(step: int, rank: RankKey, side: Side, first: Side) -> RankComp
 class _Checker:
     """Finds the values that two replicas must have in common."""
 
-    def __init__(self, side: Side, first: Side) -> None:
+    def __init__(self, side: Side, first: Side, parameters: frozenset[Place]) -> None:
         self._side = side
         self._first = first
+        self._parameters = parameters
         self._enclosing = set(side.view.parents.values())
         self._seen: set[tuple[str, str]] = set()
         # Forward calls that both ranks made of the same values.
@@ -295,6 +303,9 @@ class _Checker:
                 if (parsed.base, a.slot) in self._seen:
                     continue
                 self._seen.add((parsed.base, a.slot))
+            elif (name, a.slot) in self._parameters:
+                if not _are_similar(a, b, _SIMILAR_GUESS):
+                    continue
             elif not (reduced or (same and a.role is Role.OUTPUT)):
                 continue
             yield Row(pair=pair, target=a, reference=b)
@@ -335,8 +346,10 @@ def judge_replicas(comparison: RankComparison, tolerances: Tolerances) -> None:
 
 
 def _reason(row: Row) -> str:
+    parameter = "a parameter that replicas should share differs"
     what = {
-        Role.PARAMETER: "a parameter that replicas should share differs",
+        Role.PARAMETER: parameter,
+        Role.INPUT: parameter,
         Role.PARAMETER_GRAD: "a reduced gradient that replicas should share differs",
     }.get(row.leaf.role, "the inputs are equal on both ranks, the results are not")
     return f"{what}; {row.reason}" if row.reason else what
@@ -390,6 +403,8 @@ def _findings_of(members: Sequence[RankComparison]) -> Iterator[dict[str, Any]]:
 
 
 def _kind(side: Side, row: Row) -> str:
+    if row.leaf.role is Role.INPUT:
+        return Role.PARAMETER.value  # inputs are looked at only where they are parameters
     if row.leaf.role in (Role.PARAMETER, Role.PARAMETER_GRAD):
         return row.leaf.role.value
     return "backward" if side.parsed(row.pair.name).kind is RecordKind.BACKWARD else "forward"
