@@ -243,6 +243,7 @@ def test_replicas(capsys, tmp_path):
         ([], "needs a TARGET and a REFERENCE; 0 given"),
         (["new"], "1 given"),
         (["new", "old", "third"], "3 given"),
+        (["-cm", "new", "old"], "-cm takes the word behind it: put the dumps first"),
         (["new", "old", "-tp", "new"], "give the dumps once"),
         (["new", "nothing"], "nothing: does not exist"),
         (["new", "old", "--rank", "x"], "--rank"),

@@ -326,3 +326,32 @@ def test_damaged_files_are_named(tmp_path):
     shutil.rmtree(old)
     with pytest.raises(DumpFormatError, match="old"):
         msprobe.compare_dumps(new, old)
+
+
+def test_an_interrupted_comparison_goes_on_where_it_ended(tmp_path, caplog):
+    for side, scale in (("new", 1.5), ("old", 1.0)):
+        write_dump(tmp_path / side, "tensor", ranks=("rank0", "rank1"), scale=scale)
+    late = tmp_path / "new/step0/rank1/dump.json"
+    text = late.read_text()
+    late.write_text(text[:-30])
+    out = tmp_path / "out"
+    with pytest.raises(DumpFormatError):
+        msprobe.compare_dumps(tmp_path / "new", tmp_path / "old", output=out)
+    assert [path.name for path in out.iterdir()] == [".msprobe_unfinished_comparison"]
+    late.write_text(text)
+    with caplog.at_level("INFO", logger="msprobe"):
+        result = msprobe.compare_dumps(tmp_path / "new", tmp_path / "old", output=out)
+    assert "are taken over" in caplog.text
+    assert not (out / ".msprobe_unfinished_comparison").exists()
+    fresh = msprobe.compare_dumps(tmp_path / "new", tmp_path / "old")
+    assert result.frame.equals(fresh.frame)
+    assert result.summary["bytes_read"] == fresh.summary["bytes_read"]
+
+
+def test_work_on_a_cluster_gives_the_same(tmp_path, pair):
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as cluster:
+        there = msprobe.compare_dumps(*pair, scheduler=cluster.scheduler_address)
+    assert there.frame.equals(msprobe.compare_dumps(*pair).frame)
