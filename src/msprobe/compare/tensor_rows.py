@@ -113,7 +113,14 @@ class TensorWork:
             key = (target.inode, reference.inode, tolerance, products)
             job = jobs.get(key)
             if job is None:
-                jobs[key] = TensorJob(len(jobs), target.path, reference.path, tolerance, *products)
+                jobs[key] = TensorJob(
+                    len(jobs),
+                    target.path,
+                    reference.path,
+                    tolerance,
+                    *products,
+                    size=target.size + reference.size,
+                )
                 members.append([row])
             else:
                 members[job.index].append(row)
@@ -133,7 +140,7 @@ class TensorWork:
 
 
 class _File(NamedTuple):
-    path: Path
+    path: str
     inode: tuple[int, int]
     size: int
 
@@ -161,12 +168,12 @@ class _TensorFolder:
             return self._find_slowly(data_name)
         if not data_name.endswith((".npy", ".pt")):
             return self._find_slowly(data_name)
-        return _File(Path(path), (found.st_dev, found.st_ino), found.st_size)
+        return _File(path, (found.st_dev, found.st_ino), found.st_size)
 
     def _find_slowly(self, data_name: str) -> _File:
         path = self._side.tensor_path(data_name)
         found = path.stat()
-        return _File(path, (found.st_dev, found.st_ino), found.st_size)
+        return _File(str(path), (found.st_dev, found.st_ino), found.st_size)
 
 
 def _shapes_agree(target: Leaf, reference: Leaf) -> bool:

@@ -48,7 +48,7 @@ def read_npy_header(file: OpenFile) -> NpyHeader:
         DumpFormatError: the header is damaged, or contradicts the size of the file.
         ValueError, SyntaxError …: the header is no Python literal.
     """
-    path = file.path
+    path = file.name
     magic = file.read(0, min(file.size, 12))
     if magic[:6] != b"\x93NUMPY" or magic[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
         raise DumpFormatError(path, "is not a .npy file of a known version")

@@ -38,7 +38,7 @@ class OpenFile:
     """A plain file, open for reading; a context manager.
 
     Attributes:
-        path: the file.
+        name: path of the file.
         size: its bytes.
         is_npy: whether its name says that it is NumPy's.
         identity: tells whether two paths are one file.
@@ -46,17 +46,16 @@ class OpenFile:
     """
 
     __slots__ = ("_descriptor", "_head", "_tail", "_tail_start", "content", "identity", "is_npy",
-                 "path", "size")  # fmt: skip
+                 "name", "size")  # fmt: skip
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         """Open a file.
 
         Raises:
             RecordNotFoundError: there is no such file.
             DumpFormatError: it cannot be opened, or is no plain file.
         """
-        self.path = path
-        name = os.fspath(path)
+        self.name = name = os.fspath(path)
         self.is_npy = name.endswith(".npy")
         try:
             # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
@@ -74,7 +73,7 @@ class OpenFile:
     def _look(self) -> None:
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise DumpFormatError(self.path, "is not a plain file")
+            raise DumpFormatError(self.name, "is not a plain file")
         self.identity = FileIdentity.of(status)
         self.size = size = status.st_size
         self._tail_start = 0
@@ -87,7 +86,7 @@ class OpenFile:
                 self._tail_start = size - _END_BYTES
                 self._tail = os.pread(self._descriptor, _END_BYTES, self._tail_start)
         except OSError as exc:
-            raise DumpFormatError(self.path, f"cannot be read: {exc}") from exc
+            raise DumpFormatError(self.name, f"cannot be read: {exc}") from exc
 
     def __enter__(self) -> Self:
         """Return the file."""
@@ -96,6 +95,11 @@ class OpenFile:
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(self.name)
 
     def close(self) -> None:
         """Close the file."""
@@ -113,7 +117,7 @@ class OpenFile:
         if self._tail is not None and offset >= self._tail_start and end <= self.size:
             return self._tail[offset - self._tail_start : end - self._tail_start]
         if end > self.size:
-            raise DumpFormatError(self.path, f"ends at byte {self.size}, before byte {end}")
+            raise DumpFormatError(self.name, f"ends at byte {self.size}, before byte {end}")
         content = bytearray(length)
         self.read_into(offset, content)
         return bytes(content)
@@ -129,8 +133,8 @@ class OpenFile:
             try:
                 count = os.preadv(self._descriptor, [view], offset)
             except OSError as exc:
-                raise DumpFormatError(self.path, f"cannot be read: {exc}") from exc
+                raise DumpFormatError(self.name, f"cannot be read: {exc}") from exc
             if count == 0:
-                raise DumpFormatError(self.path, "became shorter while it was read")
+                raise DumpFormatError(self.name, "became shorter while it was read")
             view = view[count:]
             offset += count

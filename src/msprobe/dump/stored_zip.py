@@ -65,18 +65,18 @@ def content_offset(file: OpenFile, name: bytes, entry: Entry) -> int:
     """
     if entry.offset < 0:
         raise DumpFormatError(
-            file.path, f"has no entry {name.decode(errors='replace')!r} where it should be"
+            file.name, f"has no entry {name.decode(errors='replace')!r} where it should be"
         )
     header = file.read(entry.offset, _LOCAL.size)
     magic, _, flags, _, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(header)
     start: int = entry.offset + _LOCAL.size
     if magic != b"PK\3\4" or file.read(start, name_length) != name or flags & _ENCRYPTED:
         raise DumpFormatError(
-            file.path, f"has no entry {name.decode(errors='replace')!r} where it should be"
+            file.name, f"has no entry {name.decode(errors='replace')!r} where it should be"
         )
     start += name_length + extra_length
     if start + entry.size > file.size:
-        raise DumpFormatError(file.path, f"ends inside its entry {name.decode(errors='replace')!r}")
+        raise DumpFormatError(file.name, f"ends inside its entry {name.decode(errors='replace')!r}")
     return start
 
 

@@ -152,10 +152,10 @@ def find_tensor(file: OpenFile) -> ArchivedTensor:
     """
     entries = _read_entries(file)
     prefix, pickled = _find_pickle(file, entries)
-    layout = _layout(file.path, pickled)
+    layout = _layout(file.name, pickled)
     name = b"%b/data/%b" % (prefix, layout.key.encode())
     entry = _entry(file, entries, name)
-    _check_extent(file.path, layout, entry.size // layout.itemsize)
+    _check_extent(file.name, layout, entry.size // layout.itemsize)
     byte_order = prefix + b"/byteorder"
     big_endian = byte_order in entries and _content(file, entries, byte_order) == b"big"
     start = content_offset(file, name, entry)
@@ -173,11 +173,11 @@ def read_archive(file: OpenFile) -> tuple[NDArray[Any], str]:
     """
     found = find_tensor(file)
     raw = file.read(found.start, found.size)
-    check_checksum(file.path, found.checksum, crc32(raw))
+    check_checksum(file.name, found.checksum, crc32(raw))
     return _build(found.layout, raw, ">" if found.is_big_endian else "<"), found.layout.dtype
 
 
-def check_checksum(path: Path, written: int, computed: int) -> None:
+def check_checksum(path: str | Path, written: int, computed: int) -> None:
     """Make sure that content is as it was written.
 
     Args:
@@ -199,7 +199,7 @@ def _read_entries(file: OpenFile) -> dict[bytes, list[Entry]]:
         if file.read(0, min(file.size, 1)) == b"\x80":
             # torch before 1.6 wrote bare pickles.
             raise SpecialTensorError("is in torch's old format") from exc
-        raise DumpFormatError(file.path, f"is not a readable .pt archive: {exc}") from exc
+        raise DumpFormatError(file.name, f"is not a readable .pt archive: {exc}") from exc
 
 
 def _find_pickle(file: OpenFile, entries: dict[bytes, list[Entry]]) -> tuple[bytes, bytes]:
@@ -207,7 +207,7 @@ def _find_pickle(file: OpenFile, entries: dict[bytes, list[Entry]]) -> tuple[byt
     pickles = [name for name in entries if name.endswith(b"/data.pkl")]
     count = sum(len(entries[name]) for name in pickles)
     if count != 1:
-        raise DumpFormatError(file.path, f"holds {count} data.pkl entries instead of one")
+        raise DumpFormatError(file.name, f"holds {count} data.pkl entries instead of one")
     if _entry(file, entries, pickles[0]).size > _MAX_PICKLE_BYTES:
         raise SpecialTensorError("is far more than one tensor")
     return pickles[0].removesuffix(b"/data.pkl"), _content(file, entries, pickles[0])
@@ -215,12 +215,12 @@ def _find_pickle(file: OpenFile, entries: dict[bytes, list[Entry]]) -> tuple[byt
 
 def _entry(file: OpenFile, entries: dict[bytes, list[Entry]], name: bytes) -> Entry:
     if name not in entries:
-        raise DumpFormatError(file.path, f"has no entry {name.decode(errors='replace')!r}")
+        raise DumpFormatError(file.name, f"has no entry {name.decode(errors='replace')!r}")
     entry = entries[name][-1]
     # torch never compresses; an entry larger than the file can only be a decompression bomb.
     if not entry.is_stored or entry.size > file.size:
         raise DumpFormatError(
-            file.path, f"entry {name.decode(errors='replace')!r} is compressed or its size is a lie"
+            file.name, f"entry {name.decode(errors='replace')!r} is compressed or its size is a lie"
         )
     return entry
 
@@ -228,11 +228,11 @@ def _entry(file: OpenFile, entries: dict[bytes, list[Entry]], name: bytes) -> En
 def _content(file: OpenFile, entries: dict[bytes, list[Entry]], name: bytes) -> bytes:
     entry = _entry(file, entries, name)
     content = file.read(content_offset(file, name, entry), entry.size)
-    check_checksum(file.path, entry.checksum, crc32(content))
+    check_checksum(file.name, entry.checksum, crc32(content))
     return content
 
 
-def _layout(path: Path, pickled: bytes) -> Layout:
+def _layout(path: str, pickled: bytes) -> Layout:
     try:
         if len(pickled) <= _USUAL_PICKLE_BYTES:
             return _usual_layout(pickled)
@@ -392,7 +392,7 @@ def _size(value: Any) -> int:
     raise ValueError("a size is not a number of elements")
 
 
-def _check_extent(path: Path, layout: Layout, stored: int) -> None:
+def _check_extent(path: str, layout: Layout, stored: int) -> None:
     """Make sure that all elements lie on the storage of `stored` elements."""
     if len(layout.shape) != len(layout.stride) or len(layout.shape) > 64:
         raise DumpFormatError(path, "shape and strides do not fit together")

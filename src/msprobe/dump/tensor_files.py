@@ -89,7 +89,7 @@ def read_open_tensor(file: OpenFile) -> StoredTensor:
     try:
         return _read_npy(file) if file.is_npy else _read_pt(file)
     except READ_ERRORS as exc:
-        raise DumpFormatError(file.path, f"cannot be read: {first_line(exc)}") from exc
+        raise DumpFormatError(file.name, f"cannot be read: {first_line(exc)}") from exc
 
 
 def locate_tensor_file(directory: Path, data_name: str) -> Path:
@@ -160,11 +160,11 @@ def _read_pt(file: OpenFile) -> StoredTensor:
     try:
         array, dtype = read_archive(file)
     except SpecialTensorError as exc:
-        raise special_tensor(file.path, exc) from exc
+        raise special_tensor(file.name, exc) from exc
     return StoredTensor(array=array, dtype=dtype)
 
 
-def special_tensor(path: Path, exc: Exception) -> UnsupportedError:
+def special_tensor(path: str, exc: Exception) -> UnsupportedError:
     """Return the error for a tensor that only torch can read."""
     hint = "torch.load(view.tensor_path(…), weights_only=True) may read it"
     return UnsupportedError(f"{path}: {exc}; {hint}")

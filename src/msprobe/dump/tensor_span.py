@@ -74,7 +74,7 @@ class SpanFinder:
                 return FoundTensor(_find_in_npy(file), 0)
             return self._find_in_archive(file)
         except READ_ERRORS as exc:
-            raise DumpFormatError(file.path, f"cannot be read: {first_line(exc)}") from exc
+            raise DumpFormatError(file.name, f"cannot be read: {first_line(exc)}") from exc
 
     def _find_in_archive(self, file: OpenFile) -> FoundTensor:
         content = file.content
@@ -105,7 +105,7 @@ def _find_in_archive(file: OpenFile) -> tuple[ArchivedTensor, FoundTensor]:
     try:
         archived = find_tensor(file)
     except SpecialTensorError as exc:
-        raise special_tensor(file.path, exc) from exc
+        raise special_tensor(file.name, exc) from exc
     layout = archived.layout
     size_bytes = layout.count * layout.itemsize
     is_plain = (

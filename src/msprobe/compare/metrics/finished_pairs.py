@@ -179,7 +179,8 @@ def _key(job: TensorJob) -> bytes | None:
     except (OSError, ValueError):
         return None
     facts = (
-        *map(os.fspath, (job.target, job.reference)),
+        os.fspath(job.target),
+        os.fspath(job.reference),
         *map(tuple, states),
         job.tolerance.rtol,
         job.tolerance.atol,
@@ -189,7 +190,7 @@ def _key(job: TensorJob) -> bytes | None:
     return hashlib.blake2b(repr(facts).encode("utf-8", "replace"), digest_size=16).digest()
 
 
-def _files(job: TensorJob) -> list[Path]:
+def _files(job: TensorJob) -> list[str | Path]:
     products = (job.target_matrices, job.reference_matrices)
     matrices = [factor.path for product in products if product for factor in product.factors]
     return [job.target, job.reference, *matrices]

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from msprobe.compare.metrics.finished_pairs import FinishedPairs
@@ -79,7 +80,7 @@ def measure_all(
     """
     report = progress or _ignore
     outcomes: dict[int, TensorOutcome] = {}
-    sizes = [files_size([job]) for job in jobs]
+    sizes = [_size(job) for job in jobs]
     left: list[tuple[int, TensorJob]] = []
     for job, size in zip(jobs, sizes, strict=True):
         known = None if resume is None else resume.find(job)
@@ -100,10 +101,14 @@ def measure_all(
 
 def files_size(jobs: Iterable[TensorJob]) -> int:
     """Return the bytes of all files of the jobs; files that are not there have none."""
-    return sum(_size(path) for job in jobs for path in (job.target, job.reference))
+    return sum(map(_size, jobs))
 
 
-def _size(path: os.PathLike[str]) -> int:
+def _size(job: TensorJob) -> int:
+    return _size_of(job.target) + _size_of(job.reference) if job.size is None else job.size
+
+
+def _size_of(path: str | Path) -> int:
     try:
         return os.stat(path).st_size  # noqa: PTH116 - several times faster, and there are many
     except (OSError, ValueError):

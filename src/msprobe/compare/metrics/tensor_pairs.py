@@ -47,14 +47,16 @@ class TensorJob:
         tolerance: what `ElementMetrics.mismatches` counts by.
         target_matrices: what to multiply the values with before, None for nothing.
         reference_matrices: likewise.
+        size: bytes of both files, None where they are not known yet.
     """
 
     index: int
-    target: Path
-    reference: Path
+    target: str | Path
+    reference: str | Path
     tolerance: Tolerance
     target_matrices: MatrixProduct | None = None
     reference_matrices: MatrixProduct | None = None
+    size: int | None = None
 
 
 @dataclass(slots=True)
@@ -177,7 +179,7 @@ def _elements(file: OpenFile, found: FoundTensor) -> NDArray[Any]:
     assert file.content is not None
     elements = np.frombuffer(file.content, span.storage_type, span.count, span.start)
     if found.checksum:
-        check_checksum(file.path, found.checksum, crc32(elements))
+        check_checksum(file.name, found.checksum, crc32(elements))
     return elements
 
 
@@ -214,7 +216,7 @@ class _Side:
         Raises:
             DumpFormatError: they are not.
         """
-        check_checksum(self._file.path, self._wanted_checksum, self._checksum)
+        check_checksum(self._file.name, self._wanted_checksum, self._checksum)
 
     def is_same_file(self, other: _Side) -> bool:
         """Return whether both sides are links to one file."""
