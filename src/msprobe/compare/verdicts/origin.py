@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import Mode, Origin, RankComparison, Role, Row, Status
+from msprobe.compare.model import Leaf, Mode, Origin, RankComparison, Role, Row, Status
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.conditioning import (
     Bound,
@@ -26,6 +26,7 @@ from msprobe.compare.verdicts.conditioning import (
 from msprobe.compare.verdicts.consequence import retract_inconsequential
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
+from msprobe.compare.verdicts.hidden_values import has_doubtful_mask
 from msprobe.compare.verdicts.incoming import Incoming
 from msprobe.compare.verdicts.operation_families import Family, family_of
 from msprobe.compare.verdicts.precision_policy import LONE_PRECISION
@@ -76,8 +77,8 @@ class _Search:
     def __init__(self, trail: Trail) -> None:
         self._trail = trail
         self._unmatched = UnmatchedCalls(trail)
-        self._incoming = Incoming(trail, self._unmatched)
         self._gradients = GradientFlow(trail, self._unmatched)
+        self._incoming = Incoming(trail, self._unmatched, self._gradients)
         is_coarse = trail.comparison.mode is not Mode.TENSOR
         self._sees_statistics_only = trail.comparison.mode is Mode.STATISTICS
         self._safety = _SAFETY_OF_STATISTICS if is_coarse else _SAFETY
@@ -160,6 +161,9 @@ class _Search:
         if row.status is Status.MISSING or row.status is Status.ADDED:
             self._judge_lost(call, row, incoming)
             return
+        if self._sees_statistics_only and not incoming.differs and has_doubtful_mask(trail, call):
+            mark(row, Origin.INHERITED, "the mask it was given is made from values that differ")
+            return
         if call.parsed.is_module and trail.calls.has_inner(call) and trail.has_difference:
             mark(row, Origin.INHERITED)
             return
@@ -196,6 +200,8 @@ class _Search:
             mark(row, Origin.INHERITED)
         elif incoming.worst_error >= _LARGE_ERROR or (incoming.differs and incoming.is_broken):
             mark(row, Origin.AMPLIFIED, "its inputs are finite, but already far apart")
+        elif incoming.reaches_zero:
+            mark(row, Origin.AMPLIFIED, "its inputs are finite, but already reach zero")
         else:
             mark(row, Origin.INTRODUCED, "its inputs are finite")
 
@@ -293,6 +299,18 @@ class _Arrivals:
         """Tensors of the forward call, for a backward record."""
         return [operand for operand in map(operand_of, self._saved) if operand is not None]
 
+    @property
+    def reaches_zero(self) -> bool:
+        """Whether an input that differs reaches zero in the target alone: a divisor, a root."""
+        return any(
+            row.status is Status.DIFFERS
+            and row.target is not None
+            and row.reference is not None
+            and _has_zero_between(row.target)
+            and not _has_zero_between(row.reference)
+            for row in self._own
+        )
+
     def _take_inexact(self, row: Row) -> None:
         if not _holds_tensor(row):
             self.differs |= row.origin is not None
@@ -308,6 +326,10 @@ class _Arrivals:
 
 def _holds_tensor(row: Row) -> bool:
     return any(leaf is not None and leaf.is_tensor for leaf in (row.target, row.reference))
+
+
+def _has_zero_between(leaf: Leaf) -> bool:
+    return leaf.max is not None and leaf.min is not None and leaf.min <= 0 <= leaf.max
 
 
 def _times(result: Operand, incoming: _Arrivals) -> str:
