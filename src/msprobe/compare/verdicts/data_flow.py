@@ -8,6 +8,7 @@ programs) are recognised by a fingerprint of type, shape, statistics and checksu
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from msprobe.compare.model import Leaf, Role, Row
 
 # Such values turn up everywhere and tell nothing about where they come from.
 _COMMON_NUMBERS: Final = (0.0, 1.0, -1.0, 0.5, 2.0)
+# A value that is handed on unchanged has several makers; more than so many are not looked at.
+_MOST_MAKERS: Final = 16
 
 Fingerprint = Hashable
 
@@ -106,21 +109,24 @@ class _SideFlow:
         return found
 
     def makers(self, row: Row) -> Sequence[int]:
-        """Return the output rows before this one that hold the same value."""
+        """Return the output rows before this one that hold the same value, at most a few."""
         leaf = self._pick(row)
         if leaf is None:
             return ()
         position = row.pair.position
         number = leaf.extra.get("value_id")
         if number is not None:
-            found = self._before(self._by_id.get(number, ()), position)
-            if found:
-                return found
+            found = self._by_id.get(number, ())
+            end = self._count_before(found, position)
+            if end:
+                return found[: min(end, _MOST_MAKERS)]
         key = fingerprint(leaf)
         if key is None:
             return ()
         # The latest one: an equal value that lies further back was perhaps overwritten since.
-        return self._before(self._by_print.get(key, ()), position)[::-1]
+        found = self._by_print.get(key, ())
+        end = self._count_before(found, position)
+        return found[max(end - _MOST_MAKERS, 0) : end][::-1]
 
     def users(self, row: Row) -> Sequence[int]:
         """Return the input rows that hold the same recognised value."""
@@ -128,11 +134,12 @@ class _SideFlow:
         number = None if leaf is None else leaf.extra.get("value_id")
         return () if number is None else self._users_by_id.get(number, ())
 
-    def _before(self, indices: Sequence[int], position: int) -> Sequence[int]:
+    def _count_before(self, indices: Sequence[int], position: int) -> int:
+        """Return how many of some rows, which stand in order, ran before a position."""
         rows = self._rows
         if not indices or rows[indices[-1]].pair.position < position:
-            return indices
-        return [index for index in indices if rows[index].pair.position < position]
+            return len(indices)
+        return bisect_left(indices, position, key=lambda index: rows[index].pair.position)
 
 
 class DataFlow:

@@ -25,12 +25,13 @@ class Incoming:
     Args:
         trail: the state of the search.
         unmatched: the calls that only one side made.
+        gradients: judges gradients that no single call made.
     """
 
-    def __init__(self, trail: Trail, unmatched: UnmatchedCalls) -> None:
+    def __init__(self, trail: Trail, unmatched: UnmatchedCalls, gradients: GradientFlow) -> None:
         self._trail = trail
         self._unmatched = unmatched
-        self._gradients = GradientFlow(trail, unmatched)
+        self._gradients = gradients
 
     def judge(self, call: Call) -> None:
         """Set the origin of all inputs and parameters of a call that differ."""

@@ -9,6 +9,7 @@ nothing stay harmless, as do all calls inside a module that was compiled on one 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -18,10 +19,12 @@ from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.operation_families import Family, family_of, reorders
 from msprobe.compare.verdicts.trail import Trail, mark
 
-# A chain of unmatched calls longer than this is another program, not a slip.
-_LONGEST_CHAIN: Final = 200
+# Where more calls than so many begin a chain, it is another program, not a slip.
+_MOST_ROOTS: Final = 8
 # How many calls upstream a change of order is looked for.
 _FARTHEST: Final = 60
+# And how often: each time costs as much as a few calls.
+_MOST_SEARCHES: Final = 1000
 
 
 class Blame(Enum):
@@ -32,11 +35,28 @@ class Blame(Enum):
     CONSTANT = "nobody: it is a new constant, and what counts is who uses it"
 
 
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Unmatched calls that lead up to one of them.
+
+    Attributes:
+        telling: first rows of the calls with which it begins.
+        moving: the same among calls that only move numbers, where there is no other.
+        is_fed_with_difference: whether something that differs came in.
+    """
+
+    telling: tuple[int, ...]
+    moving: tuple[int, ...]
+    is_fed_with_difference: bool
+
+
 class UnmatchedCalls:
     """Finds the culprits among calls without a partner."""
 
     def __init__(self, trail: Trail) -> None:
         self._trail = trail
+        self._chains: dict[int, _Chain] = {}
+        self._searches = 0
 
     def blame_for(self, maker: int) -> Blame:
         """Blame the unmatched call that made a value, or those that it got its own values from.
@@ -44,9 +64,10 @@ class UnmatchedCalls:
         Args:
             maker: index of the row of the unmatched call that holds the value.
         """
-        roots = self._find_roots(maker)
-        if roots is None:
+        chain = self._chain_of(self._trail.calls.of(self._trail.rows[maker]))
+        if chain.is_fed_with_difference:
             return Blame.EARLIER
+        roots = chain.telling or chain.moving
         for position in roots:
             self._blame(position)
         return Blame.CALL if roots else Blame.CONSTANT
@@ -75,6 +96,9 @@ class UnmatchedCalls:
         Returns:
             Whether there is one.
         """
+        self._searches += 1
+        if self._searches > _MOST_SEARCHES:
+            return False
         trail = self._trail
         seen: set[int] = set()
         waiting = [call]
@@ -114,57 +138,58 @@ class UnmatchedCalls:
                     f"only the {side} makes this call, and {why}",
                 )
 
-    def _find_roots(self, maker: int) -> tuple[int, ...] | None:
-        """Return a row of each unmatched call at which a chain of them begins to matter.
-
-        None if the chain itself takes in a difference.
-        """
-        trail = self._trail
-        chain: dict[int, None] = {}
-        waiting = [maker]
-        while waiting and len(chain) < _LONGEST_CHAIN:
-            index = waiting.pop()
-            call = trail.calls.of(trail.rows[index])
-            if call.start in chain:
-                continue
-            chain[call.start] = None
-            for row in call.inputs:
-                source = self._source(row)
-                if source is None:
-                    continue
-                if trail.calls.of(trail.rows[source]).is_matched:
-                    if trail.explains(source):
-                        return None
-                else:
-                    waiting.append(source)
-        calls = [trail.calls.of(trail.rows[start]) for start in sorted(chain)]
-        # A constant means nothing by itself: what counts is the call that takes it in.
-        made = [call for call in calls if any(row.leaf.is_tensor for row in call.inputs)]
-        telling = [call for call in made if not self._only_moves(call)] or made
-        first = self._nearest_first(telling)
-        return tuple(call.start for call in first)
-
-    def _nearest_first(self, calls: list[Call]) -> list[Call]:
-        """Return the calls that take no value from another one of them."""
-        own = {call.start for call in calls}
-        first = [call for call in calls if not self._feeds(call) & own]
-        return first or calls[:1]
-
-    def _feeds(self, call: Call) -> set[int]:
-        """Return the starts of all unmatched calls that a call's values come from."""
-        trail = self._trail
-        found: set[int] = set()
+    def _chain_of(self, call: Call) -> _Chain:
+        """Return at which calls the unmatched calls begin that a call's values come from."""
         waiting = [call]
-        while waiting and len(found) < _LONGEST_CHAIN:
-            for row in waiting.pop().inputs:
-                source = self._source(row)
-                if source is None:
-                    continue
-                maker = trail.calls.of(trail.rows[source])
-                if not maker.is_matched and maker.start not in found:
-                    found.add(maker.start)
-                    waiting.append(maker)
+        while waiting:
+            top = waiting[-1]
+            before = [] if top.start in self._chains else self._unmatched_makers(top)
+            missing = [each for each in before if each.start not in self._chains]
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            if top.start not in self._chains:
+                self._chains[top.start] = self._join(top, before)
+        return self._chains[call.start]
+
+    def _unmatched_makers(self, call: Call) -> list[Call]:
+        calls = self._trail.calls
+        found = []
+        for row in call.inputs:
+            source = self._source(row)
+            if source is not None:
+                maker = calls.of(self._trail.rows[source])
+                if not maker.is_matched:
+                    found.append(maker)
         return found
+
+    def _join(self, call: Call, before: Iterable[Call]) -> _Chain:
+        """Return the chain that ends in a call, from those that end in its makers."""
+        trail = self._trail
+        differs = False
+        for row in call.inputs:
+            source = self._source(row)
+            if source is not None and trail.calls.of(trail.rows[source]).is_matched:
+                differs = differs or trail.explains(source)
+        telling: dict[int, None] = {}
+        moving: dict[int, None] = {}
+        for each in before:
+            chain = self._chains[each.start]
+            differs = differs or chain.is_fed_with_difference
+            telling |= dict.fromkeys(chain.telling)
+            moving |= dict.fromkeys(chain.moving)
+        # A constant means nothing by itself: what counts is the call that takes it in.
+        if not telling and any(row.leaf.is_tensor for row in call.inputs):
+            if not self._only_moves(call):
+                telling[call.start] = None
+            elif not moving:
+                moving[call.start] = None
+        return _Chain(
+            tuple(telling)[:_MOST_ROOTS],
+            tuple(moving)[:_MOST_ROOTS],
+            is_fed_with_difference=differs,
+        )
 
     def _is_fed_with_difference(self, call: Call) -> bool:
         for row in call.inputs:
