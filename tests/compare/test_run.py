@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import polars as pl
@@ -13,7 +16,7 @@ from run_dumps import RankWriter, write_debug_dump, write_dump
 
 import msprobe
 from msprobe.compare.native_table import COLUMNS
-from msprobe.errors import DumpFormatError, UnsupportedError, UsageError
+from msprobe.errors import DumpFormatError, MsprobeError, UnsupportedError, UsageError
 
 TASKS = ["statistics", "tensor", "md5"]
 FAULT = "Functional.linear.1.forward"
@@ -348,10 +351,46 @@ def test_an_interrupted_comparison_goes_on_where_it_ended(tmp_path, caplog):
     assert result.summary["bytes_read"] == fresh.summary["bytes_read"]
 
 
-def test_work_on_a_cluster_gives_the_same(tmp_path, pair):
+@pytest.mark.parametrize("task", ["tensor"], indirect=True)
+def test_work_on_a_cluster_gives_the_same(pair):
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
     ) as cluster:
         there = msprobe.compare_dumps(*pair, scheduler=cluster.scheduler_address)
     assert there.frame.equals(msprobe.compare_dumps(*pair).frame)
+
+
+_VALUES = re.compile(rb'(?<=: )("[^"]*"|[-0-9.e]+|true|false|null|\[\]|\{\})')
+_OTHERS = [b"null", b"NaN", b"-1", b"1e999", b'"x"', b"[]", b"{}", b"true", b'{"type": "int"}']
+
+
+def damaged(text, chance):
+    """Return a file's bytes with some exchanged, some values replaced, or a piece cut out."""
+    data = bytearray(text)
+    kind = chance.randrange(3)
+    if kind == 0:
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+    elif kind == 1:
+        places = list(_VALUES.finditer(text))
+        chosen = chance.sample(places, min(2, len(places)))
+        for found in sorted(chosen, key=lambda found: -found.start()):
+            data[found.start() : found.end()] = chance.choice(_OTHERS)
+    else:
+        start = chance.randrange(len(data))
+        del data[start : start + chance.randint(1, 200)]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", ["dump.json", "construct.json", "stack.json"])
+def test_damage_ends_in_a_result_or_an_error_of_ours(pair, name):
+    path = pair[0] / "step0/rank0" / name
+    text = path.read_bytes()
+    chance = random.Random(name)
+    for _ in range(25):
+        path.write_bytes(damaged(text, chance))
+        for sides in (pair, pair[::-1]):
+            with suppress(MsprobeError):
+                result = msprobe.compare_dumps(*sides)
+                assert result.frame.height == result.summary["rows"]
