@@ -22,6 +22,8 @@ _COMMON_NUMBERS: Final = (0.0, 1.0, -1.0, 0.5, 2.0)
 # A value that is handed on unchanged has several makers; more than so many are not looked at.
 _MOST_MAKERS: Final = 16
 
+_FINITE_STATISTICS: Final = ("finite_max", "finite_min", "nan_count")
+
 Fingerprint = Hashable
 
 
@@ -35,6 +37,10 @@ def fingerprint(leaf: Leaf) -> Fingerprint | None:
     largest, least = leaf.max, leaf.min
     if largest is None and leaf.md5 is None:
         return None
+    if largest != largest and leaf.md5 is None:
+        # With NaN in it all statistics are NaN; what is left of the values may tell.
+        finite = tuple(leaf.extra.get(key) for key in _FINITE_STATISTICS)
+        return None if None in finite else (leaf.dtype, leaf.shape, finite)
     if largest == least and leaf.md5 is None:
         is_single = math.prod(leaf.shape or ()) == 1
         if not is_single or largest in _COMMON_NUMBERS:
