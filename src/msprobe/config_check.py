@@ -21,7 +21,10 @@ from typing import Any, Final
 from msprobe.errors import ConfigError, UnsupportedError
 
 # Framework → the module that observes it.
-_OBSERVERS: Final = {"pytorch": "msprobe.pytorch.run_config_hooks"}
+_OBSERVERS: Final = {
+    "pytorch": "msprobe.pytorch.run_config_hooks",
+    "mindspore": "msprobe.mindspore.run_config_hooks",
+}
 
 
 class ConfigChecker:
@@ -40,13 +43,13 @@ class ConfigChecker:
             arguments.
         output_zip_path: file to write; an older one is replaced. Rank r of several writes
             ``{name}.rank{r}.zip`` beside it.
-        fmk: the framework, ``pytorch``.
+        fmk: the framework, ``pytorch`` or ``mindspore``.
         max_steps: micro steps to look at; None for all.
 
     Raises:
         ConfigError: an argument has a wrong type.
         ConfigFileError: a file of `shell_path` cannot be read.
-        UnsupportedError: the framework is not supported here.
+        UnsupportedError: the framework cannot be watched, or not in its present mode.
         ReportWriteError: the file cannot be written.
     """
 
@@ -98,7 +101,7 @@ def _observer(fmk: str) -> Any:
     if fmk not in _OBSERVERS:
         known = ", ".join(_OBSERVERS)
         raise UnsupportedError(
-            f'ConfigChecker: fmk is {fmk!r}; only {known} can be watched. "msprobe '
+            f'ConfigChecker: fmk is {fmk!r}; use {known}. "msprobe '
             'config_check -d" collects environment, packages, system and arguments of any run'
         )
     # Found by a table, so that nothing here depends on a framework.

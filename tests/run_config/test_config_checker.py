@@ -227,7 +227,7 @@ def test_the_documented_import_path() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"fmk": "mindspore"}, UnsupportedError),
+        ({"fmk": "jax"}, UnsupportedError),
         ({"model": "model"}, ConfigError),
         ({"shell_path": 3}, ConfigError),
         ({"shell_path": ["gone.sh"]}, ConfigError),

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -32,6 +34,7 @@ _SIMILAR: Final = 0.8
 # Comparing all leftovers with each other takes the square of their number.
 _MAX_COMPARED_BY_SIMILARITY: Final = 400
 _DUPLICATE: Final = "duplicate_value"
+_MEGATRON_MODULES: Final = ("megatron.training.global_vars", "megatron.training", "megatron")
 
 # Names of one thing in different programs.
 _ALIASES: Final = tuple(
@@ -293,3 +296,14 @@ def _find_similar(name: str, waiting: Mapping[str, str]) -> str | None:
         if matcher.real_quick_ratio() > best_ratio and (ratio := matcher.ratio()) > best_ratio:
             best, best_ratio = other, ratio
     return best
+
+
+def megatron_arguments() -> dict[str, JsonTree]:
+    """Return the arguments of Megatron-LM, if it is loaded in this process and has parsed them."""
+    for name in _MEGATRON_MODULES:
+        get_args = getattr(sys.modules.get(name), "get_args", None)
+        if callable(get_args):
+            # It asserts that arguments were parsed.
+            with suppress(AssertionError, AttributeError, RuntimeError):
+                return flat_arguments(vars(get_args()))
+    return {}

@@ -24,7 +24,7 @@ _FILES: Final = {
     "cann": Path("/usr/local/Ascend/ascend-toolkit/latest/version.cfg"),
 }
 _LEVELS: Final = (
-    (re.compile(r"git\.commit|devices|cpu\.instructions|torch\..*"), Level.ERROR),
+    (re.compile(r"git\.commit|devices|cpu\.instructions|(torch|mindspore)\..*"), Level.ERROR),
     (re.compile(r"python|driver\..*|firmware\..*|cann|git\.changes|cpu|cpu\.count"), Level.WARNING),
 )
 

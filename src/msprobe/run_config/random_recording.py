@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which random functions a script calls, from where, and how often; and the generators' states.
+
+Functions are replaced by ones that note the call and pass it on, arguments and result untouched.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import random
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any, Final
+
+import numpy as np
+
+from msprobe.dump.records import JsonTree
+
+_SEEDING: Final = ("seed", "set_seed", "manual_seed", "manual_seed_all", "default_rng")
+_MAX_FRAMES: Final = 64
+_MAX_SEEDS: Final = 64
+
+_Place = tuple[tuple[CodeType, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomFunctions:
+    """Functions of one module or class.
+
+    Attributes:
+        prefix: what they are called by, ``torch.cuda``.
+        owner: the module or class.
+        names: their names; those that it lacks are passed over.
+    """
+
+    prefix: str
+    owner: Any
+    names: tuple[str, ...]
+
+
+PYTHON_AND_NUMPY: Final = (
+    RandomFunctions(
+        "random",
+        random,
+        (
+            *("seed", "random", "randint", "randrange", "uniform", "gauss", "normalvariate"),
+            *("choice", "choices", "sample", "shuffle", "getrandbits"),
+        ),
+    ),
+    RandomFunctions(
+        "np.random",
+        np.random,
+        (
+            *("seed", "rand", "randn", "randint", "random", "random_sample", "uniform", "normal"),
+            *("choice", "shuffle", "permutation", "default_rng"),
+        ),
+    ),
+)
+
+
+def _never() -> bool:
+    return False
+
+
+def _no_introduction(noted: Any, original: Any) -> Callable[[], None]:
+    del noted, original
+    return _nothing
+
+
+def _nothing() -> None:
+    """Undo nothing."""
+
+
+class RandomRecorder:
+    """Notes the calls of one process."""
+
+    def __init__(
+        self,
+        functions: Sequence[RandomFunctions],
+        *,
+        library_paths: tuple[str, ...],
+        keeps_out: Callable[[], bool] = _never,
+        introduce: Callable[[Any, Any], Callable[[], None]] = _no_introduction,
+    ) -> None:
+        """Prepare; nothing is replaced yet.
+
+        Args:
+            functions: what to watch.
+            library_paths: beginnings of the paths of files that are not the user's.
+            keeps_out: whether a call must not be noted now (code is being compiled).
+            introduce: makes a replacement known to the framework; returns the undo.
+        """
+        self._functions = tuple(functions)
+        self._library_paths = (*library_paths, "<frozen")
+        self._keeps_out = keeps_out
+        self._introduce = introduce
+        self._lock = threading.Lock()
+        self._counts: dict[str, dict[_Place, int]] = {}
+        self._seeds: dict[str, dict[_Place, list[str]]] = {}
+        self._is_watching = False
+
+    def watch(self) -> Iterator[Callable[[], None]]:
+        """Replace the functions; yield how to put each back. Does nothing while it is watching."""
+        if self._is_watching:
+            return
+        self._is_watching = True
+        for group in self._functions:
+            for name in group.names:
+                original = getattr(group.owner, name, None)
+                if callable(original):
+                    yield self._replace(group.owner, name, f"{group.prefix}.{name}", original)
+        yield self._end
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        with self._lock:
+            self._counts.clear()
+            self._seeds.clear()
+
+    def as_json(self) -> dict[str, JsonTree]:
+        """Return the calls by function: from which place, how often, with which seeds.
+
+        Stacks begin with the outermost frame; frames of libraries are left out.
+        """
+        with self._lock:
+            counts = {name: dict(places) for name, places in self._counts.items()}
+            seeds = {name: dict(places) for name, places in self._seeds.items()}
+        found: dict[str, JsonTree] = {}
+        for name, places in counts.items():
+            entries: dict[tuple[str, ...], dict[str, JsonTree]] = {}
+            for place, count in places.items():
+                # Places that differ inside a library only are one place of the user's.
+                frames = tuple(self._frames(place))
+                entry = entries.setdefault(frames, {"count": 0, "stack": list(frames)})
+                entry["count"] += count
+                if values := seeds.get(name, {}).get(place):
+                    entry["seeds"] = [*entry.get("seeds", ()), *values]
+            found[name] = list(entries.values())
+        return found
+
+    def _replace(
+        self, owner: Any, name: str, label: str, original: Callable[..., Any]
+    ) -> Callable[[], None]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if not self._keeps_out():
+                self._note(label, name, args, kwargs)
+            return original(*args, **kwargs)
+
+        functools.update_wrapper(noted, original)
+        is_own = name in vars(owner)
+        setattr(owner, name, noted)
+        forget = self._introduce(noted, original)
+
+        def undo() -> None:
+            forget()
+            # Somebody else may have replaced it since.
+            if vars(owner).get(name) is not noted:
+                return
+            if is_own:
+                setattr(owner, name, original)
+            else:  # inherited
+                delattr(owner, name)
+
+        return undo
+
+    def _note(self, label: str, name: str, args: Any, kwargs: Any) -> None:
+        place = _place(sys._getframe(2))
+        with self._lock:
+            places = self._counts.setdefault(label, {})
+            places[place] = places.get(place, 0) + 1
+            if name in _SEEDING and places[place] <= _MAX_SEEDS:
+                text = ", ".join([*map(repr, args), *(f"{key}={kwargs[key]!r}" for key in kwargs)])
+                self._seeds.setdefault(label, {}).setdefault(place, []).append(text[:100])
+
+    def _frames(self, place: _Place) -> list[str]:
+        frames = []
+        for code, line in reversed(place):
+            path = code.co_filename
+            if not path.startswith(self._library_paths):
+                text = linecache.getline(path, line).strip()
+                frames.append(f"File {path}, line {line}, in {code.co_name}, {text}")
+        return frames
+
+    def _end(self) -> None:
+        self._is_watching = False
+
+
+def python_and_numpy_states() -> Iterator[tuple[str, str]]:
+    """Yield the generators of Python and NumPy with a checksum of their state; draws nothing."""
+    yield "python", state_checksum(repr(random.getstate()).encode())
+    found: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - what users' scripts share
+    state = found["state"]
+    content = np.asarray(state["key"]).tobytes() + repr(state.get("pos")).encode()
+    yield "numpy", state_checksum(content)
+
+
+def state_checksum(content: bytes) -> str:
+    """Return eight hexadecimal digits for the state of a generator."""
+    return f"{zlib.crc32(content):08x}"
+
+
+def _place(frame: FrameType | None) -> _Place:
+    """Return code and line of each frame, innermost first; cheap, nothing is formatted."""
+    found: list[tuple[CodeType, int]] = []
+    while frame is not None and len(found) < _MAX_FRAMES:
+        found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
