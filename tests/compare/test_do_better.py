@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import python_calamine
+import yaml
 from run_dumps import RankWriter, write_dump
 from written_dumps import Book, Value, Verdicts, compare, value
 
@@ -548,3 +549,34 @@ def test_tables_of_all_ranks_can_be_merged(tmp_path, capsys, kind):
     capsys.readouterr()
     assert code == 0
     assert list(Path("merged").iterdir())
+
+
+# A layer mapping leaves behind what it came to.
+
+
+def test_a_layer_mapping_is_written_as_a_data_mapping_that_does_the_same(tmp_path, capsys):
+    for side, child in (("new", "fc"), ("old", "dense")):
+        book = Book(tmp_path / side)
+        x, y = value([1.0, 2.0], 1), value([3.0, 4.0], 2)
+        module, net = f"Module.{child}.Linear.forward.0", "Module.Net.forward.0"
+        book.call("Functional.linear.0.forward", [x], [y], parent=module, line=3)
+        book.call(module, [x], [y], parameters={"weight": value([5.0])}, parent=net, line=2)
+        book.call(net, [x], [y], line=1).write()
+    Path("layers.yaml").write_text("TopLayer:\n  fc: dense\n")
+    code, out, _ = cli(capsys, "new", "old", "-lm", "layers.yaml", "-o", "a", "--json")
+    assert (code, json.loads(out)["equal"]) == (0, True)
+    [mapping] = Path("a").glob("data_mapping_*.yaml")
+    name = "Module.{}.Linear.forward.0.parameters.weight"
+    assert yaml.safe_load(mapping.read_text())[name.format("fc")] == name.format("dense")
+    code, again, _ = cli(capsys, "new", "old", "-dm", mapping, "-o", "b", "--json")
+    assert json.loads(again)["counts"] == json.loads(out)["counts"]
+    assert not list(Path("b").glob("data_mapping_*"))
+
+
+def test_results_that_could_not_be_written_are_refused_before_the_work(tmp_path, capsys):
+    Path("taken").write_text("")
+    for place in ("taken", "taken/below"):
+        # The dumps are looked at afterwards: these do not even exist.
+        code, out, err = cli(capsys, "none", "nor", "-o", place)
+        assert (code, out) == (2, "")
+        assert "taken: is a file" in err

@@ -92,12 +92,15 @@ def compare_replicas(
         UsageError: no step has two ranks that hold the same parameters.
     """
     from msprobe.compare.result import CompareResult
+    from msprobe.compare.result_files import check_writable
     from msprobe.compare.tensor_rows import TensorWork
     from msprobe.compare.verdicts.summary import summarize
     from msprobe.compare.verdicts.tolerances import Tolerances
     from msprobe.dump.reader import open_dump
 
     began = time.perf_counter()
+    if output is not None:
+        check_writable(output)
     dump = open_dump(path)
     tolerances = Tolerances.load(options.tolerances)
     said = list(notes)

@@ -48,9 +48,14 @@ class CompareResult:
     """
 
     def __init__(
-        self, *, comparisons: Sequence[RankComparison], summary: Mapping[str, Any]
+        self,
+        *,
+        comparisons: Sequence[RankComparison],
+        summary: Mapping[str, Any],
+        has_layer_mapping: bool = False,
     ) -> None:
         self._comparisons = comparisons
+        self._has_layer_mapping = has_layer_mapping
         self._frame: pl.DataFrame | None = None
         self._has_rows = True
         self.summary = summary
@@ -147,6 +152,10 @@ class CompareResult:
                 from msprobe.compare.legacy.advisor import write_advice
 
                 files.append(write_advice(made, folder / advice_name(name)))
+            if self._has_layer_mapping:
+                from msprobe.compare.result_files import mapping_name, write_data_mapping
+
+                files.append(write_data_mapping(comparison, folder / mapping_name(name)))
         if len(names) > 1:
             files += write_table(self.worst_ranks(), folder / f"worst_ranks_{stamp}", "csv")
         if legacy.first_difference:

@@ -8,6 +8,7 @@ compare_result_{rank}_{step}_{time}.xlsx       kernel dumps
 {graph|pynative}/step{n}/compare_result_…      MindSpore dumps of two halves
 worst_ranks_{time}.csv                         several ranks: the worst rank of every value
 advisor[_rank0]_{time}.txt                     where it was asked for
+data_mapping[_rank0]_{time}.yaml               what a layer mapping came to
 compare_report_{time}.html                     likewise
 summary.json
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -61,6 +63,51 @@ def advice_name(table_name: str) -> str:
     """Return the path of the advice on a table."""
     folder, separator, name = table_name.rpartition("/")
     return f"{folder}{separator}{name.replace('compare_result', 'advisor', 1)}.txt"
+
+
+def write_data_mapping(comparison: RankComparison, path: Path) -> Path:
+    """Write which rows were compared, as a data mapping that leads to the same rows.
+
+    Args:
+        comparison: one rank.
+        path: the file, ``….yaml``.
+
+    Raises:
+        ReportWriteError: it cannot be written.
+    """
+    import yaml
+
+    from msprobe.compare.matching import data_mapping_of
+
+    mapping = data_mapping_of(comparison.rows)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as file:
+            yaml.safe_dump(mapping, file, sort_keys=False, allow_unicode=True, width=10_000)
+    except OSError as exc:
+        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
+    return path
+
+
+def mapping_name(table_name: str) -> str:
+    """Return the path of the data mapping that goes with a table."""
+    folder, separator, name = table_name.rpartition("/")
+    return f"{folder}{separator}{name.replace('compare_result', 'data_mapping', 1)}.yaml"
+
+
+def check_writable(directory: Path) -> None:
+    """Make sure before the work that its results can be written; nothing is made.
+
+    Raises:
+        ReportWriteError: the folder is a file, lies below one, or may not be written to.
+    """
+    nearest = directory
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise ReportWriteError(nearest, "is a file, where a folder for the results is wanted")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ReportWriteError(nearest, "this folder may not be written to")
 
 
 def write_summary(summary: Mapping[str, Any], directory: Path) -> Path:

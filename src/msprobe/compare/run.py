@@ -129,9 +129,12 @@ def run_comparison(
         framework: what the user takes the target to be made with; only checked.
     """
     from msprobe.compare.result import CompareResult
+    from msprobe.compare.result_files import check_writable
     from msprobe.compare.verdicts.summary import summarize
 
     began = time.perf_counter()
+    if output is not None:
+        check_writable(output)
     dumps = open_any_dump(target), open_any_dump(reference)
     pairing = pair_views(*dumps, steps=options.steps, ranks=options.ranks)
     with _collector_paused(), _Comparer(options, output) as comparer:
@@ -150,7 +153,11 @@ def run_comparison(
         )
     if replicas is not None:
         summary["replicas"] = replicas
-    return CompareResult(comparisons=comparisons, summary=summary)
+    return CompareResult(
+        comparisons=comparisons,
+        summary=summary,
+        has_layer_mapping=options.layer_mapping is not None,
+    )
 
 
 def open_any_dump(path: Path) -> Dump:
