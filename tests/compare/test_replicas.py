@@ -174,6 +174,15 @@ def test_a_comparison_of_several_ranks_looks_at_replicas_by_itself(tmp_path):
     assert msprobe.compare_dumps(old, old).summary["replicas"] == []
 
 
+def test_only_ranks_that_are_compared_are_looked_at(tmp_path):
+    new = dump_of(tmp_path / "new", [{"data": 1}, {"data": 2}, {"data": 3, "drift": 1e-3}])
+    old = dump_of(tmp_path / "old", [{"data": 1}, {"data": 2}, {"data": 3}])
+    assert msprobe.compare_dumps(new, old).summary["replicas"]
+    assert msprobe.compare_dumps(new, old, ranks=[0, 1]).summary["replicas"] == []
+    (new / "step0/rank2/dump.json").write_text("{")
+    assert msprobe.compare_dumps(new, old, ranks=[0, 1]).summary["replicas"] == []
+
+
 def test_one_rank_has_no_replicas(tmp_path):
     dump = write_dump(tmp_path / "dump")
     assert "replicas" not in msprobe.compare_dumps(dump, dump).summary

@@ -133,22 +133,19 @@ def _wanted(dump: Dump, steps: Sequence[int] | None) -> list[DumpStep]:
     return [step for number, step in dump.steps.items() if steps is None or number in steps]
 
 
-def check_replicas(
-    dump: Dump, tolerances: Tolerances, steps: Iterable[int]
-) -> list[dict[str, Any]]:
-    """Return what replicas of a dump disagree about, by statistics or checksums alone.
+def check_replicas(steps: Iterable[DumpStep], tolerances: Tolerances) -> list[dict[str, Any]]:
+    """Return what replicas disagree about, by statistics or checksums alone.
 
     Args:
-        dump: the dump; steps with a single rank have no replicas.
+        steps: the steps to look at; those with a single rank have no replicas.
         tolerances: what results of equal inputs may be apart.
-        steps: the steps to look at.
 
     Returns:
         As `replica_findings`.
     """
     found: list[RankComparison] = []
-    for number in steps:
-        for comparison in compare_replicas_of(dump.steps[number], None, []):
+    for step in steps:
+        for comparison in compare_replicas_of(step, None, []):
             judge_replicas(comparison, tolerances)
             found.append(comparison)
     return list(replica_findings(found))

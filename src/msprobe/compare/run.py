@@ -21,6 +21,8 @@ from msprobe.compare.model import Mode, RankComparison
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.ranks import ViewPair, pair_views
 from msprobe.compare.sides import Side
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.reader import DumpStep, RankKey
 from msprobe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -142,7 +144,7 @@ def run_comparison(
         comparisons = [comparer.compare(pair) for pair in pairing.pairs]
         if framework is not None:
             comparer.check_framework(comparisons, framework)
-        replicas = comparer.replicas(dumps[0], pairing.pairs)
+        replicas = comparer.replicas(pairing.pairs)
         summary = summarize(
             comparisons,
             target=str(target),
@@ -260,14 +262,17 @@ class _Comparer:
             self._work = self._stack.enter_context(TensorWork(self._options, self._output))
         return self._work
 
-    def replicas(self, dump: Dump, pairs: Sequence[ViewPair]) -> list[dict[str, Any]] | None:
-        """Return what data-parallel ranks of a dump disagree about; None with a single rank."""
-        steps = sorted({pair.step for pair in pairs})
-        if len(pairs) == len(steps):
+    def replicas(self, pairs: Sequence[ViewPair]) -> list[dict[str, Any]] | None:
+        """Return what data-parallel ranks of the target disagree about; None with a single rank."""
+        ranks: dict[int, dict[RankKey, RankView]] = {}
+        for pair in pairs:
+            ranks.setdefault(pair.step, {})[pair.rank] = pair.target
+        if len(pairs) == len(ranks):
             return None
         from msprobe.compare.replicas import check_replicas
 
-        return check_replicas(dump, self._tolerances, steps)
+        steps = [DumpStep(number, views) for number, views in ranks.items()]
+        return check_replicas(steps, self._tolerances)
 
     def check_framework(self, comparisons: Sequence[RankComparison], framework: str) -> None:
         """Note it if the target was not made with the framework that the user says."""
