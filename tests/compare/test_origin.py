@@ -234,6 +234,25 @@ def test_at_level_l0_the_innermost_module_is_named(
     assert found.origin(f"{MODEL}.output.0") == "inherited"
 
 
+def test_at_level_l0_nan_made_between_modules_is_blamed_on_the_module_around(
+    tmp_path: Path,
+) -> None:
+    def write(side: str, number: float) -> Path:
+        book = Book(tmp_path / side, level="L0")
+        a = np.tanh(X)
+        b = relu(a)
+        b[1, 2] = number
+        c = np.tanh(b)
+        book.call("Module.one.Tanh.forward.0", [value(X)], [value(a)], parent=MODEL)
+        book.call("Module.two.Tanh.forward.0", [value(b)], [value(c)], parent=MODEL)
+        book.call(MODEL, [value(X)], [value(c)])
+        return book.write()
+
+    found = compare(write("t", np.nan), write("r", 1.0))
+
+    assert found.culprits == [MODEL]
+
+
 def test_a_buffer_that_differs_is_blamed_on_the_call_that_takes_it_in(tmp_path: Path) -> None:
     def write(side: str, shift: float) -> Path:
         mask = np.tri(32, dtype=np.float32)[:16] + np.float32(shift)

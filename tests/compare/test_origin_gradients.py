@@ -127,6 +127,30 @@ def test_a_parameter_that_was_updated_differently_is_a_culprit(tmp_path: Path) -
     assert "updated differently" in entry["reason"]
 
 
+def modules_only(folder: Path, *, noise: float = 0.0, hook: float = 1.0) -> Path:
+    """Write a layer at level L0, with a bias whose gradient cancels to nearly nothing."""
+    book = Book(folder, "tensor", level="L0")
+    y = X @ W
+    centred = ((G - G.mean(axis=0)) * np.float32(1 + noise)).astype(np.float32)
+    bias = centred.sum(axis=0) + np.float32(1e-8 * (1 + 1e6 * noise))
+    weight = X.T @ centred * np.float32(hook)
+    book.call(FC, [value(X)], [value(y)], parameters={"weight": value(W), "bias": value(W[0])})
+    book.gradients("Module.fc.Linear.parameters_grad", weight=value(weight), bias=value(bias))
+    book.call("Module.fc.Linear.backward.0", [value(centred)], [None])
+    return book.write()
+
+
+def test_a_bias_gradient_that_cancels_is_rounding_at_level_l0(tmp_path: Path) -> None:
+    reference = modules_only(tmp_path / "r")
+
+    rounding = compare(modules_only(tmp_path / "t", noise=3e-7), reference)
+    fault = compare(modules_only(tmp_path / "f", hook=1.1), reference)
+
+    assert rounding.status("Module.fc.Linear.parameters_grad.bias") == "close"
+    assert rounding.culprits == []
+    assert fault.culprits == ["Module.fc.Linear.parameters_grad"]
+
+
 def ranks(folder: Path, scales: tuple[float, float]) -> Path:
     """Write a collective that sums what two ranks computed."""
     shares = [np.sin(X) * np.float32(scale) for scale in scales]

@@ -15,8 +15,9 @@ from typing import Final
 
 from msprobe.compare.model import Leaf, Origin, Role, Row, Status
 from msprobe.compare.verdicts.calls import Call
-from msprobe.compare.verdicts.conditioning import operand_of
-from msprobe.compare.verdicts.trail import Trail, mark
+from msprobe.compare.verdicts.conditioning import backward_bound, operand_of
+from msprobe.compare.verdicts.operation_families import family_of
+from msprobe.compare.verdicts.trail import Trail, mark, settle_as_close
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 
 # A sum over consumers and its rounding, relative to the errors that go into it.
@@ -31,11 +32,13 @@ class GradientFlow:
     Args:
         trail: the state of the search.
         unmatched: the calls that only one side made.
+        safety: how far beyond a bound an error must be to count.
     """
 
-    def __init__(self, trail: Trail, unmatched: UnmatchedCalls) -> None:
+    def __init__(self, trail: Trail, unmatched: UnmatchedCalls, safety: float) -> None:
         self._trail = trail
         self._unmatched = unmatched
+        self._safety = safety
 
     def judge_incoming(self, call: Call, row: Row) -> None:
         """Judge the gradient of an output, whose maker is not a single recorded call."""
@@ -76,6 +79,8 @@ class GradientFlow:
             mark(row, Origin.INHERITED, "other calls use the parameter")
             return
         shares = self._parameter_shares(call, row)
+        if not shares and self._judge_by_module(call, row):
+            return
         if any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)
         elif shares and self._is_sum_of(row, shares):
@@ -92,6 +97,38 @@ class GradientFlow:
                 "the calls that use the parameter handed back gradients that agree; it was "
                 "changed or accumulated differently afterwards",
             )
+
+    def _judge_by_module(self, call: Call, row: Row) -> bool:
+        """Judge a parameter's gradient by what its module was given in both directions.
+
+        For dumps of modules alone, where no call tells its share.
+
+        Returns:
+            Whether that settled it.
+        """
+        result = operand_of(row)
+        backward = self._module_record(call, "backward")
+        forward = self._module_record(call, "forward")
+        if result is None or backward is None or forward is None:
+            return False
+        gradients = [each for each in map(operand_of, backward.inputs) if each is not None]
+        saved = [each for each in map(operand_of, forward.rows) if each is not None]
+        bound = backward_bound(family_of(call.api), call.api, gradients, saved, result)
+        if any(each.status.is_difference for each in (*backward.inputs, *forward.rows)):
+            mark(row, Origin.INHERITED)
+        elif result.error <= _SUM_GROWTH * bound.own:
+            settle_as_close(row, "within the rounding of this operation: its terms cancel")
+        elif result.error <= self._safety * bound.passed_on + _SUM_GROWTH * bound.own:
+            mark(row, Origin.INHERITED, "explained by gradients that are close")
+        else:
+            return False
+        return True
+
+    def _module_record(self, call: Call, direction: str) -> Call | None:
+        """Return the first record of a module in a direction, if both sides have it."""
+        name = f"{call.parsed.base}.{direction}.0"
+        found = self._trail.calls.named(name, is_target=call.pair.target is not None)
+        return found if found is not None and found.is_matched else None
 
     def judge_unmatched_backward(self, call: Call) -> bool:
         """Judge a backward record that one side lacks though both made the forward call.

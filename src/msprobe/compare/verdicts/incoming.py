@@ -125,6 +125,10 @@ class Incoming:
         if one_sided and (trail.has_difference or trail.may_have_grown(row, UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED)
             return
+        is_part = not call.is_backward and trail.calls.parent(call.pair) is not None
+        if is_part and not trail.calls.records_apis:
+            self._blame_code_around(call, row)
+            return
         self._blame_feeding(
             row,
             f"fed with {self._made_by(makers.target)} instead of {self._made_by(makers.reference)}",
@@ -134,6 +138,26 @@ class Incoming:
         if not makers:
             return UNRECORDED_VALUE
         return f"the result of {name_of(self._trail, makers[0])}"
+
+    def _blame_code_around(self, call: Call, row: Row) -> None:
+        """Blame the module whose own code made a value between its parts, for a part's input.
+
+        A module that only hands on what it was given itself is not the one.
+        """
+        calls = self._trail.calls
+        both = fingerprints(row)
+        is_target = call.pair.target is not None
+        parent = calls.parent(call.pair)
+        assert parent is not None
+        outer = calls.parent_of(parent, is_target=is_target)
+        while outer is not None:
+            around = calls.named(parent, is_target=is_target)
+            given = () if around is None else around.inputs
+            if not any(fingerprints(each) == both for each in given):
+                break
+            parent, outer = outer, calls.parent_of(outer, is_target=is_target)
+        self._trail.blamed_parents.setdefault(parent, row)
+        mark(row, Origin.INHERITED, f"made by the own code of {parent}")
 
     def _blame_feeding(self, row: Row, reason: str) -> None:
         """Blame a call for the value that it was given; modules around it, and others, inherit."""
@@ -176,8 +200,7 @@ class Incoming:
                 "everything before agrees",
             )
             return
-        trail.blamed_parents.setdefault(parent, call.start)
-        mark(row, Origin.INHERITED, f"made by the own code of {parent}")
+        self._blame_code_around(call, row)
 
     @staticmethod
     def _is_parameter(call: Call, row: Row) -> bool:

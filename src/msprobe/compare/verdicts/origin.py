@@ -77,11 +77,11 @@ class _Search:
     def __init__(self, trail: Trail) -> None:
         self._trail = trail
         self._unmatched = UnmatchedCalls(trail)
-        self._gradients = GradientFlow(trail, self._unmatched)
-        self._incoming = Incoming(trail, self._unmatched, self._gradients)
         is_coarse = trail.comparison.mode is not Mode.TENSOR
         self._sees_statistics_only = trail.comparison.mode is Mode.STATISTICS
         self._safety = _SAFETY_OF_STATISTICS if is_coarse else _SAFETY
+        self._gradients = GradientFlow(trail, self._unmatched, self._safety)
+        self._incoming = Incoming(trail, self._unmatched, self._gradients)
         self._is_exact_mode = trail.comparison.mode is Mode.MD5
 
     def run(self) -> None:
@@ -94,8 +94,18 @@ class _Search:
             seen = call.start + len(call.rows)
             self._judge(call)
             self._note(call.rows)
+        self._blame_parts()
         self._unmatched.settle_rest()
         retract_inconsequential(trail.calls)
+
+    def _blame_parts(self) -> None:
+        """Blame a part for its input where the module around it makes nothing that differs."""
+        calls = self._trail.calls
+        for parent, row in self._trail.blamed_parents.items():
+            around = calls.named(parent, is_target=row.pair.target is not None)
+            shown = () if around is None else around.rows
+            if not any(each.origin is Origin.INTRODUCED for each in shown):
+                row.origin = Origin.INTRODUCED
 
     def _judge(self, call: Call) -> None:
         kind = call.parsed.kind
@@ -124,7 +134,9 @@ class _Search:
         trail = self._trail
         for row in rows:
             if row.status.is_difference:
-                trail.has_difference = trail.has_difference or row.origin is not None
+                # Nothing but the optimizer uses the gradient of a parameter.
+                if row.origin is Origin.INTRODUCED or row.leaf.role is not Role.PARAMETER_GRAD:
+                    trail.has_difference = trail.has_difference or row.origin is not None
             elif row.error is not None and row.error > trail.worst_close:
                 trail.worst_close = row.error
 

@@ -121,7 +121,7 @@ def _judge_elements(row: Row, metrics: ElementMetrics) -> None:
         return
     row.error = relative_error(metrics)
     if metrics.first_nonfinite_mismatch is not None or _nonfinite_counts_differ(metrics):
-        row.status = Status.NONFINITE
+        row.status, row.error = Status.NONFINITE, None
         row.reason = _nonfinite_words(
             (metrics.target_nan, metrics.target_pos_inf, metrics.target_neg_inf),
             (metrics.reference_nan, metrics.reference_pos_inf, metrics.reference_neg_inf),

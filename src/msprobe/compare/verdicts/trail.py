@@ -33,7 +33,7 @@ class Trail:
     outside: OutsideValues
     has_difference: bool = False
     worst_close: float = 0.0
-    blamed_parents: dict[str, int] = field(default_factory=dict)
+    blamed_parents: dict[str, Row] = field(default_factory=dict)
     fed: dict[Hashable, Row] = field(default_factory=dict)
 
     @property
@@ -43,7 +43,9 @@ class Trail:
 
     def may_have_grown(self, row: Row, factor: float) -> bool:
         """Return whether earlier small errors can have become this one in unrecorded code."""
-        return row.error is not None and row.error <= factor * self.worst_close
+        if row.status is not Status.DIFFERS or row.error is None:
+            return False
+        return row.error <= factor * self.worst_close
 
     def explains(self, index: int) -> bool:
         """Return whether the value of an earlier row differs, so that its users must too."""
