@@ -57,7 +57,7 @@ def test_names_that_existing_scripts_import() -> None:
 @pytest.mark.torch
 def test_debugger_has_the_documented_methods() -> None:
     debugger = load("msprobe.pytorch").PrecisionDebugger
-    methods = {name for name in vars(debugger) if not name.startswith("_")}
+    methods = {name for name in dir(debugger) if not name.startswith("_")}
     assert methods >= {
         "forward_backward_dump_end",
         "register_custom_api",
