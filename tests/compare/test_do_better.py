@@ -580,3 +580,41 @@ def test_results_that_could_not_be_written_are_refused_before_the_work(tmp_path,
         code, out, err = cli(capsys, "none", "nor", "-o", place)
         assert (code, out) == (2, "")
         assert "taken: is a file" in err
+
+
+# What one level does not record at all was missing, and a gradient without its module a fault.
+
+
+def of_level(folder: Path, level: str, scale: float = 1.0) -> Path:
+    """Write a run of one module with one call in it, as a level records it."""
+    book = Book(folder, level=level)
+    x, y = value([1.0, 2.0], 1), value([scale, 4.0], 2)
+    module = "Module.fc.Linear.forward.0" if level != "L1" else None
+    if level != "L0":
+        book.call("Functional.linear.0.forward", [x], [y], parent=module)
+    if level != "L1":
+        book.call("Module.fc.Linear.forward.0", [x], [y], parameters={"weight": value([5.0, 6.0])})
+        book.gradients("Module.fc.Linear.parameters_grad", weight=value([7.0, 8.0]))
+    return book.write()
+
+
+@pytest.mark.parametrize("levels", [("mix", "L0"), ("L0", "mix"), ("L1", "mix"), ("mix", "L1")])
+def test_levels_are_compared_by_what_both_record(tmp_path, capsys, levels):
+    old = of_level(tmp_path / "old", levels[1])
+    code, out, _ = cli(capsys, of_level(tmp_path / "new", levels[0]), old, "--json", "--exit-code")
+    summary = json.loads(out)
+    assert (code, summary["equal"]) == (0, True)
+    assert summary["rows"] == summary["counts"]["equal"] > 0
+    [note] = [note for note in summary["notes"] if "different levels" in note]
+    words = "modules" if "L0" in levels else "calls of APIs"
+    assert f"only {words} were compared" in note
+    found = compare(of_level(tmp_path / "bad", levels[0], scale=3.0), old)
+    assert found.culprits == [
+        "Module.fc.Linear.forward.0" if "L0" in levels else "Functional.linear.0.forward"
+    ]
+
+
+def test_levels_without_a_record_in_common_are_refused(tmp_path, capsys):
+    code, out, err = cli(capsys, of_level(tmp_path / "new", "L0"), of_level(tmp_path / "old", "L1"))
+    assert (code, out) == (2, "")
+    assert "no record in common" in err

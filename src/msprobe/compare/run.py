@@ -230,6 +230,7 @@ class _Comparer:
     def compare(self, pair: ViewPair) -> RankComparison:
         """Compare one rank of one step."""
         from msprobe.compare.leaf_pairs import pair_leaves
+        from msprobe.compare.levels import recorded_by_both
         from msprobe.compare.matching import pair_operations
         from msprobe.compare.verdicts.origin import find_origins
         from msprobe.compare.verdicts.status import judge_rows
@@ -238,7 +239,9 @@ class _Comparer:
         reference = Side(pair.reference, source="reference")
         self.notes += _notes_of(target, reference)
         mode = common_mode(target, reference, self.notes)
-        pairs = pair_operations(target, reference, self._options)
+        found = pair_operations(target, reference, self._options)
+        pairs, note = recorded_by_both(found, target, reference)
+        self.notes += [note] if note and note not in self.notes else []
         comparison = RankComparison(
             step=pair.step,
             rank=pair.rank,
@@ -314,7 +317,4 @@ def _notes_of(target: Side, reference: Side) -> list[str]:
             notes.append(f"the {side.source} {side.view.directory} may lack records: {reason}")
         if not side.names:
             notes.append(f"the {side.source} {side.view.records_path} holds no records")
-    levels = target.view.head.level, reference.view.head.level
-    if levels[0] != levels[1] and all(levels):
-        notes.append(f"captured at different levels: target {levels[0]}, reference {levels[1]}")
     return notes
