@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from msprobe.dump.record_names import RecordName
 from msprobe.dump.records import JsonTree, Statistic
+from msprobe.dump.stored_values import optional_of, shape_of, statistic_of
 from msprobe.errors import DumpFormatError
 
 _T = TypeVar("_T")
@@ -35,13 +36,6 @@ _STATISTICS: Final = ("Max", "Min", "Mean", "Norm")
 _TENSOR_KEYS: Final = frozenset(
     (*_STATISTICS, "type", "dtype", "shape", "requires_grad", "data_name", "md5")
 )
-_FLOAT_WORDS: Final = {
-    "nan": math.nan,
-    "inf": math.inf,
-    "infinity": math.inf,
-    "-inf": -math.inf,
-    "-infinity": -math.inf,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,29 +195,24 @@ class Record:
         )
 
     def _shape(self, path: PartPath, found: JsonTree) -> tuple[int, ...]:
-        if isinstance(found, list) and all(
-            type(size) is int and 0 <= size < 1 << 63 for size in found
-        ):
-            return tuple(found)
-        raise self._error(path, f'"shape" is {_shown(found)}, not a list of sizes')
+        try:
+            return shape_of(found)
+        except ValueError as exc:
+            raise self._error(path, f'"shape" {exc}') from None
 
     def _statistic(self, path: PartPath, key: str, found: JsonTree) -> Statistic:
-        if found is None or isinstance(found, (bool, float)):
-            return found
-        # Integer tensors reach from the least int64 to the greatest uint64.
-        if isinstance(found, int) and -(1 << 63) <= found < 1 << 64:
-            return found
-        if isinstance(found, str) and found.lower() in _FLOAT_WORDS:
-            return _FLOAT_WORDS[found.lower()]
-        raise self._error(path, f'"{key}" is {_shown(found)}, not a number')
+        try:
+            return statistic_of(found)
+        except ValueError as exc:
+            raise self._error(path, f'"{key}" {exc}') from None
 
     def _optional(
         self, path: PartPath, tree: dict[str, Any], key: str, kind: type[_T]
     ) -> _T | None:
-        found = tree.get(key)
-        if found is None or isinstance(found, kind):
-            return found
-        raise self._error(path, f'"{key}" is {_shown(found)}, not a {kind.__name__}')
+        try:
+            return optional_of(tree.get(key), kind)
+        except ValueError as exc:
+            raise self._error(path, f'"{key}" {exc}') from None
 
     def _error(self, path: PartPath, problem: str) -> DumpFormatError:
         return DumpFormatError(self.source, f"{self.name.full}: {part_label(path)}: {problem}")
@@ -254,10 +243,3 @@ def _is_nan(value: Statistic) -> bool:
 
 def _is_inf(value: Statistic) -> bool:
     return isinstance(value, float) and math.isinf(value)
-
-
-def _shown(found: JsonTree) -> str:
-    if isinstance(found, int) and found.bit_length() > 200:
-        return f"an integer of {found.bit_length()} bits"
-    text = repr(found) if not isinstance(found, (dict, list)) else type(found).__name__
-    return text if len(text) <= 60 else text[:60] + "…"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Final
@@ -14,6 +13,7 @@ from rich.text import Text
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordKind, RecordName, forward_name
 from msprobe.dump.record_views import Leaf, Record, TensorValue, part_label
+from msprobe.dump.stack_frames import parse_frame
 from msprobe.report.grid import Cell, Column, cut_middle, heading, row
 from msprobe.report.value_text import (
     count_text,
@@ -25,8 +25,6 @@ from msprobe.report.value_text import (
     scalar_text,
 )
 
-_FRAME: Final = re.compile(r"File (?P<path>.*), line (?P<line>\d+), in (?P<function>.*)", re.DOTALL)
-_LIBRARY: Final = re.compile(r"(^|[/\\])(site-packages|dist-packages|torch|mindspore)[/\\]")
 _STATISTICS: Final = ("min", "max", "mean", "norm")
 _LABEL_WIDTH: Final = 14
 _ALARM: Final = "bold red"
@@ -51,7 +49,7 @@ def record_lines(view: RankView, record: Record, *, width: int) -> Iterator[Text
     # Stacks are kept of forward calls only.
     frames = view.frames(forward_name(name) or name.full)
     if frames:
-        where, code = _frame_parts(_user_frame(frames))
+        where, code = _frame_parts(_innermost_own(frames))
         yield _fact("source", where)
         if code:
             yield _fact("", code, "italic")
@@ -66,12 +64,12 @@ def record_lines(view: RankView, record: Record, *, width: int) -> Iterator[Text
 
 def _stack(frames: list[str], width: int) -> Iterator[Text]:
     yield Text("  call stack, innermost first", "bold dim")
-    for is_library, group in groupby(map(_frame_parts, frames), key=_is_library):
-        if is_library:
+    for is_installed, group in groupby(frames, key=_is_installed):
+        if is_installed:
             frames_text = count_text(len(list(group)), "frame")
             yield Text(f"  … {frames_text} of installed packages", "dim")
             continue
-        for where, code in group:
+        for where, code in map(_frame_parts, group):
             yield Text(f"  {cut_middle(where, max(width - 2, 20))}")
             if code:
                 yield Text(f"      {cut_middle(code, max(width - 6, 20))}", "italic")
@@ -109,22 +107,23 @@ def _description(name: RecordName) -> str:
     return "a record of no known kind"
 
 
-def _is_library(parts: tuple[str, str]) -> bool:
-    return _LIBRARY.search(parts[0]) is not None
+def _is_installed(text: str) -> bool:
+    frame = parse_frame(text)
+    return frame is not None and frame.is_installed
 
 
-def _user_frame(frames: list[str]) -> str:
-    """Return the innermost frame outside the frameworks."""
-    own = (frame for frame in frames if not _is_library(_frame_parts(frame)))
-    return next(own, frames[0])
+def _innermost_own(frames: list[str]) -> str:
+    """Return the innermost frame outside installed packages, else the innermost one."""
+    return next((frame for frame in frames if not _is_installed(frame)), frames[0])
 
 
-def _frame_parts(frame: str) -> tuple[str, str]:
-    where, _, code = frame.partition("\n")
-    found = _FRAME.fullmatch(where.strip().rstrip(","))
-    if found is None:
+def _frame_parts(text: str) -> tuple[str, str]:
+    """Return where a frame is, and its code."""
+    frame = parse_frame(text)
+    if frame is None:
+        where, _, code = text.partition("\n")
         return plain(where.strip()), plain(code.strip())
-    return plain(f"{found['path']}:{found['line']} in {found['function']}"), plain(code.strip())
+    return plain(f"{frame.file}:{frame.line} in {frame.function}"), plain(frame.code)
 
 
 def _values(record: Record, width: int) -> Iterator[Text]:

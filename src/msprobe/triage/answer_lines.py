@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 from rich.text import Text
 
 from msprobe.dump.reader import RankKey
+from msprobe.dump.stack_frames import parse_frame
 from msprobe.report.value_text import count_text, plain
 from msprobe.triage.findings import Finding, Source, StepFindings
 
 _MAX_LISTED: Final = 10
 _MAX_SLOTS: Final = 4
-_FRAME: Final = re.compile(r"File (?P<path>.*), line (?P<line>\d+), in (?P<function>[^,\n]*)")
-_LIBRARY: Final = re.compile(r"(^|[/\\])(site-packages|dist-packages|torch|mindspore)[/\\]")
 
 _WORDS: Final = {
     Source.OPERATION: "made here: what the call was given is finite",
@@ -104,10 +102,8 @@ def _rank_text(rank: RankKey) -> str:
 
 def _user_frame(frames: tuple[str, ...]) -> str:
     """Return file, line and code of the innermost frame outside the frameworks."""
-    for frame in frames:
-        found = _FRAME.match(frame)
-        if found is None or _LIBRARY.search(found["path"]):
-            continue
-        code = frame.partition("\n")[2].strip()
-        return plain(f"{found['path']}:{found['line']} in {found['function']}   {code}").rstrip()
+    for frame in map(parse_frame, frames):
+        if frame is not None and not frame.is_of_framework:
+            where = f"{frame.file}:{frame.line} in {frame.function}"
+            return plain(f"{where}   {frame.code}").rstrip()
     return ""

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames of call stacks as dumps hold them, and whose code each of them is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+_FRAME: Final = re.compile(
+    r"\s*File (?P<file>.*?), line (?P<line>\d+), in (?P<function>[^\n]*?),?\s*(?:\n(?P<code>.*))?",
+    re.DOTALL,
+)
+# The installed framework, this program, and the interpreter's own library.
+_FRAMEWORK_FILE: Final = re.compile(
+    r"(?:^|[/\\])(?:site|dist)-packages[/\\](?:torch|torch_npu|mindspore|mindtorch|msprobe)[/\\]"
+    r"|(?:^|[/\\])torch[/\\](?:nn|autograd|utils|distributed|optim|_|amp|cuda|fx|overrides)"
+    r"|^(?:torch|mindspore|msprobe)[/\\]|(?:^|[/\\])mindspore[/\\](?:nn|ops|common|train|mint)[/\\]"
+    r"|[/\\]lib[/\\]python3\.\d+[/\\](?!(?:site|dist)-packages)|^<frozen "
+)
+_INSTALLED_FILE: Final = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\]")
+
+
+class Frame(NamedTuple):
+    """One frame.
+
+    Attributes:
+        file: as the program knew it.
+        line: number of the line.
+        function: that the line is in.
+        code: the line itself, empty if it was not to be had.
+    """
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+    @property
+    def is_of_framework(self) -> bool:
+        """Whether the code is a framework's, Python's own or msprobe's."""
+        return _FRAMEWORK_FILE.search(self.file) is not None
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the code is a framework's or that of another installed package."""
+        return self.is_of_framework or _INSTALLED_FILE.search(self.file) is not None
+
+    @property
+    def place(self) -> str:
+        """Name of the file and line, such as ``train.py:12``."""
+        file = re.split(r"[/\\]", self.file)[-1]
+        return f"{file}:{self.line}"
+
+
+# The same few frames come back for every call of a run.
+@lru_cache(maxsize=10_000)
+def parse_frame(text: str) -> Frame | None:
+    """Return a frame of ``stack.json`` taken apart; None if it has another form."""
+    found = _FRAME.fullmatch(text)
+    if found is None:
+        return None
+    code = (found["code"] or "").strip()
+    return Frame(found["file"], int(found["line"]), found["function"], code)
+
+
+@lru_cache(maxsize=10_000)
+def _is_of_framework(text: str) -> bool:
+    frame = parse_frame(text)
+    return frame is not None and frame.is_of_framework
+
+
+def user_frames(frames: Sequence[str]) -> list[str]:
+    """Return the frames outside frameworks; all of them if there are none outside."""
+    return [frame for frame in frames if not _is_of_framework(frame)] or list(frames)
