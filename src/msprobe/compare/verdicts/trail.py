@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from msprobe.compare.model import Origin, RankComparison, Row, Status
-from msprobe.compare.verdicts.calls import Call, Calls
+from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 
 
@@ -50,11 +50,6 @@ class Trail:
     def explains(self, index: int) -> bool:
         """Return whether the value of an earlier row differs, so that its users must too."""
         return self.rows[index].status.is_difference
-
-    def is_forward_matched(self, call: Call) -> bool:
-        """Return whether the forward call of a backward record has a partner."""
-        forward = self.calls.forward_of(call)
-        return forward is None or forward.is_matched
 
 
 UNRECORDED_VALUE: Final = "a value that no recorded call made"
