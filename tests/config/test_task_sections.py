@@ -13,6 +13,7 @@ from msprobe.config import (
     CompileMode,
     DataMode,
     Device,
+    ExceptionDumpSection,
     FileFormat,
     Level,
     OverflowCheckSection,
@@ -24,7 +25,9 @@ from msprobe.config import (
     SummaryMode,
     Task,
     TensorSection,
+    load_config,
 )
+from msprobe.errors import ConfigError
 
 LINEAR = "Functional.linear.0.forward"
 BACKWARD = "Functional.linear.2.backward"
@@ -353,3 +356,18 @@ def test_api_list_is_found_beside_the_file_and_by_absolute_path(load, tmp_path, 
     assert load({"api_list": "lists/my apis.yml"}).api_list == table
     assert load({"api_list": str(table)}).api_list == table
     assert load({"api_list": ""}).api_list is None
+
+
+def test_kernel_tasks_are_for_frameworks_that_dump_kernels(config_file, tmp_path):
+    path = config_file({"task": "exception_dump", "dump_path": str(tmp_path)})
+    config = load_config(path, dumps_kernels=True)
+    assert (config.task, config.level) == (Task.EXCEPTION_DUMP, Level.L2)
+    assert config.section == ExceptionDumpSection()
+    with pytest.raises(ConfigError, match=r'"task" is "exception_dump".*it is for MindSpore'):
+        load_config(path)
+    with pytest.raises(ConfigError, match=r'"level" is "L1".*use one of L2'):
+        load_config(path, level="L1", dumps_kernels=True)
+    config = load_config(path, task="overflow_check", level="L2", dumps_kernels=True)
+    assert (config.task, config.level) == (Task.OVERFLOW_CHECK, Level.L2)
+    with pytest.raises(ConfigError, match='"level" is "L2"'):
+        load_config(path, task="overflow_check", level="L2")

@@ -26,6 +26,7 @@ from msprobe.config.schema import json_schema
 from msprobe.config.settings import (
     Config,
     DataMode,
+    ExceptionDumpSection,
     OverflowCheckSection,
     Section,
     Slice,
@@ -42,6 +43,7 @@ __all__ = [
     "DataMode",
     "Device",
     "DumpSwitch",
+    "ExceptionDumpSection",
     "FileFormat",
     "Level",
     "OverflowCheckSection",

@@ -25,13 +25,27 @@ T = TypeVar("T", bound=msgspec.Struct)
 C = TypeVar("C", bound=StrEnum)
 
 
-def parse_choice(value: object, choices: type[C], key: str, *, source: str | Path) -> C:
+def parse_choice(
+    value: object,
+    choices: type[C],
+    key: str,
+    *,
+    source: str | Path,
+    without: tuple[C, ...] = (),
+) -> C:
     """Return the member of `choices` that `value` spells (case counts).
+
+    Args:
+        value: what the user wrote.
+        choices: the closed set of words.
+        key: path of the key.
+        source: the file, for messages.
+        without: members that cannot be chosen here.
 
     Raises:
         ConfigError: it is no member; a near miss is pointed out.
     """
-    words = [choice.value for choice in choices]
+    words = [choice.value for choice in choices if choice not in without]
     if isinstance(value, str) and value in words:
         return choices(value)
     raise ConfigError(key, value, words, source=source, hint=_near_miss(value, words))

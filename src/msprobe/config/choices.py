@@ -13,6 +13,7 @@ class Task(StrEnum):
     TENSOR = "tensor"
     STRUCTURE = "structure"
     OVERFLOW_CHECK = "overflow_check"
+    EXCEPTION_DUMP = "exception_dump"
 
 
 class Level(StrEnum):
@@ -69,7 +70,7 @@ class FileFormat(StrEnum):
 
 
 class CheckMode(StrEnum):
-    """Which device flags an overflow check reads (MindSpore graph mode before 2.3)."""
+    """Which overflows of the device an overflow check of kernels looks for (MindSpore at L2)."""
 
     ALL = "all"
     AICORE = "aicore"

@@ -156,8 +156,17 @@ class OverflowCheckKeys(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
     check_mode: Annotated[
         CheckMode,
-        Meta(description="Only MindSpore graph mode before 2.3 heeds it."),
+        Meta(
+            description="Overflows to look for: of the AI Core, of atomic additions, or all; only "
+            "MindSpore at level L2 heeds it."
+        ),
     ] = CheckMode.ALL
+    black_list: BlackList = []
+
+
+class ExceptionDumpKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Task `exception_dump`: the inputs of kernels that fail; MindSpore at level L2 only."""
+
     black_list: BlackList = []
 
 
@@ -271,11 +280,12 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
     ] = CompileMode.EAGER
 
 
-SectionKeys = StatisticsKeys | TensorKeys | StructureKeys | OverflowCheckKeys
+SectionKeys = StatisticsKeys | TensorKeys | StructureKeys | OverflowCheckKeys | ExceptionDumpKeys
 
 SECTION_KEYS: Final[dict[Task, type[SectionKeys]]] = {
     Task.STATISTICS: StatisticsKeys,
     Task.TENSOR: TensorKeys,
     Task.STRUCTURE: StructureKeys,
     Task.OVERFLOW_CHECK: OverflowCheckKeys,
+    Task.EXCEPTION_DUMP: ExceptionDumpKeys,
 }

@@ -33,7 +33,10 @@ _LEVELS: Final[dict[Task, tuple[Level, ...]]] = {
     Task.TENSOR: tuple(Level),
     Task.STRUCTURE: (Level.L0, Level.MIX),
     Task.OVERFLOW_CHECK: (Level.L0, Level.L1, Level.MIX),
+    Task.EXCEPTION_DUMP: (Level.L2,),
 }
+_KERNEL_TASKS: Final = (Task.OVERFLOW_CHECK, Task.EXCEPTION_DUMP)
+"""Tasks that at level L2 are for frameworks which dump kernels by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class _Draft:
     values: dict[str, Any]
     file: str | Path
     arguments: frozenset[str]
+    dumps_kernels: bool = False
     warnings: list[str] = field(default_factory=list)
 
     def source(self, key: str) -> str | Path:
@@ -57,6 +61,7 @@ def load_config(
     dump_path: str | os.PathLike[str] | None = None,
     level: str | None = None,
     step: object = None,
+    dumps_kernels: bool = False,
 ) -> Config:
     """Read, check and resolve the settings of a run.
 
@@ -66,6 +71,7 @@ def load_config(
         dump_path: output folder.
         level: level of the capture.
         step: list of steps.
+        dumps_kernels: whether the framework dumps kernels by itself, which tasks more can use.
 
     Raises:
         ConfigError: the first thing that cannot be used. Keys without effect are only logged as
@@ -80,6 +86,7 @@ def load_config(
         file=file or "packaged config.json",
         arguments=frozenset(arguments),
         warnings=[_repeated(key) for key in repeated],
+        dumps_kernels=dumps_kernels,
     )
     config = _resolve(draft, file)
     for warning in draft.warnings:
@@ -139,21 +146,25 @@ def _resolve(draft: _Draft, file: Path | None) -> Config:
 
 def _resolve_task(draft: _Draft) -> Task:
     value = draft.values.get("task", Task.STATISTICS.value)
-    if isinstance(value, str) and value in OTHER_TASKS:
+    without = () if draft.dumps_kernels else (Task.EXCEPTION_DUMP,)
+    known = tuple(task for task in Task if task not in without)
+    if isinstance(value, str) and value in OTHER_TASKS and value not in known:
         hint = (
             f'"{value}" is not a capture task: {OTHER_TASKS[value]}; '
             f'a section "{value}" may stay in the file'
         )
-        raise ConfigError("task", value, tuple(Task), source=draft.source("task"), hint=hint)
-    return parse_choice(value, Task, "task", source=draft.source("task"))
+        raise ConfigError("task", value, known, source=draft.source("task"), hint=hint)
+    return parse_choice(value, Task, "task", source=draft.source("task"), without=without)
 
 
 def _resolve_level(draft: _Draft, task: Task) -> Level:
     if "level" not in draft.values:
-        return Level.MIX if task is Task.STRUCTURE else Level.L1
+        return {Task.STRUCTURE: Level.MIX, Task.EXCEPTION_DUMP: Level.L2}.get(task, Level.L1)
     source = draft.source("level")
     level = parse_choice(draft.values["level"], Level, "level", source=source)
     if level in _LEVELS[task]:
+        return level
+    if draft.dumps_kernels and level is Level.L2 and task in _KERNEL_TASKS:
         return level
     if task is Task.STRUCTURE:
         draft.warnings.append(f'"level" is "{level}"; task structure uses mix instead')

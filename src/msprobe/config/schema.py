@@ -27,10 +27,10 @@ def json_schema() -> dict[str, Any]:
     for definition in definitions.values():
         if definition.get("type") == "object":
             definition["additionalProperties"] = False
-    for task, keys in SECTION_KEYS.items():
-        properties[task.value] = {"$ref": f"#/$defs/{keys.__name__}"}
     for name, advice in OTHER_TASKS.items():
         properties[name] = {"description": f"Not read: not a capture task; {advice}."}
+    for task, keys in SECTION_KEYS.items():
+        properties[task.value] = {"$ref": f"#/$defs/{keys.__name__}"}
     return {
         "$schema": DIALECT,
         "title": "msprobe config.json",

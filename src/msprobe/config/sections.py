@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from msprobe.config.choices import DataModeWord, Level
 from msprobe.config.file_keys import (
+    ExceptionDumpKeys,
     OverflowCheckKeys,
     SectionKeys,
     SliceKeys,
@@ -20,6 +21,7 @@ from msprobe.config.file_keys import (
 from msprobe.config.scopes import parse_scope
 from msprobe.config.settings import (
     DataMode,
+    ExceptionDumpSection,
     OverflowCheckSection,
     Section,
     Slice,
@@ -55,6 +57,8 @@ def build_section(
             return StructureSection(black_list=tuple(keys.black_list))
         case OverflowCheckKeys():
             return _overflow_check(keys, source=source)
+        case ExceptionDumpKeys():
+            return ExceptionDumpSection(black_list=tuple(keys.black_list))
 
 
 def _statistics(

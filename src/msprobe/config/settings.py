@@ -98,7 +98,7 @@ class OverflowCheckSection:
 
     Attributes:
         overflow_nums: stop after this many overflowing calls; -1 never stops.
-        check_mode: only MindSpore graph mode before 2.3 heeds it.
+        check_mode: only MindSpore at level L2 heeds it.
         black_list: API names that are never recorded.
     """
 
@@ -107,7 +107,20 @@ class OverflowCheckSection:
     black_list: tuple[str, ...] = ()
 
 
-Section = StatisticsSection | TensorSection | StructureSection | OverflowCheckSection
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExceptionDumpSection:
+    """Settings of the task `exception_dump`."""
+
+    black_list: tuple[str, ...] = ()
+
+
+Section = (
+    StatisticsSection
+    | TensorSection
+    | StructureSection
+    | OverflowCheckSection
+    | ExceptionDumpSection
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ OTHER_TASKS: Final[dict[str, str]] = {
     "free_benchmark": "it perturbs inputs during training, which a capture never does; "
     "use tensor to record the calls",
     "grad_probe": 'use statistics at level L0 with data_mode ["backward"], which records gradients',
-    "exception_dump": "use overflow_check, which records the calls that show a NaN or an infinity",
+    "exception_dump": "use overflow_check, which records the calls that show a NaN or an infinity; "
+    "it is for MindSpore at level L2",
     "nan_check": "use overflow_check, which finds NaN and infinity on any device",
     "diff_check": "capture both runs, with summary_mode md5 for bit equality, and compare the "
     "dumps",

@@ -29,6 +29,7 @@ STATISTIC_CSV: Final = "statistic.csv"
 MAPPING_CSV: Final = "mapping.csv"
 
 _EXECUTION_ORDER: Final = "execution_order"
+_GRAPHS: Final = "graphs"
 _SCOPE_SEPARATOR: Final = "/"
 _MAX_DEPTH: Final = 10
 _NPY: Final = ".npy"
@@ -38,7 +39,7 @@ _STEP_PART: Final = re.compile(r"(?:step_)?(\d{1,9})")
 _NUMBER_PART: Final = re.compile(r"\d{1,6}")
 _RANK_PLACES: Final = (-4, -3)
 # Parts of a dump that hold no values of an iteration.
-_OTHER_FOLDERS: Final = ("constants", "dump_tensor_data", _EXECUTION_ORDER, "graphs")
+_OTHER_FOLDERS: Final = ("constants", "dump_tensor_data", _EXECUTION_ORDER, _GRAPHS)
 _STATISTIC_COLUMNS: Final = {
     "opname": "name",
     "optype": "type",
@@ -272,6 +273,16 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
             yield from csv.reader(file, skipinitialspace=True)
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
         raise DumpFormatError(path, f"cannot be read: {exc}") from exc
+
+
+def find_graph_file(folder: KernelFolder) -> Path | None:
+    """Return the graph of a folder as text, if it was written beside the values."""
+    name = f"ms_output_trace_code_graph_{folder.graph}.ir"
+    for above in list(folder.directory.parents)[:4]:
+        path = above / _GRAPHS / name
+        if path.is_file():
+            return path
+    return None
 
 
 def read_execution_order(folder: KernelFolder) -> list[str]:

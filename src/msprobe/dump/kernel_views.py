@@ -16,16 +16,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from msprobe.dump.dump_steps import Dump, DumpStep
+from msprobe.dump.kernel_code import CodeMap
 from msprobe.dump.kernel_files import (
     STATISTIC_CSV,
     KernelFolder,
     KernelValue,
+    find_graph_file,
     find_kernel_folders,
     read_execution_order,
     read_kernel_values,
 )
+from msprobe.dump.kernel_ir import read_ir
 from msprobe.dump.rank_view import CallTree, RankView
-from msprobe.dump.reader import Dump, DumpStep
 from msprobe.dump.record_index import RecordIndex
 from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import npy_type_and_shape
@@ -108,8 +111,8 @@ class KernelView(RankView):
         return CallTree(parents=parents, micro_steps={}, micro_step_count=None)
 
     @cached_property
-    def _kernels(self) -> list[_Kernel]:
-        return _in_order(self._folders)
+    def _kernels(self) -> list[Kernel]:
+        return kernels_in_order(self._folders)
 
     @cached_property
     def _index(self) -> RecordIndex:
@@ -123,14 +126,35 @@ class KernelView(RankView):
         }
         return RecordIndex(self.records_path, head, entries, b"")
 
+    @cached_property
+    def _frames_by_name(self) -> Mapping[str, list[str]]:
+        """Stacks from the graphs that lie beside the values."""
+        paths = {path for folder in self._folders if (path := find_graph_file(folder))}
+        code = CodeMap([read_ir(path) for path in sorted(paths)])
+        found = {}
+        for kernel in self._kernels:
+            is_parameter = kernel.values[0].op_type == PARAMETER
+            place = code.parameter(kernel.scope) if is_parameter else code.kernel(kernel.scope)
+            if place is not None and place.frames:
+                found[kernel.name] = [str(frame) for frame in place.frames]
+        return found
+
     def unload(self) -> None:
         """Forget everything read so far, to free memory."""
         super().unload()
         self.__dict__.pop("_kernels", None)
 
 
-class _Kernel:
-    """One execution of one kernel."""
+class Kernel:
+    """One execution of one kernel.
+
+    Attributes:
+        values: its inputs and outputs.
+        scope: its full name, with ``/`` where the order of execution knows it.
+        place: its place in the order of execution, None if that does not list it.
+        time: when its first value was written, in microseconds.
+        name: of its record.
+    """
 
     __slots__ = ("name", "place", "scope", "time", "values")
 
@@ -143,6 +167,7 @@ class _Kernel:
 
     @property
     def is_backward(self) -> bool:
+        """Return whether it computes a gradient."""
         return self.scope.startswith(_GRADIENTS)
 
     @property
@@ -154,7 +179,7 @@ class _Kernel:
 class _KernelEntries(Mapping[str, JsonTree]):
     """Records by name; the files of values are opened when a record is asked for."""
 
-    def __init__(self, kernels: Iterable[_Kernel], base: Path) -> None:
+    def __init__(self, kernels: Iterable[Kernel], base: Path) -> None:
         self._kernels = {kernel.name: kernel for kernel in kernels}
         self._base = base
         self._known: dict[Path, dict[str, JsonTree]] = {}
@@ -195,7 +220,7 @@ class _KernelEntries(Mapping[str, JsonTree]):
         return self._known[path]
 
 
-def _is_graph_input(kernel: _Kernel) -> bool:
+def _is_graph_input(kernel: Kernel) -> bool:
     return _GRAPH_INPUT.fullmatch(kernel.scope) is not None
 
 
@@ -237,28 +262,40 @@ def _computed_statistics(path: Path) -> dict[str, JsonTree]:
         return {"Max": bool(array.max()), "Min": bool(array.min())}
     flat = array.ravel(order="K")
     total = squares = 0.0
-    for start in range(0, flat.size, _CHUNK_ELEMENTS):
-        piece = flat[start : start + _CHUNK_ELEMENTS].astype(np.float64)
-        total += float(piece.sum())
-        squares += float(np.dot(piece, piece))
-    return {
-        "Max": array.max().item(),
-        "Min": array.min().item(),
-        "Mean": total / flat.size,
-        "Norm": squares**0.5,
-    }
+    nans = rises = falls = 0
+    with np.errstate(all="ignore"):  # of infinities with both signs
+        for start in range(0, flat.size, _CHUNK_ELEMENTS):
+            piece = flat[start : start + _CHUNK_ELEMENTS].astype(np.float64)
+            total += float(piece.sum())
+            squares += float(np.dot(piece, piece))
+            nans += int(np.isnan(piece).sum())
+            rises += int(np.isposinf(piece).sum())
+            falls += int(np.isneginf(piece).sum())
+        found: dict[str, JsonTree] = {
+            "Max": array.max().item(),
+            "Min": array.min().item(),
+            "Mean": total / flat.size,
+            "Norm": squares**0.5,
+        }
+    if nans or rises or falls:
+        found |= {"nan_count": nans, "pos_inf_count": rises, "neg_inf_count": falls}
+    return found
 
 
-def _in_order(folders: list[KernelFolder]) -> list[_Kernel]:
-    """Return the executions of all kernels in order, named."""
-    kernels: list[_Kernel] = []
+def kernels_in_order(folders: list[KernelFolder]) -> list[Kernel]:
+    """Return the executions of all kernels in order, named.
+
+    Raises:
+        DumpFormatError: a table of the dump is damaged.
+    """
+    kernels: list[Kernel] = []
     for folder in folders:
         full_names = read_execution_order(folder)
         places = {_flat(name): place for place, name in enumerate(full_names)}
         for values in _executions(read_kernel_values(folder)):
             place = places.get(_flat(values[0].op_name))
             scope = values[0].op_name if place is None else full_names[place]
-            kernels.append(_Kernel(values, scope, place))
+            kernels.append(Kernel(values, scope, place))
     known = [kernel for kernel in kernels if kernel.place is not None]
     if len(folders) == 1 and known:
         # The runtime may start kernels out of order; what the file does not list keeps its time.
@@ -270,7 +307,7 @@ def _in_order(folders: list[KernelFolder]) -> list[_Kernel]:
     return kernels
 
 
-def _listed_order(kernel: _Kernel, first: int) -> tuple[int, int, int]:
+def _listed_order(kernel: Kernel, first: int) -> tuple[int, int, int]:
     if kernel.place is not None:
         return (1, kernel.place, kernel.time)
     return (0 if kernel.time < first else 2, kernel.time, 0)
@@ -288,9 +325,9 @@ def _executions(values: list[KernelValue]) -> Iterator[list[KernelValue]]:
     yield from executions.values()
 
 
-def _name(kernels: list[_Kernel]) -> None:
+def _name(kernels: list[Kernel]) -> None:
     """Number the executions of each kernel: by task, then by time."""
-    by_base: defaultdict[str, list[_Kernel]] = defaultdict(list)
+    by_base: defaultdict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         by_base[kernel.base].append(kernel)
     for base, group in by_base.items():
@@ -299,7 +336,7 @@ def _name(kernels: list[_Kernel]) -> None:
             kernel.name = f"{base}.{number}.{direction}"
 
 
-def _by_task(kernel: _Kernel) -> tuple[int, int]:
+def _by_task(kernel: Kernel) -> tuple[int, int]:
     return (kernel.values[0].task, kernel.time)
 
 

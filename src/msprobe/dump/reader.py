@@ -3,99 +3,37 @@
 
 Understood are dumps of msprobe and of mindstudio-probe (all documented generations, PyTorch and
 MindSpore), with and without step folders, rank folders ``rank{r}``, ``rank`` and ``proc{pid}``,
-and the ``graph/`` and ``pynative/`` halves of MindSpore dumps with jitted cells.
+and the ``graph/`` and ``pynative/`` halves of MindSpore dumps with jitted cells; and the kernel
+dumps that MindSpore writes by itself.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from msprobe.dump import layout
+from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
+from msprobe.dump.kernel_files import STATISTIC_CSV
 from msprobe.dump.rank_view import RankView, find_records_file
-from msprobe.errors import DumpFormatError, RecordNotFoundError
+from msprobe.errors import DumpFormatError
 
 logger = logging.getLogger(__name__)
-
-RankKey = int | str
-"""A rank's number; the folder's name where it has none; ``graph/rank0`` for MindSpore halves."""
 
 _MODES: Final = ("graph", "pynative")
 _RECORD_FILES: Final = (layout.DUMP_JSON, layout.DEBUG_JSON, layout.JOURNAL)
 _SIDE_FILES: Final = (layout.STACK_JSON, layout.CONSTRUCT_JSON, layout.ACCOUNT_JSON)
 
 
-@dataclass(frozen=True, slots=True)
-class DumpStep:
-    """One step of a dump.
-
-    Attributes:
-        number: the step's number; 0 where the dump has no step folders.
-        ranks: its ranks, by number where they have one, else by folder name.
-    """
-
-    number: int
-    ranks: Mapping[RankKey, RankView]
-
-    def rank(self, key: RankKey | None = None) -> RankView:
-        """Return one rank; without `key`, the only one.
-
-        A single process without a number also answers to 0.
-
-        Raises:
-            RecordNotFoundError: there is none such, or a key is needed.
-        """
-        if key is None and len(self.ranks) == 1:
-            return next(iter(self.ranks.values()))
-        if key is not None and key in self.ranks:
-            return self.ranks[key]
-        if key == 0 and len(self.ranks) == 1 and "rank" in self.ranks:
-            return self.ranks["rank"]
-        known = ", ".join(map(str, self.ranks))
-        wanted = "several ranks" if key is None else f"no rank {key}"
-        raise RecordNotFoundError(f"step {self.number}", f"{wanted}; there are: {known}")
-
-
-@dataclass(frozen=True, slots=True)
-class Dump:
-    """A dump on disk.
-
-    Attributes:
-        path: the path that was opened.
-        steps: its steps by number, ascending.
-    """
-
-    path: Path
-    steps: Mapping[int, DumpStep]
-
-    def step(self, number: int | None = None) -> DumpStep:
-        """Return one step; without `number`, the first.
-
-        Raises:
-            RecordNotFoundError: there is none of that number.
-        """
-        if number is None:
-            return next(iter(self.steps.values()))
-        if number in self.steps:
-            return self.steps[number]
-        known = ", ".join(map(str, self.steps))
-        raise RecordNotFoundError(self.path, f"holds no step {number}; there are: {known}")
-
-    def rank_views(self) -> Iterator[RankView]:
-        """Yield every rank of every step."""
-        for step in self.steps.values():
-            yield from step.ranks.values()
-
-
 def open_dump(path: str | os.PathLike[str]) -> Dump:
     """Open a dump for reading. Costs a look at the folders; files are read when asked for.
 
     Args:
-        path: a dump path, a step folder, a rank folder, or a ``dump.json`` or ``debug.json``.
+        path: a dump path, a step folder, a rank folder, a ``dump.json`` or ``debug.json``; for a
+            kernel dump, any folder of it or a ``statistic.csv``.
 
     Returns:
         The dump; with a step folder, rank folder or file, one that holds just that.
@@ -104,17 +42,28 @@ def open_dump(path: str | os.PathLike[str]) -> Dump:
         DumpFormatError: there is no dump at that path.
     """
     path = Path(path)
+    if path.name == STATISTIC_CSV and (kernels := _kernel_dump(path)) is not None:
+        return kernels
     views = [
         RankView(found.directory, records_file=found.records_file, step=found.step, mode=found.mode)
         for found in find_rank_folders(path)
         if found.records_file is not None or _holds_records(found.directory)
     ]
+    if not views and (kernels := _kernel_dump(path)) is not None:
+        return kernels
     if not views:
         raise DumpFormatError(path, "holds no dump (no dump.json, debug.json or journal.jsonl)")
     steps: dict[int, dict[RankKey, RankView]] = {}
     for view in sorted(views, key=_view_order):
         steps.setdefault(view.step or 0, {})[_rank_key(view)] = view
     return Dump(path, {number: DumpStep(number, ranks) for number, ranks in steps.items()})
+
+
+def _kernel_dump(path: Path) -> Dump | None:
+    """Open what MindSpore's own Dump wrote; None if that is not there."""
+    from msprobe.dump.kernel_views import open_kernel_dump  # which builds on this module
+
+    return open_kernel_dump(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from msprobe.kernels.binary_dump import BinaryValue, read_binary_dump
 from msprobe.kernels.element_types import ELEMENT_TYPES, NAMES_WITHOUT_VALUES, decode_elements
 from msprobe.kernels.layouts import STORED, Layout, LayoutError, restore_layout
 from msprobe.kernels.overflow_info import decode_overflow
-from msprobe.report.table_files import replacing
+from msprobe.report.replacing import replacing
 
 _NPY: Final = ".npy"
 

@@ -20,6 +20,7 @@ from mindspore import nn
 from msprobe.capture.front import DebuggerFront, Place, lock
 from msprobe.config import Level, load_config, parse_token_range
 from msprobe.errors import ConfigError
+from msprobe.mindspore.kernel_dump import KernelRun
 from msprobe.mindspore.run import Run, as_models
 from msprobe.mindspore.saved_values import save
 
@@ -44,14 +45,17 @@ class PrecisionDebugger(DebuggerFront):
 
         Args:
             config_path: a ``config.json``; None for the default settings.
-            task: overrides the file: ``statistics``, ``tensor``, ``structure``, ``overflow_check``.
+            task: overrides the file: ``statistics``, ``tensor``, ``structure``, ``overflow_check``,
+                ``exception_dump``.
             dump_path: overrides the file: folder of the dump, made when needed.
-            level: overrides the file: ``L0``, ``L1``, ``mix``, ``debug``.
+            level: overrides the file: ``L0``, ``L1``, ``mix``, ``debug``; ``L2`` for kernels, by
+                MindSpore's own Dump: construct the debugger before anything is compiled.
             step: overrides the file: numbers and ranges (``"3-5"``) of the steps to record.
 
         Raises:
             ConfigError: a value cannot be used; the message names file, key, value and rule.
-            UnsupportedError: this MindSpore is too old, or the level is not available in it.
+            UnsupportedError: this MindSpore is too old.
+            UsageError: level L2, and a graph was compiled already.
         """
         arguments = {
             "config_path": config_path,
@@ -63,9 +67,15 @@ class PrecisionDebugger(DebuggerFront):
         with lock:
             if not self._is_second(arguments):
                 config = load_config(
-                    config_path, task=task, dump_path=dump_path, level=level, step=step
+                    config_path,
+                    task=task,
+                    dump_path=dump_path,
+                    level=level,
+                    step=step,
+                    dumps_kernels=True,
                 )
-                self._begin(Run(config), arguments)
+                is_kernels = config.level is Level.L2
+                self._begin(KernelRun(config) if is_kernels else Run(config), arguments)
 
     @classmethod
     def start(
@@ -87,7 +97,7 @@ class PrecisionDebugger(DebuggerFront):
             ConfigError: `model` or `token_range` cannot be used.
         """
         with lock:
-            run: Run = cls._running()
+            run: Run | KernelRun = cls._running()
             models, tokens = as_models(model), parse_token_range(token_range)
             if run.config.level is Level.DEBUG:
                 return

@@ -41,8 +41,6 @@ class Run:
                 f"MindSpore {mindspore.__version__} does not show its gradient graph; "
                 "capture in the dynamic graph needs 2.10 or newer"
             )
-        if config.level is Level.L2:
-            raise UnsupportedError("level L2 is not available in MindSpore; use L0, L1 or mix")
         self.config = config
         self.session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
         table = ApiTable(config.api_list, config.section.black_list)

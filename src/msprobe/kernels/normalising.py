@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes of what MindSpore's Dump wrote in one iteration what was asked for.
+
+Some runtimes know neither statistics nor overflows nor a pause: they write all tensors. What was
+not asked for is removed here, statistics are computed from the tensors, and the rest is listed:
+
+    statistic.csv       one row a value, with the header that MindSpore itself writes
+    kernel_index.csv    one row a value, in order of execution, with the full names of operators
+    Opdebug.….json      what the device noted about an overflow
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.capture.array_statistics import summarise_array
+from msprobe.capture.statistics import NonFinite
+from msprobe.dump.crc import crc32
+from msprobe.dump.kernel_code import CodeMap, CodePlace
+from msprobe.dump.kernel_files import (
+    STATISTIC_CSV,
+    KernelFolder,
+    KernelValue,
+    find_graph_file,
+)
+from msprobe.dump.kernel_ir import SourceLine, read_ir
+from msprobe.dump.kernel_names import OVERFLOW_TYPE
+from msprobe.dump.kernel_views import PARAMETER, Kernel, kernels_in_order
+from msprobe.dump.tensor_files import npy_type_and_shape
+from msprobe.errors import DumpFormatError
+from msprobe.kernels.convert_binary import convert_binary
+from msprobe.report.csv_files import write_csv
+from msprobe.report.tables import Cell, Table
+
+INDEX_CSV: Final = "kernel_index.csv"
+INDEX_COLUMNS: Final = (
+    "Order", "Name", "Full Name", "IO", "Slot", "Data Type", "Shape", "File", "Source",
+)  # fmt: skip
+STATISTIC_COLUMNS: Final = (
+    "Op Type", "Op Name", "Task ID", "Stream ID", "Timestamp", "IO", "Slot", "Data Size",
+    "Data Type", "Shape", "Max Value", "Min Value", "Avg Value", "NaN Count",
+    "Negative Inf Count", "Positive Inf Count", "L2Norm Value",
+)  # fmt: skip
+CHECKSUM_COLUMN: Final = "MD5"
+
+_FRAMEWORK: Final = f"{os.sep}site-packages{os.sep}mindspore{os.sep}"
+_FLOATS: Final = "fc"
+# Names of NumPy's types as MindSpore writes them.
+_TYPE_WORDS: Final = {
+    "bool": "Bool", "float": "Float", "int": "Int", "uint": "UInt", "complex": "Complex",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What shall be left of an iteration.
+
+    Attributes:
+        statistics: compute statistics, and keep no tensors.
+        checksums: with the statistics, a CRC-32 of each value's bytes.
+        overflows: keep only operators that put out a NaN or an infinity.
+        most: at most so many of these, None for all.
+        times: first and last moment of each recorded part, in microseconds; None for all.
+    """
+
+    statistics: bool = False
+    checksums: bool = False
+    overflows: bool = False
+    most: int | None = None
+    times: tuple[tuple[int, int], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalised:
+    """What an iteration holds now.
+
+    Attributes:
+        kernels: operators that are left.
+        values: their inputs and outputs.
+        overflowing: names of operators that put out a NaN or an infinity, if these were wanted.
+        notes: files with notes on overflows.
+    """
+
+    kernels: int
+    values: int
+    overflowing: list[str]
+    notes: list[Path]
+
+
+def normalise(folder: KernelFolder, wanted: Wanted, code: CodeMap | None = None) -> Normalised:
+    """Leave in the folder of an iteration what is wanted, and list it.
+
+    Args:
+        folder: the folder; all that belongs to it has been written.
+        wanted: what shall be left.
+        code: where in the program operators come from; None if unknown.
+
+    Raises:
+        DumpFormatError: a file of the Dump is damaged.
+        OSError: a file cannot be written or removed.
+    """
+    kernels = kernels_in_order([folder])
+    if wanted.times is not None:
+        kernels = _keep(kernels, lambda kernel: _is_inside(kernel, wanted.times or ()))
+    overflowing: list[str] = []
+    if wanted.overflows:
+        kernels, overflowing = _keep_overflowing(kernels, wanted.most)
+    rows = list(_index_rows(kernels, code, names_files=not wanted.statistics))
+    if wanted.statistics:
+        _replace_by_statistics(folder, kernels, checksums=wanted.checksums)
+    write_csv(Table.of(INDEX_COLUMNS, rows), _new(folder.directory / INDEX_CSV))
+    return Normalised(
+        kernels=len(kernels),
+        values=len(rows),
+        overflowing=overflowing,
+        notes=_decode_notes(folder.directory),
+    )
+
+
+def read_code(folder: KernelFolder) -> CodeMap | None:
+    """Return where in the program the operators of a folder's graph come from; None if unknown."""
+    path = find_graph_file(folder)
+    if path is None:
+        return None
+    try:
+        return CodeMap([read_ir(path)])
+    except DumpFormatError:  # without it, the source of operators is not known; no more
+        return None
+
+
+def _keep(kernels: Iterable[Kernel], is_kept: Any) -> list[Kernel]:
+    kept = []
+    for kernel in kernels:
+        if is_kept(kernel):
+            kept.append(kernel)
+        else:
+            _remove(kernel.values)
+    return kept
+
+
+def _remove(values: Iterable[KernelValue]) -> None:
+    for value in values:
+        if value.path is not None:
+            value.path.unlink(missing_ok=True)
+
+
+def _is_inside(kernel: Kernel, times: Sequence[tuple[int, int]]) -> bool:
+    return any(first <= kernel.time <= last for first, last in times)
+
+
+def _keep_overflowing(kernels: list[Kernel], most: int | None) -> tuple[list[Kernel], list[str]]:
+    names: list[str] = []
+
+    def overflows(kernel: Kernel) -> bool:
+        if kernel.values[0].op_type == PARAMETER or (most is not None and len(names) >= most):
+            return False
+        outputs = [value.path for value in kernel.values if value.io == "output" and value.path]
+        if not any(map(_has_nonfinite, outputs)):
+            return False
+        names.append(kernel.name)
+        return True
+
+    return _keep(kernels, overflows), names
+
+
+def _has_nonfinite(path: Path) -> bool:
+    array = _load(path)
+    return array.dtype.kind in _FLOATS and not bool(np.isfinite(array).all())
+
+
+def _load(path: Path) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as exc:
+        raise DumpFormatError(path, f"cannot be read: {exc}") from exc
+    return array
+
+
+def _replace_by_statistics(
+    folder: KernelFolder, kernels: Sequence[Kernel], *, checksums: bool
+) -> None:
+    """Write ``statistic.csv``; then remove the tensors."""
+    values = [
+        (kernel, value) for kernel in kernels for value in kernel.values if value.path is not None
+    ]
+    if not values:
+        return  # the runtime has computed them
+    columns = STATISTIC_COLUMNS + ((CHECKSUM_COLUMN,) if checksums else ())
+    rows = [_statistic_row(kernel, value, checksums) for kernel, value in values]
+    write_csv(Table.of(columns, rows), _new(folder.directory / STATISTIC_CSV))
+    _remove(value for _, value in values)
+
+
+def _statistic_row(kernel: Kernel, value: KernelValue, checksums: bool) -> list[Cell]:
+    if value.path is None:
+        raise DumpFormatError(value.op_name, "has no tensor")
+    array = _load(value.path)
+    summary = summarise_array(array)
+    counts = summary.nonfinite or NonFinite(0, 0, 0, None, None)
+    row: list[Cell] = [
+        value.op_type,
+        kernel.scope,
+        value.task,
+        value.stream,
+        value.time,
+        value.io,
+        value.index,
+        array.nbytes,
+        _type_word(array.dtype.name),
+        _shape_text(array.shape),
+        summary.max,
+        summary.min,
+        summary.mean,
+        counts.nan_count,
+        counts.neg_inf_count,
+        counts.pos_inf_count,
+        summary.norm,
+    ]
+    if checksums:
+        row.append(f"{crc32(np.ascontiguousarray(array).tobytes()):08x}")
+    return row
+
+
+def _type_word(dtype: str) -> str:
+    word = dtype.rstrip("0123456789")
+    return f"{_TYPE_WORDS.get(word, word)}{dtype[len(word) :]}"
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return f"({','.join(map(str, shape))})"
+
+
+def _index_rows(
+    kernels: Sequence[Kernel], code: CodeMap | None, *, names_files: bool
+) -> Iterator[Sequence[Cell]]:
+    for order, kernel in enumerate(kernels):
+        first = kernel.values[0]
+        place = None
+        if code is not None:
+            is_parameter = first.op_type == PARAMETER
+            place = code.parameter(kernel.scope) if is_parameter else code.kernel(kernel.scope)
+        source = _source(place)
+        for value in kernel.values:
+            dtype, shape, file = value.dtype, value.shape or (), ""
+            if value.path is not None:
+                raw, shape = npy_type_and_shape(value.path)
+                dtype, file = _type_word(raw), value.path.name if names_files else ""
+            yield (
+                order, kernel.name, kernel.scope, value.io, value.index, dtype, _shape_text(shape),
+                file, source,
+            )  # fmt: skip
+
+
+def _source(place: CodePlace | None) -> str:
+    """Return the innermost line outside MindSpore, else the innermost."""
+    if place is None or not place.frames:
+        return ""
+    mine: SourceLine = next(
+        (frame for frame in place.frames if _FRAMEWORK not in frame.file), place.frames[0]
+    )
+    return f"{mine.file}:{mine.line}"
+
+
+def _decode_notes(directory: Path) -> list[Path]:
+    """Make binary notes on overflows JSON; return all notes as JSON."""
+    for path in sorted(directory.glob(f"{OVERFLOW_TYPE}.*")):
+        has_json = path.with_name(f"{path.name}.output.0.json").exists()
+        if path.suffix not in (".json", ".npy") and not has_json:
+            convert_binary(path, directory)
+    return sorted(directory.glob(f"{OVERFLOW_TYPE}.*.json"))
+
+
+def _new(path: Path) -> Path:
+    """Return a path at which nothing stands any more."""
+    path.unlink(missing_ok=True)
+    return path

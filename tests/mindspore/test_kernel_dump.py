@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level L2: MindSpore's own Dump, driven by msprobe and brought into shape, on the CPU."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from msprobe import open_dump
+from msprobe.capture.session import reset_session
+from msprobe.config import load_config
+from msprobe.dump.kernel_files import find_kernel_folders, read_kernel_values
+from msprobe.errors import ConfigError
+from msprobe.kernels.code_mapping import map_code
+from msprobe.kernels.dump_settings import check_dump_settings
+from msprobe.mindspore.kernel_settings import dump_settings
+
+HERE = Path(__file__).parent
+FC1 = "MatMul.Default_network-WithLossCell__backbone-Net_fc1-Dense_MatMul-op0.0.forward"
+PLAIN: dict[str, list[str]] = {}
+
+
+def train(config=None, mode="graph", *, train_first=False, bad=False, pause=(), env=None):
+    options = {
+        "config": None if config is None else str(config),
+        "mode": mode,
+        "train_first": train_first,
+        "bad": bad,
+        "pause": list(pause),
+    }
+    done = subprocess.run(
+        [sys.executable, str(HERE / "kernel_script.py"), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "GLOG_v": "3", **(env or {})},
+        timeout=240,
+    )
+    for line in done.stdout.splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "RESULT":
+            return json.loads(rest), done.stderr
+        if word == "REFUSED":
+            return rest, done.stderr
+    raise AssertionError(done.stderr[-3000:])
+
+
+def plain(mode):
+    if mode not in PLAIN:
+        PLAIN[mode] = train(None, mode)[0]
+    return PLAIN[mode]
+
+
+def write_config(folder, **keys):
+    path = folder / "config.json"
+    path.write_text(json.dumps({"level": "L2", "dump_path": str(folder / "dump"), **keys}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tensors(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tensors")
+    result, _ = train(write_config(folder, task="tensor", step=[1, 3]))
+    return folder / "dump", result
+
+
+@pytest.fixture(scope="module")
+def statistics(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("statistics")
+    keys = {"task": "statistics", "step": [1, 3], "statistics": {"summary_mode": "md5"}}
+    result, _ = train(write_config(folder, **keys))
+    return folder / "dump", result
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("task", ["tensors", "statistics"])
+def test_losses_and_weights_are_the_same_to_the_bit(request, task):
+    assert request.getfixturevalue(task)[1] == plain("graph")
+
+
+def test_the_wanted_steps_and_no_others(tensors):
+    dump = open_dump(tensors[0])
+    assert list(dump.steps) == [1, 3]
+    for step in (1, 3):
+        records = dump.step(step).rank(0).records
+        assert FC1 in records
+        assert any(name.endswith(".backward") for name in records)
+
+
+def test_each_kernel_computes_what_numpy_computes(tensors):
+    view = open_dump(tensors[0]).step(1).rank(0)
+    (_, x), (_, w), *_ = view.records[FC1].tensors("input_args")
+    ((_, y),) = view.records[FC1].tensors("output")
+    x, w, y = (view.tensor(value).array for value in (x, w, y))
+    np.testing.assert_allclose(y, x @ w.T, rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_are_those_of_the_tensors(tensors, statistics):
+    folders = {folder.step: folder for folder in find_kernel_folders(tensors[0])}
+    rows = table(folder_of(statistics[0], 3) / "statistic.csv")
+    stored = {
+        (value.op_name, value.io, value.index): np.load(value.path)
+        for value in read_kernel_values(folders[3])
+    }
+    assert len(rows) == len(stored) > 100
+    for row in rows:
+        array = stored[row["Op Name"].replace("/", "_"), row["IO"], row["Slot"]]
+        wide = array.astype(np.float64)
+        assert row["Shape"] == f"({','.join(map(str, array.shape))})"
+        assert row["Data Type"].lower() == array.dtype.name
+        assert int(row["Data Size"]) == array.nbytes
+        if array.dtype.kind == "b":
+            assert row["Max Value"] == str(bool(array.max()))
+            continue
+        assert float(row["Max Value"]) == wide.max()
+        assert float(row["Min Value"]) == wide.min()
+        assert float(row["Avg Value"]) == pytest.approx(wide.mean(), rel=1e-12, abs=1e-15)
+        assert float(row["L2Norm Value"]) == pytest.approx(np.linalg.norm(wide), rel=1e-12)
+        assert len(row["MD5"]) == 8
+
+
+def test_statistics_leave_no_tensors(statistics):
+    assert not list(statistics[0].rglob("*.npy"))
+    assert open_dump(statistics[0]).step(1).rank(0).head.task == "statistics"
+
+
+def folder_of(dump, step):
+    return next(found.directory for found in find_kernel_folders(dump) if found.step == step)
+
+
+def test_the_index_names_operators_in_order_with_their_source(tensors):
+    folder = folder_of(tensors[0], 1)
+    rows = table(folder / "kernel_index.csv")
+    order = (tensors[0] / "rank_0/execution_order/ms_execution_order_graph_0.csv").read_text()
+    listed = order.split()[1:]
+    kernels = list(dict.fromkeys(row["Full Name"] for row in rows if "/" in row["Full Name"]))
+    assert kernels == listed
+    first = rows[0]
+    assert first["Name"] == FC1
+    assert first["Source"].startswith(str(HERE / "kernel_script.py") + ":")
+    assert (folder / first["File"]).is_file()
+    assert (first["Data Type"], first["Shape"]) == ("Float32", "(3,4)")
+
+
+def test_kernels_know_their_calls(tensors):
+    view = open_dump(tensors[0]).step(1).rank(0)
+    assert any("kernel_script.py" in frame for frame in view.frames(FC1))
+    backward = next(name for name in view.records if "Grad_MatMul" in name)
+    assert any("kernel_script.py" in frame for frame in view.frames(backward))
+
+
+def test_code_mapping_of_a_real_dump(tensors, tmp_path):
+    done = map_code(tensors[0] / "rank_0" / "graphs", tensors[0], tmp_path)
+    rows = table(done.written[0])
+    assert len(rows) == done.values == len(list(tensors[0].rglob("Net/**/*.npy")))
+    unmapped = {row["File Path"].rpartition("/")[2].split(".")[1] for row in rows
+                if not row["Scope Name"]}  # fmt: skip
+    assert unmapped == {"global_step", "inputs0", "inputs1", "learning_rate", "momentum"}
+    for row in rows:
+        if "_fc1-Dense_MatMul-op0" in row["File Path"]:
+            assert row["Scope Name"].endswith("/fc1-Dense/MatMul-op0")
+            assert "kernel_script.py" in row["Code Stack"]
+
+
+def test_compiled_parts_of_the_dynamic_graph(tmp_path):
+    keys = {"task": "tensor", "step": [2], "tensor": {"list": ["Tanh"]}}
+    result, _ = train(write_config(tmp_path, **keys), "pynative")
+    assert result == plain("pynative")
+    dump = open_dump(tmp_path / "dump")
+    assert list(dump.steps) == [2]
+    names = [name for name in dump.step(2).rank(0).records if not name.startswith("Parameter")]
+    assert names
+    assert all("Tanh" in name for name in names)
+
+
+def test_what_stands_outside_start_and_stop_is_not_kept(tmp_path):
+    config = write_config(tmp_path, task="statistics", step=[0, 1])
+    train(config, "pynative", pause=[1])
+    dump = open_dump(tmp_path / "dump")
+    names = {step: set(dump.step(step).rank(0).records) for step in (0, 1)}
+    assert any("SGD" in name for name in names[0])
+    assert not any("SGD" in name for name in names[1])
+    assert any("Tanh" in name for name in names[1])
+
+
+def test_overflows_keep_the_kernels_that_make_them(tmp_path):
+    keys = {"task": "overflow_check", "overflow_check": {"overflow_nums": 2}}
+    _, log = train(write_config(tmp_path, **keys), bad=True)
+    dump = open_dump(tmp_path / "dump")
+    assert list(dump.steps) == [1]
+    view = dump.step(1).rank(0)
+    assert len(view.records) == 2
+    assert FC1 in view.records
+    for name in view.records:
+        outputs = [view.tensor(value).array for _, value in view.records[name].tensors("output")]
+        assert not all(np.isfinite(array).all() for array in outputs)
+    assert f"step 1: {FC1} puts out a NaN or an infinity" in log
+
+
+def test_a_second_run_replaces_the_first(tmp_path):
+    config = write_config(tmp_path, task="tensor", step=[0], tensor={"list": ["ReLU"]})
+    train(config)
+    mine = tmp_path / "dump" / "rank_0" / "Net" / "0" / "0" / "notes.txt"
+    mine.write_text("mine")
+    before = set((tmp_path / "dump").rglob("ReLU*.npy"))
+    train(config)
+    after = set((tmp_path / "dump").rglob("ReLU*.npy"))
+    assert len(after) == len(before) > 0
+    assert not after & before
+    assert mine.read_text() == "mine"
+
+
+def test_too_late_is_refused(tmp_path):
+    said, _ = train(write_config(tmp_path, task="tensor"), train_first=True)
+    assert said.startswith("UsageError: PrecisionDebugger(): a graph was compiled already")
+    assert not (tmp_path / "dump").exists()
+
+
+def test_ranks_that_are_not_wanted_dump_nothing(tmp_path):
+    config = write_config(tmp_path, task="tensor", rank=[1])
+    train(config)
+    assert not (tmp_path / "dump").exists()
+
+
+# -- settings, without a run -------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(tmp_path):
+    def of(*, on_device=True, **keys):
+        config = load_config(write_config(tmp_path, **keys), dumps_kernels=True)
+        found = dump_settings(config, computes_statistics=on_device)
+        assert check_dump_settings(found, source="x").faults == []
+        return found["common_dump_settings"], found["e2e_dump_settings"]
+
+    yield of
+    reset_session()
+
+
+def test_settings_of_statistics(settings):
+    common, synchronous = settings(
+        task="statistics",
+        step=[0, "5-8", 10],
+        rank=[1, 3],
+        precision="high",
+        statistics={
+            "list": ["MatMul", "name-regex(.*fc.*)"],
+            "data_mode": ["input"],
+            "summary_mode": "md5",
+            "device": "device",
+        },
+    )
+    assert common["iteration"] == "0|5-8|10"
+    assert common["support_device"] == [1, 3]
+    assert (common["dump_mode"], common["kernels"]) == (1, ["MatMul", "name-regex(.*fc.*)"])
+    assert common["input_output"] == 1
+    assert common["saved_data"] == "statistic"
+    assert common["statistic_category"] == ["max", "min", "avg", "l2norm", "hash:md5"]
+    assert synchronous == {
+        "enable": True,
+        "trans_flag": True,
+        "stat_calc_mode": "device",
+        "device_stat_precision_mode": "high",
+    }
+    assert settings(task="statistics", on_device=False)[0]["saved_data"] == "tensor"
+
+
+def test_settings_of_tensors_written_asynchronously(settings):
+    common, synchronous = settings(
+        task="tensor", async_dump=True, tensor={"file_format": "bin", "data_mode": ["output"]}
+    )
+    assert synchronous["enable"] is False
+    assert (common["file_format"], common["input_output"]) == ("bin", 2)
+    assert common["iteration"] == "all"
+    assert settings(task="statistics", async_dump=True)[0]["file_format"] == "npy"
+
+
+@pytest.mark.parametrize(("mode", "number"), [("all", 3), ("aicore", 1), ("atomic", 2)])
+def test_settings_of_overflow_checks(settings, mode, number):
+    common, _ = settings(
+        task="overflow_check", overflow_check={"check_mode": mode, "overflow_nums": 5}
+    )
+    assert (common["op_debug_mode"], common["overflow_number"]) == (number, 5)
+
+
+def test_settings_of_exception_dumps(settings):
+    common, _ = settings(task="exception_dump", step=[3])
+    assert (common["op_debug_mode"], common["file_format"]) == (4, "npy")
+    assert common["iteration"] == "all"
+    with pytest.raises(ConfigError, match="level"):
+        settings(task="exception_dump", level="L1")
