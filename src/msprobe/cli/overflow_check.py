@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from msprobe.dump.reader import Dump
+    from msprobe.dump.dump_steps import Dump
     from msprobe.triage.findings import StepFindings
 
 # The second is what users of mindstudio-probe 8 call it.

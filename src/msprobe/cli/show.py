@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from msprobe.dump.dump_steps import Dump
     from msprobe.dump.rank_view import RankView
-    from msprobe.dump.reader import Dump
 
 _DEFAULT_LIMIT: Final = 200
 # A module's forward, backward and parameter gradients are shown in full; more becomes a tree.

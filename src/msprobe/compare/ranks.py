@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msprobe.compare.model import Status
+from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.reader import Dump, DumpStep, RankKey
 from msprobe.errors import UsageError
 
 if TYPE_CHECKING:

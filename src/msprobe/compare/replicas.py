@@ -30,7 +30,7 @@ from msprobe.compare.model import (
     Status,
 )
 from msprobe.compare.sides import Side
-from msprobe.dump.reader import Dump, DumpStep, RankKey
+from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.record_names import RecordKind, forward_name
 from msprobe.errors import UsageError
 

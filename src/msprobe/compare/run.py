@@ -21,14 +21,14 @@ from msprobe.compare.model import Mode, RankComparison
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.ranks import ViewPair, pair_views
 from msprobe.compare.sides import Side
+from msprobe.dump.dump_steps import DumpStep, RankKey
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.reader import DumpStep, RankKey
 from msprobe.errors import UsageError
 
 if TYPE_CHECKING:
     from msprobe.compare.result import CompareResult, TableFormat
     from msprobe.compare.tensor_rows import TensorWork
-    from msprobe.dump.reader import Dump
+    from msprobe.dump.dump_steps import Dump
 
 PathLike = str | os.PathLike[str]
 

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from msprobe.dump.dump_steps import Dump
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.reader import Dump
 from msprobe.dump.record_views import Leaf, Record, TensorValue, part_label
 from msprobe.dump.records import JsonTree
 from msprobe.report.nonfinite import find_nonfinite

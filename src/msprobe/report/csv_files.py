@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from msprobe.report.table_files import replacing
+from msprobe.report.replacing import replacing
 from msprobe.report.tables import Cell, Table
 
 MAX_ROWS: Final = 1_000_000

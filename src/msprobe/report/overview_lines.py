@@ -10,8 +10,8 @@ from typing import Final
 
 from rich.text import Text
 
+from msprobe.dump.dump_steps import Dump
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.reader import Dump
 from msprobe.dump.records import JsonTree
 from msprobe.report.nonfinite import Nonfinite
 from msprobe.report.value_text import count_text, plain, size_text

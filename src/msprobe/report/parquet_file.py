@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.report.table_files import replacing
+from msprobe.report.replacing import replacing
 from msprobe.report.tables import Cell, Table, TableRow
 
 if TYPE_CHECKING:

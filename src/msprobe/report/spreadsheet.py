@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from msprobe.report.table_files import replacing
+from msprobe.report.replacing import replacing
 from msprobe.report.tables import Cell, Colour, Table, TableRow
 
 if TYPE_CHECKING:

@@ -8,10 +8,6 @@ stays text.
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,9 +17,6 @@ from msprobe.report.tables import Table
 
 if TYPE_CHECKING:
     import polars as pl
-
-logger = logging.getLogger(__name__)
-
 
 class TableFormat(StrEnum):
     """Kinds of files; the value is the suffix."""
@@ -70,16 +63,3 @@ def write_table(
 
 def _as_table(table: Table | pl.DataFrame) -> Table:
     return table if isinstance(table, Table) else Table.of_frame(table)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name beside `path`, which becomes `path` if no exception is raised."""
-    if path.exists():
-        logger.warning("%s exists and is replaced", path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

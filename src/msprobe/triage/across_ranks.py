@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from msprobe.compare.communication import CommunicationCall, Meeting, connect
-from msprobe.dump.reader import RankKey
+from msprobe.dump.dump_steps import RankKey
 from msprobe.triage.examined import Badness
 from msprobe.triage.findings import Finding, Place, Source
 from msprobe.triage.one_rank import RankExamination

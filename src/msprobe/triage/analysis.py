@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
+from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.reader import Dump, DumpStep, RankKey, open_dump
+from msprobe.dump.reader import open_dump
 from msprobe.errors import DumpFormatError
 from msprobe.triage.across_ranks import connect_ranks
 from msprobe.triage.findings import StepFindings

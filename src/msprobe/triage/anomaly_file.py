@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe.dump import layout
-from msprobe.dump.reader import DumpStep, RankKey
+from msprobe.dump.dump_steps import DumpStep, RankKey
 from msprobe.dump.records import JsonTree
 from msprobe.errors import DumpWriteError
 from msprobe.triage.findings import Finding, StepFindings

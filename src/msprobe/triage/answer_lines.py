@@ -8,7 +8,7 @@ from typing import Final
 
 from rich.text import Text
 
-from msprobe.dump.reader import RankKey
+from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.stack_frames import parse_frame
 from msprobe.report.value_text import count_text, plain
 from msprobe.triage.findings import Finding, Source, StepFindings

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from msprobe.dump.reader import RankKey
+from msprobe.dump.dump_steps import RankKey
 from msprobe.triage.severity import Severity
 
 

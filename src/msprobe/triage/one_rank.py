@@ -12,8 +12,8 @@ from msprobe.compare.communication import (
     communication_calls,
     is_communication,
 )
+from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.reader import RankKey
 from msprobe.dump.record_names import RecordKind, forward_name
 from msprobe.errors import DumpFormatError
 from msprobe.triage.examined import (

@@ -11,7 +11,7 @@ from typing import Final
 from msprobe.compare.legacy.columns import REACHED, RESULT
 from msprobe.compare.legacy.reached import BAD, UNMATCHED
 from msprobe.errors import ReportWriteError
-from msprobe.report.table_files import replacing
+from msprobe.report.replacing import replacing
 from msprobe.report.tables import Cell, Table
 
 _BAD_RESULTS: Final = (*BAD, UNMATCHED, "error", "warning")

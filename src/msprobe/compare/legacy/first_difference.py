@@ -25,7 +25,7 @@ from msprobe.compare.legacy.columns import CHECKSUMS, STACK, STATISTICS, Generat
 from msprobe.compare.legacy.tables import legacy_operations
 from msprobe.compare.model import Leaf, Mode, RankComparison, Role, Row
 from msprobe.errors import ReportWriteError
-from msprobe.report.table_files import replacing
+from msprobe.report.replacing import replacing
 from msprobe.report.tables import Cell
 
 _IGNORED: Final = ("Torch.empty", "Torch.fill", "Tensor.__setitem__")

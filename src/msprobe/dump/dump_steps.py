@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Dump`: the steps of a dump, and the ranks of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msprobe.dump.rank_view import RankView
+from msprobe.errors import RecordNotFoundError
+
+RankKey = int | str
+"""A rank's number; the folder's name where it has none; ``graph/rank0`` for MindSpore halves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStep:
+    """One step of a dump.
+
+    Attributes:
+        number: the step's number; 0 where the dump has no step folders.
+        ranks: its ranks, by number where they have one, else by folder name.
+    """
+
+    number: int
+    ranks: Mapping[RankKey, RankView]
+
+    def rank(self, key: RankKey | None = None) -> RankView:
+        """Return one rank; without `key`, the only one.
+
+        A single process without a number also answers to 0.
+
+        Raises:
+            RecordNotFoundError: there is none such, or a key is needed.
+        """
+        if key is None and len(self.ranks) == 1:
+            return next(iter(self.ranks.values()))
+        if key is not None and key in self.ranks:
+            return self.ranks[key]
+        if key == 0 and len(self.ranks) == 1 and "rank" in self.ranks:
+            return self.ranks["rank"]
+        known = ", ".join(map(str, self.ranks))
+        wanted = "several ranks" if key is None else f"no rank {key}"
+        raise RecordNotFoundError(f"step {self.number}", f"{wanted}; there are: {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """A dump on disk.
+
+    Attributes:
+        path: the path that was opened.
+        steps: its steps by number, ascending.
+    """
+
+    path: Path
+    steps: Mapping[int, DumpStep]
+
+    def step(self, number: int | None = None) -> DumpStep:
+        """Return one step; without `number`, the first.
+
+        Raises:
+            RecordNotFoundError: there is none of that number.
+        """
+        if number is None:
+            return next(iter(self.steps.values()))
+        if number in self.steps:
+            return self.steps[number]
+        known = ", ".join(map(str, self.steps))
+        raise RecordNotFoundError(self.path, f"holds no step {number}; there are: {known}")
+
+    def rank_views(self) -> Iterator[RankView]:
+        """Yield every rank of every step."""
+        for step in self.steps.values():
+            yield from step.ranks.values()
