@@ -34,7 +34,7 @@ def has_doubtful_mask(trail: Trail, call: Call) -> bool:
             if source is None:
                 continue
             maker = trail.calls.of(trail.rows[source])
-            if any(each.status.is_difference and _is_tensor(each) for each in maker.inputs):
+            if any(_matters(each) for each in maker.inputs):
                 return True
             if maker.start not in seen:
                 seen.add(maker.start)
@@ -52,5 +52,9 @@ def _hides_its_elements(leaf: Leaf | None) -> bool:
     return leaf.dtype == "bool" and leaf.norm is None
 
 
-def _is_tensor(row: Row) -> bool:
-    return any(leaf is not None and leaf.is_tensor for leaf in (row.target, row.reference))
+def _matters(row: Row) -> bool:
+    """Return whether a difference is one of values: of a tensor, or an argument at fault."""
+    if not row.status.is_difference:
+        return False
+    is_tensor = any(leaf is not None and leaf.is_tensor for leaf in (row.target, row.reference))
+    return is_tensor or row.origin is not None

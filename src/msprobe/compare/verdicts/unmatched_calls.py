@@ -17,6 +17,7 @@ from msprobe.compare.model import Origin, Role, Row
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.operation_families import Family, family_of, reorders
+from msprobe.compare.verdicts.statistics_error import nonfinite_signature
 from msprobe.compare.verdicts.trail import Trail, mark
 
 # Where more calls than so many begin a chain, it is another program, not a slip.
@@ -84,6 +85,18 @@ class UnmatchedCalls:
                 self._blame(index, "cuts the graph: no gradient flows back through it")
                 return True
         return False
+
+    def blame_for_nan(self, call: Call) -> None:
+        """Blame a call of the target alone that makes NaN from tensors without."""
+        if call.pair.target is None or any(_holds_nan(row) for row in call.inputs):
+            return
+        for row in call.outputs:
+            if _holds_nan(row):
+                mark(
+                    row,
+                    Origin.INTRODUCED,
+                    "only the target makes this call, and its result holds NaN",
+                )
 
     def blame_hidden(self, call: Call) -> bool:
         """Blame an unmatched call upstream that put the elements of a value into another order.
@@ -223,3 +236,8 @@ def _numbers(row: Row) -> object:
     if leaf.role is Role.PARAMETER or key is None:
         return key
     return (leaf.max, leaf.min, leaf.norm)
+
+
+def _holds_nan(row: Row) -> bool:
+    leaf = row.leaf
+    return leaf.is_tensor and "NaN" in nonfinite_signature(leaf)
