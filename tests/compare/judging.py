@@ -9,8 +9,9 @@ from pathlib import Path
 from msprobe.compare.leaf_pairs import pair_leaves
 from msprobe.compare.matching import pair_operations
 from msprobe.compare.metrics.elementwise import compare_arrays
-from msprobe.compare.model import Leaf, Mode, RankComparison, Row
+from msprobe.compare.model import Leaf, Mode, Row
 from msprobe.compare.options import CompareOptions
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.compare.verdicts.origin import find_origins
 from msprobe.compare.verdicts.status import judge_rows

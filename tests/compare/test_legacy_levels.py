@@ -10,7 +10,8 @@ import pytest
 from judging import judged
 
 from msprobe.compare.legacy.tables import legacy_table
-from msprobe.compare.model import Origin, RankComparison, Status
+from msprobe.compare.model import Origin, Status
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.writer import DumpHead, DumpWriter
 
 NAME = "Torch.f.0.forward"

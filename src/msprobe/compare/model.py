@@ -11,12 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from msprobe.dump.records import JsonTree, Statistic
-
-if TYPE_CHECKING:
-    from msprobe.compare.sides import Side
 
 
 class Mode(StrEnum):
@@ -258,26 +254,3 @@ class Row:
     def name(self) -> str:
         """The row's name: record and slot."""
         return row_name(self.pair.name, self.leaf.slot)
-
-
-@dataclass(slots=True, kw_only=True)
-class RankComparison:
-    """Two sides compared: one step and rank.
-
-    Attributes:
-        step: the target's step.
-        rank: the target's rank number, or its folder's name where it has none.
-        target: the side under test.
-        reference: the trusted side.
-        mode: what values are judged by.
-        pairs: all operations, in order of execution.
-        rows: all values, grouped by operation in the order of `pairs`.
-    """
-
-    step: int
-    rank: int | str
-    target: Side
-    reference: Side
-    mode: Mode
-    pairs: list[OperationPair]
-    rows: list[Row]

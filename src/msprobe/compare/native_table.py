@@ -13,15 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from msprobe.compare.model import (
-    ElementMetrics,
-    Leaf,
-    OperationPair,
-    RankComparison,
-    Role,
-    Row,
-    row_name,
-)
+from msprobe.compare.model import ElementMetrics, Leaf, OperationPair, Role, Row, row_name
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.records import JsonTree, Statistic
 

@@ -18,17 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msprobe.compare.communication import is_communication
-from msprobe.compare.model import (
-    Leaf,
-    Match,
-    Mode,
-    OperationPair,
-    Origin,
-    RankComparison,
-    Role,
-    Row,
-    Status,
-)
+from msprobe.compare.model import Leaf, Match, Mode, OperationPair, Origin, Role, Row, Status
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.record_names import RecordKind, forward_name

@@ -15,7 +15,7 @@ from msprobe.errors import ReportWriteError, UsageError
 if TYPE_CHECKING:
     import polars as pl
 
-    from msprobe.compare.model import RankComparison
+    from msprobe.compare.rank_comparison import RankComparison
 
 TableFormat = Literal["xlsx", "csv", "parquet"]
 

@@ -26,7 +26,7 @@ from msprobe.dump.kernel_views import KernelView
 from msprobe.errors import ReportWriteError
 
 if TYPE_CHECKING:
-    from msprobe.compare.model import RankComparison
+    from msprobe.compare.rank_comparison import RankComparison
 
 SUMMARY_JSON: Final = "summary.json"
 

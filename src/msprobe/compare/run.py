@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from msprobe.compare.model import Mode, RankComparison
+from msprobe.compare.model import Mode
 from msprobe.compare.options import CompareOptions
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.ranks import ViewPair, pair_views
 from msprobe.compare.sides import Side
 from msprobe.dump.dump_steps import DumpStep, RankKey

@@ -14,8 +14,9 @@ from msprobe.compare.metrics.finished_pairs import FinishedPairs
 from msprobe.compare.metrics.processing import Processing, read_processing
 from msprobe.compare.metrics.schedule import files_size, measure_all
 from msprobe.compare.metrics.tensor_pairs import TensorJob
-from msprobe.compare.model import Leaf, RankComparison, Row
+from msprobe.compare.model import Leaf, Row
 from msprobe.compare.options import CompareOptions
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.compare.verdicts.tolerances import Tolerances
 from msprobe.errors import DumpFormatError

@@ -23,7 +23,8 @@ from msprobe.compare.communication import communication_calls, connect, earliest
 from msprobe.compare.legacy.cells import NOTHING
 from msprobe.compare.legacy.columns import CHECKSUMS, STACK, STATISTICS, Generation
 from msprobe.compare.legacy.tables import legacy_operations
-from msprobe.compare.model import Leaf, Mode, RankComparison, Role, Row
+from msprobe.compare.model import Leaf, Mode, Role, Row
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.errors import ReportWriteError
 from msprobe.report.replacing import replacing
 from msprobe.report.tables import Cell

@@ -21,7 +21,8 @@ from msprobe.compare.legacy.levels import JudgedRow
 from msprobe.compare.legacy.reached import BAD, NO, NONE, UNMATCHED, YES, old_verdict
 from msprobe.compare.legacy.real_data import metric_cells
 from msprobe.compare.legacy.statistics import statistic_cells
-from msprobe.compare.model import Leaf, Mode, RankComparison, row_name
+from msprobe.compare.model import Leaf, Mode, row_name
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.report.tables import Cell, Colour, Table, TableRow
 
 CSV_FILES: Final = ("NPU CSV File", "Bench CSV File")

@@ -20,7 +20,8 @@ from msprobe.compare.legacy.levels import JudgedRow, Level, judge_operation
 from msprobe.compare.legacy.reached import old_verdict
 from msprobe.compare.legacy.real_data import metric_cells
 from msprobe.compare.legacy.statistics import statistic_cells
-from msprobe.compare.model import Leaf, Mode, Origin, RankComparison, Row, Status, row_name
+from msprobe.compare.model import Leaf, Mode, Origin, Row, Status, row_name
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump import layout
 from msprobe.dump.kernel_views import KernelView
 from msprobe.report.tables import Cell, Colour, Table, TableRow

@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from msprobe.compare.model import Origin, RankComparison, Role, Row
+from msprobe.compare.model import Origin, Role, Row
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.history import History, gradient_key
 from msprobe.compare.verdicts.trail import UNRECORDED_VALUE, mark
 

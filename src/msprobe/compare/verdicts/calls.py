@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import OperationPair, RankComparison, Role, Row
+from msprobe.compare.model import OperationPair, Role, Row
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind, RecordName, forward_name
 
 _TAKEN_IN: Final = (Role.INPUT, Role.PARAMETER)

@@ -186,6 +186,10 @@ class OutsideValues:
         """Return the differing parameter that a row's two values are, as index of its row."""
         return self._differing_parameters.get(fingerprints(row))
 
+    def gradient_of(self, row: Row) -> int | None:
+        """Return the differing gradient of a parameter that a row's two values are."""
+        return self._differing_gradients.get(fingerprints(row))
+
     def model_input_of(self, row: Row) -> int | None:
         """Return the input of the model that a row's two values are, as index of its row."""
         return self._model_inputs.get(fingerprints(row))
@@ -202,10 +206,19 @@ class OutsideValues:
 
     @cached_property
     def _differing_parameters(self) -> dict[Fingerprint, int]:
+        return self._differing(Role.PARAMETER)
+
+    @cached_property
+    def _differing_gradients(self) -> dict[Fingerprint, int]:
+        return self._differing(Role.PARAMETER_GRAD)
+
+    def _differing(self, role: Role) -> dict[Fingerprint, int]:
         found: dict[Fingerprint, int] = {}
         for index, row in enumerate(self._rows):
-            if row.leaf.role is Role.PARAMETER and row.status.is_difference:
-                found.setdefault(fingerprints(row), index)
+            if row.leaf.role is role and row.status.is_difference:
+                key = fingerprints(row)
+                if key != (None, None):
+                    found.setdefault(key, index)
         return found
 
     @cached_property

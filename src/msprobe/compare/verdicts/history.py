@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from msprobe.compare.model import RankComparison, Role, Status
+from msprobe.compare.model import Role, Status
+from msprobe.compare.rank_comparison import RankComparison
 
 
 @dataclass(slots=True)

@@ -175,6 +175,10 @@ class Incoming:
         if parameter is not None:
             mark(row, Origin.INHERITED, f"a parameter; see {trail.rows[parameter].name}")
             return
+        gradient = trail.outside.gradient_of(row)
+        if gradient is not None:
+            mark(row, Origin.INHERITED, f"a gradient; see {trail.rows[gradient].name}")
+            return
         swapped = trail.outside.swapped_parameters(row)
         if swapped is not None:
             mine, theirs = (trail.rows[index].name for index in swapped)

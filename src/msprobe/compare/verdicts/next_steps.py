@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msprobe.compare.model import Match, Mode, Origin, RankComparison, Status
+from msprobe.compare.model import Match, Mode, Origin, Status
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.ranking import Culprit
 
 # Confidence of an alignment below which a reader should look at the pair.

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import Leaf, Mode, Origin, RankComparison, Role, Row, Status
+from msprobe.compare.model import Leaf, Mode, Origin, Role, Row, Status
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.conditioning import (
     Bound,

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from msprobe.compare.model import RankComparison, Role, Row, Status
+from msprobe.compare.model import Role, Row, Status
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.data_flow import fingerprints
 from msprobe.compare.verdicts.number_types import coarser, epsilon_of
 from msprobe.compare.verdicts.operation_families import Family, family_of

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from msprobe.compare.model import Origin, RankComparison, Role, Row, Status
+from msprobe.compare.model import Origin, Role, Row, Status
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind
 
 # A culprit whose own difference is this much smaller than the largest one is not the best guess,

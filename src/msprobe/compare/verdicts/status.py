@@ -10,14 +10,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from msprobe.compare.model import (
-    ElementMetrics,
-    Leaf,
-    Mode,
-    RankComparison,
-    Row,
-    Status,
-)
+from msprobe.compare.model import ElementMetrics, Leaf, Mode, Row, Status
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.arguments import judge_arguments
 from msprobe.compare.verdicts.number_types import coarser, kind_of
 from msprobe.compare.verdicts.precision_policy import judge_lone_precision

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from msprobe.compare.model import Mode, Origin, RankComparison, Row, Status
+from msprobe.compare.model import Mode, Origin, Row, Status
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.compare.verdicts.across import settle_across
 from msprobe.compare.verdicts.next_steps import next_steps, notes_on

@@ -7,7 +7,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-from msprobe.compare.model import Origin, RankComparison, Row, Status
+from msprobe.compare.model import Origin, Row, Status
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RankComparison`: two sides compared, one step and rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msprobe.compare.model import Mode, OperationPair, Row
+
+if TYPE_CHECKING:
+    from msprobe.compare.sides import Side
+
+
+@dataclass(slots=True, kw_only=True)
+class RankComparison:
+    """Two sides compared: one step and rank.
+
+    Attributes:
+        step: the target's step.
+        rank: the target's rank number, or its folder's name where it has none.
+        target: the side under test.
+        reference: the trusted side.
+        mode: what values are judged by.
+        pairs: all operations, in order of execution.
+        rows: all values, grouped by operation in the order of `pairs`.
+    """
+
+    step: int
+    rank: int | str
+    target: Side
+    reference: Side
+    mode: Mode
+    pairs: list[OperationPair]
+    rows: list[Row]
