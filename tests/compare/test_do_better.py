@@ -655,3 +655,24 @@ def test_levels_without_a_record_in_common_are_refused(tmp_path, capsys):
     code, out, err = cli(capsys, of_level(tmp_path / "new", "L0"), of_level(tmp_path / "old", "L1"))
     assert (code, out) == (2, "")
     assert "no record in common" in err
+
+
+# Gradients that the optimizer or a clipping reads are no data from outside.
+
+
+def test_a_gradient_that_is_read_again_is_inherited(tmp_path):
+    def write(name: str, weight: float) -> Path:
+        x, w, y = value([1.0, 2.0]), value([weight, 4.0]), value([weight, 8.0], 1)
+        gradient = value([2 * weight, 16.0])
+        fc = "Module.fc.Scale.forward.0"
+        book = Book(tmp_path / name)
+        book.call("Tensor.__mul__.0.forward", [x, w], [y], parent=fc)
+        book.call(fc, [x], [y], parameters={"weight": w})
+        book.gradients("Module.fc.Scale.parameters_grad", weight=gradient)
+        book.call("Torch.norm.0.forward", [gradient], [value([weight + 3], 2)])
+        return book.write()
+
+    found = compare(write("new", 3.0), write("old", 2.0))
+    assert found.culprits == ["Module.fc.Scale.forward.0"]
+    assert found.origin("Torch.norm.0.forward.input.0") == "inherited"
+    assert "parameters_grad.weight" in found.reason("Torch.norm.0.forward.input.0")
