@@ -12,7 +12,7 @@ import pytest
 from msprobe.dump.open_file import OpenFile
 from msprobe.dump.tensor_archive_writer import write_archive
 from msprobe.dump.tensor_files import read_tensor
-from msprobe.dump.tensor_span import SpanFinder, TensorSpan, find_span
+from msprobe.dump.tensor_span import SpanFinder, TensorSpan
 from msprobe.errors import DumpFormatError, UnsupportedError
 
 VALUES = np.arange(12, dtype="f4").reshape(3, 4)
@@ -72,7 +72,7 @@ def test_strided_tensors_are_not_plain(tmp_path, size):
         for one in tensors:
             torch.save(one, tmp_path / "t.pt")
             with OpenFile(tmp_path / "t.pt") as file:
-                assert find_span(file).span.is_plain is is_plain
+                assert SpanFinder().find(file).span.is_plain is is_plain
             np.testing.assert_array_equal(read_tensor(tmp_path, "t.pt").array, one.numpy())
             if is_plain:
                 np.testing.assert_array_equal(found_in(tmp_path / "t.pt")[1], one.numpy())

@@ -239,7 +239,7 @@ def test_a_spreadsheet_of_too_many_rows_has_sheets(tmp_path, monkeypatch):
 
 
 def test_a_large_sheet_has_the_form_for_large_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(spreadsheet, "_LARGE", 100)
+    monkeypatch.setattr(spreadsheet, "MAX_ORDINARY_CELLS", 100)
     (path,) = write_table(numbered(1000), tmp_path / "t", "xlsx")
     assert [row[0] for row in read_xlsx(path)[1:]] == list(range(1000))
 

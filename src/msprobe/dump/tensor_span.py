@@ -96,11 +96,6 @@ class SpanFinder:
         return found
 
 
-def find_span(file: OpenFile) -> FoundTensor:
-    """Return where the tensor in one file lies; see `SpanFinder.find`."""
-    return SpanFinder().find(file)
-
-
 def _find_in_archive(file: OpenFile) -> tuple[ArchivedTensor, FoundTensor]:
     try:
         archived = find_tensor(file)

@@ -6,8 +6,7 @@ node to those before it (``next_functions``). So nothing has to be inserted: bef
 *edges* of its inputs are noted, after it the graph is walked from the outputs back to them, and
 hooks on the nodes in between read what passes.
 
-Where this MindSpore has no such nodes (before 2.10), `are_visible` says so and `identity_taps`
-takes over.
+Where this MindSpore has no such nodes (before 2.10), `are_visible` says so, and a run is refused.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
+
+from msprobe.dump.crc import crc32
 
 
 class ArrayFile:

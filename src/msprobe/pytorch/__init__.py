@@ -3,7 +3,7 @@
 
 Entry point: `PrecisionDebugger` (in ``debugger.py``); ``observer.py`` shows what is installed while
 capturing. ``docs/architecture.md`` says which file observes what. May import `msprobe.capture`,
-`msprobe.config`, `msprobe.dump`, and `msprobe.compare` inside functions.
+`msprobe.config`, `msprobe.dump`, `msprobe.run_config`, and `msprobe.compare` inside functions.
 """
 
 from __future__ import annotations

@@ -15,12 +15,8 @@ from typing import Final
 import torch
 
 from msprobe.capture.statistics import native_module
+from msprobe.dump.crc import crc32
 from msprobe.pytorch.readable import memory_of, readable, storage_address
-
-try:
-    from isal.isal_zlib import crc32
-except ImportError:  # no wheel for this processor
-    from zlib import crc32
 
 PIECE_BYTES: Final = 1 << 20
 """What is copied at a time where the memory cannot be hashed as it lies (CPU)."""

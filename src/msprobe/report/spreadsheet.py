@@ -23,7 +23,7 @@ MAX_ROWS: Final = 1_048_500
 
 _MAX_TEXT: Final = 32_767
 _MAX_EXACT: Final = 1 << 53
-_LARGE: Final = 10_000_000
+MAX_ORDINARY_CELLS: Final = 10_000_000
 """Cells of a sheet whose XML may well take 2 GiB: two hundred bytes each."""
 _MIN_WIDTH: Final = 8
 _MAX_WIDTH: Final = 48
@@ -85,7 +85,9 @@ def _write_file(path: Path, write: Callable[[_SheetWriter], None], largest: int)
     with replacing(path) as temporary, TemporaryDirectory(dir=path.parent) as parts:
         # Rows go to disk as they come.
         workbook = xlsxwriter.Workbook(str(temporary), {"constant_memory": True, "tmpdir": parts})
-        if largest > _LARGE:  # Excel offers to repair such a file first, so only where it must be
+        if (
+            largest > MAX_ORDINARY_CELLS
+        ):  # Excel offers to repair such a file first, so only where it must be
             workbook.use_zip64()
         try:
             write(_SheetWriter(workbook))
