@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from kernel_trees import FC1, GRAD, RELU, flat, iteration, save, write_network, write_statistics
 
+from msprobe import open_dump
+from msprobe.cli import main
 from msprobe.dump.kernel_files import find_kernel_folders, read_kernel_values
 from msprobe.dump.kernel_views import open_kernel_dump
 from msprobe.errors import DumpFormatError
@@ -120,7 +122,11 @@ def test_all_forms_of_file_names(tmp_path, index, ending, slot):
         ("rank_3/Net/0/7", 3, 7),
         ("20260101120000/2/Net/1/5", 2, 5),
         ("rank_1/20260101120000/step_4", 1, 4),
-        ("0/20260101120000/6/2", 0, 2),
+        ("3/20260101120000/6/2", 6, 3),
+        ("3/20260101120000/6", 6, 3),
+        ("3/20260101120000/6/net/1/0", 6, 3),
+        ("step7/20260101120000/1", 1, 7),
+        ("rank_2/20260101120000/step_4", 2, 4),
     ],
 )
 def test_rank_and_step_from_the_path(tmp_path, place, rank, step):
@@ -255,3 +261,93 @@ def test_unload_reads_anew(tmp_path):
     assert len(view.records) == before
     view.unload()
     assert len(view.records) == before + 1
+
+
+# -- dumps made without msprobe, opened like any other -------------------------------------------
+
+
+def test_open_dump_and_show_open_them(tmp_path, capsys):
+    folder = write_network(tmp_path, step=2)
+    for path in (tmp_path, tmp_path / "rank_0", folder):
+        assert list(open_dump(path).steps) == [2]
+    assert main(["show", str(tmp_path)]) == 0
+    assert "level L2" in capsys.readouterr().out
+    write_statistics(folder, ['Add,a,0,0,1,output,0,24,Float32,"(2,3)",9,8,7,0,0,0,6'])
+    assert list(open_dump(folder / "statistic.csv").steps) == [2]
+
+
+def test_steps_of_the_asynchronous_dump_stay_apart(tmp_path):
+    for step in (0, 1):
+        folder = tmp_path / str(step) / "20260101120000" / "5" / "net" / "1" / "0"
+        folder.mkdir(parents=True)
+        save(folder, "Add", "a", ONE * step, time=step)
+    dump = open_dump(tmp_path)
+    assert list(dump.steps) == [0, 1]
+    ((_, value),) = dump.step(1).rank(5).records["Add.a.0.forward"].tensors()
+    assert value.max == 1
+
+
+def test_numbers_above_the_opened_folder_are_no_steps(tmp_path):
+    folder = tmp_path / "8" / "20260101120000" / "5" / "net" / "1" / "3"
+    folder.mkdir(parents=True)
+    save(folder, "Add", "a", ONE, time=1)
+    assert list(open_dump(tmp_path / "8").steps) == [3]
+
+
+def test_constants_belong_to_every_iteration(tmp_path):
+    for step in (0, 1):
+        folder = write_network(tmp_path, step=step)
+    constants = folder.parent / "constants"
+    constants.mkdir()
+    save(constants, "Parameter", "data-1", ONE * 5, time=1, ending=".DefaultFormat")
+    for step in (0, 1):
+        view = view_of(tmp_path, step)
+        assert next(iter(view.records)) == "Parameter.data-1.0.forward"
+        ((_, value),) = view.records["Parameter.data-1.0.forward"].tensors()
+        assert np.array_equal(view.tensor(value).array, ONE * 5)
+        assert len(view.records) == 6
+
+
+def test_values_that_npy_cannot_hold_are_named(tmp_path):
+    folder = iteration(tmp_path)
+    save(folder, "Add", "a", ONE, time=1, io="input")
+    raw = folder / "Add.a.0.0.2.output.0.ND.DT_BF16"
+    raw.write_bytes(b"\0\0")
+    leaves = dict(view_of(tmp_path).records["Add.a.0.forward"].leaves())
+    assert leaves["output", "0"].type == "unreadable"
+    assert "holds DT_BF16, a type that .npy files cannot hold" in leaves["output", "0"].value
+
+
+def test_binary_files_are_to_be_converted_first(tmp_path, capsys):
+    folder = tmp_path / "20260101120000" / "0" / "net" / "1" / "0"
+    folder.mkdir(parents=True)
+    (folder / "MatMul.fc1.3.1.1795182233644492").write_bytes(b"")
+    assert main(["show", str(tmp_path)]) == 2
+    assert "holds binary files; convert them first: msprobe parse -d" in capsys.readouterr().err
+
+
+def test_call_stacks_come_from_the_graph(tmp_path):
+    write_network(tmp_path)
+    graphs = tmp_path / "rank_0" / "graphs"
+    graphs.mkdir()
+    (graphs / "ms_output_trace_code_graph_0.ir").write_text(
+        '  %0(x) = PrimFunc_MatMul(%1) cnode_primal_attrs: {unique_id: "7"}\n'
+        f"      # Fullname with scope: ({FC1})\n"
+        "      # In file net.py:3~9, 4~19/    def construct(self, x):/\n"
+        "      # In file net.py:5, 4~19/        y = self.fc1(x)/\n"
+        '  %2(y) = PrimFunc_MatMul(%0) cnode_primal_attrs: {forward_unique_id: "7"}\n'
+        f"      # Fullname with scope: ({GRAD})\n"
+    )
+    view = view_of(tmp_path)
+    frames = ["File net.py, line 5, in construct, \n y = self.fc1(x)"]
+    assert view.frames(f"MatMul.{flat(FC1)}.0.forward") == frames
+    assert view.frames(f"MatMul.{flat(GRAD)}.0.backward") == frames
+    assert view.frames(f"ReLU.{flat(RELU)}.0.forward") == []
+
+
+def test_infinities_are_counted(tmp_path):
+    save(iteration(tmp_path), "Add", "a", np.array([np.inf, -np.inf, np.nan, 1.0]), time=1)
+    ((_, value),) = view_of(tmp_path).records["Add.a.0.forward"].tensors()
+    assert value.has_nan
+    counts = [value.extra[name] for name in ("nan_count", "pos_inf_count", "neg_inf_count")]
+    assert counts == [1, 1, 1]

@@ -33,13 +33,19 @@ _GRAPHS: Final = "graphs"
 _SCOPE_SEPARATOR: Final = "/"
 _MAX_DEPTH: Final = 10
 _NPY: Final = ".npy"
+# Types that .npy cannot hold keep no suffix.
+_VALUE_SUFFIXES: Final = (_NPY, "")
 _RANK_PART: Final = re.compile(r"rank_(\d{1,9})")
-_STEP_PART: Final = re.compile(r"(?:step_)?(\d{1,9})")
+_STEP_PART: Final = re.compile(r"(?:step_?)?(\d{1,9})")
+# No other file has a number like that in its name.
+_FIRST_TIME: Final = 10**12
+_TIME_PART: Final = re.compile(r"\d{14}")
 # A rank is a small number; a folder of 14 digits is a time.
 _NUMBER_PART: Final = re.compile(r"\d{1,6}")
 _RANK_PLACES: Final = (-4, -3)
 # Parts of a dump that hold no values of an iteration.
-_OTHER_FOLDERS: Final = ("constants", "dump_tensor_data", _EXECUTION_ORDER, _GRAPHS)
+_CONSTANTS: Final = "constants"
+_OTHER_FOLDERS: Final = (_CONSTANTS, "dump_tensor_data", _EXECUTION_ORDER, _GRAPHS)
 _STATISTIC_COLUMNS: Final = {
     "opname": "name",
     "optype": "type",
@@ -110,8 +116,9 @@ def find_kernel_folders(path: Path) -> list[KernelFolder]:
         path = path.parent
     if not path.is_dir():
         return []
+    root = path.resolve()
     try:
-        found = [_placed(directory) for directory in _value_folders(path.resolve())]
+        found = [_placed(directory, root) for directory in _value_folders(root)]
     except OSError as exc:
         raise DumpFormatError(path, f"cannot be read: {exc}") from exc
     return sorted(found, key=lambda folder: (folder.step, folder.rank, str(folder.directory)))
@@ -130,22 +137,68 @@ def _value_folders(path: Path) -> Iterator[Path]:
 
 def _is_value(name: str) -> bool:
     found = parse_kernel_file_name(name)
-    return found is not None and found.suffix == _NPY
+    return found is not None and bool(found.io) and found.suffix in _VALUE_SUFFIXES
 
 
-def _placed(directory: Path) -> KernelFolder:
-    """Return a folder with the rank and step that its path tells; 0 where it tells none."""
+def _placed(directory: Path, root: Path) -> KernelFolder:
+    """Return a folder with the rank and step that its path tells; 0 where it tells none.
+
+    Args:
+        directory: the folder.
+        root: the folder that was opened: plain numbers above it are none of the dump.
+    """
     parts = directory.parts
-    step = _STEP_PART.fullmatch(parts[-1])
-    named = [found for part in parts if (found := _RANK_PART.fullmatch(part))]
-    rank = int(named[-1][1]) if named else 0
-    if not named:
-        places = (parts[place] for place in _RANK_PLACES if len(parts) >= -place)
-        rank = next((int(part) for part in places if _NUMBER_PART.fullmatch(part)), 0)
-    graph = parts[-2] if len(parts) > 1 else ""
+    times = [place for place, part in enumerate(parts) if _TIME_PART.fullmatch(part)]
+    ranks = [found for part in parts if (found := _RANK_PART.fullmatch(part))]
+    rank, step = _below_time(parts, times[-1], len(root.parts)) if times else _below_net(parts)
     return KernelFolder(
-        directory=directory, rank=rank, step=int(step[1]) if step else 0, graph=graph
+        directory=directory,
+        rank=int(ranks[-1][1]) if ranks else rank,
+        step=step,
+        graph=parts[-2] if len(parts) > 1 else "",
     )
+
+
+def _below_net(parts: tuple[str, ...]) -> tuple[int, int]:
+    """Return rank and step of ``…/{rank}/{net}/{graph}/{iteration}``."""
+    step = _STEP_PART.fullmatch(parts[-1])
+    places = (parts[place] for place in _RANK_PLACES if len(parts) >= -place)
+    rank = next((int(part) for part in places if _NUMBER_PART.fullmatch(part)), 0)
+    return rank, int(step[1]) if step else 0
+
+
+def _below_time(parts: tuple[str, ...], time: int, root: int) -> tuple[int, int]:
+    """Return rank and step of ``[{step}/]{time}/{device}/[{model}/{number}/][{iteration}/]``.
+
+    The step counts, where it is told: iterations are then those of one model within the step.
+    """
+    below = parts[time + 1 :]
+    rank = 0
+    if below and _NUMBER_PART.fullmatch(below[0]):
+        rank, below = int(below[0]), below[1:]
+    above = _STEP_PART.fullmatch(parts[time - 1]) if time else None
+    if above is not None and (time > root or not parts[time - 1].isdigit()):
+        return rank, int(above[1])
+    step = _STEP_PART.fullmatch(below[-1]) if below else None
+    return rank, int(step[1]) if step else 0
+
+
+def find_constants(folder: KernelFolder) -> KernelFolder | None:
+    """Return the folder of a graph's constants, which all its iterations share, if there is one."""
+    path = folder.directory.parent / _CONSTANTS
+    return replace(folder, directory=path) if path.is_dir() else None
+
+
+def holds_binary_files(path: Path) -> bool:
+    """Return whether there are binary files at or below a path, as the asynchronous Dump writes."""
+    for directory, _, names in os.walk(path):
+        if len(Path(directory).parts) - len(path.parts) > _MAX_DEPTH:
+            return False
+        for name in names:
+            found = parse_kernel_file_name(name)
+            if found is not None and found.is_binary and found.time >= _FIRST_TIME:
+                return True
+    return False
 
 
 def read_kernel_values(folder: KernelFolder) -> list[KernelValue]:
@@ -177,7 +230,7 @@ def _tensor_values(directory: Path) -> Iterator[KernelValue]:
     real_names = read_mapping(directory)
     for path in directory.iterdir():
         found = parse_kernel_file_name(real_names.get(path.name, path.name))
-        if found is None or found.suffix != _NPY:
+        if found is None or not found.io or found.suffix not in _VALUE_SUFFIXES:
             continue
         yield KernelValue(
             op_type=found.op_type,
@@ -188,6 +241,7 @@ def _tensor_values(directory: Path) -> Iterator[KernelValue]:
             io=found.io,
             index=found.index,
             path=path,
+            dtype="" if found.suffix else found.layout.rpartition(".")[2],
         )
 
 

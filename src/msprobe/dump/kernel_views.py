@@ -22,8 +22,10 @@ from msprobe.dump.kernel_files import (
     STATISTIC_CSV,
     KernelFolder,
     KernelValue,
+    find_constants,
     find_graph_file,
     find_kernel_folders,
+    holds_binary_files,
     read_execution_order,
     read_kernel_values,
 )
@@ -64,12 +66,14 @@ def open_kernel_dump(path: str | os.PathLike[str]) -> Dump | None:
         path: the folder of a dump, a rank, a graph or an iteration, or a ``statistic.csv``.
 
     Raises:
-        DumpFormatError: a folder cannot be read.
+        DumpFormatError: a folder cannot be read, or holds binary files, which must be converted.
     """
     path = Path(path)
     places: defaultdict[tuple[int, int], list[KernelFolder]] = defaultdict(list)
     for folder in find_kernel_folders(path):
         places[folder.step, folder.rank].append(folder)
+    if not places and holds_binary_files(path):
+        raise DumpFormatError(path, "holds binary files; convert them first: msprobe parse -d …")
     if not places:
         return None
     steps: dict[int, dict[int | str, RankView]] = {}
@@ -82,7 +86,10 @@ class KernelView(RankView):
     """All kernels of one rank and iteration; several graphs stand one after another in time."""
 
     def __init__(self, folders: list[KernelFolder], *, step: int, rank: int) -> None:
-        common = Path(os.path.commonpath([folder.directory for folder in folders]))
+        constants = filter(None, map(find_constants, folders))
+        self._constants = list({found.directory: found for found in constants}.values())
+        all_folders = [*folders, *self._constants]
+        common = Path(os.path.commonpath([folder.directory for folder in all_folders]))
         super().__init__(common, records_file=STATISTIC_CSV, step=step)
         if not self.records_path.is_file():
             self.records_path = common
@@ -112,7 +119,8 @@ class KernelView(RankView):
 
     @cached_property
     def _kernels(self) -> list[Kernel]:
-        return kernels_in_order(self._folders)
+        kernels = kernels_in_order(self._folders)
+        return [*kernels_in_order(self._constants), *kernels] if self._constants else kernels
 
     @cached_property
     def _index(self) -> RecordIndex:
@@ -205,6 +213,9 @@ class _KernelEntries(Mapping[str, JsonTree]):
         found: dict[str, JsonTree] = {"type": "mindspore.Tensor"}
         if value.path is None:
             found |= {"dtype": value.dtype, "shape": list(value.shape or ())}
+        elif value.dtype:
+            text = f"{value.path}: holds {value.dtype}, a type that .npy files cannot hold"
+            return {"type": UNREADABLE, "value": text}
         else:
             try:
                 found |= self._facts(value.path, value.statistics)

@@ -249,7 +249,9 @@ def _index_rows(
         source = _source(place)
         for value in kernel.values:
             dtype, shape, file = value.dtype, value.shape or (), ""
-            if value.path is not None:
+            if value.path is not None and value.dtype:  # a type that .npy cannot hold
+                file = value.path.name
+            elif value.path is not None:
                 raw, shape = npy_type_and_shape(value.path)
                 dtype, file = _type_word(raw), value.path.name if names_files else ""
             yield (
