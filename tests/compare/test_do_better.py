@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import python_calamine
 import yaml
-from run_dumps import RankWriter, write_dump
+from run_dumps import RankWriter, write_debug_dump, write_dump
 from written_dumps import Book, Value, Verdicts, compare, value
 
 from msprobe.cli import main
@@ -524,7 +524,8 @@ def test_a_mask_made_from_the_same_values_excuses_nobody(tmp_path):
     assert found.culprits == ["Tensor.__mul__.0.forward"]
 
 
-def test_a_divisor_that_reaches_zero_since_it_differs_is_not_introduced(tmp_path):
+@pytest.mark.parametrize("least", [(0.0, 10.0), (10.0, 0.0)])
+def test_a_divisor_that_reaches_zero_since_it_differs_is_not_introduced(tmp_path, least):
     def write(name: str, least: float) -> Verdicts | Path:
         x = value([least, 900.0, 1000.0], 1)
         y = value([float("nan") if least == 0 else 1.0, 1.0, 1.0], 2)
@@ -532,7 +533,7 @@ def test_a_divisor_that_reaches_zero_since_it_differs_is_not_introduced(tmp_path
         book.call("Tensor.__truediv__.0.forward", [x, x], [y], parent="Module.Net.forward.0")
         return book.call("Module.Net.forward.0", [x], [y]).write()
 
-    found = compare(write("new", 0.0), write("old", 10.0))
+    found = compare(write("new", least[0]), write("old", least[1]))
     assert found.culprits == []
     assert found.origin("Tensor.__truediv__.0.forward.output.0") == "amplified"
 
@@ -651,8 +652,14 @@ def test_levels_are_compared_by_what_both_record(tmp_path, capsys, levels):
     ]
 
 
-def test_levels_without_a_record_in_common_are_refused(tmp_path, capsys):
-    code, out, err = cli(capsys, of_level(tmp_path / "new", "L0"), of_level(tmp_path / "old", "L1"))
+@pytest.mark.parametrize("level", ["L1", "debug"])
+def test_levels_without_a_record_in_common_are_refused(tmp_path, capsys, level):
+    new = of_level(tmp_path / "new", "L0")
+    if level == "debug":
+        old = write_debug_dump(tmp_path / "old", {"x": np.ones((2, 2), np.float32)})
+    else:
+        old = of_level(tmp_path / "old", level)
+    code, out, err = cli(capsys, new, old)
     assert (code, out) == (2, "")
     assert "no record in common" in err
 
@@ -676,3 +683,20 @@ def test_a_gradient_that_is_read_again_is_inherited(tmp_path):
     assert found.culprits == ["Module.fc.Scale.forward.0"]
     assert found.origin("Torch.norm.0.forward.input.0") == "inherited"
     assert "parameters_grad.weight" in found.reason("Torch.norm.0.forward.input.0")
+
+
+# Matrices for tensors were read only where there were tensors.
+
+
+def test_a_file_of_matrices_is_looked_at_and_noted_without_tensors_too(tmp_path, capsys):
+    dump = write_dump(tmp_path / "dump")
+    config = Path("matrices.yaml")
+    config.write_text("a: [")
+    code, out, err = cli(capsys, dump, dump, "--config", config)
+    assert (code, out) == (2, "")
+    assert "matrices.yaml" in err
+    np.save("q.npy", np.eye(8, dtype=np.float32))
+    config.write_text("right_matmul:\n  target_tensor_map: {q.npy: [x.npy]}\n")
+    code, out, _ = cli(capsys, dump, dump, "--config", config, "--json")
+    assert code == 0
+    assert any("matrices.yaml has no effect" in note for note in json.loads(out)["notes"])

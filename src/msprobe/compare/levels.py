@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dumps of two levels: what one level does not record at all is not missing.
 
-Level ``L0`` records modules, ``L1`` calls of APIs, ``mix`` both. Where levels differ, only what
-both record can be compared.
+Level ``L0`` records modules, ``L1`` calls of APIs, ``mix`` both, ``debug`` what was handed to
+``save()``. Where levels differ, only what both record can be compared.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Final
 
 from msprobe.compare.model import OperationPair
 from msprobe.compare.sides import Side
-from msprobe.dump.record_names import RecordName
+from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.errors import UsageError
 
 _RECORDS: Final[Mapping[str, Callable[[RecordName], bool]]] = MappingProxyType(
     {
         "L0": lambda name: name.is_module,
-        "L1": lambda name: not name.is_module,
-        "mix": lambda name: True,
+        "L1": lambda name: not name.is_module and name.kind is not RecordKind.DEBUG,
+        "mix": lambda name: name.kind is not RecordKind.DEBUG,
+        "debug": lambda name: name.kind is RecordKind.DEBUG,
     }
 )
 _WORDS: Final = MappingProxyType({"L0": "modules", "L1": "calls of APIs"})
@@ -53,7 +54,8 @@ def recorded_by_both(
         raise UsageError(
             f"{target.view.records_path} was captured at level {levels[0]} and "
             f"{reference.view.records_path} at level {levels[1]}, which have no record in common "
-            f"(L0 records modules, L1 calls of APIs, mix both); capture both at one level"
+            f"(L0 records modules, L1 calls of APIs, mix both, debug what was saved by hand); "
+            f"capture both at one level"
         )
     left_out = len(pairs) - len(kept)
     if left_out:

@@ -145,6 +145,7 @@ def run_comparison(
         comparisons = [comparer.compare(pair) for pair in pairing.pairs]
         if framework is not None:
             comparer.check_framework(comparisons, framework)
+        comparer.check_processing(comparisons)
         replicas = comparer.replicas(pairing.pairs)
         summary = summarize(
             comparisons,
@@ -277,6 +278,16 @@ class _Comparer:
 
         steps = [DumpStep(number, views) for number, views in ranks.items()]
         return check_replicas(steps, self._tolerances)
+
+    def check_processing(self, comparisons: Sequence[RankComparison]) -> None:
+        """Note it if there was nothing to multiply; a fault of the file is told all the same."""
+        path = self._options.processing
+        if path is None or any(each.mode is Mode.TENSOR for each in comparisons):
+            return
+        from msprobe.compare.metrics.processing import read_processing
+
+        read_processing(path)
+        self.notes.append(f"{path} has no effect: it is about tensors, and none were compared")
 
     def check_framework(self, comparisons: Sequence[RankComparison], framework: str) -> None:
         """Note it if the target was not made with the framework that the user says."""

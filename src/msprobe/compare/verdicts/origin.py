@@ -316,13 +316,12 @@ class _Arrivals:
 
     @property
     def reaches_zero(self) -> bool:
-        """Whether an input that differs reaches zero in the target alone: a divisor, a root."""
+        """Whether an input that differs reaches zero on one side alone: a divisor, a root."""
         return any(
             row.status is Status.DIFFERS
             and row.target is not None
             and row.reference is not None
-            and _has_zero_between(row.target)
-            and not _has_zero_between(row.reference)
+            and _has_zero_between(row.target) is not _has_zero_between(row.reference)
             for row in self._own
         )
 
