@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe.compare.communication import (
-    communication_calls,
-    connect,
-    earliest_faults,
-    is_communication,
-)
+from msprobe.compare.communication import connect, earliest_faults
+from msprobe.compare.communication_calls import communication_calls, is_communication
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.record_views import Record
 
@@ -112,6 +109,22 @@ def test_source_and_destination_may_be_numbered_inside_the_group():
     answer = ("Distributed.irecv", [None], {"group_src": integer(0), "group": group(2, 5)})
     meetings = connect({2: calls_of(2, message), 5: calls_of(5, answer)})
     assert [[rank for rank, _ in meeting] for meeting in partners(meetings)] == [[2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("api", "sends"),
+    [
+        ("broadcast", [True, False]),
+        ("scatter_tensor", [True, False]),  # of MindSpore: tensor, src, group
+        ("gather_into_tensor", [False, True]),  # tensor, dst, group
+        ("reduce", [False, True]),
+    ],
+)
+def test_values_flow_from_the_root_or_to_it(api, sends):
+    name = f"Distributed.{api}"
+    calls = [calls_of(rank, (name, [None, integer(0)], {})) for rank in range(2)]
+    assert [call.sends for (call,) in calls] == sends
+    assert [call.receives for (call,) in calls] == [not each for each in sends]
 
 
 def batch(*operations):

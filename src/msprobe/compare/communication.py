@@ -1,144 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which collectives of different ranks are one communication, and what that says about faults.
 
-Records of ``torch.distributed``, ``mint.distributed`` and ``comm_func`` name their group, source,
-destination and peers. The n-th call of one function in one group, on each of its members, is one
-*meeting*; so is the n-th message from one rank to another. Along meetings a fault spreads from
-rank to rank: `earliest_faults` keeps those that no other fault can explain.
+The n-th call of one function in one group, on each of its members, is one *meeting*; so is the
+n-th message from one rank to another. Along meetings a fault spreads from rank to rank:
+`earliest_faults` keeps those that no other fault can explain.
 
-Everything here is pure: records go in, names come out.
+Everything here is pure: calls go in, names come out.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
-from msprobe.dump.record_names import RecordKind, RecordName, forward_name
-from msprobe.dump.record_views import Record
-from msprobe.dump.records import JsonTree
-
-_PREFIXES: Final = ("Distributed", "MintDistributed")
-_APIS: Final = frozenset(
-    (
-        "send",
-        "recv",
-        "isend",
-        "irecv",
-        "batch_isend_irecv",
-        "send_object_list",
-        "recv_object_list",
-        "broadcast",
-        "broadcast_object_list",
-        "scatter",
-        "scatter_object_list",
-        "scatter_tensor",
-        "reduce",
-        "gather",
-        "gather_object",
-        "gather_into_tensor",
-        "all_reduce",
-        "all_gather",
-        "all_gather_base",
-        "all_gather_into_tensor",
-        "all_gather_single",
-        "all_gather_object",
-        "all_gather_into_tensor_coalesced",
-        "all_reduce_coalesced",
-        "reduce_scatter",
-        "reduce_scatter_base",
-        "reduce_scatter_tensor",
-        "reduce_scatter_single",
-        "reduce_scatter_tensor_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "all_to_all_with_output_shape",
-        "all_to_all_single_with_output_shape",
-        "barrier",
-    )
-)
-# Position of the rank that sends or receives, where it is not given by keyword.
-_RANK_POSITIONS: Final = {
-    "send": ("dst", 1),
-    "isend": ("dst", 1),
-    "send_object_list": ("dst", 1),
-    "recv": ("src", 1),
-    "irecv": ("src", 1),
-    "recv_object_list": ("src", 1),
-    "broadcast": ("src", 1),
-    "broadcast_object_list": ("src", 1),
-    "scatter": ("src", 2),
-    "scatter_object_list": ("src", 2),
-    "scatter_tensor": ("src", 2),
-    "reduce": ("dst", 1),
-    "gather": ("dst", 2),
-    "gather_object": ("dst", 2),
-    "gather_into_tensor": ("dst", 2),
-}
-_SENDS: Final = ("send", "isend", "send_object_list")
-_RECEIVES: Final = ("recv", "irecv", "recv_object_list")
-# Values flow from the root to the others; for the other rooted functions, to the root.
-_FROM_ROOT: Final = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
-
-
-class Part(StrEnum):
-    """What a rank does in a communication."""
-
-    SEND = "send"
-    RECEIVE = "receive"
-    BOTH = "both"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """One thing that a call does: one message, or its part in a collective.
-
-    Attributes:
-        part: whether values go out, come in, or both.
-        ranks: for a message the other rank; for a collective all members; None for all there are.
-        channel: what both ends have in common besides ranks: function or tag.
-        is_message: whether it is a message between two ranks.
-    """
-
-    part: Part
-    ranks: frozenset[int] | None
-    channel: Hashable
-    is_message: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicationCall:
-    """One record of a communication.
-
-    Attributes:
-        rank: on which rank.
-        position: place of the record in the order of execution of its rank.
-        name: the record's name.
-        api: the function: ``all_reduce``.
-        kind: forward or backward.
-        endpoints: what it does; several for ``batch_isend_irecv``.
-    """
-
-    rank: int
-    position: int
-    name: str
-    api: str
-    kind: RecordKind
-    endpoints: tuple[Endpoint, ...]
-
-    @property
-    def sends(self) -> bool:
-        """Whether values of this rank go out."""
-        return any(end.part is not Part.RECEIVE for end in self.endpoints)
-
-    @property
-    def receives(self) -> bool:
-        """Whether values of other ranks come in."""
-        return any(end.part is not Part.SEND for end in self.endpoints)
+from msprobe.compare.communication_calls import CommunicationCall, Endpoint, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,44 +39,6 @@ class Fault(NamedTuple):
     rank: int
     position: int
     name: str
-
-
-def is_communication(name: RecordName) -> bool:
-    """Return whether a record is that of a communication between ranks."""
-    return name.prefix in _PREFIXES and _plain_api(name.path) in _APIS
-
-
-def communication_calls(
-    records: Mapping[str, Record], names: Mapping[str, RecordName], rank: int
-) -> list[CommunicationCall]:
-    """Return the communications of one rank, in order of execution.
-
-    Args:
-        records: the records of the rank by name; only those of communications are looked at.
-        names: all record names in order of execution, taken apart.
-        rank: the rank's number.
-    """
-    found = []
-    for position, (full, name) in enumerate(names.items()):
-        if is_communication(name) and name.kind in (RecordKind.FORWARD, RecordKind.BACKWARD):
-            # Only the forward record knows the arguments.
-            source = forward_name(name)
-            data = records[source if source is not None and source in records else full].parts
-            api = _plain_api(name.path)
-            ends = tuple(_endpoints(rank, api, data))
-            if name.kind is RecordKind.BACKWARD:
-                ends = tuple(_reversed(end) for end in ends)
-            found.append(
-                CommunicationCall(
-                    rank=rank,
-                    position=position,
-                    name=full,
-                    api=api,
-                    kind=name.kind,
-                    endpoints=ends,
-                )
-            )
-    return found
 
 
 def connect(calls_by_rank: Mapping[int, Sequence[CommunicationCall]]) -> list[Meeting]:
@@ -273,100 +113,6 @@ def earliest_faults(
         Fault(layers[rank], rank, position, name)
         for rank, (position, name) in first.items()
         if position < reached.get(rank, position + 1)
-    )
-
-
-def _plain_api(api: str) -> str:
-    return api.removeprefix("functional_").strip("_")
-
-
-def _endpoints(own: int, api: str, parts: Mapping[str, JsonTree]) -> Iterator[Endpoint]:
-    args = parts.get("input_args")
-    kwargs = parts.get("input_kwargs")
-    args = args if isinstance(args, list) else []
-    kwargs = kwargs if isinstance(kwargs, dict) else {}
-    if api == "batch_isend_irecv":
-        for operation in _operations([*args, *kwargs.values()]):
-            yield from _message_of(operation)
-        return
-    members = _group_ranks([*args, *kwargs.values()])
-    group = kwargs.get("group")
-    rank = _rank_argument(api, args, kwargs, members)
-    if api in _SENDS or api in _RECEIVES:
-        if rank is not None:
-            tag = _number(kwargs.get("tag"))
-            if tag is None:
-                tag = _number(args[3]) if len(args) > 3 else 0
-            yield _message(Part.SEND if api in _SENDS else Part.RECEIVE, rank, tag)
-        return
-    name = group.get("value") if isinstance(group, dict) else None
-    yield Endpoint(
-        part=Part.BOTH if rank is None else _part(api, is_root=own == rank),
-        ranks=None if members is None else frozenset(members),
-        channel=(api, rank, name if isinstance(name, str) else None),
-        is_message=False,
-    )
-
-
-def _part(api: str, *, is_root: bool) -> Part:
-    return Part.SEND if is_root == (api in _FROM_ROOT) else Part.RECEIVE
-
-
-def _message(part: Part, rank: int, tag: int | None) -> Endpoint:
-    return Endpoint(part=part, ranks=frozenset((rank,)), channel=tag or 0, is_message=True)
-
-
-def _message_of(operation: Mapping[str, JsonTree]) -> Iterator[Endpoint]:
-    peer = _number(operation.get("peer"))
-    kind = operation.get("op")
-    kind = kind.get("value") if isinstance(kind, dict) else kind
-    if peer is not None and kind in (*_SENDS, *_RECEIVES):
-        part = Part.SEND if kind in _SENDS else Part.RECEIVE
-        yield _message(part, peer, _number(operation.get("tag")))
-
-
-def _operations(values: Iterable[JsonTree]) -> Iterator[Mapping[str, JsonTree]]:
-    for value in values:
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, dict) and "peer" in item:
-                yield item
-
-
-def _group_ranks(values: Iterable[JsonTree]) -> list[int] | None:
-    for value in values:
-        if isinstance(value, dict) and isinstance(value.get("group_ranks"), list):
-            ranks = [rank for rank in value["group_ranks"] if isinstance(rank, int)]
-            return ranks or None
-    return None
-
-
-def _rank_argument(
-    api: str, args: Sequence[JsonTree], kwargs: Mapping[str, JsonTree], members: list[int] | None
-) -> int | None:
-    if api not in _RANK_POSITIONS:
-        return None
-    key, position = _RANK_POSITIONS[api]
-    rank = _number(kwargs.get(key))
-    if rank is None and position < len(args):
-        rank = _number(args[position])
-    if rank is None and (inside := _number(kwargs.get(f"group_{key}"))) is not None:
-        return members[inside] if members and 0 <= inside < len(members) else None
-    return rank
-
-
-def _number(tree: JsonTree) -> int | None:
-    value: Any = tree.get("value") if isinstance(tree, dict) else tree
-    return value if type(value) is int else None
-
-
-def _reversed(end: Endpoint) -> Endpoint:
-    """Return the endpoint of the backward call: gradients flow against the values."""
-    other = {Part.SEND: Part.RECEIVE, Part.RECEIVE: Part.SEND, Part.BOTH: Part.BOTH}
-    return Endpoint(
-        part=other[end.part],
-        ranks=end.ranks,
-        channel=("backward", end.channel),
-        is_message=end.is_message,
     )
 
 

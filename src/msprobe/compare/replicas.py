@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from msprobe.compare.communication import is_communication
+from msprobe.compare.communication_calls import is_communication
 from msprobe.compare.model import Leaf, Match, Mode, OperationPair, Origin, Role, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side

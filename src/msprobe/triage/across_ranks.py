@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from msprobe.compare.communication import CommunicationCall, Meeting, connect
+from msprobe.compare.communication import Meeting, connect
+from msprobe.compare.communication_calls import CommunicationCall
 from msprobe.dump.dump_steps import RankKey
 from msprobe.triage.examined import Badness
 from msprobe.triage.findings import Finding, Place, Source

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from msprobe.compare.communication import is_communication
+from msprobe.compare.communication_calls import is_communication
 from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.record_views import (
     REMARKS,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from msprobe.compare.communication import (
+from msprobe.compare.communication_calls import (
     CommunicationCall,
     communication_calls,
     is_communication,

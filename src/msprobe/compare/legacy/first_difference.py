@@ -19,7 +19,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from msprobe.compare.communication import communication_calls, connect, earliest_faults
+from msprobe.compare.communication import connect, earliest_faults
+from msprobe.compare.communication_calls import communication_calls
 from msprobe.compare.legacy.cells import NOTHING
 from msprobe.compare.legacy.columns import CHECKSUMS, STACK, STATISTICS, Generation
 from msprobe.compare.legacy.tables import legacy_operations
