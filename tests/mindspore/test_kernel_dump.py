@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -300,3 +301,97 @@ def test_settings_of_exception_dumps(settings):
     assert common["iteration"] == "all"
     with pytest.raises(ConfigError, match="level"):
         settings(task="exception_dump", level="L1")
+
+
+RANKS = """
+import sys
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, ops
+from mindspore.communication import get_rank, init
+from msprobe.mindspore import PrecisionDebugger
+
+ms.set_context(device_target="CPU")
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L2", task=sys.argv[2])
+init()
+
+@ms.jit
+def double(x):
+    return ops.tanh(x) * 2
+
+for _ in range(2):
+    debugger.start()
+    double(Tensor(np.full((2, 3), 1.0 + get_rank(), np.float32))).asnumpy()
+    debugger.stop()
+    debugger.step()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_write_two_folders(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(RANKS)
+    launcher = Path(sys.executable).with_name("msrun")
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    command = [
+        str(launcher), "--worker_num=2", "--local_worker_num=2", f"--master_port={port}",
+        "--join=True", f"--log_dir={tmp_path / 'logs'}", str(script), str(tmp_path / "dump"),
+        "statistics",
+    ]  # fmt: skip
+    # The launcher starts whatever is called python.
+    environment = {**os.environ, "PATH": f"{launcher.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=240, env=environment
+    )
+    logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("worker*"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    assert not list((tmp_path / "dump").rglob("*.npy"))
+    dump = open_dump(tmp_path / "dump")
+    assert list(dump.steps) == [0, 1]
+    for step in dump.steps.values():
+        assert list(step.ranks) == [0, 1]
+        for rank, view in step.ranks.items():
+            (name,) = (each for each in view.records if each.startswith("Tanh."))
+            ((_, value),) = view.records[name].tensors("input_args")
+            assert value.max == 1 + rank
+
+
+def test_model_train_and_custom_apis(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(CALLBACK)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "dump")],
+        check=False, capture_output=True, text=True, timeout=240, cwd=tmp_path,
+        env={**os.environ, "GLOG_v": "3"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "cannot record relu" in done.stdout
+    dump = open_dump(tmp_path / "dump")
+    assert list(dump.steps) == [4, 6]
+    assert all(len(step.rank(0).records) > 20 for step in dump.steps.values())
+
+
+CALLBACK = """
+import sys
+import numpy as np
+import mindspore as ms
+from mindspore import dataset, nn, ops
+from msprobe.errors import UsageError
+from msprobe.mindspore import MsprobeStep, PrecisionDebugger
+
+ms.set_context(mode=ms.GRAPH_MODE)
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L2", task="tensor", step=[4, 6])
+debugger.set_init_step(4)
+try:
+    debugger.register_custom_api(ops, "relu")
+except UsageError as error:
+    print(error)
+net = nn.SequentialCell(nn.Dense(4, 8), nn.ReLU(), nn.Dense(8, 2))
+data = dataset.NumpySlicesDataset(
+    (np.ones((8, 4), np.float32), np.ones((8, 2), np.float32)), shuffle=False
+).batch(2)
+model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
+model.train(1, data, callbacks=[MsprobeStep(debugger)], dataset_sink_mode=False)
+"""
