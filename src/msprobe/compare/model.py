@@ -110,6 +110,15 @@ class Leaf:
     value: JsonTree = None
     extra: Mapping[str, JsonTree] = field(default_factory=dict)
 
+    @property
+    def squeezed_shape(self) -> tuple[int, ...]:
+        """The shape without dimensions of size 1."""
+        return tuple(size for size in self.shape or () if size != 1)
+
+    def has_shape_of(self, other: Leaf) -> bool:
+        """Return whether the elements correspond: one shape, up to dimensions of size 1."""
+        return self.shape == other.shape or self.squeezed_shape == other.squeezed_shape
+
 
 @dataclass(slots=True, kw_only=True)
 class ElementMetrics:
@@ -249,6 +258,11 @@ class Row:
         leaf = self.target or self.reference
         assert leaf is not None
         return leaf
+
+    @property
+    def holds_tensor(self) -> bool:
+        """Whether either value is a tensor."""
+        return any(leaf is not None and leaf.is_tensor for leaf in (self.target, self.reference))
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from msprobe.compare.metrics.finished_pairs import FinishedPairs
 from msprobe.compare.metrics.processing import Processing, read_processing
 from msprobe.compare.metrics.schedule import files_size, measure_all
 from msprobe.compare.metrics.tensor_pairs import TensorJob
-from msprobe.compare.model import Leaf, Row
+from msprobe.compare.model import Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
@@ -135,7 +135,7 @@ class TensorWork:
         if target is None or reference is None:
             return None
         is_processed = target in self._processing.target or reference in self._processing.reference
-        if not is_processed and not _shapes_agree(row.target, row.reference):
+        if not is_processed and not row.target.has_shape_of(row.reference):
             return None
         return target, reference
 
@@ -175,11 +175,3 @@ class _TensorFolder:
         path = self._side.tensor_path(data_name)
         found = path.stat()
         return _File(str(path), (found.st_dev, found.st_ino), found.st_size)
-
-
-def _shapes_agree(target: Leaf, reference: Leaf) -> bool:
-    """Return whether two shapes are equal up to dimensions of size 1."""
-    if target.shape == reference.shape:
-        return True
-    shapes = [[size for size in leaf.shape or () if size != 1] for leaf in (target, reference)]
-    return shapes[0] == shapes[1]

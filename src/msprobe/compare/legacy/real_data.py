@@ -8,7 +8,7 @@ from typing import Final
 
 from msprobe.compare.legacy.cells import NAN, NOTHING, UNSUPPORTED
 from msprobe.compare.legacy.columns import Generation
-from msprobe.compare.model import ElementMetrics, Leaf, Row
+from msprobe.compare.model import ElementMetrics, Row
 from msprobe.report.tables import Cell
 
 SHAPE_UNMATCHED: Final = "shape unmatched"
@@ -26,33 +26,29 @@ def metric_cells(row: Row, generation: Generation) -> list[Cell]:
     target, reference, metrics = row.target, row.reference, row.metrics
     if target is None or reference is None or not target.data_name or not reference.data_name:
         return _ALL_UNSUPPORTED
-    if row.problem and metrics is None and _squeezed(target) == _squeezed(reference):
+    if row.problem and metrics is None and target.has_shape_of(reference):
         return _ALL_UNSUPPORTED
     if target.shape is not None and 0 in target.shape:
         return _ALL_UNSUPPORTED
-    if _squeezed(target) != _squeezed(reference):
+    if not target.has_shape_of(reference):
         return _ALL_SHAPE
     if metrics is None:
         return _ALL_UNSUPPORTED
     # The older release knows of scalars only by their shape.
-    if not (_squeezed(target) if generation is Generation.V26_2_0 else target.shape):
+    if not (target.squeezed_shape if generation is Generation.V26_2_0 else target.shape):
         return _single(metrics)
     if metrics.first_nonfinite_mismatch is not None:
         return _ALL_NOTHING
     if metrics.is_equal:
-        return _EQUAL if _squeezed(target) else [UNSUPPORTED, *_EQUAL[1:]]
+        return _EQUAL if target.squeezed_shape else [UNSUPPORTED, *_EQUAL[1:]]
     return [
-        _cosine(metrics) if _squeezed(target) else UNSUPPORTED,
+        _cosine(metrics) if target.squeezed_shape else UNSUPPORTED,
         metrics.euclidean,
         _rounded(metrics.max_abs_err),
         _rounded(metrics.legacy_max_rel_err),
         _rounded(metrics.ratio_1e3),
         _rounded(metrics.ratio_5e3),
     ]
-
-
-def _squeezed(leaf: Leaf) -> tuple[int, ...]:
-    return tuple(size for size in leaf.shape or () if size != 1)
 
 
 def _single(metrics: ElementMetrics) -> list[Cell]:

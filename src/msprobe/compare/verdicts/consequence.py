@@ -42,7 +42,7 @@ def _stays(row: Row) -> bool:
     """Return whether a row is blamed for an argument that is no tensor."""
     if row.leaf.role is not Role.INPUT:
         return False
-    return not any(leaf is not None and leaf.is_tensor for leaf in (row.target, row.reference))
+    return not row.holds_tensor
 
 
 def _enclosing(calls: Calls, call: Call) -> Call | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import Leaf, Origin, Role, Row, Status
+from msprobe.compare.model import Origin, Role, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import backward_bound, operand_of
 from msprobe.compare.verdicts.operation_families import family_of
@@ -263,12 +263,12 @@ class GradientFlow:
 
     def _parameter_shares(self, call: Call, row: Row) -> list[Row]:
         """Return the gradients that calls inside a module handed back for a parameter."""
-        shape = _squeezed(row.leaf)
+        shape = row.leaf.squeezed_shape
         module = call.parsed.path
         shares = [
             share
             for share in self._gradients_by_module[module]
-            if _squeezed(share.leaf) == shape and share.pair.position < row.pair.position
+            if share.leaf.squeezed_shape == shape and share.pair.position < row.pair.position
         ]
         earlier = [
             share
@@ -310,7 +310,3 @@ def _lost_gradient(row: Row) -> bool:
         return False
     flags = (target.requires_grad, reference.requires_grad)
     return None not in flags and flags[0] is not flags[1]
-
-
-def _squeezed(leaf: Leaf) -> list[int]:
-    return [size for size in leaf.shape or () if size != 1]

@@ -56,5 +56,4 @@ def _matters(row: Row) -> bool:
     """Return whether a difference is one of values: of a tensor, or an argument at fault."""
     if not row.status.is_difference:
         return False
-    is_tensor = any(leaf is not None and leaf.is_tensor for leaf in (row.target, row.reference))
-    return is_tensor or row.origin is not None
+    return row.holds_tensor or row.origin is not None

@@ -40,7 +40,7 @@ class Incoming:
         for row in call.inputs:
             if not row.status.is_difference:
                 continue
-            if not self._is_tensor(row):
+            if not row.holds_tensor:
                 others.append(row)
             elif row.leaf.role is Role.PARAMETER:
                 self._judge_parameter(row)
@@ -49,10 +49,6 @@ class Incoming:
                 tensors_agree = tensors_agree and not row.status.is_difference
         for row in others:
             self._judge_argument(call, row, tensors_agree)
-
-    @staticmethod
-    def _is_tensor(row: Row) -> bool:
-        return any(leaf is not None and leaf.is_tensor for leaf in (row.target, row.reference))
 
     def _judge_parameter(self, row: Row) -> None:
         trail = self._trail

@@ -295,7 +295,7 @@ class _Arrivals:
                 if row.status is not Status.EQUAL:
                     self._take_inexact(row)
         self.has_faulty_argument = any(
-            row.origin is Origin.INTRODUCED and not _holds_tensor(row) for row in own
+            row.origin is Origin.INTRODUCED and not row.holds_tensor for row in own
         )
 
     @classmethod
@@ -326,7 +326,7 @@ class _Arrivals:
         )
 
     def _take_inexact(self, row: Row) -> None:
-        if not _holds_tensor(row):
+        if not row.holds_tensor:
             self.differs |= row.origin is not None
             return
         self.is_inexact = True
@@ -336,10 +336,6 @@ class _Arrivals:
             self.is_broken |= row.status is not Status.DIFFERS
         if row.error is not None and math.isfinite(row.error):
             self.worst_error = max(self.worst_error, row.error)
-
-
-def _holds_tensor(row: Row) -> bool:
-    return any(leaf is not None and leaf.is_tensor for leaf in (row.target, row.reference))
 
 
 def _has_zero_between(leaf: Leaf) -> bool:

@@ -65,7 +65,7 @@ def _judge_alone(row: Row) -> None:
 def _judge_tensors(
     row: Row, target: Leaf, reference: Leaf, tolerances: Tolerances, is_md5: bool
 ) -> None:
-    if target.shape != reference.shape and _squeezed(target) != _squeezed(reference):
+    if not target.has_shape_of(reference):
         row.status = Status.SHAPE
         row.reason = f"shape {list(target.shape or ())} instead of {list(reference.shape or ())}"
         return
@@ -89,10 +89,6 @@ def _judge_tensors(
             row,
             f"requires_grad is {target.requires_grad} instead of {reference.requires_grad}",
         )
-
-
-def _squeezed(leaf: Leaf) -> list[int]:
-    return [size for size in leaf.shape or () if size != 1]
 
 
 def _judge_types(row: Row, target: Leaf, reference: Leaf) -> None:
