@@ -700,3 +700,20 @@ def test_a_file_of_matrices_is_looked_at_and_noted_without_tensors_too(tmp_path,
     code, out, _ = cli(capsys, dump, dump, "--config", config, "--json")
     assert code == 0
     assert any("matrices.yaml has no effect" in note for note in json.loads(out)["notes"])
+
+
+# A run that ended early, or recorded nothing.
+
+
+@pytest.mark.parametrize("is_target_empty", [True, False])
+def test_a_side_without_records_makes_nothing_a_fault(tmp_path, capsys, is_target_empty):
+    full = of_level(tmp_path / "full", "mix")
+    empty = Book(tmp_path / "empty").write()
+    dumps = (empty, full) if is_target_empty else (full, empty)
+    code, out, _ = cli(capsys, *dumps, "--json", "--exit-code")
+    summary = json.loads(out)
+    assert (code, summary["equal"]) == (1, False)
+    assert summary["counts"]["missing" if is_target_empty else "added"] == summary["rows"]
+    assert summary["introduced"] == []
+    assert summary["first_difference"]["name"] == "Functional.linear.0.forward.input.0"
+    assert any("holds no records" in note for note in summary["notes"])

@@ -65,6 +65,8 @@ class GradientFlow:
 
     def judge_parameter_gradient(self, call: Call, row: Row) -> None:
         """Judge the gradient of a parameter, as it was accumulated."""
+        if not call.is_matched and self._module_record(call, "forward") is None:
+            return  # its module has no partner either: that is what there is to tell
         trail = self._trail
         makers = trail.flow.makers(row)
         common = makers.common
