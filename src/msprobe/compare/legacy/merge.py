@@ -29,8 +29,8 @@ from msprobe.compare.legacy.columns import (
     RESULT,
     STATISTICS,
 )
-from msprobe.compare.matching.mapping_yaml import Node, read_mapping_yaml
 from msprobe.compare.model import Mode
+from msprobe.compare.yaml_nodes import Node, read_yaml
 from msprobe.errors import DumpFormatError, ReportWriteError, UsageError
 from msprobe.report.spreadsheet import MAX_ROWS, write_sheets
 from msprobe.report.tables import Cell, Table
@@ -132,7 +132,7 @@ def read_merge_config(path: Path) -> MergeChoices:
         ConfigFileError: it cannot be read or is no YAML.
         ConfigError: a key is unknown or missing, or a value is of a wrong type.
     """
-    top = read_mapping_yaml(path)
+    top = read_yaml(path)
     found: dict[str, tuple[str, ...]] = {}
     for key, place, node in top.items("a mapping with the keys api and compare_index"):
         if key not in ("api", "compare_index"):

@@ -23,13 +23,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from msprobe.compare.matching.complaints import nearest
 from msprobe.compare.matching.families import family
-from msprobe.compare.matching.mapping_yaml import (
-    Node,
-    nearest,
-    parse_mapping_yaml,
-    read_mapping_yaml,
-)
+from msprobe.compare.yaml_nodes import Node, parse_yaml, read_yaml
 from msprobe.dump.record_names import RecordKind
 
 _BUILT_IN: Final = "api_pairs.yaml"
@@ -133,7 +129,7 @@ class ApiTable:
 def built_in_table() -> ApiTable:
     """Return the table that comes with the program."""
     text = resources.files(__package__).joinpath(_BUILT_IN).read_text("utf-8")
-    sections = {key: value for key, _, value in parse_mapping_yaml(text, Path(_BUILT_IN)).items("")}
+    sections = {key: value for key, _, value in parse_yaml(text, Path(_BUILT_IN)).items("")}
     names = {key: value.text("a name") for key, _, value in sections["names"].items("names")}
     table = ApiTable(names, {})
     pairs = {}
@@ -154,7 +150,7 @@ def read_api_mapping(path: Path, *, with_built_in: bool = True) -> ApiTable:
     names, pairs = dict(table.names), dict(table.pairs)
     chosen = set()
     what = "a list of records with ms_api and pt_api"
-    for record in read_mapping_yaml(path).elements(what):
+    for record in read_yaml(path).elements(what):
         pair = _read_record(record)
         names[pair.ms_api] = pair.pt_api
         pairs[pair.ms_api, pair.pt_api] = pair

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.matching.mapping_yaml import Complaints, read_mapping_yaml
+from msprobe.compare.matching.complaints import Complaints
+from msprobe.compare.yaml_nodes import read_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def read_cell_mapping(path: Path) -> CellMapping:
     """
     names: dict[str, str] = {}
     lines: dict[str, int] = {}
-    for name, place, value in read_mapping_yaml(path).items("lines of the form  cell: module"):
+    for name, place, value in read_yaml(path).items("lines of the form  cell: module"):
         names[_without_kind(name)] = _without_kind(value.text("the name of a module"))
         lines[_without_kind(name)] = place.line
     return CellMapping(names, lines, path)

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.matching.mapping_yaml import Complaints, read_mapping_yaml
+from msprobe.compare.matching.complaints import Complaints
 from msprobe.compare.model import Row, row_name
 from msprobe.compare.sides import Side
+from msprobe.compare.yaml_nodes import read_yaml
 from msprobe.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def read_data_mapping(source: Path | Mapping[str, str]) -> DataMapping:
         rows: dict[str, str | None] = {}
         lines: dict[str, int] = {}
         what = "lines of the form  target row: reference row"
-        for name, place, value in read_mapping_yaml(source).items(what):
+        for name, place, value in read_yaml(source).items(what):
             rows[name] = _partner(value.text("the name of a row of the reference, or N/A"))
             lines[name] = place.line
         return DataMapping(rows, lines, source)

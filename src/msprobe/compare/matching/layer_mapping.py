@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.matching.mapping_yaml import Complaints, read_mapping_yaml
+from msprobe.compare.matching.complaints import Complaints
+from msprobe.compare.yaml_nodes import read_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ def read_layer_mapping(path: Path) -> LayerMapping:
     """
     children: dict[str, tuple[tuple[_Steps, _Steps], ...]] = {}
     lines: dict[str, int] = {}
-    for found, place, renames in read_mapping_yaml(path).items("classes of layers"):
+    for found, place, renames in read_yaml(path).items("classes of layers"):
         name = TOP_LAYER if found == _OLD_TOP_LAYER else found
         if name in children:
             place.refuse(found, f"{TOP_LAYER} once; {_OLD_TOP_LAYER} is its old name")

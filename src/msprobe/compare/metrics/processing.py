@@ -35,7 +35,7 @@ from msprobe.dump.tensor_files import StoredTensor, read_open_tensor
 from msprobe.errors import DumpFormatError, MsprobeError
 
 if TYPE_CHECKING:
-    from msprobe.compare.matching.mapping_yaml import Node
+    from msprobe.compare.yaml_nodes import Node
 
 
 class Hand(StrEnum):
@@ -106,10 +106,10 @@ def read_processing(path: Path) -> Processing:
         ConfigError: a section, key or value is unknown, or a matrix does not exist; it names the
             line.
     """
-    from msprobe.compare.matching.mapping_yaml import read_mapping_yaml
+    from msprobe.compare.yaml_nodes import read_yaml
 
     sections: dict[str, Node] = {}
-    for name, place, section in read_mapping_yaml(path).items("a mapping of sections"):
+    for name, place, section in read_yaml(path).items("a mapping of sections"):
         if name not in _MAPS:
             place.refuse(name, _MAPS)
         sections[name] = section

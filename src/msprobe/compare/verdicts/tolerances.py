@@ -10,19 +10,20 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msprobe.compare.model import Leaf, Row
 from msprobe.compare.verdicts.number_types import Kind, coarser, kind_of
-from msprobe.errors import ConfigError, ConfigFileError
+from msprobe.compare.yaml_nodes import Node, parse_yaml, read_yaml
 
 if TYPE_CHECKING:
     from msprobe.compare.metrics.elementwise import Tolerance
 
+_BUILT_IN: Final = "tolerances.yaml"
 _FIELDS: Final = ("rtol", "atol", "absolute")
 _PARTS: Final = ("dtypes", "rows")
 # For tensors whose statistics are unknown, so that their size is: torch.testing's own floor.
@@ -77,15 +78,11 @@ class Tolerances:
             ConfigFileError: the file cannot be read or is not YAML.
             ConfigError: an unknown key, or a value that is no number >= 0; it names the line.
         """
-        text = resources.files(__package__).joinpath("tolerances.yaml").read_text("utf-8")
-        dtypes, _ = _parse(text, "tolerances.yaml", {})
+        text = resources.files(__package__).joinpath(_BUILT_IN).read_text("utf-8")
+        dtypes, _ = _parse(parse_yaml(text, Path(_BUILT_IN)), {})
         if path is None:
             return cls(dtypes)
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigFileError(path, f"cannot be read: {exc}") from exc
-        own, rules = _parse(text, path, dtypes)
+        own, rules = _parse(read_yaml(path, may_be_empty=True), dtypes)
         return cls({**dtypes, **own}, rules)
 
     @property
@@ -147,83 +144,36 @@ def root_mean_square(leaf: Leaf) -> float | None:
 
 
 def _parse(
-    text: str, source: str | Path, known: Mapping[str, RowTolerance]
+    top: Node, known: Mapping[str, RowTolerance]
 ) -> tuple[dict[str, RowTolerance], tuple[_Rule, ...]]:
     """Return types and rules of a file; `known` are the types that it is laid over."""
-    reader = _Reader(source)
-    parts = reader.mapping(reader.root(text), "")
-    for key, (line, _) in parts.items():
-        if key not in _PARTS:
-            raise reader.error(line, key, key, _PARTS)
-    dtypes = {}
-    for dtype, fields in reader.entries(parts, "dtypes"):
-        base = known.get(dtype, RowTolerance(rtol=0.0))
-        dtypes[dtype] = replace(base, **fields)
-    rules = tuple(
-        _Rule(re.compile(fnmatch.translate(glob)), fields)
-        for glob, fields in reader.entries(parts, "rows")
-    )
-    return dtypes, rules
+    dtypes: dict[str, RowTolerance] = {}
+    rules: list[_Rule] = []
+    for part, place, entries in _items(top):
+        if part not in _PARTS:
+            place.refuse(part, _PARTS)
+        for name, _, numbers in _items(entries):
+            fields = {field: _number(field, value) for field, _, value in _items(numbers)}
+            if part == "dtypes":
+                dtypes[name] = replace(known.get(name, RowTolerance(rtol=0.0)), **fields)
+            else:
+                rules.append(_Rule(re.compile(fnmatch.translate(name)), fields))
+    return dtypes, tuple(rules)
 
 
-class _Reader:
-    """Reads YAML with the line of each value, for messages."""
+def _items(node: Node) -> Iterable[tuple[str, Node, Node]]:
+    return () if node.kind == "null" else node.items("a mapping")
 
-    def __init__(self, source: str | Path) -> None:
-        self._source = source
 
-    def root(self, text: str) -> Any:
-        """Return the parse tree, None for an empty file."""
-        import yaml
-
-        try:
-            return yaml.compose(text, Loader=yaml.SafeLoader)
-        except yaml.MarkedYAMLError as exc:
-            mark = exc.problem_mark
-            raise ConfigFileError(
-                self._source,
-                f"is not YAML: {exc.problem}",
-                line=mark.line + 1 if mark else None,
-                column=mark.column + 1 if mark else None,
-            ) from exc
-
-    def mapping(self, node: Any, key: str) -> dict[str, tuple[int, Any]]:
-        """Return the entries of a mapping as key → (line, node)."""
-        from yaml.nodes import MappingNode, ScalarNode
-
-        if node is None or (isinstance(node, ScalarNode) and node.value in ("", "null", "~")):
-            return {}
-        if not isinstance(node, MappingNode):
-            raise self.error(node.start_mark.line + 1, key, str(node.value), "a mapping")
-        return {str(name.value): (name.start_mark.line + 1, value) for name, value in node.value}
-
-    def entries(
-        self, parts: dict[str, tuple[int, Any]], part: str
-    ) -> list[tuple[str, dict[str, float]]]:
-        """Return the entries of a part: a type or glob, and its numbers."""
-        if part not in parts:
-            return []
-        found = []
-        for name, (_, node) in self.mapping(parts[part][1], part).items():
-            key = f"{part}.{name}"
-            numbers = self.mapping(node, key)
-            found.append(
-                (name, {field: self._number(key, field, *numbers[field]) for field in numbers})
-            )
-        return found
-
-    def _number(self, key: str, field: str, line: int, node: Any) -> float:
-        if field not in _FIELDS:
-            raise self.error(line, f"{key}.{field}", field, _FIELDS)
-        try:
-            number = float(node.value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not (math.isfinite(number) and number >= 0):
-            shown = node.value if isinstance(node.value, str) else "not a number"
-            raise self.error(line, f"{key}.{field}", shown, "a number >= 0")
-        return number
-
-    def error(self, line: int, key: str, found: str, allowed: str | tuple[str, ...]) -> ConfigError:
-        """Return the error to raise for a value."""
-        return ConfigError(key or "the file", found, allowed, source=f"{self._source}, line {line}")
+def _number(field: str, value: Node) -> float:
+    if field not in _FIELDS:
+        value.refuse(field, _FIELDS)
+    rule = "a number >= 0"
+    text = value.text(rule)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        value.refuse(text, rule)
+    return number

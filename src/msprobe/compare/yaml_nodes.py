@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a mapping file: YAML whose every value knows its line, for messages."""
+"""YAML files whose every value knows its line, for messages: mappings, tolerances, matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -21,7 +21,7 @@ _NULL_TAG: Final = "tag:yaml.org,2002:null"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A piece of a mapping file.
+    """A piece of a YAML file.
 
     Attributes:
         path: the file.
@@ -110,25 +110,29 @@ class Node:
         return None if self.kind == "null" else f"a {self.kind}"
 
 
-def read_mapping_yaml(path: Path) -> Node:
-    """Read a mapping file.
+def read_yaml(path: Path, *, may_be_empty: bool = False) -> Node:
+    """Read a file.
+
+    Args:
+        path: the file.
+        may_be_empty: whether a file without a value is taken for one of kind ``null``.
 
     Raises:
         ConfigFileError: it cannot be read, is empty or is no YAML.
     """
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ConfigFileError(path, "is too large for a mapping file")
+            raise ConfigFileError(path, "is larger than 512 MiB")
         text = path.read_text(encoding="utf-8")
     except OSError as exc:
         raise ConfigFileError(path, f"cannot be read: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
         raise ConfigFileError(path, f"is not UTF-8 text (byte {exc.start})") from exc
-    return parse_mapping_yaml(text, path)
+    return parse_yaml(text, path, may_be_empty=may_be_empty)
 
 
-def parse_mapping_yaml(text: str, path: Path) -> Node:
-    """Parse the text of a mapping file; `path` is for messages.
+def parse_yaml(text: str, path: Path, *, may_be_empty: bool = False) -> Node:
+    """Parse the text of a file; `path` is for messages, see `read_yaml`.
 
     Raises:
         ConfigFileError: it is empty or no YAML.
@@ -143,48 +147,6 @@ def parse_mapping_yaml(text: str, path: Path) -> Node:
         raise ConfigFileError(path, problem, line=mark.line + 1, column=mark.column + 1) from exc
     except (yaml.YAMLError, RecursionError) as exc:
         raise ConfigFileError(path, f"not valid YAML: {exc}") from exc
-    if node is None:
+    if node is None and not may_be_empty:
         raise ConfigFileError(path, "is empty")
-    return Node(path, node.start_mark.line + 1, "", node)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``did you mean …?`` for a word that is nearly a known one; else an empty text."""
-    import difflib  # only a faulty file needs it
-
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f'did you mean "{found[0]}"?' if found else ""
-
-
-class Complaints:
-    """Warns of names that a mapping file has and a dump has not, the first few of them in full.
-
-    Args:
-        path: the mapping file.
-        warn: takes a message.
-    """
-
-    _SHOWN: Final = 5
-    _CANDIDATES: Final = 5000
-
-    def __init__(self, path: Path | None, warn: Callable[[str], None]) -> None:
-        self._path = path
-        self._warn = warn
-        self._count = 0
-
-    def unknown(self, name: str, line: int, what: str, known: Iterable[str]) -> None:
-        """Say that `name` is nowhere; `known` are names that it could have been."""
-        self._count += 1
-        if self._count <= self._SHOWN:
-            candidates = [word for _, word in zip(range(self._CANDIDATES), known, strict=False)]
-            hint = nearest(name, candidates)
-            self._warn(f"{self._place(line)}{what} {name!r}" + (f"; {hint}" if hint else ""))
-
-    def close(self) -> None:
-        """Say how many more there were."""
-        if self._count > self._SHOWN:
-            more = self._count - self._SHOWN
-            self._warn(f"{self._path or 'data mapping'}: {more} more names are unknown")
-
-    def _place(self, line: int) -> str:
-        return "data mapping: " if self._path is None else f"{self._path}, line {line}: "
+    return Node(path, 1 if node is None else node.start_mark.line + 1, "", node)
