@@ -33,7 +33,7 @@ def compiled(x):
     return ops.tanh(x) * 2
 
 
-def main(config, mode, *, train_first, bad, pause):
+def main(config, mode, *, train_first, before_start, bad, pause):
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     ms.set_seed(1)
     chance = np.random.default_rng(0)
@@ -45,6 +45,8 @@ def main(config, mode, *, train_first, bad, pause):
     debugger = None
     if config is not None:
         debugger = PrecisionDebugger(config)
+    if before_start:
+        compiled(Tensor(data[0])).asnumpy()
     net = Net()
     step = nn.TrainOneStepCell(
         nn.WithLossCell(net, nn.MSELoss()), nn.SGD(net.trainable_params(), 0.1)

@@ -28,11 +28,12 @@ FC1 = "MatMul.Default_network-WithLossCell__backbone-Net_fc1-Dense_MatMul-op0.0.
 PLAIN: dict[str, list[str]] = {}
 
 
-def train(config=None, mode="graph", *, train_first=False, bad=False, pause=(), env=None):
+def train(config=None, mode="graph", *, bad=False, pause=(), **when):
     options = {
         "config": None if config is None else str(config),
         "mode": mode,
-        "train_first": train_first,
+        "train_first": when.get("train_first", False),
+        "before_start": when.get("before_start", False),
         "bad": bad,
         "pause": list(pause),
     }
@@ -41,7 +42,7 @@ def train(config=None, mode="graph", *, train_first=False, bad=False, pause=(), 
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "GLOG_v": "3", **(env or {})},
+        env={**os.environ, "GLOG_v": "3"},
         timeout=240,
     )
     for line in done.stdout.splitlines():
@@ -193,6 +194,68 @@ def test_what_stands_outside_start_and_stop_is_not_kept(tmp_path):
     assert any("SGD" in name for name in names[0])
     assert not any("SGD" in name for name in names[1])
     assert any("Tanh" in name for name in names[1])
+
+
+def test_what_ran_before_start_is_not_kept(tmp_path):
+    config = write_config(tmp_path, task="tensor", step=[0, 1])
+    train(config, before_start=True)
+    dump = open_dump(tmp_path / "dump")
+    assert list(dump.steps) == [0, 1]
+    for step in (0, 1):
+        names = list(dump.step(step).rank(0).records)
+        assert FC1 in names
+        assert not any(name.startswith("Tanh") for name in names)
+
+
+def test_long_names_are_resolved(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LONG)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "dump")],
+        check=False, capture_output=True, text=True, timeout=240, cwd=tmp_path,
+        env={**os.environ, "GLOG_v": "3"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folder = folder_of(tmp_path / "dump", 0)
+    assert (folder / "mapping.csv").is_file()
+    rows = [row for row in table(folder / "kernel_index.csv") if row["Name"].startswith("Tanh.")]
+    assert [row["IO"] for row in rows] == ["input", "output"]
+    for row in rows:
+        assert "a" * 240 in row["Full Name"]
+        assert row["File"].removesuffix(".npy").isdigit()
+        assert (folder / row["File"]).is_file()
+    view = open_dump(tmp_path / "dump").step(0).rank(0)
+    (name,) = (each for each in view.records if each.startswith("Tanh."))
+    (_, x), (_, y) = view.records[name].tensors()
+    np.testing.assert_allclose(view.tensor(y).array, np.tanh(view.tensor(x).array), rtol=1e-5)
+
+
+LONG = """
+import sys
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from msprobe.mindspore import PrecisionDebugger
+
+ms.set_context(mode=ms.GRAPH_MODE)
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L2", task="tensor")
+
+class Inner(nn.Cell):
+    def construct(self, x):
+        return ops.tanh(x)
+
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        setattr(self, "a" * 240, Inner())
+    def construct(self, x):
+        return self.NAME(x) + 1
+
+debugger.start()
+Net()(Tensor(np.ones((2, 3), np.float32))).asnumpy()
+debugger.stop()
+debugger.step()
+""".replace("NAME", "a" * 240)
 
 
 def test_overflows_keep_the_kernels_that_make_them(tmp_path):

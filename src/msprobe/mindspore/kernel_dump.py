@@ -23,6 +23,7 @@ from msprobe.dump.kernel_files import KernelFolder, find_kernel_folders
 from msprobe.errors import ConfigError, DumpFormatError, DumpWriteError, UsageError
 from msprobe.kernels.clearing import clear_kernel_dump
 from msprobe.kernels.normalising import Normalised, Wanted, normalise, read_code
+from msprobe.kernels.overflow_info import overflowed_parts, read_overflow_json
 from msprobe.mindspore import native_dump
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.kernel_settings import NET_NAME, SETTINGS_FILE, dump_settings, write_settings
@@ -93,6 +94,7 @@ class KernelRun:
             path = write_settings(settings, config.dump_path)
         except OSError as exc:
             raise DumpWriteError(config.dump_path, f"cannot be written: {exc}") from exc
+        self._steps.take_over(self.session.step_number)
         self.session.run_undo.callback(self._finish)
         self.session.run_undo.callback(native_dump.set_variable(path))
         logger.info("recording kernels to %s, by the settings in %s", config.dump_path, path.name)
@@ -196,6 +198,9 @@ class KernelRun:
         self._overflows += len(done.overflowing)
         for name in done.overflowing:
             logger.warning("step %d: %s puts out a NaN or an infinity", folder.step, name)
+        for path in done.notes:
+            for part in overflowed_parts(read_overflow_json(path)):
+                logger.warning("step %d: overflow in %s (%s)", folder.step, part, path.name)
         logger.info(
             "step %d, graph %s: %d kernels with %d inputs and outputs",
             folder.step,

@@ -73,10 +73,14 @@ class IterationCounter:
         """Return whether this MindSpore lets itself be told the step."""
         return all(self._functions.values())
 
+    def take_over(self, step: int) -> None:
+        """Count from this step on; before the first graph."""
+        self._call("_dump_set_dynamic")
+        self._call("_set_init_iter", step)
+        self._step = step
+
     def begin(self, step: int) -> None:
         """Record from here on, as a part of this step."""
-        if self._step is None:
-            self._call("_dump_set_dynamic")
         if self._step != step:
             self._call("_set_init_iter", step)
             self._step = step
