@@ -81,9 +81,12 @@ class Corpus:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    logging.getLogger("msprobe").setLevel(logging.ERROR)
-    return Corpus(tmp_path_factory.mktemp("corpus"))
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
+    logger = logging.getLogger("msprobe")
+    before = logger.level
+    logger.setLevel(logging.ERROR)  # hundreds of recordings have little to say
+    yield Corpus(tmp_path_factory.mktemp("corpus"))
+    logger.setLevel(before)
 
 
 def share(scores: list[Score], task: str) -> float:
