@@ -2,6 +2,7 @@
 """What surrounds the kernel dumps that MindSpore writes by itself; needs no MindSpore.
 
 `code_mapping` joins them to lines of the program, `binary_dump` converts the binary files of the
-asynchronous mode, `dump_settings` checks and explains the file that switches the Dump on. Kernel
-dumps are read in `msprobe.dump` (`kernel_files`, `kernel_views`). Imports `dump/` and `report/`.
+asynchronous mode, `dump_settings` checks and explains the file that switches the Dump on, and
+`normalising` makes of what the Dump wrote what was asked for. Kernel dumps are read in
+`msprobe.dump` (`kernel_files`, `kernel_views`). Imports `capture/`, `dump/` and `report/`.
 """

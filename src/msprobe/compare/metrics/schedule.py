@@ -30,7 +30,8 @@ _BATCH_JOBS: Final = 500
 _BYTES_A_JOB: Final = 256 << 10
 # Below it nearly all of the work is Python's, which threads would only take from each other.
 _SMALL_BYTES: Final = 512 << 10
-_CONNECT_S: Final = 10
+CONNECT_S: Final = 10
+"""How long a scheduler may take to answer."""
 # A batch that ends with its worker is given to another one.
 _RETRIES: Final = 3
 
@@ -209,14 +210,14 @@ def _cluster(address: str) -> Iterator[Any]:
     """
     distributed = _distributed()
     try:
-        client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
+        client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as exc:  # a timeout is an OSError
         raise UsageError(
-            f"no dask scheduler answers at {address} within {_CONNECT_S} s: {exc}"
+            f"no dask scheduler answers at {address} within {CONNECT_S} s: {exc}"
         ) from exc
     with client:
         try:
-            client.wait_for_workers(1, timeout=_CONNECT_S)
+            client.wait_for_workers(1, timeout=CONNECT_S)
         except TimeoutError as exc:
             raise UsageError(f"the dask scheduler at {address} has no workers") from exc
         yield client
