@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -717,3 +720,18 @@ def test_a_side_without_records_makes_nothing_a_fault(tmp_path, capsys, is_targe
     assert summary["introduced"] == []
     assert summary["first_difference"]["name"] == "Functional.linear.0.forward.input.0"
     assert any("holds no records" in note for note in summary["notes"])
+
+
+@pytest.mark.parametrize(("flags", "expected"), [((), 0), (("--exit-code",), 1)])
+@pytest.mark.parametrize("form", [(), ("--json",), ("--quiet",)], ids=["text", "json", "quiet"])
+def test_a_reader_who_leaves_early_does_not_change_the_exit_code(tmp_path, flags, expected, form):
+    new, old = write_dump(tmp_path / "new", scale=1.5), write_dump(tmp_path / "old")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        words = [sys.executable, "-m", "msprobe", "compare", new, old, *flags, *form]
+        ran = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writing)
+    assert ran.returncode == expected
+    assert "Error" not in ran.stderr

@@ -61,12 +61,20 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare two dumps, or the ranks of one; write files and say what was found."""
+    from msprobe.cli.terminal import reader_may_leave
+
     _refuse_other_modes(options)
     given = _input(options)
     result = _compare(given, options)
     files = result.write(
         options.output_path, table=options.format, html=options.html, legacy=_legacy(options)
     )
+    with reader_may_leave():
+        _show(result, files, options)
+    return EXIT_DIFFERENT if options.exit_code and not result.is_equal else 0
+
+
+def _show(result: CompareResult, files: Sequence[Path], options: argparse.Namespace) -> None:
     if options.json:
         from msprobe.compare.result_files import summary_text
 
@@ -80,7 +88,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         result.release()
         _print(result, files)
-    return EXIT_DIFFERENT if options.exit_code and not result.is_equal else 0
 
 
 def _refuse_other_modes(options: argparse.Namespace) -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -21,7 +23,12 @@ def make_console() -> Console:
 
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # names may hold what the terminal cannot show
-    made = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich would end with 1, which has a meaning here
+
+    made = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not made.is_terminal and "COLUMNS" not in made._environ:
         made.width = _WIDTH_OF_PIPES
     return made
@@ -32,3 +39,14 @@ def print_lines(screen: Console, lines: Iterable[Text]) -> None:
     for line in lines:
         line.end = "\n"
         screen.print(line)
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Let whoever reads stdout (head, a pager) stop early; the exit code stays the same."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered would raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
