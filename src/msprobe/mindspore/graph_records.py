@@ -27,9 +27,16 @@ from msprobe.mindspore.tensor_search import tensors_in
 class GraphRecords:
     """Makes the records of cells inside compiled graphs; see `graph_sink.GraphEvents`."""
 
-    def __init__(self, session: Session, names: CellNames) -> None:
-        """Create it for the cells that `names` knows."""
+    def __init__(self, session: Session, names: CellNames, *, after_stop: bool = False) -> None:
+        """Create it for the cells that `names` knows.
+
+        Args:
+            session: makes the records.
+            names: the cells.
+            after_stop: whether a step's calls are handed over when recording has stopped already.
+        """
         self._session = session
+        self._after_stop = after_stop
         self._cells = {name: cell for cell, name in names.items()}
         self._enclosing = _enclosing_names(list(self._cells))
         self._calls: dict[str, list[Call]] = {}
@@ -44,7 +51,8 @@ class GraphRecords:
 
     def forward(self, cell: str, inputs: Sequence[Any], output: Any) -> None:
         """Make the forward record of a cell's call."""
-        if self._session.observing:
+        session = self._session
+        if session.observing or (self._after_stop and session.dump is not None):
             quietly(self._session, "graph forward", self._forward, cell, inputs, output)
 
     def before_backward(self, cell: str, gradients: Sequence[Any]) -> None:
