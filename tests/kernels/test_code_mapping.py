@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import csv
+import time
 from datetime import datetime
 
 import numpy as np
 import pytest
 from graphs import NEW, OLD
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from msprobe.cli import main
 from msprobe.dump.kernel_code import CodeMap
 from msprobe.dump.kernel_ir import read_ir
+from msprobe.dump.kernel_names import parse_kernel_file_name
 from msprobe.errors import DumpFormatError
 from msprobe.kernels.code_mapping import map_code
 
@@ -214,3 +218,31 @@ def test_what_cannot_be_mapped_is_refused(tmp_path, graph, capsys, ir, data, pro
     command = ["code_mapping", "--ir", str(tmp_path / ir), "--dump_data", str(tmp_path / data)]
     assert main(command) == 2
     assert problem in capsys.readouterr().err
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_damaged_graphs_raise_nothing_else(tmp_path_factory, data):
+    text = NEW + OLD
+    for _ in range(data.draw(st.integers(1, 5))):
+        place = data.draw(st.integers(0, len(text) - 1))
+        text = text[:place] + data.draw(st.text(max_size=5)) + text[place + 3 :]
+    path = tmp_path_factory.mktemp("fuzz") / "graph.ir"
+    path.write_text(text, encoding="utf-8", errors="replace")
+    try:
+        code = CodeMap([read_ir(path)])
+    except DumpFormatError:
+        return
+    code.kernel(f"{FC1}/MatMul-op1")
+    code.parameter("net.fc1.weight")
+
+
+def test_hostile_lines_take_no_time(tmp_path):
+    path = tmp_path / "graph.ir"
+    lines = ["%0" + "(" * 50_000, "      # In file " + "a:1" * 50_000, "%1(" + "x) = " * 50_000]
+    path.write_text("\n".join(lines) + NEW)
+    start = time.process_time()
+    CodeMap([read_ir(path)])
+    assert parse_kernel_file_name("a" + ".1" * 60_000) is None
+    parse_kernel_file_name("a" + ".1.2.3.input.0" * 280)
+    assert time.process_time() - start < 5

@@ -20,6 +20,8 @@ from typing import Final
 OVERFLOW_TYPE: Final = "Opdebug"
 """First part of the names of files about overflows."""
 
+# What file systems allow, and more than any full name in a mapping.csv.
+_MAX_LENGTH: Final = 4096
 _ENDING: Final = (
     r"(?:\.(?P<io>input|output)\.(?P<index>\d{1,9})(?:\.(?P<slot>\d{1,9}))?(?:\.(?P<rest>[^/]*?))??)?"
     r"(?P<suffix>\.npy|\.json|\.bin|\.pt)?"
@@ -70,6 +72,8 @@ class KernelFileName:
 
 def parse_kernel_file_name(name: str) -> KernelFileName | None:
     """Return what a file's name tells, None for files of other kinds."""
+    if len(name) > _MAX_LENGTH:
+        return None
     found = _NAME.fullmatch(name) or _SHORT_TIME.fullmatch(name)
     if found is None or (not found["io"] and found["suffix"] in (".npy", ".pt", ".json")):
         return None
