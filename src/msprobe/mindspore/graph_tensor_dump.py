@@ -102,14 +102,15 @@ def _dumping_construct(
     given = tuple(f"{stem}.backward.input.{place}" for place in places)
     passed_on = tuple(f"{stem}.backward.output.{place}" for place in places)
 
+    # Compiled by MindSpore: plain statements only.
     def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
-        inputs: tuple[Any, ...] = ()
+        inputs = ()
         for index, value in enumerate(args):
             if isinstance(value, Tensor) and index < _MOST_ARGUMENTS:
                 dump(received[index], value)
                 if backward:
                     value = dump_gradient(passed_on[index], value, "out")  # noqa: PLW2901
-            inputs = (*inputs, value)
+            inputs = inputs + (value,)  # type: ignore[assignment]  # noqa: RUF005
         output = original(*inputs, **kwargs)
         if isinstance(output, Tensor):
             if backward:
@@ -118,13 +119,13 @@ def _dumping_construct(
             return output
         if not isinstance(output, tuple):
             return output
-        outputs: tuple[Any, ...] = ()
+        outputs = ()
         for index, value in enumerate(output):
             if isinstance(value, Tensor) and index < _MOST_ARGUMENTS:
                 if backward:
                     value = dump_gradient(given[index], value, "out")  # noqa: PLW2901
                 dump(returned[index], value)
-            outputs = (*outputs, value)
+            outputs = outputs + (value,)  # type: ignore[assignment]  # noqa: RUF005
         return outputs
 
     construct.__jit_function__ = True  # type: ignore[attr-defined]
