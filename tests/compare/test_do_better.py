@@ -735,3 +735,23 @@ def test_a_reader_who_leaves_early_does_not_change_the_exit_code(tmp_path, flags
         os.close(writing)
     assert ran.returncode == expected
     assert "Error" not in ran.stderr
+
+
+# Checksums beside statistics are no reason to refuse a dump that has statistics alone.
+
+
+@pytest.mark.parametrize("other", ["statistics", "tensor"])
+def test_checksums_with_statistics_are_compared_with_statistics(tmp_path, other):
+    def write(name: str, task: str, factor: float) -> Path:
+        about = {"md5": f"{int(factor):08x}"} if task == "md5" else {}
+        book = Book(tmp_path / name, "tensor" if task == "tensor" else "statistics")
+        x, y = value([1.0, 2.0], 1, **about), value([3.0 * factor, 4.0], 2, **about)
+        return book.call("Torch.exp.0.forward", [x], [y]).write()
+
+    sums, plain = write("sums", "md5", 2.0), write("plain", other, 1.0)
+    for target, reference, lacking in ((sums, plain, "reference"), (plain, sums, "target")):
+        found = compare(target, reference)
+        assert found.summary["mode"] == "statistics"
+        assert found.status("Torch.exp.0.forward.input.0") == "equal"
+        assert found.culprits == ["Torch.exp.0.forward"]
+        assert any(f"the {lacking} kept no checksums" in note for note in found.summary["notes"])

@@ -307,18 +307,33 @@ def common_mode(target: Side, reference: Side, notes: list[str]) -> Mode:
         return target.mode
     if Mode.MD5 in modes:
         with_sums, other = (target, reference) if target.mode is Mode.MD5 else (reference, target)
-        raise UsageError(
-            f"{with_sums.view.records_path} holds checksums (summary_mode md5) and "
-            f"{other.view.records_path} does not, so no value of one can be compared with the "
-            f"other; capture both in one mode: task statistics with summary_mode statistics or "
-            f"md5, or task tensor"
+        if not _has_statistics(with_sums):
+            raise UsageError(
+                f"{with_sums.view.records_path} holds checksums alone (summary_mode md5) and "
+                f"{other.view.records_path} none, so no value of one can be compared with the "
+                f"other; capture both in one mode: task statistics with summary_mode statistics "
+                f"or md5, or task tensor"
+            )
+        notes.append(
+            f"only statistics were compared: the {other.source} kept no checksums "
+            f"({other.view.records_path})"
         )
+        return Mode.STATISTICS
     lacking = target if target.mode is Mode.STATISTICS else reference
     notes.append(
         f"only statistics were compared: the {lacking.source} kept no tensors "
         f"({lacking.view.records_path})"
     )
     return Mode.STATISTICS
+
+
+def _has_statistics(side: Side) -> bool:
+    """Return whether checksums stand beside statistics, as most programs write them."""
+    return any(
+        leaf.is_tensor and leaf.mean is not None
+        for name in side.names
+        for leaf in side.leaves(name)
+    )
 
 
 def _notes_of(target: Side, reference: Side) -> list[str]:

@@ -57,7 +57,10 @@ def _for_culprit(culprit: Culprit, total: int) -> list[str]:
         scope = f"of module {module}" if module else "around it"
         steps.append(f"capture the calls {scope} with task tensor, and compare their elements")
     if total > 1:
-        steps.append(f"mend this one first; {total - 1} further calls introduce differences")
+        others = (
+            "another call introduces one" if total == 2 else f"{total - 1} others introduce some"
+        )
+        steps.append(f"mend this one first; {others}, too")
     return steps
 
 
