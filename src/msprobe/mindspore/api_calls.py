@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Observe API calls: while capturing, each name of the table stands for a recording wrapper.
 
-MindSpore announces no calls, so the functions are replaced where they are looked up, and put back
-by `stop`. Calls inside a recorded call make no records of their own.
+MindSpore announces no calls, so the functions are replaced where they are looked up, also where a
+module imported one by name, and put back by `stop`. Calls inside a recorded call make no records
+of their own.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,9 +19,11 @@ from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found
 from msprobe.mindspore.api_table import Api, ApiTable
+from msprobe.mindspore.early_bound import EarlyBound
 from msprobe.mindspore.graph_taps import InputEdges, Tapping
 from msprobe.mindspore.jit_calls import is_compiling
 from msprobe.mindspore.quiet import quietly
+from msprobe.mindspore.stack_traits import is_of_user_or_layer
 from msprobe.mindspore.tensor_search import output_slots, tensors_in
 
 _clock: Final = time.perf_counter
@@ -51,14 +55,22 @@ class ApiObserver:
         self._table = table
         self._inside = False
         self._wrappers: dict[int, tuple[Any, Any]] = {}
+        self._apis: tuple[Api, ...] = ()
+        self._names: dict[int, str] = {}
+        self._early = EarlyBound()
+        self._early_wrappers: dict[int, Any] = {}
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def install(self) -> None:
         """Put the wrappers in place; the session's undo takes them away."""
         if self._replaced:
             return
-        for api in self._table.apis():
+        if not self._apis:
+            self._apis = tuple(self._table.apis())
+        for api in self._apis:
             self._replace(api)
+        for module, name in self._early.find(self._wrappers):
+            self._replace_with(module, name, self._early_wrapper(vars(module)[name]))
         self._session.undo.callback(self.remove)
 
     def remove(self) -> None:
@@ -73,13 +85,35 @@ class ApiObserver:
                 setattr(owner, attribute, before)
 
     def _replace(self, api: Api) -> None:
-        before = api.owner.__dict__.get(api.attribute, _ABSENT)
         original = getattr(api.owner, api.attribute)
         known = self._wrappers.get(id(original))
         if known is None or known[0] is not original:
             known = self._wrappers[id(original)] = (original, self._wrap(api.name, original))
-        setattr(api.owner, api.attribute, known[1])
-        self._replaced.append((api.owner, api.attribute, known[1], before))
+            self._names[id(original)] = api.name
+        self._replace_with(api.owner, api.attribute, known[1])
+
+    def _replace_with(self, owner: Any, attribute: str, wrapper: Any) -> None:
+        before = owner.__dict__.get(attribute, _ABSENT)
+        setattr(owner, attribute, wrapper)
+        self._replaced.append((owner, attribute, wrapper, before))
+
+    def _early_wrapper(self, original: Callable[..., Any]) -> Any:
+        known = self._early_wrappers.get(id(original))
+        if known is None:
+            wrapper = self._wrap_early(self._names[id(original)], original)
+            known = self._early_wrappers[id(original)] = wrapper
+        return known
+
+    def _wrap_early(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function for those who imported it; MindSpore's own machinery is not recorded."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.is_on() or not is_of_user_or_layer(sys._getframe(1).f_code):
+                return original(*args, **kwargs)
+            return self.record(name, original, args, kwargs)
+
+        functools.update_wrapper(call, original)
+        return call
 
     def _wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -16,6 +16,7 @@ from msprobe.mindspore.adapter import on_host
 from msprobe.mindspore.api_calls import ApiObserver
 from msprobe.mindspore.api_table import ApiTable
 from msprobe.mindspore.cell_hooks import CellNames, CellObserver
+from msprobe.mindspore.free_primitives import FreePrimitives
 from msprobe.mindspore.jit_calls import watch_jit
 from msprobe.mindspore.parameter_gradients import ParameterGradients
 from msprobe.mindspore.primitive_calls import PrimitiveObserver
@@ -41,6 +42,7 @@ class Observer:
         level = session.config.level
         self.apis = ApiObserver(session, table) if level in (Level.L1, Level.MIX) else None
         self._primitives = PrimitiveObserver(session, self.apis) if self.apis else None
+        self._free = FreePrimitives(session, self.apis) if self.apis else None
         self._records_cells = level in (Level.L0, Level.MIX)
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
         self._names: CellNames | None = None
@@ -88,8 +90,11 @@ class Observer:
         undo = watch_jit(self._around_jit)
         if undo is not None:
             session.undo.callback(undo)
-        if self.apis is not None and self._primitives is not None:
+        if self._primitives is not None:
             self._primitives.install(models)
+        if self._free is not None:
+            self._free.install()
+        if self.apis is not None:
             self.apis.install()
 
     def _around_jit(

@@ -16,8 +16,41 @@ from mindspore import nn
 from msprobe.capture.session import Session
 from msprobe.mindspore.api_calls import ApiObserver
 
-# They say what a tensor is, and compute nothing.
-_METADATA: Final = frozenset({"Shape", "DType", "Rank", "Size", "IsInstance", "Depend", "Partial"})
+# They say what a tensor is, order or show things, and compute nothing.
+_NO_COMPUTATION: Final = frozenset(
+    {
+        "Assert",
+        "CellBackwardHook",
+        "Depend",
+        "DType",
+        "DumpGradient",
+        "DynamicShape",
+        "HistogramSummary",
+        "HookBackward",
+        "ImageSummary",
+        "InsertGradientOf",
+        "IsInstance",
+        "IsSubClass",
+        "Load",
+        "Partial",
+        "Print",
+        "Rank",
+        "ScalarSummary",
+        "Shape",
+        "Size",
+        "StopGradient",
+        "TensorDump",
+        "TensorShape",
+        "TensorSummary",
+        "UpdateState",
+        "typeof",
+    }
+)
+
+
+def is_computation(primitive: str) -> bool:
+    """Return whether the primitive of this name computes something."""
+    return primitive not in _NO_COMPUTATION
 
 
 class PrimitiveObserver:
@@ -37,7 +70,7 @@ class PrimitiveObserver:
             for cell in (one for _, one in model.cells_and_names()):
                 for attribute, primitive in cell._primitives.items():
                     kind = type(primitive)
-                    if id(primitive) in changed or kind.__name__ in _METADATA:
+                    if id(primitive) in changed or not is_computation(kind.__name__):
                         continue
                     changed.add(id(primitive))
                     try:
