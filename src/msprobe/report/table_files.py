@@ -18,6 +18,7 @@ from msprobe.report.tables import Table
 if TYPE_CHECKING:
     import polars as pl
 
+
 class TableFormat(StrEnum):
     """Kinds of files; the value is the suffix."""
 
