@@ -755,3 +755,23 @@ def test_checksums_with_statistics_are_compared_with_statistics(tmp_path, other)
         assert found.status("Torch.exp.0.forward.input.0") == "equal"
         assert found.culprits == ["Torch.exp.0.forward"]
         assert any(f"the {lacking} kept no checksums" in note for note in found.summary["notes"])
+
+
+# Data that one side makes while it is recorded are data all the same.
+
+
+def test_data_made_inside_the_recording_are_no_fault_of_the_first_call(tmp_path):
+    def write(name: str, data: float, *, is_recorded: bool) -> Path:
+        number = 1 if is_recorded else 0
+        x, y = value([data, 2.0], number), value([data * 3, 6.0], 2)
+        book = Book(tmp_path / name)
+        if is_recorded:
+            book.call("Torch.randn.0.forward", [2], [x])
+        net = "Module.Net.forward.0"
+        book.call("Tensor.__mul__.0.forward", [x, 3.0], [y], parent=net)
+        return book.call(net, [x], [y]).write()
+
+    found = compare(write("new", 5.0, is_recorded=True), write("old", 4.0, is_recorded=False))
+    assert found.culprits == []
+    assert found.origin("Tensor.__mul__.0.forward.input.0") == "input"
+    assert found.origin("Module.Net.forward.0.input.0") == "input"

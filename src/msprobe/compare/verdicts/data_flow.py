@@ -226,7 +226,9 @@ class OutsideValues:
         found: dict[Fingerprint, int] = {}
         for index, row in enumerate(self._rows):
             if row.leaf.role is Role.INPUT and row.leaf.is_tensor and self._is_model_input(row):
-                found.setdefault(fingerprints(row), index)
+                key = fingerprints(row)
+                if key != (None, None):
+                    found.setdefault(key, index)
         return found
 
     @cached_property

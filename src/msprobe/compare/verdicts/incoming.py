@@ -16,6 +16,7 @@ from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
 UNRECORDED_GROWTH: Final = 50.0
+_MODEL_INPUT: Final = "came in with the model's input"
 _RANDOM_STATE: Final = "rng."
 
 
@@ -117,6 +118,10 @@ class Incoming:
         if explained or blamed:
             mark(row, Origin.INHERITED)
             return
+        if not call.is_backward and trail.outside.model_input_of(row) is not None:
+            # One side makes its data (random ones, say) while it is recorded, the other before.
+            mark(row, Origin.INPUT, _MODEL_INPUT)
+            return
         one_sided = not (makers.target and makers.reference)
         if one_sided and (trail.has_difference or trail.may_have_grown(row, UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED)
@@ -181,7 +186,7 @@ class Incoming:
             mark(row, Origin.INTRODUCED, f"called with {mine} instead of {theirs}")
             return
         if trail.outside.model_input_of(row) is not None:
-            mark(row, Origin.INPUT, "came in with the model's input")
+            mark(row, Origin.INPUT, _MODEL_INPUT)
             return
         if self._is_parameter(call, row):
             self._judge_parameter(row)
