@@ -54,7 +54,6 @@ class PrecisionDebugger(DebuggerFront):
 
         Raises:
             ConfigError: a value cannot be used; the message names file, key, value and rule.
-            UnsupportedError: this MindSpore is too old.
             UsageError: level L2, and a graph was compiled already.
         """
         arguments = {
@@ -95,6 +94,8 @@ class PrecisionDebugger(DebuggerFront):
         Raises:
             UsageError: no debugger was constructed.
             ConfigError: `model` or `token_range` cannot be used.
+            UnsupportedError: this MindSpore is too old for the dynamic graph, or the level cannot
+                be recorded in graph mode.
         """
         with lock:
             run: Run | KernelRun = cls._running()

@@ -36,11 +36,6 @@ class Run:
 
     def __init__(self, config: Config) -> None:
         """Build everything for `config`; nothing is installed and no file is touched."""
-        if not are_visible():
-            raise UnsupportedError(
-                f"MindSpore {mindspore.__version__} does not show its gradient graph; "
-                "capture in the dynamic graph needs 2.10 or newer"
-            )
         self.config = config
         self.session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
         table = ApiTable(config.api_list, config.section.black_list)
@@ -65,7 +60,8 @@ class Run:
 
         Raises:
             ConfigError: the level records cells and no model is known.
-            UnsupportedError: MindSpore runs in graph mode.
+            UnsupportedError: graph mode at another level than L0, or a MindSpore before 2.10 in
+                the dynamic graph.
         """
         if models:
             self._models = tuple(map(weakref.ref, models))
@@ -79,6 +75,11 @@ class Run:
             self._start_dynamic(token_range, rank)
 
     def _start_dynamic(self, token_range: tuple[int, int] | None, rank: int | None) -> None:
+        if not are_visible():
+            raise UnsupportedError(
+                f"MindSpore {mindspore.__version__} does not show its gradient graph; "
+                "recording the dynamic graph needs 2.10 or newer"
+            )
         compiled = (
             cells_in_graphs(self.models) if self.config.level in (Level.L0, Level.MIX) else ()
         )
