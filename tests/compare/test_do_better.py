@@ -775,3 +775,11 @@ def test_data_made_inside_the_recording_are_no_fault_of_the_first_call(tmp_path)
     assert found.culprits == []
     assert found.origin("Tensor.__mul__.0.forward.input.0") == "input"
     assert found.origin("Module.Net.forward.0.input.0") == "input"
+
+
+def test_one_culprit_in_several_steps_is_one(tmp_path):
+    new = write_dump(tmp_path / "new", scale=1.5, steps=(0, 1))
+    summary = compare(new, write_dump(tmp_path / "old", steps=(0, 1))).summary
+    assert {entry["name"] for entry in summary["introduced"]} == {"Functional.linear.1.forward"}
+    assert summary["introduced_total"] == 2
+    assert not any("this one first" in step for step in summary["next_steps"])

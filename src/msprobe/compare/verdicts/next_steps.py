@@ -18,7 +18,8 @@ def next_steps(comparisons: Sequence[RankComparison], culprits: Sequence[Culprit
     """Return what to run or look at next, most useful first; empty if nothing differs."""
     origins = {row.origin for comparison in comparisons for row in comparison.rows} - {None}
     if culprits:
-        return _for_culprit(culprits[0], len(culprits))
+        # The same operation in another step or rank is no other one.
+        return _for_culprit(culprits[0], len({each.row.pair.name for each in culprits}))
     if Origin.INPUT in origins:
         return [_for_inputs(comparisons)]
     if origins:
