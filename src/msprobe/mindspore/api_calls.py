@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msprobe.capture.call import Call
+from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found
 from msprobe.mindspore.api_table import Api, ApiTable
@@ -44,19 +45,21 @@ class _Open:
 class ApiObserver:
     """Turns API calls into events of the session."""
 
-    def __init__(self, session: Session, table: ApiTable) -> None:
+    def __init__(self, session: Session, table: ApiTable, recomputations: Recomputations) -> None:
         """Create it, not yet installed.
 
         Args:
             session: receives the events.
             table: the APIs to record.
+            recomputations: recognises repeated calls.
         """
+        self._recomputations = recomputations
         self._session = session
         self._table = table
         self._inside = False
-        self._wrappers: dict[int, tuple[Any, Any]] = {}
+        self._wrappers: dict[tuple[int, str], Any] = {}
         self._apis: tuple[Api, ...] = ()
-        self._names: dict[int, str] = {}
+        self._originals: dict[int, tuple[Any, str]] = {}
         self._early = EarlyBound()
         self._early_wrappers: dict[int, Any] = {}
         self._replaced: list[tuple[Any, str, Any, Any]] = []
@@ -69,7 +72,7 @@ class ApiObserver:
             self._apis = tuple(self._table.apis())
         for api in self._apis:
             self._replace(api)
-        for module, name in self._early.find(self._wrappers):
+        for module, name in self._early.find(self._originals):
             self._replace_with(module, name, self._early_wrapper(vars(module)[name]))
         self._session.undo.callback(self.remove)
 
@@ -86,11 +89,13 @@ class ApiObserver:
 
     def _replace(self, api: Api) -> None:
         original = getattr(api.owner, api.attribute)
-        known = self._wrappers.get(id(original))
-        if known is None or known[0] is not original:
-            known = self._wrappers[id(original)] = (original, self._wrap(api.name, original))
-            self._names[id(original)] = api.name
-        self._replace_with(api.owner, api.attribute, known[1])
+        # A function that several groups share is recorded under the name it was called by.
+        key = (id(original), api.name.partition(".")[0])
+        wrapper = self._wrappers.get(key)
+        if wrapper is None:
+            wrapper = self._wrappers[key] = self._wrap(api.name, original)
+            self._originals.setdefault(id(original), (original, api.name))
+        self._replace_with(api.owner, api.attribute, wrapper)
 
     def _replace_with(self, owner: Any, attribute: str, wrapper: Any) -> None:
         before = owner.__dict__.get(attribute, _ABSENT)
@@ -100,7 +105,7 @@ class ApiObserver:
     def _early_wrapper(self, original: Callable[..., Any]) -> Any:
         known = self._early_wrappers.get(id(original))
         if known is None:
-            wrapper = self._wrap_early(self._names[id(original)], original)
+            wrapper = self._wrap_early(self._originals[id(original)][1], original)
             known = self._early_wrappers[id(original)] = wrapper
         return known
 
@@ -171,10 +176,12 @@ class ApiObserver:
         session.account.spent_s += _clock() - started
         return result
 
-    def _begin(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Open:
+    def _begin(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Open | None:
         session = self._session
         session.gradients.write_unfinished()
-        call = session.recorder.begin(name, session.stacks.here(4), is_module=False)
+        call = self._recomputations.call(name, session.stacks.here(4), is_module=False)
+        if call is None:
+            return None
         opened = _Open(call)
         session.recorder.inputs(call, args, kwargs, opened.found)
         if call.keeps_gradients:

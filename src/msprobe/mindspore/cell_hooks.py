@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from mindspore import nn
 from msprobe.capture.call import Call
+from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.capture.token_range import TokenGate
 from msprobe.capture.values import Found
@@ -73,18 +74,25 @@ class CellObserver:
     """Turns the calls of cells into events of the session."""
 
     def __init__(
-        self, session: Session, names: CellNames, roots: Sequence[nn.Cell], gate: TokenGate | None
+        self,
+        session: Session,
+        names: CellNames,
+        recomputations: Recomputations,
+        roots: Sequence[nn.Cell],
+        gate: TokenGate | None,
     ) -> None:
         """Create it, not yet installed.
 
         Args:
             session: receives the events.
             names: the cells to record.
+            recomputations: recognises repeated calls.
             roots: the models themselves, for the gate.
             gate: limits observation to some calls of the first model.
         """
         self._session = session
         self._names = names
+        self._recomputations = recomputations
         self._roots = roots
         self._gate = gate
         self._open: list[_Open] = []
@@ -136,7 +144,9 @@ class CellObserver:
         session.gradients.write_unfinished()
         if session.muted:
             return
-        call = session.recorder.begin(name, session.stacks.here(4), is_module=True)
+        call = self._recomputations.call(name, session.stacks.here(4), is_module=True)
+        if call is None:
+            return
         opened = _Open(cell, call, len(args))
         self._open.append(opened)
         session.recorder.inputs(call, args, kwargs, opened.found)

@@ -20,6 +20,7 @@ from msprobe.mindspore.free_primitives import FreePrimitives
 from msprobe.mindspore.jit_calls import watch_jit
 from msprobe.mindspore.parameter_gradients import ParameterGradients
 from msprobe.mindspore.primitive_calls import PrimitiveObserver
+from msprobe.mindspore.recompute_frames import recomputations
 
 _SYNCHRONIZE: Final = "pynative_synchronize"
 
@@ -40,7 +41,10 @@ class Observer:
         """
         self._session = session
         level = session.config.level
-        self.apis = ApiObserver(session, table) if level in (Level.L1, Level.MIX) else None
+        self._recomputations = recomputations(session)
+        self.apis = None
+        if level in (Level.L1, Level.MIX):
+            self.apis = ApiObserver(session, table, self._recomputations)
         self._primitives = PrimitiveObserver(session, self.apis) if self.apis else None
         self._free = FreePrimitives(session, self.apis) if self.apis else None
         self._records_cells = level in (Level.L0, Level.MIX)
@@ -78,12 +82,13 @@ class Observer:
         session = self._session
         models = [model for reference in self._models if (model := reference()) is not None]
         read_at_once(session)
+        session.step_undo.callback(self._recomputations.next_step)
         gate = None
         if token_range is not None:
             gate = TokenGate(session, models[0], token_range, forget=lambda: None)
         if self._names is not None or gate is not None:
             names = self._names if self._names is not None else CellNames(())
-            self._cells = CellObserver(session, names, models, gate)
+            self._cells = CellObserver(session, names, self._recomputations, models, gate)
             self._cells.install()
         if self._parameters is not None:
             self._parameters.install()

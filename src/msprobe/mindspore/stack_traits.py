@@ -11,6 +11,7 @@ from typing import Final
 
 import mindspore
 from msprobe.capture.stacks import Traits
+from msprobe.mindspore.recompute_frames import RECOMPUTE_FILE
 
 _MINDSPORE: Final = str(Path(mindspore.__file__).parent)
 _OWN: Final = f"{Path(__file__).resolve().parent.parent}/"
@@ -34,4 +35,4 @@ def classify(codes: Sequence[CodeType]) -> Traits:
         owner = "clip_grad"
     elif any(file.startswith(_OPTIMISERS) for file in files):
         owner = "optimizer"
-    return Traits(owner=owner)
+    return Traits(owner=owner, checkpointed=RECOMPUTE_FILE in files)

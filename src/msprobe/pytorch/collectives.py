@@ -17,12 +17,12 @@ from typing import Any, Final
 import torch
 
 from msprobe.capture.call import Call
+from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found
 from msprobe.dump.records import JsonTree
 from msprobe.pytorch.adapter import TorchAdapter
 from msprobe.pytorch.api_table import ApiTable
-from msprobe.pytorch.checkpoint import Recomputations
 from msprobe.pytorch.distributed import Argument, Collective, describe_group
 from msprobe.pytorch.quiet import quietly
 from msprobe.pytorch.tensor_search import tensors_in

@@ -19,6 +19,7 @@ from torch import Tensor, overrides
 from torch.overrides import TorchFunctionMode
 
 from msprobe.capture.call import Call
+from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Found
@@ -27,7 +28,6 @@ from msprobe.pytorch import mode_stack
 from msprobe.pytorch.adapter import TENSOR_TYPES, TorchAdapter
 from msprobe.pytorch.api_rules import Action, ApiEntry, WriteEffect, is_kept_at
 from msprobe.pytorch.api_table import ApiTable
-from msprobe.pytorch.checkpoint import Recomputations
 from msprobe.pytorch.gradient_taps import InputEdges, Tapping, take_result
 from msprobe.pytorch.operator_names import operator_name
 from msprobe.pytorch.quiet import quietly

@@ -20,13 +20,13 @@ from torch import nn
 from torch.nn.modules import module as module_code
 
 from msprobe.capture.call import Call
+from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import Stack
 from msprobe.capture.token_range import TokenGate
 from msprobe.capture.values import Found
 from msprobe.pytorch import mode_stack
 from msprobe.pytorch.api_rules import FAST_PATH_MODULES
-from msprobe.pytorch.checkpoint import Recomputations
 from msprobe.pytorch.compiled import is_compiled_module
 from msprobe.pytorch.function_mode import ApiObserver
 from msprobe.pytorch.gradient_taps import InputEdges, Tapping

@@ -19,7 +19,7 @@ from msprobe.pytorch import mode_stack
 from msprobe.pytorch.adapter import TorchAdapter
 from msprobe.pytorch.api_table import ApiTable
 from msprobe.pytorch.autograd_functions import watch_autograd_functions
-from msprobe.pytorch.checkpoint import Recomputations
+from msprobe.pytorch.checkpoint import recomputations
 from msprobe.pytorch.collectives import CollectiveRecorder
 from msprobe.pytorch.compiled import run_eagerly
 from msprobe.pytorch.engine_entry import observe_engine
@@ -61,7 +61,7 @@ class Observer:
         """
         self._session = session
         self._adapter = adapter
-        self.recomputations = Recomputations(session)
+        self.recomputations = recomputations(session)
         level = session.config.level
         self.apis: ApiObserver | None = None
         self.collectives: CollectiveRecorder | None = None
