@@ -115,7 +115,8 @@ def _default_names(key: str) -> tuple[str, ...]:
         found = [name for name in methods if inspect.isroutine(getattr(Tensor, name))]
         operators = [name for name in rules["operators"] if hasattr(Tensor, name)]
         return tuple(name for name in (*found, *operators) if name not in left_out)
-    public = getattr(owner, "__all__", None) or dir(owner)
+    also = [name for name in rules["also_recorded"].get(key, ()) if hasattr(owner, name)]
+    public = [*(getattr(owner, "__all__", None) or dir(owner)), *also]
     return tuple(
         name
         for name in dict.fromkeys(public)
