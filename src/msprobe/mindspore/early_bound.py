@@ -23,6 +23,7 @@ _REACHED_INTO: Final = frozenset(
     {"mindspore.ops.functional", "mindspore.ops.function", "mindspore.ops.function.nn_func"}
 )
 _OWN: Final = "msprobe"
+_MAIN: Final = "__main__"
 
 
 class EarlyBound:
@@ -33,6 +34,7 @@ class EarlyBound:
 
     def __init__(self) -> None:
         """Create it; nothing is searched yet."""
+        self._searched: set[str] = set()
         self._known: dict[str, list[str]] = {}
 
     def find(self, originals: Mapping[int, Any]) -> Iterator[tuple[ModuleType, str]]:
@@ -41,12 +43,15 @@ class EarlyBound:
         Args:
             originals: the functions by `id`; must hold them alive.
         """
-        for key, module in list(sys.modules.items()):
-            names = self._known.get(key)
-            if names is None or key == "__main__":
-                names = self._known[key] = _names_in(key, module, originals)
+        for key in (sys.modules.keys() - self._searched) | {_MAIN}:
+            self._searched.add(key)
+            names = _names_in(key, sys.modules.get(key), originals)
+            if names:
+                self._known[key] = names
+        for key, names in self._known.items():
+            module = sys.modules.get(key)
             for name in names:
-                if id(module.__dict__.get(name)) in originals:
+                if module is not None and id(module.__dict__.get(name)) in originals:
                     yield module, name
 
 
@@ -54,7 +59,7 @@ def _names_in(key: str, module: object, originals: Mapping[int, Any]) -> list[st
     home = key.partition(".")[0]
     is_searched = home not in (_MINDSPORE, _OWN) or key.startswith(_SEARCHED)
     is_searched = is_searched or key in _REACHED_INTO
-    if home in sys.stdlib_module_names and key != "__main__":
+    if home in sys.stdlib_module_names and key != _MAIN:
         is_searched = False
     if not is_searched or not isinstance(module, ModuleType):
         return []
