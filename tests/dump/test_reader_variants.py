@@ -336,7 +336,7 @@ def test_nothing_there_is_said_plainly(tmp_path):
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_a_dump_of_100_000_records_opens_in_a_second(tmp_path, indent):
+def test_a_dump_of_100_000_records_opens_without_parsing_them(tmp_path, indent):
     record = {"input_args": [TENSOR] * 3, "input_kwargs": {}, "output": [TENSOR]}
     names = [f"Functional.linear.{n}.forward" for n in range(100_000)]
     if indent:
@@ -353,4 +353,5 @@ def test_a_dump_of_100_000_records_opens_in_a_second(tmp_path, indent):
     view = only_rank(tmp_path)
     assert len(view.records) == 100_000
     assert next(view.records["Functional.linear.77777.forward"].tensors())[1].max == 1.0
-    assert time.process_time() - begin < 1.0
+    # About half a second; parsing every record as well takes about four.
+    assert time.process_time() - begin < 2.5
