@@ -29,7 +29,6 @@ from msprobe.errors import UsageError
 if TYPE_CHECKING:
     from msprobe.compare.result import CompareResult, TableFormat
     from msprobe.compare.tensor_rows import TensorWork
-    from msprobe.dump.dump_steps import Dump
 
 PathLike = str | os.PathLike[str]
 
@@ -134,11 +133,12 @@ def run_comparison(
     from msprobe.compare.result import CompareResult
     from msprobe.compare.result_files import check_writable
     from msprobe.compare.verdicts.summary import summarize
+    from msprobe.dump.reader import open_dump
 
     began = time.perf_counter()
     if output is not None:
         check_writable(output)
-    dumps = open_any_dump(target), open_any_dump(reference)
+    dumps = open_dump(target), open_dump(reference)
     pairing = pair_views(*dumps, steps=options.steps, ranks=options.ranks)
     with _collector_paused(), _Comparer(options, output) as comparer:
         comparer.notes += [*notes, *pairing.notes]
@@ -162,26 +162,6 @@ def run_comparison(
         summary=summary,
         has_layer_mapping=options.layer_mapping is not None,
     )
-
-
-def open_any_dump(path: Path) -> Dump:
-    """Open a dump of calls, or one of kernels as MindSpore writes it.
-
-    Raises:
-        DumpFormatError: there is neither at that path.
-    """
-    from msprobe.dump.reader import open_dump
-    from msprobe.errors import DumpFormatError
-
-    try:
-        return open_dump(path)
-    except DumpFormatError:
-        from msprobe.dump.kernel_views import open_kernel_dump
-
-        found = open_kernel_dump(path)
-        if found is None:
-            raise
-        return found
 
 
 @contextmanager
