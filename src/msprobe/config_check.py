@@ -13,15 +13,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msprobe.errors import ConfigError, UnsupportedError
 
-# Framework → the module that observes it.
-_OBSERVERS: Final = {
+if TYPE_CHECKING:
+    from msprobe.run_config.observing import RunObserver
+
+# Framework → the module that knows how to observe it.
+_HOOKS: Final = {
     "pytorch": "msprobe.pytorch.run_config_hooks",
     "mindspore": "msprobe.mindspore.run_config_hooks",
 }
@@ -72,9 +76,9 @@ class ConfigChecker:
             rule = "a number of 1 or more, or None"
             raise ConfigError("max_steps", max_steps, rule, source="ConfigChecker()")
         observer = _observer(fmk)
-        rank, world_size = observer.rank_and_world_size()
+        rank, world_size = observer.framework.rank_and_world_size()
         writer = PackWriter(Path(output_zip_path), rank=rank, world_size=world_size)
-        collect_static(writer, _paths(shell_path), extra_system=observer.framework_facts())
+        collect_static(writer, _paths(shell_path), extra_system=observer.framework.facts())
         if model is not None:
             observer.watch_model(model, writer, rank=rank, max_steps=max_steps)
 
@@ -94,18 +98,21 @@ class ConfigChecker:
     @staticmethod
     def remove_patches(fmk: str = "pytorch") -> None:
         """Undo `apply_patches`, and stop watching models."""
-        _observer(fmk).stop_watching()
+        _observer(fmk).stop()
 
 
-def _observer(fmk: str) -> Any:
-    if fmk not in _OBSERVERS:
-        known = ", ".join(_OBSERVERS)
+@functools.cache
+def _observer(fmk: str) -> RunObserver:
+    """Return the one observer of this process for a framework: it knows what is to be undone."""
+    if fmk not in _HOOKS:
+        known = ", ".join(_HOOKS)
         raise UnsupportedError(
             f'ConfigChecker: fmk is {fmk!r}; use {known}. "msprobe '
             'config_check -d" collects environment, packages, system and arguments of any run'
         )
     # Found by a table, so that nothing here depends on a framework.
-    return importlib.import_module(_OBSERVERS[fmk])
+    observer: RunObserver = importlib.import_module(_HOOKS[fmk]).make_observer()
+    return observer
 
 
 def _paths(shell_path: Any) -> list[Any]:

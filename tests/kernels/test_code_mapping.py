@@ -130,6 +130,57 @@ def test_other_files_are_no_graphs(tmp_path, content):
         read_ir(path)
 
 
+# -- other numbers -----------------------------------------------------------------------------
+
+GRADIENT = f"Gradients/{FC1}/Grad_MatMul/MatMul"
+
+
+def test_the_only_kernel_of_its_scope_and_type_may_have_another_number(graph):
+    code = CodeMap([read_ir(graph)])
+    name = f"{GRADIENT}-op0".replace("/", "_")
+    assert code.kernel(name) is None
+    assert code.only_kernel_like(name) == code.kernel(f"{GRADIENT}-op2")
+    for other in (f"{FC1}/Grad_MatMul/MatMul-op0", f"{GRADIENT}Add-op0", GRADIENT, "MatMul-op0"):
+        assert code.only_kernel_like(other) is None
+
+
+def test_one_of_several_is_never_taken(tmp_path, graph):
+    path = tmp_path / "other.ir"
+    two = NEW.replace("fc1-Dense/BiasAdd-op12", "fc1-Dense/MatMul-op5")
+    path.write_text(two)
+    assert CodeMap([read_ir(path)]).only_kernel_like(f"{FC1}/MatMul-op0") is None
+    # In two graphs it is one operator only where both say the same calls.
+    path.write_text(NEW)
+    graphs = [read_ir(graph), read_ir(path)]
+    assert CodeMap(graphs).only_kernel_like(f"{FC1}/MatMul-op0").scope == f"{FC1}/MatMul-op1"
+    path.write_text(NEW.replace("train.py:15", "train.py:14"))
+    graphs = [read_ir(graph), read_ir(path)]
+    assert CodeMap(graphs).only_kernel_like(f"{FC1}/MatMul-op0") is None
+
+
+def test_another_number_is_told(tmp_path, graph, capsys):
+    flat = GRADIENT.replace("/", "_")
+    data = tmp_path / "data"
+    save(data, f"MatMul.{flat}-op0.0.0.1.input.0.DefaultFormat.Float32")
+    done = map_code(graph, data, tmp_path, now=NOW)
+    assert rows_of(done.written[0])[1][2] == f"{GRADIENT}-op2"
+    assert done.renumbered == {f"MatMul.{flat}-op0": f"{GRADIENT}-op2"}
+    assert (done.mapped, done.unmapped) == (1, [])
+    command = ["code_mapping", "--ir", str(graph), "--dump_data", str(data)]
+    assert main([*command, "--output", str(tmp_path)]) == 0
+    assert f"under another number, as the only one of their scope and type: MatMul.{flat}-op0" in (
+        capsys.readouterr().out
+    )
+
+
+def test_several_in_the_dump_are_not_all_the_one_of_the_graph(tmp_path, graph):
+    flat = GRADIENT.replace("/", "_")
+    save(tmp_path / "data", f"MatMul.{flat}-op0.0.0.1.input.0.DefaultFormat.Float32")
+    (tmp_path / "data" / "statistic.csv").write_text(f"Op Type,Op Name\nMatMul,{GRADIENT}-op2\n")
+    done = map_code(graph, tmp_path / "data", tmp_path, now=NOW)
+    assert (done.unmapped, done.renumbered) == ([f"MatMul.{flat}-op0"], {})
+
+
 # -- the tables --------------------------------------------------------------------------------
 
 

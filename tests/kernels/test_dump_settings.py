@@ -120,6 +120,28 @@ def test_unknown_keys_are_told_with_what_was_meant():
     ]
 
 
+def warnings(raw):
+    return check_dump_settings(raw, source="x").warnings
+
+
+def test_a_value_that_is_wrong_is_not_missing_as_well():
+    assert warnings(changed("e2e_dump_settings", trans_flag="yes")) == []
+    assert warnings(GOOD | {"e2e_dump_settings": []}) == []
+    assert warnings(changed("e2e_dump_settings", trans_flag=None)) == [
+        '"e2e_dump_settings.trans_flag" is missing; some versions need it'
+    ]
+
+
+def test_a_list_of_no_kernels_is_told_also_beside_faults():
+    words = '"common_dump_settings.kernels" is empty, so "dump_mode": 1 has no effect'
+    for raw in (changed(dump_mode=1), changed(dump_mode=1, iteration="x")):
+        (warning,) = warnings(raw)
+        assert warning.startswith(words)
+    assert "All operators, as the list of kernels is empty." in said(changed(dump_mode=1))["what"]
+    assert warnings(changed(dump_mode=1, kernels=["Add"])) == []
+    assert warnings(changed(dump_mode=1, op_debug_mode=3)) == []  # overflows are looked for in all
+
+
 def test_what_when_where():
     words = said(
         changed(kernels=["relu", "Default/a-A/Add-op0", "name-regex(.*Mul.*)"], dump_mode=1)

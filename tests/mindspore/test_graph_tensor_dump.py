@@ -7,6 +7,7 @@ The operators run here outside graphs, where the CPU has them.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from msprobe.capture.session import Session, use_session
 from msprobe.config import load_config
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.cell_hooks import CellNames
+from msprobe.mindspore.compiled_cells import CompiledCells
 from msprobe.mindspore.graph_records import GraphRecords
 from msprobe.mindspore.graph_tensor_dump import TensorDumpFiles
 
@@ -43,7 +45,10 @@ def test_files_of_the_runtime_become_records(tmp_path: Path) -> None:
     names = CellNames([net])
     records = GraphRecords(session, names, after_stop=True)
     files = TensorDumpFiles(tmp_path / "values")
-    files.install(names, session.run_undo, wants=lambda _: True, backward=True)
+    files.open()
+    cells = CompiledCells(names, partial(files.construct_for, backward=True))
+    cells.put_in()
+    session.run_undo.callback(cells.take_out)
     x = Tensor(random(3, 4))
     both = ms.value_and_grad(lambda x: (net(x) ** 2).sum(), 0, net.trainable_params())
     for step in range(2):

@@ -180,6 +180,32 @@ def test_refusals(tmp_path: Path) -> None:
         debugger.start()
     with pytest.raises(ConfigError, match=r"mindspore\.nn\.Cell"):
         debugger.start(7)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at least one model"):
+        debugger.start([])
+    debugger.start(small_net())
+    with pytest.raises(ConfigError, match="at least one model"):
+        debugger.start([])
+
+
+def test_another_model_while_recording_waits_for_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = small_net(), nn.SequentialCell(nn.Tanh())
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    debugger.start(first)
+    debugger.start(first)
+    assert "a recording has begun" not in caplog.text
+    debugger.start(second)
+    assert "a recording has begun already" in caplog.text
+    second(first(Tensor(random(2, 3))))
+    debugger.step()
+    debugger.start()
+    second(first(Tensor(random(2, 3))))
+    debugger.stop()
+    debugger.step()
+    names = [list(open_dump(tmp_path).step(step).rank().records) for step in range(2)]
+    assert "Cell.0.Dense.forward.0" in names[0]
+    assert names[1] == ["Cell.0.Tanh.forward.0", "Cell.SequentialCell.forward.0"]
 
 
 def test_graph_mode_is_refused_in_plain_words(tmp_path: Path) -> None:
@@ -254,3 +280,20 @@ def test_records_are_read_by_other_tools_too(tmp_path: Path) -> None:
         frames for names, frames in stack.values() if "Functional.softmax.0.forward" in names
     )
     assert "nets.py" in frames[0]
+
+
+def test_stacks_begin_with_the_code_that_calls(tmp_path: Path) -> None:
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="mix")
+    train(CASES["transformer"], steps=1, debugger=debugger)
+    view = open_dump(tmp_path).step(0).rank()
+    assert "nets.py" in view.frames("Cell.attention.Attention.forward.0")[0]
+    assert "nn/layer/container.py" in view.frames("Cell.mlp.0.Dense.forward.0")[0]
+    assert "nn/layer/basic.py" in view.frames("Primitive.matmul.MatMul.0.forward")[0]
+    machinery = [
+        frame
+        for name in view.records
+        if name.endswith((".forward", ".forward.0"))
+        for frame in view.frames(name)
+        if "/mindspore/" in frame and "/nn/layer/" not in frame and "/tests/" not in frame
+    ]
+    assert not machinery

@@ -14,7 +14,7 @@ from mindspore.train import Model
 from nets import CASES, ConvNet, Transformer, random
 
 import mindspore as ms
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from msprobe import open_dump
 from msprobe.errors import UnsupportedError, UsageError
 from msprobe.mindspore import MsprobeStep, PrecisionDebugger
@@ -39,7 +39,26 @@ class Twice(nn.Cell):
         return self.shared(self.shared(self.block(x)))
 
 
+class Detached(nn.Cell):
+    """A part behind `stop_gradient`, whose weights get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.head = nn.Dense(4, 4), nn.Dense(4, 2)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.head(ops.stop_gradient(self.frozen(x))) + self.head(x)
+
+
+def encoder() -> nn.Cell:
+    """Its layers are called with keyword arguments that are None."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 1)
+
+
 NETS = {
+    "detached": (Detached, random(3, 4)),
+    "encoder": (encoder, random(2, 3, 8)),
     "twice": (Twice, random(3, 4)),
     "conv": (ConvNet, CASES["conv"].inputs[0]),
     "transformer": (Transformer, CASES["transformer"].inputs[0]),
@@ -140,3 +159,16 @@ def test_other_levels_are_refused(tmp_path: Path) -> None:
     debugger = PrecisionDebugger(dump_path=tmp_path, level="mix")
     with pytest.raises(UnsupportedError, match="graph mode, which level mix cannot record"):
         debugger.start(Twice())
+
+
+def test_cells_have_their_own_construct_again_after_stop(tmp_path: Path) -> None:
+    net = Twice()
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", step=[1])
+    for _ in range(2):
+        debugger.start(net)
+        assert "construct" in vars(net.shared)
+        net(Tensor(random(3, 4)))
+        debugger.stop()
+        assert not any("construct" in vars(cell) for _, cell in net.cells_and_names())
+        debugger.step()
+    assert "Cell.shared.Dense.forward.1" in open_dump(tmp_path).step(1).rank().records

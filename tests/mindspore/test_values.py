@@ -202,6 +202,7 @@ def test_cells_of_compiled_parts_stand_in_a_half_of_their_own(level: str, tmp_pa
         "Cell.inner.layers.1.ReLU.forward.0",
         "Cell.inner.layers.SequentialCell.forward.0",
         "Cell.inner.out.Dense.forward.0",
+        "Cell.inner.Inner.forward.0",
     ]
     ((_, entering),) = graph.records[forward[0]].tensors("input_args")
     ((_, given),) = dynamic.records["Cell.inner.Inner.forward.0"].tensors("input_args")

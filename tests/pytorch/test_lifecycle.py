@@ -86,6 +86,26 @@ def test_an_empty_list_of_models_is_refused_at_l0(tmp_path: Path) -> None:
         run.debugger.start([])
 
 
+def test_an_empty_list_does_not_mean_the_model_given_before(tmp_path: Path) -> None:
+    with recording(tmp_path, "L0") as run:
+        run.debugger.start(nn.Identity())
+        run.debugger.stop()
+        with pytest.raises(ConfigError, match="at least one model"):
+            run.debugger.start([])
+
+
+def test_another_model_while_recording_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with recording(tmp_path, "L0") as run:
+        model = nn.Identity()
+        run.debugger.start(model)
+        run.debugger.start(model)
+        assert "a recording has begun" not in caplog.text
+        run.debugger.start(nn.Identity())
+        assert "a recording has begun already" in caplog.text
+
+
 @pytest.mark.parametrize("end", ["stop", "forward_backward_dump_end"])
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_an_end_before_backward_keeps_every_gradient(level: str, end: str, tmp_path: Path) -> None:

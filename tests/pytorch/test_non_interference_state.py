@@ -308,7 +308,7 @@ def test_two_hundred_steps_add_no_objects(
             if step == 49:
                 early = count()
         late = count()
-    assert late[1] == early[1]
+    assert late[1] <= early[1]  # fewer: a written batch was let go in between
     assert late[0] - early[0] <= 20
 
 

@@ -55,6 +55,9 @@ class Adapter(Protocol):
     def add(self, total: Tensor, share: Tensor) -> Tensor:
         """Return the sum of a private copy and a further share; may reuse the former."""
 
+    def prepare(self) -> None:
+        """Do what must be done before calls are recorded; `start` comes here every time."""
+
     def take_batch(self) -> Callable[[], None] | None:
         """Return what waits for the summaries handed out unfinished so far, and finishes them.
 
@@ -84,6 +87,9 @@ class Adapter(Protocol):
 
     def classify_stack(self, codes: Sequence[CodeType]) -> Traits:
         """Say what the frames of a call (innermost first) mean for it."""
+
+    def is_machinery(self, code: CodeType) -> bool:
+        """Return whether call stacks leave out frames of this code of the framework's."""
 
     def current_rank(self) -> int | None:
         """Return the rank of this process in the process group, None when there is no group."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from msprobe.capture.session import Session, current_session, use_session
+from msprobe.config import Config, load_config, parse_token_range
 from msprobe.errors import ConfigError, UsageError
 from msprobe.log import ensure_handler
 
@@ -51,11 +53,27 @@ class RunParts(Protocol):
 
 
 class Place:
-    """The debugger of the process, if one was constructed."""
+    """The debugger of the process, if one was constructed, and what its framework does."""
 
-    __slots__ = ("arguments", "debugger", "run")
+    __slots__ = ("arguments", "debugger", "dumps_kernels", "is_compiling", "run", "save")
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        save: Callable[[Session, Any, Any, Any], None],
+        is_compiling: Callable[[], bool],
+        *,
+        dumps_kernels: bool = False,
+    ) -> None:
+        """Begin without a debugger.
+
+        Args:
+            save: records a value for a session, see `DebuggerFront.save`.
+            is_compiling: whether the code that calls is being compiled, so that nothing has values.
+            dumps_kernels: whether the framework writes kernels itself, see `load_config`.
+        """
+        self.save = save
+        self.is_compiling = is_compiling
+        self.dumps_kernels = dumps_kernels
         self.run: Any = None
         self.debugger: Any = None
         self.arguments: Mapping[str, Any] = {}
@@ -76,19 +94,33 @@ class DebuggerFront:
             place.run = None
             return super().__new__(cls)
 
-    def _is_second(self, arguments: Mapping[str, Any]) -> bool:
-        """Return whether there is a run already; what differs from its arguments is warned of."""
-        if self._place.run is None:
-            ensure_handler()
-            return False
-        _warn_of_ignored(arguments, self._place.arguments)
-        return True
+    def _construct(
+        self,
+        make_run: Callable[[Config], RunParts],
+        config_path: str | Path | None,
+        *,
+        model: int | None = None,
+        **settings: Any,
+    ) -> None:
+        """Become the debugger of the process; if there is one, warn of what it will not be told.
 
-    def _begin(self, run: RunParts, arguments: Mapping[str, Any]) -> None:
-        """Make this the debugger of the process."""
-        use_session(run.session)
-        place = self._place
-        place.run, place.debugger, place.arguments = run, self, arguments
+        Args:
+            make_run: makes the parts.
+            config_path: a ``config.json``; None for the default settings.
+            model: the identity of a model, which is not kept alive.
+            settings: what overrides the file, as `load_config` takes it.
+        """
+        arguments = {"config_path": config_path, "model": model, **settings}
+        with lock:
+            place = self._place
+            if place.run is not None:
+                _warn_of_ignored(arguments, place.arguments)
+                return
+            ensure_handler()
+            config = load_config(config_path, dumps_kernels=place.dumps_kernels, **settings)
+            run = make_run(config)
+            use_session(run.session)
+            place.run, place.debugger, place.arguments = run, self, arguments
 
     @classmethod
     def _running(cls) -> Any:
@@ -101,6 +133,66 @@ class DebuggerFront:
         if run is None or run.session is not current_session():
             raise UsageError("no PrecisionDebugger was constructed; construct one before using it")
         return run
+
+    @classmethod
+    def _models(cls, given: object, as_models: Callable[[Any], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Return the models given to `start`; none means those given before.
+
+        Args:
+            given: what the user passed.
+            as_models: checks it for the framework.
+
+        Raises:
+            ConfigError: it is no model and no list of models, or an empty list.
+        """
+        models = as_models(given)
+        if given is not None and not models:
+            rule = "at least one model, or None for the model given before"
+            raise ConfigError("model", given, rule, source="start()")
+        run = cls._running()
+        if models and run.session.capturing and list(map(id, models)) != list(map(id, run.models)):
+            logger.warning(
+                "start(): a recording has begun already, and goes on without the model given now; "
+                "it is recorded from the next start() on: call stop() before start(), "
+                "or pass all models in one list"
+            )
+        return models
+
+    @staticmethod
+    def _tokens(token_range: object, models: Sequence[object]) -> tuple[int, int] | None:
+        """Return the checked `token_range` of `start`.
+
+        Raises:
+            ConfigError: it is no such range, or there is no model whose calls could be counted.
+        """
+        tokens = parse_token_range(token_range)
+        if tokens is not None and not models:
+            rule = "the model whose calls are counted"
+            raise ConfigError("model", None, rule, source="start()", hint="token_range is set")
+        return tokens
+
+    @classmethod
+    def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
+        """Record a value under a name of your own; only at level ``debug``, else nothing happens.
+
+        Needs no `start`. The file is complete after `step` or when the process ends. In compiled
+        code nothing is saved; PyTorch runs such code eagerly between `start` and `stop`, and there
+        it is.
+
+        Args:
+            variable: a tensor, number or text, or lists, tuples and dicts of these; None and other
+                objects inside are recorded as null.
+            name: counted from 0 in each step: ``{name}.{count}.debug``.
+            save_backward: whether the gradients of the tensors are recorded too, as
+                ``{name}_grad.{count}.debug``.
+
+        Raises:
+            UsageError: no debugger was constructed.
+        """
+        if cls._place.is_compiling():
+            return
+        with lock:
+            cls._place.save(cls._running().session, variable, name, save_backward)
 
     @classmethod
     def stop(cls) -> None:

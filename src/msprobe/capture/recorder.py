@@ -348,10 +348,17 @@ class Recorder:
             self._dump.put_call(name, order, parent, None)
         return order
 
-    def correct_parent(self, name: str, order: int, parent: str) -> None:
-        """Replace the parent that `say_backward` noted for a record."""
+    def correct_parent(self, name: str, order: int, parent: str, stack: int | None = None) -> None:
+        """Replace the parent that `begin` or `say_backward` noted for a record.
+
+        Args:
+            name: the record.
+            order: its place among the records of the step.
+            parent: the right one.
+            stack: where it was called; None for a backward record.
+        """
         if self._keeps_construct and self._dump is not None:
-            self._dump.put_call(name, order, parent, None)
+            self._dump.put_call(name, order, parent, stack)
 
     def inputs(
         self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found
@@ -489,11 +496,13 @@ class Recorder:
             try:
                 if resolve is not None:
                     resolve()
-                for draft in drafts:
-                    self._adapter.fill(draft)
             except Exception as error:  # noqa: BLE001 - a record without numbers beats none
                 self._failed("statistics from the device", error)
             for draft in drafts:
+                try:
+                    self._adapter.fill(draft)
+                except Exception as error:  # noqa: BLE001 - likewise
+                    self._failed("statistics from the device", error)
                 draft.waiting = None
                 self._write(draft, dump)
 

@@ -178,7 +178,6 @@ class SavedValues:
 
     def expect(self, slot: GradientSlot) -> None:
         """Count a slot whose tensor can get a gradient; its record waits for it."""
-        slot.tensor = None
         slot._record.remaining += 1
 
     def describe_gradient(self, gradient: Any, draft: Draft, path: str) -> JsonTree:

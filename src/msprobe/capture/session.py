@@ -75,7 +75,7 @@ class Session:
         """
         self.config = config
         self.adapter = adapter
-        self.stacks = StackTable(adapter.classify_stack)
+        self.stacks = StackTable(adapter.classify_stack, adapter.is_machinery)
         self.describer = Describer(adapter, tensor_types)
         self.undo = ExitStack()
         self.step_undo = ExitStack()
@@ -142,6 +142,7 @@ class Session:
         """
         if self.capturing or not self._open_if_wanted(rank):
             return False
+        self._unnoticed("start", self.adapter.prepare)
         self.capturing = self.observing = True
         self.thread = threading.get_ident()
         return True

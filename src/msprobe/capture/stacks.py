@@ -37,13 +37,31 @@ class Traits:
     checkpointed: bool = False
 
 
+def owner_in(
+    files: Sequence[str], *, clipping: str, optimisers: str | tuple[str, ...]
+) -> str | None:
+    """Return the `Traits.owner` of a call.
+
+    Args:
+        files: the files of its frames.
+        clipping: the framework's file of functions that clip gradients.
+        optimisers: beginnings of the paths of its optimisers.
+    """
+    if clipping in files:
+        return "clip_grad"
+    if any(file.startswith(optimisers) for file in files):
+        return "optimizer"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
     """One distinct call stack.
 
     Attributes:
         index: its key in ``stack.json``.
-        frames: formatted frames, innermost first, msprobe's own left out.
+        frames: formatted frames, innermost first, without those of msprobe and those that the
+            adapter calls machinery; where these are all there is, with the latter.
         traits: what the frames say about the call.
         codes: the code objects; held because the key is made of their addresses.
     """
@@ -57,11 +75,23 @@ class Stack:
 class StackTable:
     """All stacks of a run, by key."""
 
-    __slots__ = ("_by_key", "_classify", "_lines", "_made")
+    __slots__ = ("_by_frames", "_by_key", "_classify", "_is_machinery", "_lines", "_made")
 
-    def __init__(self, classify: Callable[[Sequence[CodeType]], Traits]) -> None:
+    def __init__(
+        self,
+        classify: Callable[[Sequence[CodeType]], Traits],
+        is_machinery: Callable[[CodeType], bool],
+    ) -> None:
+        """Create it, empty.
+
+        Args:
+            classify: finds the traits of a stack, innermost frame first; sees all but our own.
+            is_machinery: whether a frame is the framework's own and not shown.
+        """
         self._classify = classify
+        self._is_machinery = is_machinery
         self._by_key: dict[int, Stack] = {}
+        self._by_frames: dict[tuple[str, ...], Stack] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._made = 0
 
@@ -80,22 +110,29 @@ class StackTable:
             self._by_key[key] = stack
         return stack
 
+    def of(self, frames: tuple[str, ...]) -> Stack:
+        """Return a stack of frames that were found in another way than by running, formatted."""
+        if frames not in self._by_frames:
+            self._by_frames[frames] = Stack(self._made, frames, Traits(), ())
+            self._made += 1
+        return self._by_frames[frames]
+
     def _walk(self, start: FrameType | None) -> Stack:
-        codes: list[CodeType] = []
-        frames: list[str] = []
+        frames: list[FrameType] = []
         frame = start
         while frame is not None:
-            code = frame.f_code
-            codes.append(code)
-            if not code.co_filename.startswith(_OWN_FOLDER):
-                frames.append(self._format(code, frame))
+            frames.append(frame)
             frame = frame.f_back
-        others = [code for code in codes if not code.co_filename.startswith(_OWN_FOLDER)]
+        others = [one for one in frames if not one.f_code.co_filename.startswith(_OWN_FOLDER)]
+        shown = [one for one in others if not self._is_machinery(one.f_code)] or others
+        traits = self._classify([one.f_code for one in others])
         index = self._made
         self._made += 1
-        return Stack(index, tuple(frames), self._classify(others), tuple(codes))
+        codes = tuple(one.f_code for one in frames)
+        return Stack(index, tuple(map(self._format, shown)), traits, codes)
 
-    def _format(self, code: CodeType, frame: FrameType) -> str:
+    def _format(self, frame: FrameType) -> str:
+        code = frame.f_code
         line_number = frame.f_lineno or code.co_firstlineno
         key = (code, line_number)
         text = self._lines.get(key)

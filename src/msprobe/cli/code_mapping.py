@@ -53,8 +53,19 @@ def run(options: argparse.Namespace) -> int:
     for path in done.written:
         print(plain(str(path)))
     print(f"{done.mapped} of {done.values} values have a place in the program")
+    if done.renumbered:
+        pairs = [f"{name} is {there}" for name, there in done.renumbered.items()]
+        print(
+            plain(
+                "found under another number, as the only one of their scope and type: "
+                + _some(pairs)
+            )
+        )
     if done.unmapped:
-        more = len(done.unmapped) - _SHOWN
-        names = ", ".join(done.unmapped[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        print(plain(f"not found in the graph: {names}"))
+        print(plain(f"not found in the graph: {_some(done.unmapped)}"))
     return 0
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from msprobe.dump.kernel_ir import IrGraph, IrOperator, SourceLine
 
 _UNSAFE: Final = re.compile(r"[/\\. ]")
+_NUMBER: Final = re.compile(r"-op\d+\Z")
 
 # What optimizers put before the names of the parameters that they keep a state for.
 _STATES: Final = (
@@ -45,6 +46,13 @@ def flat_name(name: str) -> str:
     return _UNSAFE.sub("_", name)
 
 
+def kernel_kind(name: str) -> str | None:
+    """Return a full name, as file names have it, without its number; None if it has no number."""
+    flat = flat_name(name)
+    found = _NUMBER.search(flat)
+    return flat[: found.start()] if found else None
+
+
 class CodeMap:
     """The kernels and parameters of graphs, found by exact name."""
 
@@ -55,16 +63,16 @@ class CodeMap:
             graphs: of one program; where two name the same operator, the first with a stack counts.
         """
         graphs = list(graphs)
+        self._all = [operator for graph in graphs for operator in graph.operators]
         self._operators: dict[str, IrOperator] = {}
         self._by_identity: dict[str, IrOperator] = {}
         self._parameters = {flat_name(name): name for graph in graphs for name in graph.parameters}
-        for graph in graphs:
-            for operator in graph.operators:
-                known = self._operators.get(flat_name(operator.scope))
-                if known is None or (operator.frames and not known.frames):
-                    self._operators[flat_name(operator.scope)] = operator
-                if operator.identity:
-                    self._by_identity.setdefault(operator.identity, operator)
+        for operator in self._all:
+            known = self._operators.get(flat_name(operator.scope))
+            if known is None or (operator.frames and not known.frames):
+                self._operators[flat_name(operator.scope)] = operator
+            if operator.identity:
+                self._by_identity.setdefault(operator.identity, operator)
 
     def kernel(self, name: str) -> CodePlace | None:
         """Return where a kernel comes from; None if no graph names it.
@@ -76,9 +84,24 @@ class CodeMap:
         operator = self._operators.get(flat_name(name))
         if operator is None:
             operator = self._by_last_part.get(name)
-        if operator is None:
-            return None
-        return CodePlace(operator.scope, tuple(reversed(self._frames(operator))))
+        return None if operator is None else self._place(operator)
+
+    def only_kernel_like(self, name: str) -> CodePlace | None:
+        """Return where the kernel of the same scope and type comes from, if there is one alone.
+
+        MindSpore numbers kernels anew behind the last graph that it writes, so that a kernel may
+        run under another number than its graph says.
+
+        Args:
+            name: full name, also as file names have it; its number does not count.
+        """
+        kind = kernel_kind(name)
+        alike = [] if kind is None else self._by_kind.get(kind, [])
+        # The same operator may stand in several graphs, and in some of them without its calls.
+        places = {self._place(operator) for operator in alike if self._frames(operator)}
+        places = places or {self._place(operator) for operator in alike}
+        is_one = len(places) == 1 and len({operator.scope for operator in alike}) == 1
+        return places.pop() if is_one else None
 
     def parameter(self, name: str) -> CodePlace | None:
         """Return the cell that defines a parameter; None if no graph has such a cell.
@@ -108,6 +131,9 @@ class CodeMap:
         state = next((state for state in _STATES if flat.startswith(state)), flat)
         return flat.removeprefix(state)
 
+    def _place(self, operator: IrOperator) -> CodePlace:
+        return CodePlace(operator.scope, tuple(reversed(self._frames(operator))))
+
     def _frames(self, operator: IrOperator) -> list[SourceLine]:
         forward = self._by_identity.get(operator.forward)
         return forward.frames if forward is not None and forward.frames else operator.frames
@@ -122,6 +148,15 @@ class CodeMap:
                 repeated.add(last)
             found[last] = operator
         return {last: operator for last, operator in found.items() if last not in repeated}
+
+    @cached_property
+    def _by_kind(self) -> Mapping[str, list[IrOperator]]:
+        found: dict[str, list[IrOperator]] = {}
+        for operator in self._all:
+            kind = kernel_kind(operator.scope)
+            if kind is not None:
+                found.setdefault(kind, []).append(operator)
+        return found
 
     @cached_property
     def _cells(self) -> Mapping[str, str]:

@@ -60,7 +60,7 @@ def _what(settings: DumpSettings) -> Iterator[str]:
     elif settings.kernels:
         yield "These operators: " + "; ".join(map(_kernel_words, settings.kernels)) + "."
     else:
-        yield "All operators: dump_mode 1 has no effect with an empty list of kernels."
+        yield "All operators, as the list of kernels is empty."
     sides = {0: "Inputs and outputs", 1: "Inputs", 2: "Outputs"}[settings.input_output]
     categories = ", ".join(settings.categories or _DEFAULT_CATEGORIES)
     number = "all elements" if settings.sample is None else f"{settings.sample} elements each"

@@ -233,11 +233,16 @@ def check_dump_settings(raw: Mapping[str, Any], *, source: str | Path) -> Checke
     common = _section(raw, COMMON, _COMMON_KEYS, done, source, is_required=True)
     synchronous = _section(raw, SYNCHRONOUS, _SYNCHRONOUS_KEYS, done, source, is_required=False)
     _check_kernels(common.get("kernels", ()), done, source)
-    if SYNCHRONOUS in raw:
+    is_listed = common.get("dump_mode") == Select.LISTED and not common.get("op_debug_mode")
+    if is_listed and common.get("kernels") == []:
+        done.warnings.append(
+            f'"{COMMON}.kernels" is empty, so "dump_mode": 1 has no effect: all operators are meant'
+        )
+    if isinstance(raw.get(SYNCHRONOUS), dict):
         done.warnings += [
             f'"{SYNCHRONOUS}.{key}" is missing; some versions need it'
             for key in ("enable", "trans_flag")
-            if key not in synchronous
+            if key not in raw[SYNCHRONOUS]
         ]
     if not done.faults:
         done.settings = _settings(common, synchronous)

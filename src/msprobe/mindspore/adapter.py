@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MindSpore side of the seam: reads tensors, never changes one and runs no operator.
+"""The MindSpore side of the seam: reads tensors, never changes one.
 
-On the CPU the memory of a tensor is a NumPy array without a copy, and one pass over it gives all
-statistics. From an accelerator the values are brought to the host.
+On the CPU the memory of a tensor is a NumPy array without a copy, one pass over it gives all
+statistics, and no operator runs. On an accelerator statistics are computed there and arrive later,
+many at a time (`device_statistics`); values come to the host where the bytes are wanted, or where
+the device cannot compute with them.
 """
 
 from __future__ import annotations
@@ -20,27 +22,44 @@ from mindspore import Parameter, Tensor
 from msprobe.capture.array_statistics import summarise_array
 from msprobe.capture.call import Draft
 from msprobe.capture.stacks import Traits
-from msprobe.config import Config, Slice, StatisticsSection, SummaryMode, TensorSection
+from msprobe.capture.unfinished import fill_waiting, take_summary
+from msprobe.config import Config, Slice, StatisticsSection, SummaryMode, Task, TensorSection
 from msprobe.dump.records import TensorRecord
 from msprobe.mindspore.communication import current_rank
 from msprobe.mindspore.describing import describe, dtype_name
-from msprobe.mindspore.stack_traits import classify
+from msprobe.mindspore.device_statistics import DeviceStatistics
+from msprobe.mindspore.graph_value import GraphValue
+from msprobe.mindspore.stack_traits import classify, is_of_user_or_layer
 from msprobe.mindspore.tensor_payload import ArrayFile, crc32_hex, plain_values
 
-TENSOR_TYPES: Final = (Tensor, Parameter)
+TENSOR_TYPES: Final = (Tensor, Parameter, GraphValue)
 
 
 class MindSporeAdapter:
     """Describes, summarises and saves tensors."""
 
-    def __init__(self, config: Config) -> None:
-        """Create it for one configuration."""
+    def __init__(
+        self, config: Config, *, reads_memory: bool | None = None, accumulate: Any = None
+    ) -> None:
+        """Create it for one configuration.
+
+        Args:
+            config: the settings.
+            reads_memory: whether the host reads every value itself; None: only on the CPU.
+            accumulate: what the device takes sums in; see `DeviceStatistics`.
+        """
         self._md5 = False
         self._slices: tuple[Slice, ...] = ()
         section = config.section
         if isinstance(section, StatisticsSection | TensorSection):
             self._md5 = section.summary_mode is SummaryMode.MD5
             self._slices = section.slice
+        self._reads_memory = reads_memory
+        # Whether values lie on a device; known when recording begins.
+        self._asks_device = False
+        # The overflow check must know before the next call, and a checksum needs the bytes.
+        self._waits = not self._md5 and config.task is not Task.OVERFLOW_CHECK
+        self._device = DeviceStatistics(accumulate)
 
     @property
     def framework(self) -> str:
@@ -54,7 +73,7 @@ class MindSporeAdapter:
 
     def is_tensor(self, value: object) -> bool:
         """Return whether `value` is a MindSpore tensor or parameter."""
-        return isinstance(value, Tensor)
+        return isinstance(value, Tensor | GraphValue)
 
     def describe(self, value: object, key: str) -> Any:
         """Return the JSON form of a MindSpore value that is not a tensor."""
@@ -63,6 +82,10 @@ class MindSporeAdapter:
     def classify_stack(self, codes: Sequence[CodeType]) -> Traits:
         """Say what the frames of a call mean for it."""
         return classify(codes)
+
+    def is_machinery(self, code: CodeType) -> bool:
+        """Return whether this is code of MindSpore's, except that of its layers."""
+        return not is_of_user_or_layer(code)
 
     def current_rank(self) -> int | None:
         """Return the rank in the communication group, None without one."""
@@ -82,25 +105,48 @@ class MindSporeAdapter:
             return TensorRecord("mindspore.Tensor", dtype_name(tensor), (), note=note)
 
     def _record(self, tensor: Any, draft: Draft, path: str) -> TensorRecord:
-        values = values_of(tensor)
-        if values is None:
+        stored = _stored(tensor)
+        if stored is None:
             shape = tuple(tensor.shape)
             return TensorRecord(
                 "mindspore.Tensor", dtype_name(tensor), shape, note="not initialised"
             )
+        record = self._record_on_device(stored, draft)
+        return record if record is not None else self._record_on_host(stored, draft, path)
+
+    def _record_on_device(self, stored: Any, draft: Draft) -> TensorRecord | None:
+        """Return a record whose numbers arrive later, None where the host needs the values."""
+        if not (self._waits and self._asks_device) or isinstance(stored, np.ndarray):
+            return None
+        if draft.files is not None or draft.held is not None:
+            return None
+        bounds = _bounds(stored.shape, self._slices)
+        shape = tuple(end - begin for begin, end in bounds)
+        is_whole = shape == tuple(stored.shape)
+        crop = None if is_whole else (tuple(begin for begin, _ in bounds), shape)
+        summary = self._device.summarise(stored, crop)
+        if summary is None:
+            return None
+        record = TensorRecord("mindspore.Tensor", dtype_name(stored), shape)
+        take_summary(draft, record, summary)
+        return record
+
+    def _record_on_host(self, stored: Any, draft: Draft, path: str) -> TensorRecord:
+        values = stored if isinstance(stored, np.ndarray) else stored.asnumpy()
         if self._slices:
-            values = _crop(values, self._slices)
+            bounds = _bounds(values.shape, self._slices)
+            values = np.asarray(values[tuple(slice(*both) for both in bounds)])
         summary = summarise_array(values)
         record = TensorRecord(
             "mindspore.Tensor",
-            dtype_name(tensor),
+            dtype_name(stored),
             tuple(values.shape),
             summary.max,
             summary.min,
             summary.mean,
             summary.norm,
         )
-        draft.add_details(record, summary)
+        take_summary(draft, record, summary)
         if self._md5:
             record.md5 = crc32_hex(values)
         if values.size and (draft.held is not None or draft.files is not None):
@@ -112,26 +158,44 @@ class MindSporeAdapter:
                 draft.save(payload, record, path)
         return record
 
+    # -- shares of gradients -------------------------------------------------------------------
+
     def private_copy(self, tensor: Any) -> Any:
-        """Return a copy of a gradient, as a NumPy array: no operator runs."""
-        return np.array(values_of(tensor), copy=True)
+        """Return a copy of a gradient: where it lies, or as a NumPy array."""
+        copy = self._device.copy(_stored(tensor)) if self._asks_device else None
+        return copy if copy is not None else np.array(values_of(tensor), copy=True)
 
     def add(self, total: Any, share: Any) -> Any:
-        """Return the sum of a private copy and a further share, rounded to its type."""
+        """Return the sum of a private copy and a further share, rounded to the copy's type."""
+        if not isinstance(total, np.ndarray):
+            found = self._device.add(total, _stored(share))
+            if found is not None:
+                return found
+            total = np.array(total.asnumpy(), copy=True)
         total += values_of(share)
         return total
 
-    # -- nothing waits for a device ------------------------------------------------------------
+    # -- devices -------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Find out what the device can compute, before the first call is recorded."""
+        if on_host() if self._reads_memory is None else self._reads_memory:
+            return
+        # In graph mode each operator of ours would be a graph to compile.
+        self._asks_device = mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
+        if self._asks_device:
+            self._device.prepare()
 
     def take_batch(self) -> Callable[[], None] | None:
-        """Return None: every summary is complete when it is handed out."""
-        return None
+        """Join the statistics that the device computed, for one copy; see `Adapter`."""
+        return self._device.take_batch()
 
     def fill(self, draft: Draft) -> None:
-        """Do nothing: no summary is ever unfinished."""
+        """Write the finished summaries into the records of `draft`; see `Adapter`."""
+        fill_waiting(draft)
 
     def unnoticed(self) -> AbstractContextManager[object]:
-        """Return a context that does nothing: reading a tensor shows nowhere."""
+        """Return a context that does nothing: what runs operators sees to it by itself."""
         return nullcontext()
 
 
@@ -140,23 +204,33 @@ def values_of(tensor: Any) -> NDArray[Any] | None:
 
     None for a parameter whose initialiser has not run.
     """
+    stored = _stored(tensor)
+    if stored is None or isinstance(stored, np.ndarray):
+        return stored
+    values: NDArray[Any] = stored.asnumpy()
+    return values
+
+
+def _stored(tensor: Any) -> Any:
+    """Return what holds the values: a tensor, an array, or None before initialisation."""
     if isinstance(tensor, np.ndarray):
         return tensor
     if not isinstance(tensor, Tensor):  # sparse tensors: their stored values
         tensor = tensor.values
-    if getattr(tensor, "has_init", False):
-        return None
-    values: NDArray[Any] = tensor.asnumpy()
-    return values
+    return None if getattr(tensor, "has_init", False) else tensor
 
 
-def _crop(values: NDArray[Any], slices: Sequence[Slice]) -> NDArray[Any]:
+def _bounds(shape: Sequence[int], slices: Sequence[Slice]) -> list[tuple[int, int]]:
+    """Return begin and end, in each dimension, of the part that the configured slices leave."""
+    bounds = [(0, size) for size in shape]
     for one in slices:
-        if one.dim < values.ndim and one.size in (None, values.shape[one.dim]):
-            index = [slice(None)] * values.ndim
-            index[one.dim] = slice(one.begin, one.end)
-            values = values[tuple(index)]
-    return values
+        if one.dim >= len(bounds):
+            continue
+        first, last = bounds[one.dim]
+        if one.size in (None, last - first):
+            begin, end, _ = slice(one.begin, one.end).indices(last - first)
+            bounds[one.dim] = (first + begin, first + max(begin, end))
+    return bounds
 
 
 def on_host() -> bool:

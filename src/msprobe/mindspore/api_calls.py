@@ -19,6 +19,7 @@ from msprobe.capture.call import Call
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found
+from msprobe.mindspore.api_choice import ApiChoice
 from msprobe.mindspore.api_table import Api, ApiTable
 from msprobe.mindspore.early_bound import EarlyBound
 from msprobe.mindspore.graph_taps import InputEdges, Tapping
@@ -57,6 +58,8 @@ class ApiObserver:
         self._session = session
         self._table = table
         self._inside = False
+        refuses = session.recorder.selection.refuses_api
+        self._choice = ApiChoice(session.config.risk_level, refuses, self._left_out)
         self._wrappers: dict[tuple[int, str], Any] = {}
         self._apis: tuple[Api, ...] = ()
         self._originals: dict[int, tuple[Any, str]] = {}
@@ -154,7 +157,7 @@ class ApiObserver:
             kwargs: passed on.
         """
         session = self._session
-        if session.recorder.selection.refuses_api(name.rpartition(".")[2], name):
+        if self._choice.leaves_out(name):
             return run(*args, **kwargs)
         started = _clock()
         opened = quietly(session, "api begin", self._begin, name, args, kwargs)
@@ -176,10 +179,17 @@ class ApiObserver:
         session.account.spent_s += _clock() - started
         return result
 
+    def _left_out(self, why: str) -> None:
+        self._session.account.skipped[why] += 1
+
     def _begin(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Open | None:
         session = self._session
         session.gradients.write_unfinished()
-        call = self._recomputations.call(name, session.stacks.here(4), is_module=False)
+        stack = session.stacks.here(4)
+        if stack.traits.internal:
+            session.account.skipped["calls inside a backward pass"] += 1
+            return None
+        call = self._recomputations.call(name, stack, is_module=False)
         if call is None:
             return None
         opened = _Open(call)

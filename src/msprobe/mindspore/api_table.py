@@ -51,6 +51,10 @@ _GROUPS: Final[Mapping[str, Group]] = {
     "distributed": Group(prefix="Distributed", home="mindspore.communication.comm_func"),
     _TENSOR: Group(prefix="Tensor"),
 }
+PREFIXES: Final = tuple(group.prefix for group in _GROUPS.values())
+"""First parts of the names of APIs."""
+DISTRIBUTED: Final = ("MintDistributed", "Distributed")
+"""Those of communication."""
 # As the groups are called in files written for mindstudio-probe.
 _ALIASES: Final = {
     "ops": "functional",
@@ -107,15 +111,15 @@ class ApiTable:
 
 @cache
 def _default_names(key: str) -> tuple[str, ...]:
-    rules = _rules()
-    left_out = set(rules["not_recorded"][key])
+    told = rules()
+    left_out = set(told["not_recorded"][key])
     owner = _owner(_GROUPS[key])
     if key == _TENSOR:
         methods = [name for name in dir(Tensor) if not name.startswith("_")]
         found = [name for name in methods if inspect.isroutine(getattr(Tensor, name))]
-        operators = [name for name in rules["operators"] if hasattr(Tensor, name)]
+        operators = [name for name in told["operators"] if hasattr(Tensor, name)]
         return tuple(name for name in (*found, *operators) if name not in left_out)
-    also = [name for name in rules["also_recorded"].get(key, ()) if hasattr(owner, name)]
+    also = [name for name in told["also_recorded"].get(key, ()) if hasattr(owner, name)]
     public = [*(getattr(owner, "__all__", None) or dir(owner)), *also]
     return tuple(
         name
@@ -133,6 +137,11 @@ def _is_function(owner: Any, name: str) -> bool:
     return module.startswith("mindspore") and not module.startswith("mindspore._checkparam")
 
 
+def owner_of(prefix: str) -> Any:
+    """Return where the APIs of a prefix are looked up; None where this MindSpore lacks them."""
+    return next(_owner(group) for group in _GROUPS.values() if group.prefix == prefix)
+
+
 def _owner(group: Group) -> Any:
     if not group.home:
         return Tensor
@@ -143,10 +152,11 @@ def _owner(group: Group) -> Any:
 
 
 @cache
-def _rules() -> Mapping[str, Any]:
+def rules() -> Mapping[str, Any]:
+    """Return what ``api_table.yaml`` says."""
     file = resources.files("msprobe.mindspore") / "api_table.yaml"
-    rules: Mapping[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return rules
+    found: Mapping[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return found
 
 
 def _known(key: str, names: Sequence[str], owner: Any) -> list[str]:

@@ -22,6 +22,7 @@ from msprobe.capture.values import Found
 from msprobe.mindspore.graph_taps import InputEdges, Tapping
 from msprobe.mindspore.jit_calls import is_compiling
 from msprobe.mindspore.quiet import quietly
+from msprobe.mindspore.recorded_passes import RecordedPasses
 from msprobe.mindspore.tensor_search import output_slots, tensors_in
 
 _clock: Final = time.perf_counter
@@ -30,21 +31,14 @@ _clock: Final = time.perf_counter
 class CellNames:
     """Record names of the cells of the user's models."""
 
-    def __init__(
-        self, models: Sequence[nn.Cell], keeps: Callable[[nn.Cell], bool] | None = None
-    ) -> None:
-        """Name every cell of the models: several models get their index in front.
-
-        Args:
-            models: the models.
-            keeps: says which cells are meant; None for all.
-        """
+    def __init__(self, models: Sequence[nn.Cell]) -> None:
+        """Name every cell of the models: several models get their index in front."""
         self._named: list[tuple[weakref.ref[nn.Cell], str]] = []
         seen: set[int] = set()
         for index, model in enumerate(models):
             prefix = [str(index)] if len(models) > 1 else []
             for path, cell in model.cells_and_names():
-                if id(cell) not in seen and (keeps is None or keeps(cell)):
+                if id(cell) not in seen:
                     seen.add(id(cell))
                     parts = ["Cell", *prefix, *([path] if path else []), type(cell).__name__]
                     self._named.append((weakref.ref(cell), ".".join(parts)))
@@ -60,12 +54,14 @@ class CellNames:
 class _Open:
     """A cell's call between its begin and its end."""
 
-    __slots__ = ("arguments", "call", "cell", "edges", "found")
+    __slots__ = ("arguments", "call", "cell", "edges", "found", "handled")
 
     def __init__(self, cell: nn.Cell, call: Call, arguments: int) -> None:
         self.cell = cell
         self.call = call
         self.arguments = arguments
+        # The error that the user's code is handling while it calls the cell.
+        self.handled = sys.exc_info()[1]
         self.found: Found = []
         self.edges: InputEdges | None = None
 
@@ -80,6 +76,7 @@ class CellObserver:
         recomputations: Recomputations,
         roots: Sequence[nn.Cell],
         gate: TokenGate | None,
+        passes: RecordedPasses | None = None,
     ) -> None:
         """Create it, not yet installed.
 
@@ -89,12 +86,14 @@ class CellObserver:
             recomputations: recognises repeated calls.
             roots: the models themselves, for the gate.
             gate: limits observation to some calls of the first model.
+            passes: is told what recorded calls returned.
         """
         self._session = session
         self._names = names
         self._recomputations = recomputations
         self._roots = roots
         self._gate = gate
+        self._passes = passes
         self._open: list[_Open] = []
         self._handles: list[Any] = []
 
@@ -114,9 +113,7 @@ class CellObserver:
         for cell, name in self._names.items():
             hooks = _CellHooks(self, name)
             handles.append(cell.register_forward_pre_hook(hooks.before, with_kwargs=True))
-            handles.append(
-                cell.register_forward_hook(hooks.after, with_kwargs=True, always_call=True)
-            )
+            handles.append(_call_at_end(cell, hooks.after))
 
     def suspend(self) -> None:
         """Take the hooks off the cells: what is compiled meanwhile must not find them."""
@@ -144,7 +141,11 @@ class CellObserver:
         session.gradients.write_unfinished()
         if session.muted:
             return
-        call = self._recomputations.call(name, session.stacks.here(4), is_module=True)
+        stack = session.stacks.here(4)
+        if stack.traits.internal:
+            session.account.skipped["calls inside a backward pass"] += 1
+            return
+        call = self._recomputations.call(name, stack, is_module=True)
         if call is None:
             return
         opened = _Open(cell, call, len(args))
@@ -158,6 +159,9 @@ class CellObserver:
 
     def end(self, cell: nn.Cell, output: Any) -> None:
         """Note that a cell returned, or raised: then `output` is None and an error is handled."""
+        # Another thread may run a cell whose call is open in this one.
+        if threading.get_ident() != self._session.thread:
+            return
         if not any(one.cell is cell for one in self._open):
             return
         started = _clock()
@@ -165,13 +169,15 @@ class CellObserver:
         self._session.account.spent_s += _clock() - started
 
     def _end(self, cell: nn.Cell, output: Any) -> None:
-        error = sys.exc_info()[0]
+        error = sys.exc_info()[1]
         while self._open:
             opened = self._open.pop()
+            if error is opened.handled:
+                error = None
             if opened.cell is cell and error is None:
                 self._close(opened, output)
             else:
-                kind = error.__name__ if error is not None else "exception"
+                kind = type(error).__name__ if error is not None else "exception"
                 self._session.recorder.abandon(opened.call, kind)
             if opened.cell is cell:
                 return
@@ -179,11 +185,14 @@ class CellObserver:
     def _close(self, opened: _Open, output: Any) -> None:
         recorder = self._session.recorder
         recorder.outputs(opened.call, output)
+        slots = output_slots(output)
+        if self._passes is not None:
+            self._passes.follow(slots)
         if opened.edges is not None:
             tapping = Tapping(
                 self._session, opened.call, opened.edges, opened.found, opened.arguments
             )
-            tapping.attach(output_slots(output))
+            tapping.attach(slots)
         recorder.end(opened.call)
 
 
@@ -207,6 +216,20 @@ class _CellHooks:
         output: Any = None,
     ) -> None:
         self._observer.end(cell, output)
+
+
+def _call_at_end(cell: nn.Cell, hook: Callable[..., None]) -> Any:
+    """Have a cell call `hook` when it returns or raises; return the handle.
+
+    A cell with a `bprop` of its own calls the forward hooks that it has, but registers none
+    (MindSpore 2.10): its backward hooks would see nothing.
+    """
+    has_bprop = cell.has_bprop
+    cell.has_bprop = False
+    try:
+        return cell.register_forward_hook(hook, with_kwargs=True, always_call=True)
+    finally:
+        cell.has_bprop = has_bprop
 
 
 def own_parameters(cell: nn.Cell) -> dict[str, Any]:

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mindspore import nn
 from msprobe.capture.front import DebuggerFront, Place, lock
-from msprobe.config import Level, load_config, parse_token_range
-from msprobe.errors import ConfigError
+from msprobe.config import Config, Level
+from msprobe.mindspore.jit_calls import is_compiling
 from msprobe.mindspore.kernel_dump import KernelRun
 from msprobe.mindspore.run import Run, as_models
 from msprobe.mindspore.saved_values import save
@@ -31,7 +30,7 @@ class PrecisionDebugger(DebuggerFront):
     A second construction returns the first object. All methods may be called on the class itself.
     """
 
-    _place = Place()
+    _place = Place(save, is_compiling, dumps_kernels=True)
 
     def __init__(
         self,
@@ -56,25 +55,9 @@ class PrecisionDebugger(DebuggerFront):
             ConfigError: a value cannot be used; the message names file, key, value and rule.
             UsageError: level L2, and a graph was compiled already.
         """
-        arguments = {
-            "config_path": config_path,
-            "task": task,
-            "dump_path": dump_path,
-            "level": level,
-            "step": step,
-        }
-        with lock:
-            if not self._is_second(arguments):
-                config = load_config(
-                    config_path,
-                    task=task,
-                    dump_path=dump_path,
-                    level=level,
-                    step=step,
-                    dumps_kernels=True,
-                )
-                is_kernels = config.level is Level.L2
-                self._begin(KernelRun(config) if is_kernels else Run(config), arguments)
+        self._construct(
+            _make_run, config_path, task=task, dump_path=dump_path, level=level, step=step
+        )
 
     @classmethod
     def start(
@@ -99,28 +82,11 @@ class PrecisionDebugger(DebuggerFront):
         """
         with lock:
             run: Run | KernelRun = cls._running()
-            models, tokens = as_models(model), parse_token_range(token_range)
-            if run.config.level is Level.DEBUG:
-                return
-            if tokens is not None and not (models or run.models):
-                rule = "the model whose calls are counted"
-                raise ConfigError("model", None, rule, source="start()", hint="token_range is set")
-            run.start(models, tokens, rank_id)
+            models = cls._models(model, as_models)
+            tokens = cls._tokens(token_range, models or run.models)
+            if run.config.level is not Level.DEBUG:
+                run.start(models, tokens, rank_id)
 
-    @classmethod
-    def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
-        """Record a value under a name of your own; only at level ``debug``, else nothing happens.
 
-        Needs no `start`. The file is complete after `step` or when the process ends.
-
-        Args:
-            variable: a tensor, number or text, or lists, tuples and dicts of these.
-            name: counted from 0 in each step: ``{name}.{count}.debug``.
-            save_backward: whether the gradients of the tensors are recorded too, as
-                ``{name}_grad.{count}.debug``.
-
-        Raises:
-            UsageError: no debugger was constructed.
-        """
-        with lock:
-            save(cls._running().session, variable, name, save_backward)
+def _make_run(config: Config) -> Run | KernelRun:
+    return KernelRun(config) if config.level is Level.L2 else Run(config)

@@ -59,7 +59,7 @@ class FreePrimitives:
             if (
                 not apis.is_on()
                 or not is_of_user_or_layer(sys._getframe(1).f_code)
-                or not is_computation(primitive.name)
+                or not is_computation(primitive)
             ):
                 return original(primitive, *args, **kwargs)
 

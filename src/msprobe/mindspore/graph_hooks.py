@@ -1,74 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cells that hand over what they see, compiled into the graph, forward and backward.
 
-Each cell's `construct` is replaced, on the object, by one that calls the original inside a cell
-with hooks. (Hooks on the cell itself would not do: MindSpore drops them where a cell is reached
-through a list, as in `SequentialCell`.) A forward hook has to return what it orders the graph by:
-the output itself, made to depend on the hand-over. Values are not changed. All this stays until the
-run ends, because taking it away would compile again.
+A cell's `construct` stands in, on the object, for the original. (Hooks of the cell would not do:
+MindSpore drops them where a cell is reached through a list, as in `SequentialCell`.) Values are not
+changed. The result waits for what is handed over, the arguments as a rule do not: MindSpore might
+add up their gradients in another order.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from types import MethodType
 from typing import Any, Final
 
-from mindspore import nn, ops
+from mindspore import Parameter, nn, ops
 from msprobe.errors import UsageError
-from msprobe.mindspore import graph_sink
-from msprobe.mindspore.cell_hooks import CellNames
-
-_IGNORE: Final = "MS_JIT_IGNORE_MODULES"
-_OURS: Final = "msprobe"
-
-
-def leave_sink_uncompiled() -> None:
-    """Have MindSpore run `graph_sink` as plain Python; it looks at every compilation."""
-    named = [name for name in os.environ.get(_IGNORE, "").split(",") if name]
-    if _OURS not in named:
-        os.environ[_IGNORE] = ",".join([*named, _OURS])
+from msprobe.mindspore.cell_hooks import own_parameters
+from msprobe.mindspore.graph_forwards import deliver_arguments, deliver_result, site_in_graph
+from msprobe.mindspore.graph_gradients import ARGUMENTS, RESULT, watch_gradient
+from msprobe.mindspore.graph_walk import compiled, make_walk
 
 
-def install_graph_hooks(
-    names: CellNames, undo: ExitStack, *, wants: Callable[[str], bool], backward: bool
-) -> None:
-    """Have cells hand over what they see.
+def handing_construct(name: str, cell: nn.Cell, *, backward: bool) -> MethodType:
+    """Return a `construct` that hands over what the cell sees.
 
     Args:
-        names: the cells.
-        undo: gives the cells their own `construct` back.
-        wants: says of a cell's name whether it is recorded.
+        name: the cell's.
+        cell: the cell.
         backward: whether gradients are handed over.
     """
-    for cell, name in names.items():
-        if wants(name):
-            construct = _recording_construct(name, cell.construct, backward=backward)
-            cell.construct = MethodType(construct, cell)
-            undo.callback(cell.__dict__.pop, "construct", None)
+    original = plain_construct(cell)
+    parameters = tuple(own_parameters(cell).values())
+    # The call itself may update those that are not trained (moving averages): it has to wait.
+    waits = any(not parameter.requires_grad for parameter in parameters)
 
-
-def _recording_construct(
-    name: str, original: Callable[..., Any], *, backward: bool
-) -> Callable[..., Any]:
-    class Around(nn.Cell):  # type: ignore[misc]  # MindSpore is untyped
-        def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN202
-            return original(*args, **kwargs)
-
-    around = Around()
-    around.register_forward_hook(_forward_hook(name))
-    if backward:
-        around.register_backward_pre_hook(_before_backward_hook(name))
-        around.register_backward_hook(_backward_hook(name))
-
+    @compiled
     def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
-        return around(*args, **kwargs)
+        site = site_in_graph(name, args, kwargs, parameters)
+        seen = deliver_arguments(site, args, kwargs, parameters)
+        if waits:
+            (args, kwargs), _ = _wait((seen,), (args, kwargs), 0)
+        if backward:
+            (args, kwargs), _ = _watch((name, ARGUMENTS), (args, kwargs), 0)
+        result = original(*args, **kwargs)
+        result, _ = _wait((seen + deliver_result(site, result),), result, 0)
+        if backward:
+            result, _ = _watch((name, RESULT), result, 0)
+        return result
 
-    construct.__jit_function__ = True  # type: ignore[attr-defined]
+    return MethodType(construct, cell)
+
+
+@compiled
+def _watch_one(context, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    cell, side = context
+    return watch_gradient(cell, side, value, leaf)
+
+
+@compiled
+def _wait_for(context, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    if isinstance(value, Parameter):  # has to stay one
+        return value
+    return ops.depend(value, context[0])
+
+
+_watch: Final = make_walk(_watch_one)
+_wait: Final = make_walk(_wait_for)
+
+
+def plain_construct(cell: nn.Cell) -> Callable[..., Any]:
+    """Return the `construct` of a cell as it was written, without `mindspore.jit` around it."""
+    construct: Callable[..., Any] = cell.construct
+    if hasattr(construct, "__wrapped_by_jit__"):
+        return MethodType(construct.__wrapped__, cell)  # type: ignore[attr-defined]
     return construct
+
+
+def is_compiled_by_user(cell: nn.Cell) -> bool:
+    """Return whether the `construct` of a cell is under `mindspore.jit` and becomes a graph.
+
+    Bytecode that MindSpore compiles piece by piece runs as Python while recording.
+    """
+    construct = cell.construct
+    code = getattr(construct, "__code__", None)
+    is_bytecode = code is not None and "pijit" in code.co_filename
+    return hasattr(construct, "__wrapped_by_jit__") and not is_bytecode
 
 
 def refuse_compiled(models: Sequence[nn.Cell]) -> None:
@@ -86,31 +103,3 @@ def refuse_compiled(models: Sequence[nn.Cell]) -> None:
                 f"start(): {type(cell).__name__} has been compiled already, so that nothing in "
                 "its graph can be recorded; call start(model) before the first training step"
             )
-
-
-# The names must be constants of the graph, and the functions compiled although they stand in
-# a module that is not: MindSpore looks for this attribute.
-
-
-def _forward_hook(name: str) -> Callable[..., Any]:
-    def hook(cell, inputs, output):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        return ops.depend(output, graph_sink.forward(name, inputs, output))
-
-    hook.__jit_function__ = True  # type: ignore[attr-defined]
-    return hook
-
-
-def _before_backward_hook(name: str) -> Callable[..., Any]:
-    def hook(cell, grad_outputs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        graph_sink.before_backward(name, grad_outputs)
-
-    hook.__jit_function__ = True  # type: ignore[attr-defined]
-    return hook
-
-
-def _backward_hook(name: str) -> Callable[..., Any]:
-    def hook(cell, grad_inputs, grad_outputs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        graph_sink.backward(name, grad_inputs, grad_outputs)
-
-    hook.__jit_function__ = True  # type: ignore[attr-defined]
-    return hook

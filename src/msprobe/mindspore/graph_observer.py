@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the cells of models that run as compiled graphs (level L0)."""
+"""Watches the cells of models that run in compiled graphs (level L0, and mix in jitted parts)."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from mindspore import nn
 from msprobe.capture.session import Session
@@ -12,63 +13,82 @@ from msprobe.config import Task
 from msprobe.mindspore import graph_sink
 from msprobe.mindspore.adapter import on_host
 from msprobe.mindspore.cell_hooks import CellNames
-from msprobe.mindspore.graph_hooks import install_graph_hooks, refuse_compiled
+from msprobe.mindspore.compiled_cells import CompiledCells
+from msprobe.mindspore.graph_hooks import handing_construct
 from msprobe.mindspore.graph_records import GraphRecords
 from msprobe.mindspore.graph_tensor_dump import TensorDumpFiles
 from msprobe.mindspore.quiet import quietly
 
 
 class GraphObserver:
-    """Puts the hooks in once, and lets what they hand over through while capturing."""
+    """Has cells compiled so that they hand over what they see, and lets it through when wanted."""
 
-    def __init__(self, session: Session, *, takes_gradients: bool = True) -> None:
+    def __init__(self, session: Session, begin: Callable[[], object] | None = None) -> None:
         """Create it; nothing is installed.
 
         Args:
             session: receives what is seen.
-            takes_gradients: whether backward hooks are compiled in. MindSpore 2.10 cannot compile
-                them where a graph is a part of a dynamic one, whose gradient is taken from outside.
+            begin: see `GraphRecords`.
         """
         self._session = session
-        self._takes_gradients = takes_gradients
+        self._begin = begin
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
+        self._cells: CompiledCells | None = None
         self._records: GraphRecords | None = None
         self._files: TensorDumpFiles | None = None
         self._is_wanted = False
+        self._is_in = False
 
-    def watch(
-        self, models: Sequence[nn.Cell], keeps: Callable[[nn.Cell], bool] | None = None
-    ) -> None:
-        """Put hooks into these models, unless they are there.
+    def watch(self, models: Sequence[nn.Cell]) -> bool:
+        """Record the cells of these models in graphs that are compiled from now on.
 
-        Args:
-            models: the models.
-            keeps: says which cells run in graphs; None for all.
-
-        Raises:
-            UsageError: a graph was compiled already.
+        Returns:
+            Whether they are others than before.
         """
         references = tuple(map(weakref.ref, models))
         if references == self._models:  # the same living objects
-            return
-        refuse_compiled(models)
+            return False
+        self.take_out()
         self._models = references
         session = self._session
-        names = CellNames(models, keeps)
-        self._records = GraphRecords(session, names, after_stop=not on_host())
+        names = CellNames(models)
+        self._records = GraphRecords(session, names, after_stop=not on_host(), begin=self._begin)
         backward = session.recorder.selection.data_mode.backward
-        backward = backward and self._takes_gradients and session.config.task is not Task.STRUCTURE
+        backward = backward and session.config.task is not Task.STRUCTURE
         if on_host():
-            install_graph_hooks(names, session.run_undo, wants=_is_of_the_user, backward=backward)
             session.run_undo.callback(graph_sink.receive, None)
-            return
-        rank = session.adapter.current_rank() or 0
-        self._files = TensorDumpFiles(session.config.dump_path / f".graph_values_{rank}")
-        self._files.install(names, session.run_undo, wants=_is_of_the_user, backward=backward)
+            self._cells = CompiledCells(names, partial(handing_construct, backward=backward))
+            return True
+        if self._files is None:
+            rank = session.adapter.current_rank() or 0
+            self._files = TensorDumpFiles(session.config.dump_path / f".graph_values_{rank}")
+            self._files.open()
+            session.run_undo.callback(self._files.close)
+        make = partial(self._files.construct_for, backward=backward)
+        self._cells = CompiledCells(names, make)
+        return True
 
-    def begin(self) -> None:
-        """Let what graphs hand over through until the step ends."""
+    def put_in(self) -> None:
+        """Have the cells compiled in this way from now on."""
+        if self._cells is not None and not self._is_in:
+            self._is_in = True
+            self._cells.put_in()
+
+    def take_out(self) -> None:
+        """Give the cells back what they had."""
+        if self._cells is not None and self._is_in:
+            self._is_in = False
+            self._cells.take_out()
+
+    def begin(self, callers: tuple[str, ...] = ()) -> None:
+        """Let what graphs hand over through until the step ends.
+
+        Args:
+            callers: the frames that call a graph next, where they are known.
+        """
         self._is_wanted = True
+        if self._records is not None:
+            self._records.callers = callers
         if self._files is None:
             graph_sink.receive(self._records)
 
@@ -82,9 +102,3 @@ class GraphObserver:
             self._is_wanted = False
             self._records.close()
             self._records.next_step()
-
-
-def _is_of_the_user(cell: str) -> bool:
-    """Return whether a cell is no machinery of MindSpore's own wrappers."""
-    path, _, kind = cell.rpartition(".")
-    return not kind.startswith("_") and not path.endswith("grad_reducer")

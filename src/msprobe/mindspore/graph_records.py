@@ -1,172 +1,322 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what a compiled graph hands over to records, as the dynamic graph makes them.
 
-A graph gives no begin of a call, no order that can be relied on (a backward may come before the
-forward) and no call stack. So a record's parent is the cell that encloses it by name, and when the
-step is over the n-th backward of a cell that was called k times is given to call k-1-n: a backward
-pass goes the other way.
+A graph tells when a call is over, not when it begins, and knows no call stack. So a record's parent
+is the cell that encloses it by name. Which call of a cell a gradient belongs to follows from the
+order in which gradients come: a backward pass goes the other way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from msprobe.capture.backward import (
+    SIDE_INPUT,
+    SIDE_OUTPUT,
+    BackwardPass,
+    Gradients,
+    gradient_path,
+)
 from msprobe.capture.call import Call, Draft
 from msprobe.capture.names import module_names
 from msprobe.capture.session import Session
-from msprobe.capture.values import Found
+from msprobe.capture.tensor_search import tensors_in
+from msprobe.capture.values import Found, Position, key_texts
 from msprobe.config import Task
-from msprobe.mindspore.adapter import values_of
+from msprobe.mindspore.call_sites import CallSites
 from msprobe.mindspore.cell_hooks import CellNames, own_parameters
+from msprobe.mindspore.graph_forwards import begin_anew
+from msprobe.mindspore.graph_sink import GraphCall
+from msprobe.mindspore.graph_value import GraphValue
+from msprobe.mindspore.graph_walk import LEAF_DEPTH
 from msprobe.mindspore.quiet import quietly
-from msprobe.mindspore.tensor_payload import crc32_hex
-from msprobe.mindspore.tensor_search import tensors_in
+
+
+@dataclass(slots=True)
+class _Places:
+    """Where the tensors of a call's arguments, or of its result, stand in the backward record.
+
+    Attributes:
+        by_leaf: the position of each tensor, by the number that a graph counts it with.
+        slots: how many places a result has.
+    """
+
+    by_leaf: dict[int, Position] = field(default_factory=dict)
+    slots: int = 0
+
+
+@dataclass(slots=True)
+class _Gradient:
+    """A gradient that was described as it came.
+
+    Attributes:
+        place: side and leaf.
+        draft: has its payload, and what it says of the record.
+        described: its JSON form.
+        order: the number with which it came.
+    """
+
+    place: tuple[str, int]
+    draft: Draft
+    described: Any
+    order: int
+
+
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """A call whose forward was handed over, and the gradients that are its own.
+
+    Attributes:
+        turn: the same for the calls of a cell between which no gradient of it came: they have
+            their backward pass together.
+    """
+
+    cell: str
+    turn: int
+    call: Call
+    arguments: int
+    tensors: list[Position]
+    inputs: _Places
+    outputs: _Places
+    gradients: dict[tuple[str, int], _Gradient] = field(default_factory=dict)
+
+    @property
+    def last(self) -> int:
+        """When the latest gradient came, 0 before the first."""
+        return max((one.order for one in self.gradients.values()), default=0)
 
 
 class GraphRecords:
-    """Makes the records of cells inside compiled graphs; see `graph_sink.GraphEvents`."""
+    """Makes the records of cells inside compiled graphs; see `graph_sink.GraphEvents`.
 
-    def __init__(self, session: Session, names: CellNames, *, after_stop: bool = False) -> None:
+    Attributes:
+        callers: the frames that called the graph, where they are known.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        names: CellNames,
+        *,
+        after_stop: bool = False,
+        begin: Callable[[], object] | None = None,
+    ) -> None:
         """Create it for the cells that `names` knows.
 
         Args:
             session: makes the records.
             names: the cells.
             after_stop: whether a step's calls are handed over when recording has stopped already.
+            begin: starts the session if this is wanted now; called when there is something to
+                record. None where somebody else starts it.
         """
+        self.callers: tuple[str, ...] = ()
+        self._begin = begin
         self._session = session
         self._after_stop = after_stop
         self._cells = {name: cell for cell, name in names.items()}
         self._enclosing = _enclosing_names(list(self._cells))
-        self._calls: dict[str, list[Call]] = {}
-        self._backwards: dict[str, list[Draft]] = {}
-        self._seen: set[tuple[str, ...]] = set()
+        self._sites = CallSites(self._cells, self._enclosing)
+        self._calls: dict[str, list[_Seen]] = {}
+        # Of calls that were not handed over yet: a graph computes first what it knows first.
+        self._early: dict[str, list[_Gradient]] = {}
+        self._count = 0
 
     def next_step(self) -> None:
         """Begin to count again."""
         self._calls.clear()
-        self._backwards.clear()
-        self._seen.clear()
+        self._early.clear()
+        begin_anew()
 
-    def forward(self, cell: str, inputs: Sequence[Any], output: Any) -> None:
+    def forward(self, seen: GraphCall) -> None:
         """Make the forward record of a cell's call."""
         session = self._session
+        self._ensure_begun()
         if session.observing or (self._after_stop and session.dump is not None):
-            quietly(self._session, "graph forward", self._forward, cell, inputs, output)
+            quietly(self._session, "graph forward", self._forward, seen)
 
-    def before_backward(self, cell: str, gradients: Sequence[Any]) -> None:
-        """Begin the backward record of a cell's call."""
+    def gradient(self, cell: str, side: str, leaf: int, gradient: Any) -> None:
+        """Take a gradient; see `msprobe.mindspore.graph_sink.GraphEvents`."""
+        self._ensure_begun()
         if self._session.dump is not None:
-            quietly(self._session, "graph backward", self._before, cell, gradients)
-
-    def backward(self, cell: str, grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:
-        """Complete the backward record of a cell's call."""
-        if self._session.dump is not None:
-            quietly(self._session, "graph backward", self._after, cell, grad_inputs)
+            quietly(self._session, "graph backward", self._gradient, cell, side, leaf, gradient)
 
     def close(self) -> None:
         """Write the backward records: the step is over, and every call is known."""
-        for cell, drafts in self._backwards.items():
-            calls = self._calls.get(cell, [])
-            for number, draft in enumerate(drafts):
-                if number < len(calls):
-                    self._write(draft, calls[len(calls) - 1 - number])
-                else:
-                    self._session.account.skipped["backward of an unknown call"] += 1
+        for cell in self._early:
+            self._assign_early(cell)
+            unknown = len(self._early[cell])
+            if unknown:
+                self._session.account.skipped["gradients of an unknown call"] += unknown
+        seen = [one for calls in self._calls.values() for one in calls if one.gradients]
+        for one in sorted(seen, key=lambda one: one.last):
+            quietly(self._session, "graph backward", self._write, one)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _forward(self, cell: str, inputs: Sequence[Any], output: Any) -> None:
-        if self._is_repeated(cell, inputs, output):
-            return
-        recorder = self._session.recorder
-        call = recorder.begin(cell, self._session.stacks.here(0), is_module=True)
+    def _ensure_begun(self) -> None:
+        if self._begin is not None and not self._session.capturing:
+            quietly(self._session, "graph begin", self._begin)
+
+    def _forward(self, seen: GraphCall) -> None:
+        recorder, cell = self._session.recorder, seen.cell
+        stack = self._session.stacks.of((*self._sites.frames(cell), *self.callers))
+        call = recorder.begin(cell, stack, is_module=True)
         found: Found = []
-        args, kwargs = _arguments(inputs)
-        recorder.inputs(call, args, kwargs, found)
-        recorder.part(call, "parameters", own_parameters(self._cells[cell]))
-        recorder.outputs(call, output)
+        recorder.inputs(call, seen.args, seen.kwargs, found)
+        parameters = own_parameters(self._cells[cell])
+        if seen.parameters:  # as they were when the cell was called
+            parameters = dict(zip(parameters, seen.parameters, strict=True))
+        recorder.part(call, "parameters", parameters)
+        recorder.outputs(call, seen.result)
         recorder.end(call)
-        self._calls.setdefault(cell, []).append(call)
+        tensors: Found = []
+        tensors_in(GraphValue, seen.args, seen.kwargs, tensors)
+        before = self._calls.setdefault(cell, [])
+        turn = before[-1].turn if before else 0
+        if any(one.gradients for one in before if one.turn == turn):
+            turn += 1
+        made = _Seen(
+            cell,
+            turn,
+            call,
+            len(seen.args),
+            [position for _, position in tensors],
+            _argument_places(seen.args, seen.kwargs),
+            _result_places(seen.result),
+        )
+        before.append(made)
         outer = self._enclosing.get(cell)
         if outer is not None:
             number = len(self._calls.get(outer, ()))
             parent, backward_parent = module_names(outer, number)
-            recorder.correct_parent(call.forward_name, call.call_order, parent)
+            recorder.correct_parent(call.forward_name, call.call_order, parent, call.stack)
             call.backward_parent = backward_parent
 
-    def _is_repeated(self, cell: str, inputs: Sequence[Any], output: Any) -> bool:
-        """Return whether this very call was handed over before.
-
-        A graph that computes gradients may hand a call of a shared cell over twice. What differs in
-        no bit of inputs and outputs is taken for one call.
-        """
-        found: Found = []
-        tensors_in((inputs, output), None, found)
-        values = [values_of(tensor) for tensor, _ in found]
-        marks = [crc32_hex(array) for array in values if array is not None]
-        key = (cell, *marks)
-        if key in self._seen:
-            return True
-        self._seen.add(key)
-        return False
-
-    def _before(self, cell: str, gradients: Sequence[Any]) -> None:
+    def _gradient(self, cell: str, side: str, leaf: int, gradient: Any) -> None:
         draft = Draft(cell, 0)
         if self._session.config.task is Task.TENSOR:
-            draft.held = []  # which call they belong to is known when the step is over
-        self._backwards.setdefault(cell, []).append(draft)
-        draft.parts["input"] = self._described(draft, "input", gradients)
-        draft.parts["output"] = []
+            draft.held = []
+        described = self._session.adapter.record_tensor(
+            gradient, draft, f"{side}.{leaf}", is_gradient=True
+        )
+        self._count += 1
+        made = _Gradient((side, leaf), draft, described, self._count)
+        self._assign_early(cell)
+        if not self._assign(cell, made):
+            self._early.setdefault(cell, []).append(made)
 
-    def _after(self, cell: str, grad_inputs: Sequence[Any]) -> None:
-        drafts = self._backwards.get(cell)
-        if drafts and not drafts[-1].parts["output"]:
-            drafts[-1].parts["output"] = self._described(drafts[-1], "output", grad_inputs)
+    def _assign_early(self, cell: str) -> None:
+        early = self._early.get(cell)
+        if early:
+            self._early[cell] = [one for one in early if not self._assign(cell, one)]
 
-    def _write(self, described: Draft, call: Call) -> None:
+    def _assign(self, cell: str, gradient: _Gradient) -> bool:
+        """Give a gradient to its call, if that is known: backward goes the other way."""
+        for seen in reversed(self._calls.get(cell, [])):
+            if gradient.place not in seen.gradients:
+                seen.gradients[gradient.place] = gradient
+                return True
+        return False
+
+    def _doubtful(self, seen: _Seen) -> dict[tuple[str, int], Position]:
+        """Return the places of a call of which it is not known whose gradients came.
+
+        Where some calls of a pass got fewer gradients than others (a result that was not used, an
+        argument that is data or detached), nothing tells which calls these are.
+        """
+        calls = [one for one in self._calls[seen.cell] if one.turn == seen.turn]
+        counts = Counter(place for one in calls for place in one.gradients)
+        found = {}
+        for (side, leaf), count in counts.items():
+            of_side = seen.outputs if side == SIDE_INPUT else seen.inputs
+            if count < len(calls) and leaf in of_side.by_leaf:
+                found[side, leaf] = of_side.by_leaf[leaf]
+        return found
+
+    def _write(self, seen: _Seen) -> None:
+        call, session = seen.call, self._session
         if not call.keeps_gradients:
             return
-        recorder = self._session.recorder
+        recorder = session.recorder
+        scope, begins_inside = recorder.selection.scope, recorder.begin_backward_in_scope(call)
+        if scope is not None and not (scope.end(call.backward_name) or begins_inside):
+            recorder.account.skipped["outside scope"] += 1
+            return
         recorder.say_backward(call.backward_name, call.backward_parent)
         draft = recorder.draft(call.backward_name, recorder.next_order())
-        draft.parts = described.parts
-        draft.nonfinite, draft.overflow = described.nonfinite, described.overflow
+        gradients = Gradients.expect(call, seen.arguments, seen.tensors)
+        gradients.outputs = seen.outputs.slots
+        placed = BackwardPass(gradients, draft)
         mode = recorder.selection.data_mode
-        for side, wanted in (("input", mode.input), ("output", mode.output)):
-            if not wanted:
-                del draft.parts[side]
-        for payload, record, path in described.held or ():
-            if path.partition(".")[0] in draft.parts:
-                draft.save(payload, record, path)
+        doubtful = self._doubtful(seen)
+        remarks = {
+            gradient_path(side, position): "which call it belongs to is not known"
+            for (side, _), position in doubtful.items()
+        }
+        for gradient in seen.gradients.values():
+            side, leaf = gradient.place
+            places, wanted = seen.inputs, mode.output
+            if side == SIDE_INPUT:
+                places, wanted = seen.outputs, mode.input
+            position = places.by_leaf.get(leaf)
+            if position is None or not wanted or gradient.place in doubtful:
+                continue
+            placed.place(side, position, gradient.described)
+            draft.nonfinite |= gradient.draft.nonfinite
+            draft.overflow |= gradient.draft.overflow
+            draft.error = draft.error or gradient.draft.error
+            for payload, record, _ in gradient.draft.held or ():
+                draft.save(payload, record, gradient_path(side, position))
+        if sum(bool(other.gradients) for other in self._calls[seen.cell]) > 1:
+            remarks["call"] = "taken from the order in which gradients came"
+        if remarks:
+            draft.parts["remarks"] = remarks
+        if not mode.input:
+            del draft.parts[SIDE_INPUT]
+        if not mode.output:
+            del draft.parts[SIDE_OUTPUT]
+            draft.parts.pop("output_kwargs", None)
         recorder.finish(draft)
 
-    def _described(self, draft: Draft, side: str, gradients: Sequence[Any]) -> list[Any]:
-        adapter = self._session.adapter
-        return [
-            adapter.record_tensor(gradient, draft, f"{side}.{index}", is_gradient=True)
-            if adapter.is_tensor(gradient)
-            else None
-            for index, gradient in enumerate(_flat(gradients))
-        ]
 
-
-def _flat(gradients: Any) -> Iterator[Any]:
-    """Yield gradients from however deep a graph has put them."""
-    if isinstance(gradients, dict):
-        gradients = tuple(gradients.values())
-    if isinstance(gradients, tuple | list):
-        for one in gradients:
-            yield from _flat(one)
+def _leaves(value: Any, path: tuple[int | str, ...], depth: int) -> Iterator[tuple[Any, Position]]:
+    """Yield what `graph_walk` counts in a value, in its order, with positions."""
+    if depth and isinstance(value, tuple | list):
+        for index, one in enumerate(value):
+            yield from _leaves(one, (*path, index), depth - 1)
+    elif depth and isinstance(value, dict):
+        for key, one in zip(key_texts(list(value)), value.values(), strict=True):
+            yield from _leaves(one, (*path, key), depth - 1)
     else:
-        yield gradients
+        first = path[0] if len(path) == 1 else None
+        yield value, first if isinstance(first, int) else path
 
 
-def _arguments(inputs: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any] | None]:
-    """Return positional and keyword arguments, which a graph hands over as a pair."""
-    args, kwargs = inputs
-    return args, kwargs if isinstance(kwargs, dict) and kwargs else None
+def _argument_places(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Places:
+    found = [*_leaves(args, (), LEAF_DEPTH - 1), *_leaves(kwargs, (), LEAF_DEPTH - 1)]
+    return _Places(
+        {leaf: place for leaf, (value, place) in enumerate(found) if isinstance(value, GraphValue)}
+    )
+
+
+def _result_places(result: Any) -> _Places:
+    """Return the slots of a result; see `msprobe.capture.tensor_search.output_slots`."""
+    places = _Places()
+    is_sequence = isinstance(result, tuple | list)
+    leaf = 0
+    for element in result if is_sequence else (result,):
+        begin = places.slots
+        for value, _ in _leaves(element, (), LEAF_DEPTH - is_sequence):
+            if isinstance(value, GraphValue):
+                places.by_leaf[leaf] = places.slots
+                places.slots += 1
+            leaf += 1
+        places.slots = max(places.slots, begin + 1)
+    return places
 
 
 def _enclosing_names(names: Sequence[str]) -> dict[str, str]:

@@ -1,29 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where compiled graphs hand over what their cells saw.
 
-The hooks of `graph_hooks` are compiled into the graph and call these functions with a name that is
-a constant of the graph. MindSpore runs this module as plain Python because ``msprobe`` stands in
-``MS_JIT_IGNORE_MODULES``. Whether anything is recorded is decided here, at every call, so that no
-graph has to be compiled again.
+What `graph_forwards` and `graph_gradients` compile into a graph ends here. Whether anything is
+recorded is decided here, at every call, so that no graph has to be compiled again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCall:
+    """A cell's call in a graph; tensors are `GraphValue`s of their own.
+
+    Attributes:
+        cell: the cell's name.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        parameters: values of the cell's own parameters when it was called, in their order; none
+            where they were not handed over.
+        result: what the call returned.
+    """
+
+    cell: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    parameters: Sequence[Any]
+    result: Any
 
 
 class GraphEvents(Protocol):
     """Receives what the cells of a graph saw."""
 
-    def forward(self, cell: str, inputs: Sequence[Any], output: Any) -> None:
-        """Take the inputs and the output of a cell's call."""
+    def forward(self, call: GraphCall) -> None:
+        """Take what a cell's call received and returned."""
 
-    def before_backward(self, cell: str, gradients: Sequence[Any]) -> None:
-        """Take the gradients with respect to a cell's outputs."""
+    def gradient(self, cell: str, side: str, leaf: int, gradient: Any) -> None:
+        """Take a gradient that crosses the boundary of a cell's call.
 
-    def backward(self, cell: str, grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:
-        """Take the gradients with respect to a cell's inputs and outputs."""
+        Args:
+            cell: the cell's name.
+            side: ``input`` for the gradient with respect to a result, ``output`` for an argument.
+            leaf: which of the results or arguments, counted through everything nested in them.
+            gradient: a `GraphValue`, to be read now.
+        """
 
 
 class _Receiver:
@@ -43,24 +66,18 @@ def receive(events: GraphEvents | None) -> None:
     _receiver.current = events
 
 
-def forward(cell: str, inputs: Any, output: Any) -> int:
-    """Hand over a cell's call; the result only serves to order the graph."""
+def is_open() -> bool:
+    """Return whether somebody receives what is handed over."""
+    return _receiver.current is not None
+
+
+def forward(call: GraphCall) -> None:
+    """Hand over a cell's call."""
     if _receiver.current is not None:
-        _receiver.current.forward(cell, _as_sequence(inputs), output)
-    return 0
+        _receiver.current.forward(call)
 
 
-def before_backward(cell: str, gradients: Any) -> None:
-    """Hand over the gradients with respect to a cell's outputs."""
+def gradient(cell: str, side: str, leaf: int, value: Any) -> None:
+    """Hand over a gradient; see `GraphEvents.gradient`."""
     if _receiver.current is not None:
-        _receiver.current.before_backward(cell, _as_sequence(gradients))
-
-
-def backward(cell: str, grad_inputs: Any, grad_outputs: Any) -> None:
-    """Hand over the gradients with respect to a cell's inputs."""
-    if _receiver.current is not None:
-        _receiver.current.backward(cell, _as_sequence(grad_inputs), _as_sequence(grad_outputs))
-
-
-def _as_sequence(values: Any) -> Sequence[Any]:
-    return values if isinstance(values, tuple | list) else (values,)
+        _receiver.current.gradient(cell, side, leaf, value)

@@ -77,6 +77,7 @@ class _NodeTap(msgspec.Struct, eq=False):
         outputs: (index among the call's outputs, index among the node's).
         inputs: (slot of the node's inputs, position in the call, shares that arrive in all).
         passed: (index among the node's outputs, position) of inputs returned as they were.
+        before: the node's (node, index) of each slot.
     """
 
     session: Session
@@ -84,8 +85,9 @@ class _NodeTap(msgspec.Struct, eq=False):
     outputs: list[tuple[int, int]] = []
     inputs: list[tuple[int, Position, int]] = []
     passed: list[tuple[int, Position]] = []
+    before: Sequence[tuple[Any, int]] = ()
 
-    def before(self, grad_outputs: Sequence[Any]) -> None:
+    def arrives(self, grad_outputs: Sequence[Any]) -> None:
         """Take what arrives at the node; called before it computes."""
         quietly(self.session, "backward", self._before, grad_outputs)
 
@@ -104,6 +106,8 @@ class _NodeTap(msgspec.Struct, eq=False):
 
     def _after(self, grad_inputs: Sequence[Any]) -> None:
         book = self.session.gradients
+        if len(grad_inputs) != len(self.before):
+            grad_inputs = _spread(grad_inputs, self.before)
         for slot, position, shares in self.inputs:
             gradient = _at(grad_inputs, slot)
             if gradient is None:
@@ -117,6 +121,39 @@ class _NodeTap(msgspec.Struct, eq=False):
 def _at(gradients: Sequence[Any], index: int) -> Any:
     found = gradients[index] if index < len(gradients) else None
     return found if isinstance(found, Tensor) else None
+
+
+def _spread(gradients: Sequence[Any], before: Sequence[tuple[Any, int]]) -> list[Any]:
+    """Put the gradients of a node at their slots, None at the others.
+
+    The node of jitted code leaves out the gradients that nobody asked for. Order and shapes tell
+    where the others belong; what could belong to several slots is left out.
+    """
+    shapes = [
+        tuple(node._input_metadata[index].shape) if node is not None else None
+        for node, index in before
+    ]
+    wanted = [tuple(gradient.shape) for gradient in gradients]
+    first = _embed(wanted, shapes)
+    last = _embed(wanted[::-1], shapes[::-1])
+    spread: list[Any] = [None] * len(before)
+    if first is None or last is None:
+        return spread
+    for gradient, slot, other in zip(gradients, first, reversed(last), strict=True):
+        if slot == len(before) - 1 - other:
+            spread[slot] = gradient
+    return spread
+
+
+def _embed(wanted: Sequence[Any], shapes: Sequence[Any]) -> list[int] | None:
+    """Return the first slots, ascending, that have the wanted shapes; None if there are none."""
+    slots, slot = [], -1
+    for shape in wanted:
+        slot = next((i for i in range(slot + 1, len(shapes)) if shapes[i] == shape), len(shapes))
+        if slot == len(shapes):
+            return None
+        slots.append(slot)
+    return slots
 
 
 class Tapping:
@@ -212,6 +249,7 @@ class Tapping:
                 self._tap(node).inputs.append((slot, positions[0], len(sources)))
         for node, tap in self._taps.values():
             if tap.outputs or tap.passed:
-                node.register_prehook(tap.before)
+                node.register_prehook(tap.arrives)
             if tap.inputs:
+                tap.before = node.next_functions
                 node.register_hook(tap.after)

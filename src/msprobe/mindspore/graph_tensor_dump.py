@@ -16,7 +16,6 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
@@ -25,13 +24,15 @@ from typing import Any, Final
 import numpy as np
 
 import mindspore
-from mindspore import Tensor, ops
-from msprobe.mindspore.cell_hooks import CellNames
-from msprobe.mindspore.graph_sink import GraphEvents
+from mindspore import Tensor, nn, ops
+from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT
+from msprobe.mindspore.graph_hooks import plain_construct
+from msprobe.mindspore.graph_sink import GraphCall, GraphEvents
+from msprobe.mindspore.graph_value import graph_value
+from msprobe.mindspore.graph_walk import at_compile_time, compiled, make_walk
 
 # Takes the place of a file's name: the runtime counts its steps by it.
 _NEXT_STEP: Final = "<tensordump-update-step>"
-_MOST_ARGUMENTS: Final = 32
 _MOST_WAIT_S: Final = 60.0
 _POLL_S: Final = 0.1
 _FILE: Final = re.compile(
@@ -56,18 +57,19 @@ class TensorDumpFiles:
         """Let files go to `folder`, which is this module's own."""
         self._folder = folder
 
-    def install(
-        self, names: CellNames, undo: ExitStack, *, wants: Callable[[str], bool], backward: bool
-    ) -> None:
-        """Put the operators into the cells; see `msprobe.mindspore.graph_hooks`."""
+    def open(self) -> None:
+        """Make the folder, without what an earlier run left in it."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        undo.callback(shutil.rmtree, self._folder, True)
-        for cell, name in names.items():
-            if wants(name):
-                construct = _dumping_construct(f"{self._folder}/{name}", cell.construct, backward)
-                cell.construct = MethodType(construct, cell)
-                undo.callback(cell.__dict__.pop, "construct", None)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def construct_for(self, name: str, cell: nn.Cell, *, backward: bool) -> MethodType:
+        """Return a `construct` with the operators; see `graph_hooks.handing_construct`."""
+        construct = _dumping_construct(f"{self._folder}/{name}", plain_construct(cell), backward)
+        return MethodType(construct, cell)
 
     def end_step(self, events: GraphEvents | None) -> None:
         """Hand the values of the step to `events`, None for nobody, and remove their files."""
@@ -95,41 +97,31 @@ def _dumping_construct(
     stem: str, original: Callable[..., Any], backward: bool
 ) -> Callable[..., Any]:
     dump, dump_gradient = ops.TensorDump(), ops.DumpGradient()
-    places = tuple(str(index) for index in range(_MOST_ARGUMENTS))
-    # Names are constants of the graph, so they are made here.
-    received = tuple(f"{stem}.forward.input.{place}" for place in places)
-    returned = tuple(f"{stem}.forward.output.{place}" for place in places)
-    given = tuple(f"{stem}.backward.input.{place}" for place in places)
-    passed_on = tuple(f"{stem}.backward.output.{place}" for place in places)
 
-    # Compiled by MindSpore: plain statements only.
+    @compiled
+    def visit(side, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        dump(_file(stem, "forward", side, leaf), value)
+        if backward:
+            # What a call receives forward, it passes on backward.
+            back = "output" if side == "input" else "input"
+            return dump_gradient(_file(stem, "backward", back, leaf), value, "out")
+        return value
+
+    walk = make_walk(visit)
+
+    @compiled
     def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
-        inputs = ()
-        for index, value in enumerate(args):
-            if isinstance(value, Tensor) and index < _MOST_ARGUMENTS:
-                dump(received[index], value)
-                if backward:
-                    value = dump_gradient(passed_on[index], value, "out")  # noqa: PLW2901
-            inputs = inputs + (value,)  # type: ignore[assignment]  # noqa: RUF005
-        output = original(*inputs, **kwargs)
-        if isinstance(output, Tensor):
-            if backward:
-                output = dump_gradient(given[0], output, "out")
-            dump(returned[0], output)
-            return output
-        if not isinstance(output, tuple):
-            return output
-        outputs = ()
-        for index, value in enumerate(output):
-            if isinstance(value, Tensor) and index < _MOST_ARGUMENTS:
-                if backward:
-                    value = dump_gradient(given[index], value, "out")  # noqa: PLW2901
-                dump(returned[index], value)
-            outputs = outputs + (value,)  # type: ignore[assignment]  # noqa: RUF005
-        return outputs
+        (args, kwargs), _ = walk("input", (args, kwargs), 0)
+        result, _ = walk("output", original(*args, **kwargs), 0)
+        return result
 
-    construct.__jit_function__ = True  # type: ignore[attr-defined]
     return construct
+
+
+@at_compile_time
+def _file(stem: str, way: str, side: str, leaf: int) -> str:
+    """Return a file's path; names must be constants of the graph."""
+    return f"{stem}.{way}.{side}.{leaf}"
 
 
 def _hand_over(paths: list[Path], events: GraphEvents) -> None:
@@ -147,13 +139,13 @@ def _hand_over(paths: list[Path], events: GraphEvents) -> None:
         inputs = _values(files.get((cell, "forward", "input"), {}), number)
         outputs = _values(files[cell, "forward", "output"], number)
         output = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        events.forward(cell, (tuple(inputs), {}), output)
+        events.forward(GraphCall(cell, tuple(inputs), {}, (), output))
     for cell, number in _calls(files, "backward", "input"):
-        given = _values(files[cell, "backward", "input"], number)
-        events.before_backward(cell, given)
-        passed_on = _values(files.get((cell, "backward", "output"), {}), number)
-        if passed_on:
-            events.backward(cell, passed_on, given)
+        for side in (SIDE_INPUT, SIDE_OUTPUT):
+            gradients = _values(files.get((cell, "backward", side), {}), number)
+            for leaf, gradient in enumerate(gradients):
+                if gradient is not None:
+                    events.gradient(cell, side, leaf, gradient)
 
 
 def _calls(
@@ -176,5 +168,5 @@ def _values(by_index: dict[int, list[_Written]], call: int) -> list[Any]:
     values: list[Any] = [None] * (max(by_index) + 1)
     for index, written in by_index.items():
         if call < len(written):
-            values[index] = Tensor(np.load(written[call].path, allow_pickle=False))
+            values[index] = graph_value(np.load(written[call].path, allow_pickle=False))
     return values

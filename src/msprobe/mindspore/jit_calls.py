@@ -8,14 +8,16 @@ steps aside for the whole call, and the call itself becomes a ``Jit.{name}`` rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
-from mindspore import nn
-
 _HOMES: Final = ("mindspore.graph.api", "mindspore.common.api")
 _NAMES: Final = ("_JitExecutor", "_MindsporeFunctionExecutor")
+# A method of the executor that is called when there is no graph for the arguments yet.
+_BEFORE_COMPILING: Final = "_set_compile_cache_dep_files"
 
 
 class _Depth:
@@ -35,28 +37,28 @@ def is_compiling() -> bool:
     return _depth.running > 0
 
 
-def executor_class() -> type | None:
-    """Return the class that runs jitted code; it has moved between MindSpore's versions."""
+def _in_homes(name: str) -> Any:
+    """Return what has this name in the module of jitted code; None where it is not there."""
     for home in _HOMES:
         try:
-            module = import_module(home)
+            found = getattr(import_module(home), name, None)
         except ImportError:
             continue
-        for name in _NAMES:
-            found = getattr(module, name, None)
-            if isinstance(found, type):
-                return found
+        if found is not None:
+            return found
     return None
 
 
-def cells_in_graphs(models: Sequence[nn.Cell]) -> list[nn.Cell]:
-    """Return the cells inside cells whose `construct` is compiled."""
-    found = []
-    for model in models:
-        for _, cell in model.cells_and_names():
-            if hasattr(cell.construct, "__wrapped_by_jit__"):
-                found += [inner for path, inner in cell.cells_and_names() if path]
-    return found
+def executor_class() -> type | None:
+    """Return the class that runs jitted code; it has moved between MindSpore's versions."""
+    candidates = (_in_homes(name) for name in _NAMES)
+    return next((found for found in candidates if isinstance(found, type)), None)
+
+
+def compilations() -> int | None:
+    """Return how many graphs MindSpore holds for jitted code; None where it does not tell."""
+    known = _in_homes("ms_compile_cache")
+    return None if known is None else len(known)
 
 
 def name_of(executor: Any) -> str:
@@ -67,33 +69,72 @@ def name_of(executor: Any) -> str:
     return str(getattr(getattr(executor, "fn", None), "__name__", "function"))
 
 
-def watch_jit(
-    around: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
-) -> Callable[[], None] | None:
-    """Let `around` run every call of jitted code; return what undoes it.
+class JitCalls:
+    """Lets one function run every call of jitted code, while installed."""
 
-    Args:
-        around: called with name, function, arguments and keywords; returns the function's result.
-    """
-    owner: Any = executor_class()
-    if owner is None:
-        return None
-    original = owner.__call__
+    def __init__(
+        self,
+        around: Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
+        compiles: Callable[[], None],
+    ) -> None:
+        """Create it, not yet installed.
 
-    def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        Args:
+            around: called with MindSpore's executor, a function that runs it, its arguments and
+                keywords; returns the function's result.
+            compiles: called within, when something is going to be compiled; where MindSpore does
+                not tell that, always.
+        """
+        self._around = around
+        self._compiles = compiles
+        self._undo = ExitStack()
+        self._is_installed = False
+
+    def install(self) -> None:
+        """Begin, unless it has begun."""
+        owner: Any = executor_class()
+        if owner is None or self._is_installed:
+            return
+        self._is_installed = True
+        tells = hasattr(owner, _BEFORE_COMPILING)
+        if tells:
+            self._replace(owner, _BEFORE_COMPILING, self._before_compiling)
+        self._replace(owner, "__call__", partial(self._call, tells))
+
+    def remove(self) -> None:
+        """End, unless it has ended."""
+        self._undo.close()
+        self._is_installed = False
+
+    def _call(
+        self, tells: bool, original: Callable[..., Any], executor: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
+            if not tells and not _depth.running:
+                self._compiles()
             _depth.running += 1
             try:
                 return original(executor, *args, **kwargs)
             finally:
                 _depth.running -= 1
 
-        return around(name_of(executor), run, args, kwargs)
+        if _depth.running:  # a part of what is compiled already
+            return run(*args, **kwargs)
+        return self._around(executor, run, args, kwargs)
 
-    owner.__call__ = call
+    def _before_compiling(self, original: Callable[..., Any], *args: Any) -> Any:
+        self._compiles()
+        return original(*args)
 
-    def undo() -> None:
-        if owner.__dict__.get("__call__") is call:
-            owner.__call__ = original
+    def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
 
-    return undo
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        def undo() -> None:
+            if owner.__dict__.get(name) is method:
+                setattr(owner, name, original)
+
+        setattr(owner, name, method)
+        self._undo.callback(undo)

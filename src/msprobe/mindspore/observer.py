@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
-import mindspore
 from mindspore import nn
 from msprobe.capture.session import Session
 from msprobe.capture.token_range import TokenGate
@@ -15,14 +14,15 @@ from msprobe.config import Level, Task
 from msprobe.mindspore.adapter import on_host
 from msprobe.mindspore.api_calls import ApiObserver
 from msprobe.mindspore.api_table import ApiTable
+from msprobe.mindspore.bytecode_jit import run_as_python
 from msprobe.mindspore.cell_hooks import CellNames, CellObserver
 from msprobe.mindspore.free_primitives import FreePrimitives
-from msprobe.mindspore.jit_calls import watch_jit
+from msprobe.mindspore.immediate_operators import ImmediateOperators
+from msprobe.mindspore.jit_calls import name_of
 from msprobe.mindspore.parameter_gradients import ParameterGradients
 from msprobe.mindspore.primitive_calls import PrimitiveObserver
 from msprobe.mindspore.recompute_frames import recomputations
-
-_SYNCHRONIZE: Final = "pynative_synchronize"
+from msprobe.mindspore.tensor_search import output_slots
 
 
 class Observer:
@@ -42,6 +42,7 @@ class Observer:
         self._session = session
         level = session.config.level
         self._recomputations = recomputations(session)
+        self._immediate = ImmediateOperators(session)
         self.apis = None
         if level in (Level.L1, Level.MIX):
             self.apis = ApiObserver(session, table, self._recomputations)
@@ -53,22 +54,15 @@ class Observer:
         self._parameters: ParameterGradients | None = None
         self._cells: CellObserver | None = None
 
-    def watch(
-        self, models: Sequence[nn.Cell], keeps: Callable[[nn.Cell], bool] | None = None
-    ) -> None:
-        """Record the cells of these models from the next `install` on.
-
-        Args:
-            models: the models.
-            keeps: says which cells run in the dynamic graph; None for all.
-        """
+    def watch(self, models: Sequence[nn.Cell]) -> None:
+        """Record the cells of these models from the next `install` on."""
         references = tuple(map(weakref.ref, models))
         if references == self._models:  # the same living objects
             return
         self._models = references
         self._names = self._parameters = None
         if self._records_cells:
-            self._names = CellNames(models, keeps)
+            self._names = CellNames(models)
             structure = self._session.config.task is Task.STRUCTURE
             if self._session.recorder.selection.data_mode.backward and not structure:
                 self._parameters = ParameterGradients(self._session, self._names)
@@ -81,20 +75,22 @@ class Observer:
         """
         session = self._session
         models = [model for reference in self._models if (model := reference()) is not None]
-        read_at_once(session)
+        if on_host():
+            self._immediate.install()
+        undo = run_as_python()
+        if undo is not None:
+            session.undo.callback(undo)
         session.step_undo.callback(self._recomputations.next_step)
         gate = None
         if token_range is not None:
             gate = TokenGate(session, models[0], token_range, forget=lambda: None)
         if self._names is not None or gate is not None:
             names = self._names if self._names is not None else CellNames(())
-            self._cells = CellObserver(session, names, self._recomputations, models, gate)
+            passes = self._parameters.passes if self._parameters is not None else None
+            self._cells = CellObserver(session, names, self._recomputations, models, gate, passes)
             self._cells.install()
         if self._parameters is not None:
             self._parameters.install()
-        undo = watch_jit(self._around_jit)
-        if undo is not None:
-            session.undo.callback(undo)
         if self._primitives is not None:
             self._primitives.install(models)
         if self._free is not None:
@@ -102,17 +98,21 @@ class Observer:
         if self.apis is not None:
             self.apis.install()
 
-    def _around_jit(
-        self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def around_jit(
+        self, executor: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a call of compiled code with nothing of ours inside."""
+        """Run a call of compiled code with nothing of ours inside; see `jit_calls.JitCalls`."""
         if not self._session.capturing:
             return run(*args, **kwargs)
         self._step_aside()
         try:
             if self.apis is not None and self.apis.is_on():
-                return self.apis.record(f"Jit.{name}", run, args, kwargs)
-            return run(*args, **kwargs)
+                result = self.apis.record(f"Jit.{name_of(executor)}", run, args, kwargs)
+            else:
+                result = run(*args, **kwargs)
+            if self._parameters is not None and self._session.observing:
+                self._parameters.passes.follow(output_slots(result))
+            return result
         finally:
             if self._session.capturing:
                 self._come_back()
@@ -122,27 +122,13 @@ class Observer:
             self.apis.remove()
         if self._cells is not None:
             self._cells.suspend()
+        if self._parameters is not None:
+            self._parameters.suspend()
 
     def _come_back(self) -> None:
+        if self._parameters is not None:
+            self._parameters.resume()
         if self._cells is not None:
             self._cells.resume()
         if self.apis is not None:
             self.apis.install()
-
-
-def read_at_once(session: Session) -> None:
-    """Let operators run at once while capturing, so that a value is there when it is read.
-
-    On the CPU MindSpore queues operators; to wait for its queue costs a millisecond each time,
-    and there is something to wait for at every value. The order and the kernels stay the same.
-    """
-    if not on_host():
-        return
-    before = mindspore.get_context(_SYNCHRONIZE)
-    if not before:
-        mindspore.set_context(pynative_synchronize=True)
-        session.undo.callback(_run_as_before)
-
-
-def _run_as_before() -> None:
-    mindspore.set_context(pynative_synchronize=False)

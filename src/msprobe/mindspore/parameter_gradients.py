@@ -4,64 +4,61 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from mindspore import nn
+from msprobe.capture.parameter_gradients import Names, ParameterOwner, ParameterWatch
 from msprobe.capture.session import Session
-from msprobe.mindspore.cell_hooks import CellNames, own_parameters
+from msprobe.mindspore.cell_hooks import own_parameters
 from msprobe.mindspore.quiet import quietly
+from msprobe.mindspore.recorded_passes import RecordedPasses
 
 logger = logging.getLogger(__name__)
 
 
-class ParameterGradients:
-    """Watches parameters from `install` to the end of the step."""
+class ParameterGradients(ParameterWatch):
+    """Watches parameters from `install` to the end of the step.
 
-    def __init__(self, session: Session, names: CellNames) -> None:
+    Attributes:
+        passes: the backward passes whose gradients count: those over recorded calls.
+    """
+
+    def __init__(self, session: Session, names: Names) -> None:
         """Create it for the cells that `names` knows."""
-        self._session = session
-        self._names = names
-        self._installed = False
+        super().__init__(session, names)
+        self.passes = RecordedPasses(session)
 
-    def install(self) -> None:
-        """Put hooks on the parameters; gradients may arrive until the step ends."""
-        if self._installed:
-            return
-        self._installed = True
-        undo = self._session.step_undo
-        undo.callback(self._removed)
-        seen: set[int] = set()
-        for cell, name in self._names.items():
-            trained = {
-                key: parameter
-                for key, parameter in own_parameters(cell).items()
-                if parameter.requires_grad and id(parameter) not in seen
-            }
-            for key, parameter in trained.items():
-                seen.add(id(parameter))
-                hook = _Arrival(self._session, name, key, len(trained))
-                try:
-                    undo.callback(parameter.register_hook(hook).remove)
-                except (RuntimeError, TypeError) as error:
-                    logger.debug("no gradient of %s.%s is recorded: %s", name, key, error)
+    def install(self) -> bool:
+        """Put hooks on the parameters; return whether there were none yet."""
+        begins = super().install()
+        if begins:
+            self._session.step_undo.callback(self.passes.forget)
+        return begins
 
-    def _removed(self) -> None:
-        self._installed = False
+    def trained(self, module: nn.Cell) -> dict[str, Any]:
+        """Return the parameters of a cell itself that are trained."""
+        parameters = own_parameters(module).items()
+        return {key: parameter for key, parameter in parameters if parameter.requires_grad}
+
+    def watch(self, parameter: Any, owner: ParameterOwner) -> Callable[[], None] | None:
+        """Hook a parameter."""
+        hook = partial(_arrived, self.passes, owner)
+        try:
+            remove: Callable[[], None] = parameter.register_hook(hook).remove
+        except (RuntimeError, TypeError) as error:
+            where = f"{owner.module}.{owner.parameter}"
+            logger.debug("no gradient of %s is recorded: %s", where, error)
+            return None
+        return remove
 
 
-class _Arrival:
-    """The hook of one parameter; returns nothing, so that the gradient stays what it is."""
+def _arrived(passes: RecordedPasses, owner: ParameterOwner, gradient: Any) -> None:
+    """Record a gradient; return nothing, so that it stays what it is."""
+    quietly(owner.session, "parameter gradient", _take, passes, owner, gradient)
 
-    __slots__ = ("_cell", "_key", "_of", "_session")
 
-    def __init__(self, session: Session, cell: str, key: str, of: int) -> None:
-        self._session = session
-        self._cell = cell
-        self._key = key
-        self._of = of
-
-    def __call__(self, gradient: Any) -> None:
-        quietly(self._session, "parameter gradient", self._take, gradient)
-
-    def _take(self, gradient: Any) -> None:
-        if self._session.recorder.wants_parameters_of(self._cell):
-            self._session.gradients.parameter(self._cell, self._key, gradient, of=self._of)
+def _take(passes: RecordedPasses, owner: ParameterOwner, gradient: Any) -> None:
+    if passes.is_running():
+        owner.take(gradient)

@@ -7,7 +7,7 @@ While capturing, the class of the object is one that records; `stop` gives it it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from mindspore.ops import Primitive
@@ -15,6 +15,7 @@ from mindspore.ops import Primitive
 from mindspore import nn
 from msprobe.capture.session import Session
 from msprobe.mindspore.api_calls import ApiObserver
+from msprobe.mindspore.api_choice import warn_of_unknown_names
 
 # They say what a tensor is, order or show things, and compute nothing.
 _NO_COMPUTATION: Final = frozenset(
@@ -48,9 +49,15 @@ _NO_COMPUTATION: Final = frozenset(
 )
 
 
-def is_computation(primitive: str) -> bool:
-    """Return whether the primitive of this name computes something."""
-    return primitive not in _NO_COMPUTATION
+# What MindSpore calls functions on shapes and types, which it computes while compiling.
+_ON_CONSTANTS: Final = "constexpr_prim"
+
+
+def is_computation(primitive: Any) -> bool:
+    """Return whether a primitive computes something."""
+    if getattr(primitive, "name", type(primitive).__name__) in _NO_COMPUTATION:
+        return False
+    return _ON_CONSTANTS not in (getattr(primitive, "attrs", None) or ())
 
 
 class PrimitiveObserver:
@@ -61,16 +68,21 @@ class PrimitiveObserver:
         self._session = session
         self._apis = apis
         self._classes: dict[tuple[type, str], type] = {}
+        # Names of the user's that are still to be looked for.
+        self._unchecked = session.config.section.black_list
 
     def install(self, models: Sequence[nn.Cell]) -> None:
         """Watch the primitives of every cell; the session's undo ends it."""
+        if self._unchecked:
+            warn_of_unknown_names(self._unchecked, _held_by(models))
+            self._unchecked = ()
         undo = self._session.undo.callback
         changed: set[int] = set()
         for model in models:
             for cell in (one for _, one in model.cells_and_names()):
                 for attribute, primitive in cell._primitives.items():
                     kind = type(primitive)
-                    if id(primitive) in changed or not is_computation(kind.__name__):
+                    if id(primitive) in changed or not is_computation(primitive):
                         continue
                     changed.add(id(primitive))
                     try:
@@ -99,6 +111,13 @@ class PrimitiveObserver:
         made = type(kind.__name__, (base,), {"__call__": call, "__module__": kind.__module__})
         self._classes[kind, attribute] = made
         return made
+
+
+def _held_by(models: Sequence[nn.Cell]) -> Iterator[tuple[str, str]]:
+    for model in models:
+        for _, cell in model.cells_and_names():
+            for attribute, primitive in cell._primitives.items():
+                yield attribute, str(getattr(primitive, "name", type(primitive).__name__))
 
 
 def _restore(primitive: Any, kind: type) -> None:

@@ -12,16 +12,10 @@ T = TypeVar("T")
 
 
 def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
-    """Return ``action(*args)``, or None when it raised; the session then knows.
+    """Do what `msprobe.capture.quiet.Quietly` says.
 
     What `action` does may read tensors and must not run operators: these would be recorded by the
     automatic differentiation of the user's program.
-
-    Args:
-        session: takes note of errors.
-        where: what was being done, for the error log.
-        action: our own code; never the user's.
-        args: passed on.
     """
     with session.lock:
         try:

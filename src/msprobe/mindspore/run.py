@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 import mindspore
@@ -16,11 +18,14 @@ from msprobe.config import Config, Level
 from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.api_table import ApiTable
-from msprobe.mindspore.graph_hooks import leave_sink_uncompiled
+from msprobe.mindspore.graph_hooks import is_compiled_by_user, refuse_compiled
 from msprobe.mindspore.graph_observer import GraphObserver
 from msprobe.mindspore.graph_taps import are_visible
-from msprobe.mindspore.jit_calls import cells_in_graphs
+from msprobe.mindspore.jit_calls import JitCalls, compilations, name_of
 from msprobe.mindspore.observer import Observer
+from msprobe.mindspore.stack_traits import is_of_user_or_layer
+
+logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -30,7 +35,6 @@ class Run:
         config: the settings.
         session: the state of the run.
         observer: watches cells and APIs in the dynamic graph.
-        graph: watches cells in compiled graphs.
         custom_apis: the functions that the user registered.
     """
 
@@ -40,18 +44,23 @@ class Run:
         self.session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
         table = ApiTable(config.api_list, config.section.black_list)
         self.observer = Observer(self.session, table)
-        self.graph = GraphObserver(self.session)
         self.custom_apis = CustomApis(self.observer.apis, self.session.run_undo)
-        if config.level is Level.L0:
-            leave_sink_uncompiled()
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
-        # Of cells in compiled parts, when the dynamic graph has such.
+        self._graph: GraphObserver | None = None
+        # Of cells in compiled parts of the dynamic graph.
         self._graph_session: Session | None = None
+        self._rank: int | None = None
+        self._jit_calls = JitCalls(self._around_jit, self._before_compiling)
+        self._jitted: set[CodeType] = set()
 
     @property
     def models(self) -> tuple[nn.Cell, ...]:
         """The models given last, as long as the user keeps them."""
         return tuple(model for reference in self._models if (model := reference()) is not None)
+
+    @property
+    def _records_cells(self) -> bool:
+        return self.config.level in (Level.L0, Level.MIX)
 
     def start(
         self, models: Sequence[nn.Cell], token_range: tuple[int, int] | None, rank: int | None
@@ -65,7 +74,7 @@ class Run:
         """
         if models:
             self._models = tuple(map(weakref.ref, models))
-        if not self.models and self.config.level in (Level.L0, Level.MIX):
+        if not self.models and self._records_cells:
             rule = "the model to record, as in start(model)"
             hint = f"level {self.config.level} records cells"
             raise ConfigError("model", None, rule, source="start()", hint=hint)
@@ -80,35 +89,81 @@ class Run:
                 f"MindSpore {mindspore.__version__} does not show its gradient graph; "
                 "recording the dynamic graph needs 2.10 or newer"
             )
-        compiled = (
-            cells_in_graphs(self.models) if self.config.level in (Level.L0, Level.MIX) else ()
-        )
-        if compiled and self._graph_session is None:
-            self._graph_session = self._split_dump()
-            self.graph = GraphObserver(self._graph_session, takes_gradients=False)
-        inside = {id(cell) for cell in compiled}
-        if self._graph_session is not None:
-            self.graph.watch(self.models, lambda cell: id(cell) in inside)
-            if self._graph_session.start(rank=rank):
-                self.graph.begin()
+        self._rank = rank
+        if self._records_cells:
+            self._watch_compiled_parts()
         if self.session.start(rank=rank):
-            self.observer.watch(self.models, lambda cell: id(cell) not in inside)
+            self.observer.watch(self.models)
             self.observer.install(token_range)
+        # Also in steps that are not wanted: what is compiled then serves the others, too.
+        if self.session.capturing or (self._records_cells and not self.session.finished):
+            self._jit_calls.install()
+            self.session.undo.callback(self._jit_calls.remove)
 
-    def _split_dump(self) -> Session:
-        """Make the dump one of two halves, and return the session of the other: graphs.
+    def _watch_compiled_parts(self) -> None:
+        if self._graph_session is None:
+            if any(is_compiled_by_user(cell) for cell in _cells_of(self.models)):
+                self.session.config = replace(
+                    self.config, dump_path=self.config.dump_path / "pynative"
+                )
+            self._graph_session = self._session_of_graphs()
+            self._graph = GraphObserver(self._graph_session, self._begin_graphs)
+        assert self._graph is not None
+        self._graph.watch(self.models)
+
+    def _session_of_graphs(self) -> Session:
+        """Return the session of cells in compiled parts: a half of the dump for itself.
 
         Compiled parts know neither the order of calls nor where they were made, so their records
-        stand apart.
+        stand apart. Where a model has compiled cells, the other half has a folder, too.
         """
-        path = self.config.dump_path
-        graph = replace(self.config, dump_path=path / "graph", level=Level.L0)
-        session = Session(graph, MindSporeAdapter(graph), TENSOR_TYPES)
-        session.set_step(self.session.step_number)
-        self.session.config = replace(self.config, dump_path=path / "pynative")
+        config = replace(self.config, dump_path=self.config.dump_path / "graph", level=Level.L0)
+        session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
         self.session.run_undo.callback(session.close)
-        leave_sink_uncompiled()
         return session
+
+    def _around_jit(
+        self, executor: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a call of jitted code; its cells are compiled so that they can be recorded."""
+        graph = self._graph
+        if graph is None:
+            return self.observer.around_jit(executor, run, args, kwargs)
+        if self.session.capturing:
+            graph.begin(self.session.stacks.here(3).frames)
+        before = compilations()
+        try:
+            result = self.observer.around_jit(executor, run, args, kwargs)
+        finally:
+            graph.take_out()
+        self._mention_compiled(executor, before)
+        return result
+
+    def _before_compiling(self) -> None:
+        if self._graph is not None and mindspore.get_context("mode") == mindspore.PYNATIVE_MODE:
+            self._graph.put_in()
+
+    def _begin_graphs(self) -> None:
+        """Open the half of compiled parts: one of their cells has something to record."""
+        session = self._graph_session
+        if session is None or not self.session.capturing:
+            return
+        if session.step_number != self.session.step_number:
+            session.set_step(self.session.step_number)
+        session.start(rank=self._rank)
+
+    def _mention_compiled(self, executor: Any, before: int | None) -> None:
+        """Warn of jitted code that was compiled before the first `start`."""
+        code = getattr(getattr(executor, "fn", None), "__code__", None)
+        if code is None or code in self._jitted:
+            return
+        self._jitted.add(code)
+        if before is not None and before == compilations() and is_of_user_or_layer(code):
+            logger.warning(
+                "%s was compiled before start(): cells of the model that it runs are not "
+                "recorded; call start(model) before it is called for the first time",
+                name_of(executor),
+            )
 
     def _start_graph(self, rank: int | None) -> None:
         """Begin to record what compiled graphs hand over; every step, as the hooks must be in."""
@@ -117,9 +172,15 @@ class Run:
                 f"start(): MindSpore runs in graph mode, which level {self.config.level} cannot "
                 "record; use level L0, or set_context(mode=PYNATIVE_MODE)"
             )
-        self.graph.watch(self.models)
+        if self._graph is None:
+            self._graph = GraphObserver(self.session)
+        if self._graph.watch(self.models):
+            refuse_compiled(self.models)
+        # Also in steps that are not wanted: what is compiled then serves the others, too.
+        self._graph.put_in()
+        self.session.undo.callback(self._graph.take_out)
         if self.session.start(rank=rank):
-            self.graph.begin()
+            self._graph.begin()
 
     def stop(self) -> None:
         """End observing."""
@@ -129,10 +190,17 @@ class Run:
 
     def step(self) -> None:
         """End the step."""
-        self.graph.end_step()
+        if self._graph is not None:
+            self._graph.end_step()
         if self._graph_session is not None:
             self._graph_session.step()
         self.session.step()
+
+
+def _cells_of(models: Sequence[nn.Cell]) -> Iterator[nn.Cell]:
+    for model in models:
+        for _, cell in model.cells_and_names():
+            yield cell
 
 
 def as_models(model: Any) -> tuple[nn.Cell, ...]:

@@ -3,21 +3,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import random
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final
 
 import mindspore
 from mindspore import mint, nn, ops
-from msprobe.errors import ConfigError
+from msprobe.capture.seeding import check_arguments, seed_python_and_numpy
 
-logger = logging.getLogger(__name__)
-
-_LARGEST_SEED: Final = 2**32 - 1  # what numpy takes
-_SOURCE: Final = "seed_all()"
 _CELLS: Final = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d")
 _FUNCTIONS: Final = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 
@@ -41,15 +35,10 @@ def seed_all(
     Raises:
         ConfigError: an argument cannot be used.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED:
-        raise ConfigError("seed", seed, "a whole number from 0 to 2**32 - 1", source=_SOURCE)
-    for key, value in (("mode", mode), ("rm_dropout", rm_dropout)):
-        if not isinstance(value, bool):
-            raise ConfigError(key, value, "true or false", source=_SOURCE)
-    os.environ["PYTHONHASHSEED"] = str(seed)  # for processes started from here
+    check_arguments(seed, mode=mode, rm_dropout=rm_dropout)
+    seed_python_and_numpy(seed)
+    mindspore.set_seed(seed)
     os.environ["HCCL_DETERMINISTIC"] = "true" if mode else "false"
-    random.seed(seed)
-    mindspore.set_seed(seed)  # NumPy's too
     if mindspore.get_context("device_target") != "CPU":
         mindspore.set_context(deterministic="ON" if mode else "OFF")
     return remove_dropout() if rm_dropout else None

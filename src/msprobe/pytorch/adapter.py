@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from msprobe.capture.call import Draft
 from msprobe.capture.stacks import Traits
 from msprobe.capture.statistics import Summary
+from msprobe.capture.unfinished import fill_waiting, take_summary
 from msprobe.config import (
     Config,
     Slice,
@@ -41,7 +42,6 @@ from msprobe.pytorch.tensor_payload import snapshot
 # Exact types whose every property can be read without a detour.
 TENSOR_TYPES: Final = (Tensor, Parameter)
 
-_LOST: Final = "the device did not deliver the statistics"
 _transforms_active: Final = torch._C._are_functorch_transforms_active
 
 
@@ -89,6 +89,10 @@ class TorchAdapter:
         """Say what the frames of a call mean for it."""
         return classify(codes)
 
+    def is_machinery(self, _code: CodeType) -> bool:
+        """Return False: stacks show the frames of torch, as those of mindstudio-probe do."""
+        return False
+
     def current_rank(self) -> int | None:
         """Return the rank in the default process group, None when there is none."""
         distributed = torch.distributed
@@ -125,7 +129,7 @@ class TorchAdapter:
             record = self._new_record(tensor, value, requires_grad)
             if is_bare and value.id and value.summary.ready:
                 value.record = record
-        self._add_details(record, value.summary, draft)
+        take_summary(draft, record, value.summary)
         self._keep(tensor, record, value, draft, path)
         return record
 
@@ -152,14 +156,6 @@ class TorchAdapter:
         if tensor.layout is torch.strided and not tensor.is_contiguous():
             record.stride = tensor.stride()
         return record
-
-    def _add_details(self, record: TensorRecord, summary: Summary, draft: Draft) -> None:
-        if not summary.ready:
-            if draft.waiting is None:
-                draft.waiting = []
-            draft.waiting.append((record, summary))
-            return
-        draft.add_details(record, summary)
 
     def _keep(
         self, tensor: Tensor, record: TensorRecord, value: Value, draft: Draft, path: str
@@ -231,7 +227,7 @@ class TorchAdapter:
             record.shape = tuple(tensor._local_tensor.shape)  # type: ignore[attr-defined]
         if not tensor.is_cpu:
             record.device = str(tensor.device)
-        self._add_details(record, summary, draft)
+        take_summary(draft, record, summary)
         self._keep(tensor, record, Value(summary), draft, path)
         return record
 
@@ -257,6 +253,9 @@ class TorchAdapter:
 
     # -- devices -------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Do nothing: every device computes what is asked of it."""
+
     def take_batch(self) -> Callable[[], None] | None:
         """Start the copy of the statistics that the device computed; see `Adapter`."""
         batch, self._batch = self._batch, None
@@ -267,13 +266,7 @@ class TorchAdapter:
 
     def fill(self, draft: Draft) -> None:
         """Write the finished summaries into the records of `draft`; see `Adapter`."""
-        for record, summary in draft.waiting or ():
-            if not summary.ready:
-                record.note = _LOST
-                continue
-            record.max, record.min = summary.max, summary.min
-            record.mean, record.norm = summary.mean, summary.norm
-            self._add_details(record, summary, draft)
+        fill_waiting(draft)
 
 
 def _outside_transforms() -> AbstractContextManager[object]:

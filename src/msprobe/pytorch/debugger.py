@@ -16,14 +16,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from msprobe.capture.front import DebuggerFront, Place, lock
-from msprobe.config import Level, load_config, parse_token_range
-from msprobe.errors import ConfigError
+from msprobe.config import Config, Level
 from msprobe.log import warn_once
 from msprobe.pytorch.run import Run, as_models
 from msprobe.pytorch.saved_values import prepare_saving, save
@@ -39,7 +37,7 @@ class PrecisionDebugger(DebuggerFront):
     the one that constructs.
     """
 
-    _place = Place()
+    _place = Place(save, torch.compiler.is_compiling)
 
     def __init__(
         self,
@@ -63,24 +61,22 @@ class PrecisionDebugger(DebuggerFront):
         Raises:
             ConfigError: a value cannot be used; the message names file, key, value and rule.
         """
-        arguments = {
-            "config_path": config_path,
-            "task": task,
-            "dump_path": dump_path,
-            "level": level,
-            "model": None if model is None else id(model),  # the model itself is not kept alive
-            "step": step,
-        }
-        with lock:
-            if self._is_second(arguments):
-                return
+
+        def make_run(config: Config) -> Run:
             models = as_models(model)
-            config = load_config(
-                config_path, task=task, dump_path=dump_path, level=level, step=step
-            )
             run = Run(config)
             run.models = models
-            self._begin(run, arguments)
+            return run
+
+        self._construct(
+            make_run,
+            config_path,
+            task=task,
+            dump_path=dump_path,
+            level=level,
+            model=None if model is None else id(model),
+            step=step,
+        )
 
     @classmethod
     def start(
@@ -109,34 +105,8 @@ class PrecisionDebugger(DebuggerFront):
             if run.config.level is Level.DEBUG:
                 prepare_saving(run.session)
                 return
-            tokens = parse_token_range(token_range)
-            models = as_models(model)
-            if tokens is not None and not (models or run.models):
-                rule = "the model whose forward calls are counted"
-                raise ConfigError("model", None, rule, source="start()", hint="token_range is set")
-            run.start(models, tokens, rank_id)
-
-    @classmethod
-    def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
-        """Record a value under a name of your own; only at level ``debug``, else nothing happens.
-
-        Needs no `start`. The file is complete after `step` or when the process ends. In compiled
-        code values can only be saved between `start` and `stop`, where it runs eagerly.
-
-        Args:
-            variable: a tensor, number or text, or lists, tuples and dicts of these; None and other
-                objects inside are recorded as null.
-            name: counted from 0 in each step: ``{name}.{count}.debug``.
-            save_backward: whether the gradients of the tensors are recorded too, as
-                ``{name}_grad.{count}.debug``.
-
-        Raises:
-            UsageError: no debugger was constructed.
-        """
-        if torch.compiler.is_compiling():
-            return  # traced code has no values yet; `start` makes compiled code run eagerly
-        with lock:
-            save(running().session, variable, name, save_backward)
+            models = cls._models(model, as_models)
+            run.start(models, cls._tokens(token_range, models or run.models), rank_id)
 
 
 def running() -> Run:

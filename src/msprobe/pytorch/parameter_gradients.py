@@ -10,100 +10,47 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from msprobe.capture.names import PARAMETERS_GRAD, PARAMETERS_GRAD_REDUCED
-from msprobe.capture.session import Session
-from msprobe.pytorch.module_hooks import ModuleNames
+from msprobe.capture.names import PARAMETERS_GRAD_REDUCED
+from msprobe.capture.parameter_gradients import ParameterOwner, ParameterWatch
 from msprobe.pytorch.quiet import quietly
 
 
-class _Owner:
-    """The module that a parameter is recorded under."""
+class ParameterGradients(ParameterWatch):
+    """Watches the parameters of the user's models, and optimisers where ranks reduce gradients."""
 
-    __slots__ = ("count", "module", "others", "parameter", "session")
-
-    def __init__(self, session: Session, module: str, parameter: str, count: int) -> None:
-        self.session = session
-        self.module = module
-        self.parameter = parameter
-        self.count = count
-        # Further modules that share the parameter: it is recorded once, under the first wanted.
-        self.others: list[_Owner] = []
-
-    def accumulated(self, parameter: Tensor) -> None:
-        """Take the gradient that was just accumulated."""
-        quietly(self.session, "parameter gradient", self.take, parameter, PARAMETERS_GRAD)
-
-    def take(self, parameter: Tensor, kind: str) -> None:
-        gradient = parameter.grad
-        if gradient is None or self.session.dump is None:
-            return
-        owner = self.wanted()
-        if owner is not None:
-            self.session.gradients.parameter(
-                owner.module, owner.parameter, gradient, of=owner.count, kind=kind
-            )
-
-    def wanted(self) -> _Owner | None:
-        """Return the owner that the parameter is recorded under now, if it is."""
-        wants = self.session.recorder.wants_parameters_of
-        return next((one for one in (self, *self.others) if wants(one.module)), None)
-
-
-class ParameterGradients:
-    """Watches the parameters of the user's models, from `install` to the end of the step."""
-
-    __slots__ = ("_installed", "_names", "_owners", "_session")
-
-    def __init__(self, session: Session, names: ModuleNames) -> None:
-        """Create it for the modules that `names` knows."""
-        self._session = session
-        self._names = names
-        self._owners: dict[int, tuple[Any, _Owner]] = {}
-        self._installed = False
-
-    def install(self) -> None:
-        """Put hooks on the parameters; gradients may arrive until the step ends."""
-        if self._installed:
-            return
-        self._installed = True
-        undo = self._session.step_undo
-        undo.callback(self._removed)
-        for module, name in self._names.items():
-            self._watch(module, name, undo.callback)
-        if _may_reduce():
+    def install(self) -> bool:
+        """Put hooks on the parameters; return whether there were none yet."""
+        begins = super().install()
+        if begins and _may_reduce():
             handle = register_optimizer_step_pre_hook(self._before_step)
-            undo.callback(handle.remove)
+            self._session.step_undo.callback(handle.remove)
+        return begins
 
-    def _watch(
-        self, module: nn.Module, name: str, undo: Callable[[Callable[[], None]], object]
-    ) -> None:
-        trained = {
+    def trained(self, module: nn.Module) -> dict[str, Any]:
+        """Return the parameters of a module itself that can get a gradient."""
+        return {
             key: parameter
             for key, parameter in module._parameters.items()
             if parameter is not None and parameter.requires_grad and parameter.is_leaf
         }
-        for key, parameter in trained.items():
-            owner = _Owner(self._session, name, key, len(trained))
-            if id(parameter) in self._owners:
-                self._owners[id(parameter)][1].others.append(owner)
-                continue
-            with contextlib.suppress(RuntimeError):  # tensors that refuse hooks keep theirs
-                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    owner.accumulated
-                )
-                _make_first(parameter, handle.id)
-                undo(handle.remove)
-                self._owners[id(parameter)] = (parameter, owner)
 
-    def _removed(self) -> None:
-        self._owners.clear()
-        self._installed = False
+    def watch(self, parameter: Tensor, owner: ParameterOwner) -> Callable[[], None] | None:
+        """Hook a parameter, before the hooks of the user's."""
+        with contextlib.suppress(RuntimeError):  # tensors that refuse hooks keep theirs
+            handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(_accumulated, owner)
+            )
+            _make_first(parameter, handle.id)
+            remove: Callable[[], None] = handle.remove
+            return remove
+        return None
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         quietly(self._session, "reduced gradient", self._take_reduced, optimizer)
@@ -126,6 +73,16 @@ class ParameterGradients:
                 of=per_module[owner.module],
                 kind=PARAMETERS_GRAD_REDUCED,
             )
+
+
+def _accumulated(owner: ParameterOwner, parameter: Tensor) -> None:
+    """Take the gradient that was just accumulated."""
+    quietly(owner.session, "parameter gradient", _take_accumulated, owner, parameter)
+
+
+def _take_accumulated(owner: ParameterOwner, parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        owner.take(parameter.grad)
 
 
 def _make_first(parameter: Tensor, hook_id: int) -> None:

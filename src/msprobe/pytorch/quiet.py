@@ -38,15 +38,10 @@ def unnoticed() -> Iterator[None]:
 
 
 def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
-    """Return ``action(*args)``, or None when it raised; the session then knows.
+    """Do what `msprobe.capture.quiet.Quietly` says, in the state that `unnoticed` enters.
 
-    Args:
-        session: takes note of errors.
-        where: what was being done, for the error log.
-        action: our own code; never the user's.
-        args: passed on.
+    Every event of a run passes here, so the guard is written out: a call more would cost a tenth.
     """
-    # A lock, because the engine runs hooks in one thread for each device.
     with session.lock, _DisableTorchFunction():
         had_grad = _is_grad_enabled()
         if had_grad:

@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import os
-import random
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as nn_functional
 
-from msprobe.errors import ConfigError, UnsupportedError
+from msprobe.capture.seeding import check_arguments, seed_python_and_numpy
+from msprobe.errors import UnsupportedError
 
-_LARGEST_SEED: Final = 2**32 - 1  # what numpy takes
-_SOURCE: Final = "seed_all()"
 _NPU_ENVIRONMENT: Final = {
     "HCCL_DETERMINISTIC": "True",
     "LCCL_DETERMINISTIC": "1",
@@ -44,15 +41,13 @@ def seed_all(
         ConfigError: an argument has a wrong type or range.
         UnsupportedError: `is_enhanced` is asked for.
     """
-    _check(seed, {"mode": mode, "rm_dropout": rm_dropout, "is_enhanced": is_enhanced})
+    check_arguments(seed, mode=mode, rm_dropout=rm_dropout, is_enhanced=is_enhanced)
     if is_enhanced:
         raise UnsupportedError(
             "seed_all(): is_enhanced=True is not supported; use the seed alone, and "
             '"record_rng": true in config.json to replay single random calls'
         )
-    os.environ["PYTHONHASHSEED"] = str(seed)  # for processes started from here
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the generator that users' scripts share
+    seed_python_and_numpy(seed)
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(mode)
     _make_cuda_reproducible()
@@ -77,15 +72,6 @@ def restore_dropout() -> None:
     for name, (original, replacement) in _dropouts().items():
         if getattr(nn_functional, name) is replacement:
             setattr(nn_functional, name, original)
-
-
-def _check(seed: Any, switches: dict[str, Any]) -> None:
-    is_int = isinstance(seed, int) and not isinstance(seed, bool)
-    if not is_int or not 0 <= seed <= _LARGEST_SEED:
-        raise ConfigError("seed", seed, f"an integer from 0 to {_LARGEST_SEED}", source=_SOURCE)
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise ConfigError(name, value, "True or False", source=_SOURCE)
 
 
 def _make_cuda_reproducible() -> None:

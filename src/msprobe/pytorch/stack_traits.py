@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from msprobe.capture.stacks import Traits
+from msprobe.capture.stacks import Traits, owner_in
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _CHECKPOINT: Final = f"{_TORCH}/utils/checkpoint.py"
@@ -29,18 +29,10 @@ def classify(codes: Sequence[CodeType]) -> Traits:
     """Return the traits of a stack whose innermost frame comes first."""
     files = [code.co_filename for code in codes]
     return Traits(
-        owner=_owner(files),
+        owner=owner_in(files, clipping=_CLIPPING, optimisers=_OPTIMISERS),
         internal=_is_internal(files),
         checkpointed=_CHECKPOINT in files,
     )
-
-
-def _owner(files: Sequence[str]) -> str | None:
-    if _CLIPPING in files:
-        return "clip_grad"
-    if any(file.startswith(_OPTIMISERS) for file in files):
-        return "optimizer"
-    return None
 
 
 def _is_internal(files: Sequence[str]) -> bool:

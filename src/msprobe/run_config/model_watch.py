@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
@@ -12,46 +12,92 @@ from msprobe.dump.records import JsonTree
 from msprobe.errors import MsprobeError
 from msprobe.run_config.arguments import megatron_arguments
 from msprobe.run_config.pack import DYNAMIC, PackWriter
+from msprobe.run_config.random_recording import RandomRecorder, python_and_numpy_states
+from msprobe.run_config.value_tables import CHECKSUM, STATISTICS
 
 logger = logging.getLogger(__name__)
 
 _MAX_DEPTH: Final = 20
 
 
-class WatchedModel(Protocol):
-    """What a framework's room must know of a model and its tensors."""
+class Framework(Protocol):
+    """What a framework's room must know of a process, its models and its tensors."""
+
+    def rank_and_world_size(self) -> tuple[int, int]:
+        """Return this process's rank and the number of ranks.
+
+        Before the ranks know each other they are as the launcher has set them (`launched_as`).
+        """
+
+    def facts(self) -> dict[str, str]:
+        """Return the settings of the framework that decide how numbers are computed."""
+
+    def parts_of(self, model: Any) -> Sequence[Any]:
+        """Return the parts of a model given by the user; the first is called once a micro step.
+
+        Raises:
+            ConfigError: it is no model of this framework.
+            UnsupportedError: its calls cannot be watched now.
+        """
+
+    def parameters_of(self, part: Any) -> Iterator[tuple[str, Any]]:
+        """Yield every parameter of a part with its name."""
 
     def leaf(self, value: Any) -> dict[str, JsonTree] | None:
-        """Return statistics and checksum of a tensor; None if `value` is none."""
-
-    def parameters(self) -> Iterator[tuple[str, Any]]:
-        """Yield every parameter with its name."""
+        """Return what `leaf_of` makes of a tensor; None if `value` is none."""
 
     def generator_states(self) -> Iterator[tuple[str, str]]:
-        """Yield every random generator with a checksum of its state. Must draw nothing."""
+        """Yield the framework's random generators with checksums of their states; draws nothing."""
 
-    def random_calls(self) -> dict[str, JsonTree]:
-        """Return the calls of random functions so far."""
+    def is_tracing(self) -> bool:
+        """Return whether a call now computes nothing, as code is being compiled."""
 
     def unnoticed(self) -> AbstractContextManager[object]:
         """Return the state in which tensors can be read without the program noticing."""
+
+
+def leaf_of(
+    shape: Iterable[int], dtype: str, summary: Any, checksum: str | None
+) -> dict[str, JsonTree]:
+    """Return the entry of a tensor.
+
+    Args:
+        shape: its shape.
+        dtype: its type, as the framework spells it.
+        summary: holds ``max``, ``min``, ``mean`` and ``norm``; None where it cannot be read.
+        checksum: of its bytes, likewise.
+    """
+    leaf: dict[str, JsonTree] = {name: getattr(summary, name, None) for name in STATISTICS}
+    leaf |= {"shape": list(shape), "dtype": dtype}
+    return leaf if checksum is None else leaf | {CHECKSUM: checksum}
 
 
 class ModelWatch:
     """Writes what each micro step starts with."""
 
     def __init__(
-        self, model: WatchedModel, writer: PackWriter, *, rank: int, max_steps: int | None
+        self,
+        framework: Framework,
+        parts: Sequence[Any],
+        recorder: RandomRecorder,
+        writer: PackWriter,
+        *,
+        rank: int,
+        max_steps: int | None,
     ) -> None:
         """Begin with micro step 0.
 
         Args:
-            model: the model.
+            framework: reads the model.
+            parts: the parts of the model.
+            recorder: knows the calls of random functions so far.
             writer: where to.
             rank: this process's rank.
             max_steps: micro steps to look at; None for all.
         """
-        self._model = model
+        self._framework = framework
+        self._parts = parts
+        self._recorder = recorder
         self._writer = writer
         self._rank = rank
         self._max_steps = max_steps
@@ -63,7 +109,7 @@ class ModelWatch:
         An error is logged and ends the watching, not the training.
         """
         try:
-            with self._model.unnoticed():
+            with self._framework.unnoticed():
                 self._collect(args, kwargs)
         except (MsprobeError, RuntimeError, ValueError, TypeError, OSError) as exc:
             logger.warning("config_check stops watching the model: %s", exc, exc_info=True)
@@ -77,19 +123,26 @@ class ModelWatch:
             self._collect_once()
         dataset = {"args": self._described(list(args)), "kwargs": self._described(kwargs)}
         self._writer.put_json(f"dataset/{place}/dataset.json", dataset)
-        weights = {name: self._model.leaf(value) for name, value in self._model.parameters()}
+        weights = {name: self._framework.leaf(value) for name, value in self._parameters()}
         self._writer.put_json(f"weights/{place}/weight.json", weights)
 
     def _collect_once(self) -> None:
-        self._writer.put_json(f"random/rank{self._rank}.json", self._model.random_calls())
-        states = {"step0": dict(self._model.generator_states())}
-        self._writer.put_json(f"random/generators_rank{self._rank}.json", states)
+        self._writer.put_json(f"random/rank{self._rank}.json", self._recorder.as_json())
+        states = {**dict(python_and_numpy_states()), **dict(self._framework.generator_states())}
+        place = f"random/generators_rank{self._rank}.json"
+        self._writer.put_json(place, {"step0": states})
         if arguments := megatron_arguments():
             self._writer.put_json(DYNAMIC, arguments)
 
+    def _parameters(self) -> Iterator[tuple[str, Any]]:
+        for number, part in enumerate(self._parts):
+            begin = f"{number}." if len(self._parts) > 1 else ""
+            for name, parameter in self._framework.parameters_of(part):
+                yield begin + name, parameter
+
     def _described(self, value: Any, depth: int = 0) -> JsonTree:
         """Return a tree like `value`, of the tensors in it; everything else is left out."""
-        leaf = self._model.leaf(value)
+        leaf = self._framework.leaf(value)
         if leaf is not None or depth > _MAX_DEPTH:
             return leaf or {}
         found = {key: self._described(item, depth + 1) for key, item in _items(value)}

@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from msprobe.dump.records import JsonTree
 _SEEDING: Final = ("seed", "set_seed", "manual_seed", "manual_seed_all", "default_rng")
 _MAX_FRAMES: Final = 64
 _MAX_SEEDS: Final = 64
+_OWN_FOLDER: Final = str(Path(__file__).parents[1])
 
 _Place = tuple[tuple[CodeType, int], ...]
 
@@ -43,7 +45,7 @@ class RandomFunctions:
     names: tuple[str, ...]
 
 
-PYTHON_AND_NUMPY: Final = (
+_PYTHON_AND_NUMPY: Final = (
     RandomFunctions(
         "random",
         random,
@@ -83,20 +85,20 @@ class RandomRecorder:
         self,
         functions: Sequence[RandomFunctions],
         *,
-        library_paths: tuple[str, ...],
+        library_path: str,
         keeps_out: Callable[[], bool] = _never,
         introduce: Callable[[Any, Any], Callable[[], None]] = _no_introduction,
     ) -> None:
         """Prepare; nothing is replaced yet.
 
         Args:
-            functions: what to watch.
-            library_paths: beginnings of the paths of files that are not the user's.
+            functions: what to watch besides the functions of Python and NumPy.
+            library_path: the framework's folder, whose files are not the user's.
             keeps_out: whether a call must not be noted now (code is being compiled).
             introduce: makes a replacement known to the framework; returns the undo.
         """
-        self._functions = tuple(functions)
-        self._library_paths = (*library_paths, "<frozen")
+        self._functions = (*_PYTHON_AND_NUMPY, *functions)
+        self._library_paths = (_OWN_FOLDER, library_path, "<frozen")
         self._keeps_out = keeps_out
         self._introduce = introduce
         self._lock = threading.Lock()

@@ -13,8 +13,8 @@ from msprobe.run_config.levels import Difference, ItemResult, Level
 from msprobe.run_config.pack import StepRank
 
 CHECKSUM: Final = "crc32"
-_STATISTICS: Final = ("max", "min", "mean", "norm")
-_DIFFS: Final = tuple(f"{name}_relative_diff" for name in _STATISTICS)
+STATISTICS: Final = ("max", "min", "mean", "norm")
+_DIFFS: Final = tuple(f"{name}_relative_diff" for name in STATISTICS)
 ONLY_BENCH: Final = "only bench have"
 ONLY_CMP: Final = "only cmp have"
 
@@ -116,14 +116,14 @@ def _verdict(
     bench: Mapping[str, JsonTree] | None, cmp: Mapping[str, JsonTree] | None
 ) -> tuple[bool | str, list[float | None]]:
     if bench is None or cmp is None:
-        return (ONLY_CMP if bench is None else ONLY_BENCH), [None] * len(_STATISTICS)
-    diffs = [relative_difference(bench.get(key), cmp.get(key)) for key in _STATISTICS]
+        return (ONLY_CMP if bench is None else ONLY_BENCH), [None] * len(STATISTICS)
+    diffs = [relative_difference(bench.get(key), cmp.get(key)) for key in STATISTICS]
     keys = [key for key in (CHECKSUM, "shape", "dtype") if key in bench and key in cmp]
     is_equal = all(bench[key] == cmp[key] for key in keys)
     if CHECKSUM not in keys:
         is_equal = is_equal and all(
             diff == 0.0 or bench.get(key) == cmp.get(key)
-            for key, diff in zip(_STATISTICS, diffs, strict=True)
+            for key, diff in zip(STATISTICS, diffs, strict=True)
         )
     return is_equal, diffs
 

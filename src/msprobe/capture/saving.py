@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level debug: record what the user hands to `PrecisionDebugger.save`, and wait for gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from msprobe.capture.quiet import Quietly
+from msprobe.capture.saved_values import GradientSlot, is_wanted
+from msprobe.capture.session import Session
+
+_clock: Final = time.perf_counter
+
+
+class Arrival:
+    """The hook of a tensor: passes its gradient on and returns nothing, so that it stays as it is.
+
+    Only the first gradient that arrives is recorded.
+    """
+
+    __slots__ = ("_quietly", "_session", "_slot")
+
+    def __init__(self, session: Session, slot: GradientSlot, quietly: Quietly) -> None:
+        """Make the hook of the tensor of `slot`."""
+        self._session = session
+        self._slot = slot
+        self._quietly = quietly
+
+    def __call__(self, gradient: Any) -> None:
+        """Record the gradient; None is passed over."""
+        if gradient is not None and not self._slot.is_filled:
+            started = _clock()
+            self._quietly(self._session, "saved gradient", self._slot.take, gradient)
+            self._session.account.spent_s += _clock() - started
+
+
+Watch = Callable[[Any, Arrival], Callable[[], None] | None]
+
+
+def save_value(
+    session: Session,
+    variable: Any,
+    name: Any,
+    save_backward: Any,
+    *,
+    quietly: Quietly,
+    watch: Watch,
+) -> None:
+    """Record a value, if level, task, step and rank are those to record.
+
+    Args:
+        session: the run.
+        variable: a tensor, a number, a text, or a nested structure of these; only read.
+        name: the user's name for it; anything but a str gets a warning and is skipped.
+        save_backward: whether its gradients are recorded; anything but a bool likewise.
+        quietly: runs our code.
+        watch: has a tensor call the hook with its gradient; returns how to end that, or None for a
+            tensor that gets none.
+    """
+    if is_wanted(session.config, name, save_backward):
+        started = _clock()
+        quietly(session, "save", _save, session, variable, name, save_backward, quietly, watch)
+        session.account.spent_s += _clock() - started
+
+
+def _save(
+    session: Session, variable: Any, name: str, save_backward: bool, quietly: Quietly, watch: Watch
+) -> None:
+    if not session.open_for_saving():
+        return
+    for slot in session.saved.save(variable, name, with_gradients=save_backward):
+        tensor, slot.tensor = slot.tensor, None
+        end = quietly(session, "save", watch, tensor, Arrival(session, slot, quietly))
+        if end is not None:
+            session.saved.expect(slot)
+            session.step_undo.callback(end)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records whose numbers a device has yet to deliver."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msprobe.capture.call import Draft
+from msprobe.capture.statistics import Summary
+from msprobe.dump.records import TensorRecord
+
+_LOST: Final = "the device did not deliver the statistics"
+
+
+def take_summary(draft: Draft, record: TensorRecord, summary: Summary) -> None:
+    """Note what a summary says beside its four numbers, or let the record wait for all of it.
+
+    Args:
+        draft: the record in the making.
+        record: of the summarised tensor; it has the numbers of a summary that is ready.
+        summary: ready or not.
+    """
+    if summary.ready:
+        draft.add_details(record, summary)
+        return
+    if draft.waiting is None:
+        draft.waiting = []
+    draft.waiting.append((record, summary))
+
+
+def fill_waiting(draft: Draft) -> None:
+    """Write the summaries that have become ready into the records that wait for them."""
+    for record, summary in draft.waiting or ():
+        if not summary.ready:
+            # A remark on a gradient may have come meanwhile.
+            record.note = f"{record.note}; {_LOST}" if isinstance(record.note, str) else _LOST
+            continue
+        record.max, record.min = summary.max, summary.min
+        record.mean, record.norm = summary.mean, summary.norm
+        draft.add_details(record, summary)

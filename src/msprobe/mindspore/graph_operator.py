@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator by which a compiled graph gives a tensor to Python (CPU only).
+
+It is MindSpore's `Custom` operator with a Python function. A call of plain Python from a graph
+(a module in ``MS_JIT_IGNORE_MODULES``) would be simpler to write, but MindSpore 2.10 cannot compile
+it into gradients of jitted parts, and may run it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+from numpy.typing import NDArray
+
+import mindspore
+from mindspore import Tensor, ops
+from msprobe.mindspore.graph_value import GraphValue, graph_value
+from msprobe.mindspore.graph_walk import compiled
+
+Receiver = Callable[[int, int, int, "Delivered"], None]
+
+# How a value was changed to get through the operator.
+_SCALAR, _BFLOAT16 = 1, 2
+_receivers: Final[list[Receiver]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A value from a running graph.
+
+    Attributes:
+        values: its values, in memory of the graph: to be read now. bfloat16 comes as float32.
+        is_bfloat16: whether it is.
+    """
+
+    values: NDArray[Any]
+    is_bfloat16: bool
+
+    def now(self) -> GraphValue:
+        """Return the value, to be read before the graph goes on."""
+        return graph_value(self.values, is_bfloat16=self.is_bfloat16)
+
+    def copy(self) -> GraphValue:
+        """Return the value in memory of its own."""
+        return self.now() if self.is_bfloat16 else graph_value(self.values.copy())
+
+
+def receiver(function: Receiver) -> int:
+    """Return the number by which a graph reaches `function`, for as long as the process lives.
+
+    It is called with the number of what the value belongs to, the side, the leaf and the value.
+    """
+    _receivers.append(function)
+    return len(_receivers) - 1
+
+
+def _deliver(key: NDArray[np.int32], value: NDArray[Any]) -> NDArray[np.float32]:
+    """Take a value from a running graph; an operator has to have a result."""
+    form, number, owner, side, leaf = key.tolist()
+    if form & _SCALAR:
+        value = value.reshape(())
+    _receivers[number](owner, side, leaf, Delivered(value, bool(form & _BFLOAT16)))
+    return np.zeros(1, np.float32)
+
+
+@cache
+def operator() -> ops.Custom:
+    """Return the operator; its calls keep their order, and none is left out."""
+    made = ops.Custom(
+        _deliver,
+        out_shape=lambda key, value: (1,),
+        out_dtype=lambda key, value: mindspore.float32,
+        func_type="pyfunc",
+        bprop=_no_gradient,
+    )
+    made.add_prim_attr("side_effect_io", True)
+    return made
+
+
+def _no_gradient(key, value, out, dout):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    return ops.zeros_like(key), ops.zeros_like(value)
+
+
+compiled(_no_gradient)
+
+
+def keys_of(number: int, *place: int) -> tuple[Tensor, ...]:
+    """Return what tells the operator the place of a value, one tensor for each form."""
+    return tuple(Tensor([form, number, *place], mindspore.int32) for form in range(4))
+
+
+@compiled
+def passes(value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Return, compiled, whether the operator takes a tensor: none that is, or may be, empty."""
+    return F.isconstant(value.shape) and 0 not in value.shape
+
+
+@compiled
+def deliver(call, keys, value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Give a tensor to Python, compiled; returns what the graph has to wait for."""
+    if value.dtype == mindspore.bfloat16:
+        wide = ops.cast(value, mindspore.float32)
+        if value.ndim == 0:
+            return call(keys[3], ops.reshape(wide, (1,)))
+        return call(keys[2], wide)
+    if value.ndim == 0:
+        return call(keys[1], ops.reshape(value, (1,)))
+    return call(keys[0], value)

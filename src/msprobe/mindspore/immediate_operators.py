@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that run at once instead of through MindSpore's queue, while one thread is alone.
+
+On the CPU MindSpore queues operators; to wait for its queue costs a millisecond each time, and
+while capturing there is something to wait for at every value. With ``pynative_synchronize`` the
+value is there when it is read; the order and the kernels stay the same. But with it, operators
+in two threads at once end the process (MindSpore 2.10, without msprobe as well). So it is set only
+where this thread is alone, and no other is begun before it is unset.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+import mindspore
+from msprobe.capture.session import Session
+
+_SYNCHRONIZE: Final = "pynative_synchronize"
+_OWN_THREADS: Final = "msprobe-"
+
+
+class ImmediateOperators:
+    """Sets ``pynative_synchronize`` for the time between `start` and `stop`."""
+
+    def __init__(self, session: Session) -> None:
+        """Create it; nothing is set."""
+        self._session = session
+        self._is_set = False
+
+    def install(self) -> None:
+        """Let operators run at once if that is safe; the session's undo ends it."""
+        if mindspore.get_context(_SYNCHRONIZE) or not _is_alone():
+            return
+        mindspore.set_context(pynative_synchronize=True)
+        self._is_set = True
+        self._session.undo.callback(self.end)
+        self._session.undo.callback(_watch_new_threads(self.end))
+
+    def end(self) -> None:
+        """Let operators wait in MindSpore's queue again."""
+        if self._is_set:
+            self._is_set = False
+            mindspore.set_context(pynative_synchronize=False)
+
+
+def _is_alone() -> bool:
+    """Return whether no other thread than this one could run operators."""
+    own = threading.current_thread()
+    return all(
+        thread is own or thread.name.startswith(_OWN_THREADS) for thread in threading.enumerate()
+    )
+
+
+def _watch_new_threads(begins: Callable[[], None]) -> Callable[[], None]:
+    """Call `begins` before each thread that is started from now on; return the undo."""
+    owner: Any = threading.Thread
+    original = owner.start
+
+    @wraps(original)
+    def start(thread: threading.Thread) -> None:
+        if not thread.name.startswith(_OWN_THREADS):
+            begins()
+        original(thread)
+
+    owner.start = start
+
+    def undo() -> None:
+        if owner.__dict__.get("start") is start:
+            owner.start = original
+
+    return undo

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other threads of the user's that run operators and cells while one is recorded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from nets import random
+
+import mindspore as ms
+from mindspore import Tensor, nn
+from msprobe import open_dump
+from msprobe.mindspore import PrecisionDebugger
+
+# In a process of its own: what goes wrong here may end the process.
+SCRIPT = """
+import sys, threading
+import numpy as np
+from mindspore import Tensor, nn
+from msprobe.mindspore import PrecisionDebugger
+
+net = nn.SequentialCell(nn.Dense(4, 8), nn.ReLU(), nn.Dense(8, 2))
+x = Tensor(np.ones((3, 4), np.float32))
+want = net(x).asnumpy()
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level=sys.argv[2])
+right = 0
+for _ in range(30):
+    debugger.start(net)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(net(x).asnumpy()))
+    thread.start()
+    found.append(net(x).asnumpy())
+    thread.join()
+    debugger.stop()
+    debugger.step()
+    right += all(np.array_equal(one, want) for one in found) and len(found) == 2
+print("right", right)
+"""
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_thread_beside_the_recorded_one_computes_as_before(level: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), level],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "right 30\n"), done.stderr[-2000:]
+    for view in open_dump(tmp_path).rank_views():
+        assert not any("raised" in record.notes for record in view.records.values())
+
+
+def test_a_thread_does_not_end_calls_of_the_recorded_one(tmp_path: Path) -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    class Waiting(nn.Cell):
+        def construct(self, x: Tensor) -> Tensor:
+            if threading.current_thread() is recorded:
+                inside.set()
+                assert done.wait(60)
+            return x * 2.0
+
+    def run_beside() -> None:
+        assert inside.wait(60)
+        net(Tensor(random(2, 3)))
+        done.set()
+
+    recorded = threading.current_thread()
+    net = nn.SequentialCell(nn.ReLU(), Waiting())
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    debugger.start(net)
+    other = threading.Thread(target=run_beside)
+    other.start()
+    net(Tensor(random(2, 3)))
+    other.join()
+    debugger.stop()
+    debugger.step()
+    view = open_dump(tmp_path).step(0).rank()
+    assert list(view.records) == [
+        "Cell.0.ReLU.forward.0",
+        "Cell.1.Waiting.forward.0",
+        "Cell.SequentialCell.forward.0",
+    ]
+    assert all("output" in record.parts for record in view.records.values())
+    account = json.loads((tmp_path / "step0" / "rank" / "account.json").read_text())
+    assert account["skipped"] == {"cell calls in other threads": 3}
+
+
+def test_operators_run_at_once_only_while_the_thread_is_alone(tmp_path: Path) -> None:
+    start = threading.Thread.start
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    net = nn.SequentialCell(nn.ReLU())
+    release = threading.Event()
+    other = threading.Thread(target=release.wait)
+
+    debugger.start(net)
+    assert ms.get_context("pynative_synchronize")
+    other.start()
+    assert not ms.get_context("pynative_synchronize")
+    debugger.stop()
+    debugger.start(net)
+    assert not ms.get_context("pynative_synchronize")
+    debugger.stop()
+    release.set()
+    other.join()
+    debugger.start(net)
+    assert ms.get_context("pynative_synchronize")
+    debugger.stop()
+    assert not ms.get_context("pynative_synchronize")
+    assert threading.Thread.start is start

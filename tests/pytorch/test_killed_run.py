@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training that is killed a moment after a call has that call in its dump."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from msprobe import open_dump
+
+SCRIPT = """
+import os, signal, sys, time
+import torch
+from msprobe.pytorch import PrecisionDebugger
+
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+debugger = PrecisionDebugger(dump_path=sys.argv[1], task=sys.argv[2], level="mix")
+debugger.start(net)
+net(torch.ones(3, 4)).sum().backward()
+time.sleep(0.25)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_what_was_recorded_before_a_kill_is_there(tmp_path, task):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), task]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (rank,) = open_dump(tmp_path).steps[0].ranks.values()
+    expected = {
+        "Functional.relu.0.forward",
+        "Functional.relu.0.backward",
+        "Module.0.Linear.forward.0",
+    }
+    assert expected <= set(rank.records)
+    assert rank.missing_tensors == []
