@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from nets import random
 
-import mindspore as ms
 from mindspore import Tensor, nn
 from msprobe import open_dump
 from msprobe.mindspore import PrecisionDebugger
@@ -45,14 +44,7 @@ print("right", right)
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_a_thread_beside_the_recorded_one_computes_as_before(level: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), level],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "right 30\n"), done.stderr[-2000:]
+    assert _printed(SCRIPT, tmp_path, level) == ["right 30"]
     for view in open_dump(tmp_path).rank_views():
         assert not any("raised" in record.notes for record in view.records.values())
 
@@ -93,25 +85,92 @@ def test_a_thread_does_not_end_calls_of_the_recorded_one(tmp_path: Path) -> None
     assert account["skipped"] == {"cell calls in other threads": 3}
 
 
-def test_operators_run_at_once_only_while_the_thread_is_alone(tmp_path: Path) -> None:
-    start = threading.Thread.start
-    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
-    net = nn.SequentialCell(nn.ReLU())
-    release = threading.Event()
-    other = threading.Thread(target=release.wait)
+# In a process of its own: pytest's workers have threads too.
+SCRIPT_ALONE = """
+import sys, threading
+import mindspore as ms
+from mindspore import nn
+from msprobe.mindspore import PrecisionDebugger
 
+def at_once():
+    return ms.get_context("pynative_synchronize")
+
+start = threading.Thread.start
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L0")
+net = nn.SequentialCell(nn.ReLU())
+release = threading.Event()
+other = threading.Thread(target=release.wait)
+
+debugger.start(net)
+print("alone", at_once())
+other.start()
+print("beside a new thread", at_once())
+debugger.stop()
+debugger.start(net)
+print("beside a thread", at_once())
+debugger.stop()
+release.set()
+other.join()
+debugger.start(net)
+print("alone again", at_once())
+debugger.stop()
+print("stopped", at_once())
+print("start restored", threading.Thread.start is start)
+"""
+
+
+def test_operators_run_at_once_only_while_the_thread_is_alone(tmp_path: Path) -> None:
+    assert _printed(SCRIPT_ALONE, tmp_path) == [
+        "alone True",
+        "beside a new thread False",
+        "beside a thread False",
+        "alone again True",
+        "stopped False",
+        "start restored True",
+    ]
+
+
+# A thread that Python did not start, as those of MindSpore; it is listed once it asked who it is.
+SCRIPT_FOREIGN = """
+import sys, threading, _thread
+import mindspore as ms
+from mindspore import nn
+from msprobe.mindspore import PrecisionDebugger
+
+asked, release = threading.Event(), threading.Event()
+
+def foreign():
+    threading.current_thread()
+    asked.set()
+    release.wait()
+
+_thread.start_new_thread(foreign, ())
+asked.wait()
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L0")
+net = nn.SequentialCell(nn.ReLU())
+for inside in (True, False):
+    if not inside:
+        release.set()
+        while len(sys._current_frames()) > 1:
+            pass
     debugger.start(net)
-    assert ms.get_context("pynative_synchronize")
-    other.start()
-    assert not ms.get_context("pynative_synchronize")
+    print("in Python" if inside else "outside", ms.get_context("pynative_synchronize"))
     debugger.stop()
-    debugger.start(net)
-    assert not ms.get_context("pynative_synchronize")
-    debugger.stop()
-    release.set()
-    other.join()
-    debugger.start(net)
-    assert ms.get_context("pynative_synchronize")
-    debugger.stop()
-    assert not ms.get_context("pynative_synchronize")
-    assert threading.Thread.start is start
+"""
+
+
+def test_a_foreign_thread_counts_only_while_it_runs_python(tmp_path: Path) -> None:
+    assert _printed(SCRIPT_FOREIGN, tmp_path) == ["in Python False", "outside True"]
+
+
+def _printed(script: str, *arguments: str | Path) -> list[str]:
+    """Run `script` in a process of its own; return the lines that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()

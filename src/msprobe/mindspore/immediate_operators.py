@@ -10,6 +10,7 @@ where this thread is alone, and no other is begun before it is unset.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
@@ -48,9 +49,12 @@ class ImmediateOperators:
 
 def _is_alone() -> bool:
     """Return whether no other thread than this one could run operators."""
-    own = threading.current_thread()
+    own = threading.get_ident()
+    in_python = sys._current_frames()
+    # MindSpore's threads that once called Python stay listed as threads: they only count inside it.
     return all(
-        thread is own or thread.name.startswith(_OWN_THREADS) for thread in threading.enumerate()
+        thread.ident == own or thread.ident not in in_python or thread.name.startswith(_OWN_THREADS)
+        for thread in threading.enumerate()
     )
 
 
