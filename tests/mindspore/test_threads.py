@@ -144,14 +144,14 @@ def foreign():
     asked.set()
     release.wait()
 
-_thread.start_new_thread(foreign, ())
+ident = _thread.start_new_thread(foreign, ())
 asked.wait()
 debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L0")
 net = nn.SequentialCell(nn.ReLU())
 for inside in (True, False):
     if not inside:
         release.set()
-        while len(sys._current_frames()) > 1:
+        while ident in sys._current_frames():
             pass
     debugger.start(net)
     print("in Python" if inside else "outside", ms.get_context("pynative_synchronize"))
