@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: golden files and how to refresh them."""
+"""What all tests share: golden files and how to refresh them, and how examples are drawn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run: whether a change passes must not be a matter of luck. To look for
+# others: pytest --hypothesis-profile=explore
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("explore", max_examples=1000, deadline=None)
+settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
