@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The same examples in every run: whether a change passes must not be a matter of luck. To look for
-# others: pytest --hypothesis-profile=explore
+# The same examples in every run: whether a change passes must not be a matter of luck. The
+# other profile, an option of pytest, looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile("same")

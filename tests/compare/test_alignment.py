@@ -244,7 +244,7 @@ def test_insertions_on_both_sides(seed: int, counts: tuple[int, int]) -> None:
 
 
 def _kinds_of_new(program: Program) -> set[tuple[str, str]]:
-    """Return the names of inserted calls, `Tensor.__matmul__` as `Torch.matmul`, and their module."""
+    """Return name (`Tensor.__matmul__` as `Torch.matmul`) and module of the inserted calls."""
     names = ((call.api.rpartition(".")[2].strip("_"), call) for call in program.calls.values())
     return {(name, call.module) for name, call in names if call.is_new}
 
