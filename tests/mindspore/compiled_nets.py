@@ -203,7 +203,7 @@ class Training(NamedTuple):
 
     Attributes:
         model: what to record; the net inside it is ``net``.
-        step: trains once; returns the loss and, but in graph mode, the gradients.
+        step: trains once; returns the loss and the gradients.
     """
 
     model: nn.Cell
@@ -237,8 +237,13 @@ def training(case: Case, mode: str, weights: Callable[[nn.Cell], Any] | None = N
     chosen = (weights or nn.Cell.trainable_params)(model)
     optimizer = nn.Momentum(chosen, 0.01, 0.9)
     if mode == "graph":
-        one_step = nn.TrainOneStepCell(model, optimizer).set_train()
-        return Training(model, lambda: (one_step(*inputs), ()))
+        one_step = nn.TrainOneStepCell(model, optimizer, return_grad=True).set_train()
+
+        def graph_step() -> tuple[Tensor, tuple[Tensor, ...]]:
+            loss, gradients = one_step(*inputs)
+            return loss, tuple(gradients[weight.name] for weight in chosen)
+
+        return Training(model, graph_step)
 
     def forward(*inputs: Tensor) -> Tensor:
         return model(*inputs)

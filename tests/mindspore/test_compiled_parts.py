@@ -235,8 +235,7 @@ def test_training_goes_on_and_every_value_is_right(
         assert (outcome.losses, outcome.parameters) == (alone.losses, alone.parameters)
     assert not list(tmp_path.rglob("dump_error_info.log"))
     for step in RECORDED:
-        if mode in ("cell", "function"):  # the gradient is taken in the dynamic graph
-            check_parameter_gradients(Recorded(tmp_path, step), outcome.gradients[step])
+        check_parameter_gradients(Recorded(tmp_path, step), outcome.gradients[step])
     if name == "dropping":  # other random numbers
         return
     ms.set_context(mode=ms.PYNATIVE_MODE)

@@ -46,7 +46,7 @@ def test_files_of_the_runtime_become_records(tmp_path: Path) -> None:
     records = GraphRecords(session, names, after_stop=True)
     files = TensorDumpFiles(tmp_path / "values")
     files.open()
-    cells = CompiledCells(names, partial(files.construct_for, backward=True))
+    cells = CompiledCells(names.items(), partial(files.construct_for, backward=True))
     cells.put_in()
     session.run_undo.callback(cells.take_out)
     x = Tensor(random(3, 4))

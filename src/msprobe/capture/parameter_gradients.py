@@ -53,6 +53,28 @@ class ParameterOwner:
         return next((one for one in (self, *self.others) if wants(one.module)), None)
 
 
+def owners_of(
+    session: Session, names: Names, trained: Callable[[Any], dict[str, Any]]
+) -> list[tuple[Any, ParameterOwner]]:
+    """Return the parameters of all modules that can get a gradient, each once, with its owner.
+
+    Args:
+        session: receives gradients.
+        names: the modules.
+        trained: returns such parameters of one module itself, by name.
+    """
+    found: dict[int, tuple[Any, ParameterOwner]] = {}
+    for module, name in names.items():
+        parameters = trained(module)
+        for key, parameter in parameters.items():
+            owner = ParameterOwner(session, name, key, len(parameters))
+            if id(parameter) in found:
+                found[id(parameter)][1].others.append(owner)
+            else:
+                found[id(parameter)] = (parameter, owner)
+    return list(found.values())
+
+
 class ParameterWatch(ABC):
     """Watches the parameters of the user's models, from `install` to the end of the step."""
 
@@ -74,8 +96,9 @@ class ParameterWatch(ABC):
             return False
         self._installed = True
         self._session.step_undo.callback(self._removed)
-        for module, name in self._names.items():
-            self._watch_all_of(module, name)
+        for parameter, owner in owners_of(self._session, self._names, self.trained):
+            if self._hook(parameter, owner):
+                self._owners[id(parameter)] = (parameter, owner)
         return True
 
     @abstractmethod
@@ -100,15 +123,6 @@ class ParameterWatch(ABC):
         """Put the hooks back, if any were there."""
         for parameter, owner in self._owners.values():
             self._hook(parameter, owner)
-
-    def _watch_all_of(self, module: Any, name: str) -> None:
-        trained = self.trained(module)
-        for key, parameter in trained.items():
-            owner = ParameterOwner(self._session, name, key, len(trained))
-            if id(parameter) in self._owners:
-                self._owners[id(parameter)][1].others.append(owner)
-            elif self._hook(parameter, owner):
-                self._owners[id(parameter)] = (parameter, owner)
 
     def _hook(self, parameter: Any, owner: ParameterOwner) -> bool:
         end = self.watch(parameter, owner)

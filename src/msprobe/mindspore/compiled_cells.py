@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from types import MethodType
 from typing import Any, Final
 
 from mindspore import nn
-from msprobe.mindspore.cell_hooks import CellNames
 
 _ABSENT: Final = object()
 
@@ -15,14 +16,16 @@ _ABSENT: Final = object()
 class CompiledCells:
     """Cells whose `construct` is, for a while, another."""
 
-    def __init__(self, names: CellNames, make: Callable[[str, nn.Cell], Any]) -> None:
+    def __init__(
+        self, cells: Iterable[tuple[nn.Cell, str]], make: Callable[[str, nn.Cell], Any]
+    ) -> None:
         """Create it; nothing is made or replaced yet.
 
         Args:
-            names: the cells.
+            cells: the cells with their names; gone through when they are first replaced.
             make: returns the other `construct` for a name and a cell.
         """
-        self._names = names
+        self._cells = cells
         self._make = make
         self._made: list[tuple[nn.Cell, Any]] | None = None
         self._before: list[Any] = []
@@ -30,11 +33,7 @@ class CompiledCells:
     def put_in(self) -> None:
         """Put the other `construct` on the cells."""
         if self._made is None:
-            self._made = [
-                (cell, self._make(name, cell))
-                for cell, name in self._names.items()
-                if _is_of_the_user(name)
-            ]
+            self._made = [(cell, self._make(name, cell)) for cell, name in self._cells]
         for cell, construct in self._made:
             attributes = cell.__dict__
             self._before.append(attributes.get("construct", _ABSENT))
@@ -50,7 +49,27 @@ class CompiledCells:
         self._before.clear()
 
 
-def _is_of_the_user(cell: str) -> bool:
-    """Return whether a cell is no machinery of MindSpore's own wrappers."""
-    path, _, kind = cell.rpartition(".")
-    return not kind.startswith("_") and not path.endswith("grad_reducer")
+def living_cells() -> Iterator[nn.Cell]:
+    """Yield all cells of this process."""
+    for found in gc.get_objects():
+        if issubclass(type(found), nn.Cell):  # asking a dead proxy for its class raises
+            yield found
+
+
+def plain_construct(cell: nn.Cell) -> Callable[..., Any]:
+    """Return the `construct` of a cell as it was written, without `mindspore.jit` around it."""
+    construct: Callable[..., Any] = cell.construct
+    if hasattr(construct, "__wrapped_by_jit__"):
+        return MethodType(construct.__wrapped__, cell)  # type: ignore[attr-defined]
+    return construct
+
+
+def is_compiled_by_user(cell: nn.Cell) -> bool:
+    """Return whether the `construct` of a cell is under `mindspore.jit` and becomes a graph.
+
+    Bytecode that MindSpore compiles piece by piece runs as Python while recording.
+    """
+    construct = cell.construct
+    code = getattr(construct, "__code__", None)
+    is_bytecode = code is not None and "pijit" in code.co_filename
+    return hasattr(construct, "__wrapped_by_jit__") and not is_bytecode

@@ -17,16 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 import mindspore
-from mindspore import Tensor, ops
 from msprobe.mindspore import graph_sink
-from msprobe.mindspore.graph_operator import (
-    Delivered,
-    deliver,
-    keys_of,
-    operator,
-    passes,
-    receiver,
-)
+from msprobe.mindspore.graph_operator import Delivered, deliver_all, receiver
 from msprobe.mindspore.graph_sink import GraphCall
 from msprobe.mindspore.graph_value import GraphValue, graph_value
 from msprobe.mindspore.graph_walk import (
@@ -39,7 +31,6 @@ from msprobe.mindspore.graph_walk import (
     at_compile_time,
     compiled,
     describe,
-    make_fold,
 )
 
 _ARGUMENTS, _RESULT = 0, 1
@@ -196,29 +187,6 @@ def _result_number(site: int, description: _Description) -> int:
     return _sites.result(site, description)
 
 
-@at_compile_time
-def _keys(receiver_number: int, owner: int, side: int, leaf: int) -> tuple[Tensor, ...]:
-    return keys_of(receiver_number, owner, side, leaf)
-
-
-@at_compile_time
-def _operator() -> ops.Custom:
-    return operator()
-
-
-@compiled
-def _deliver_one(context, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    receiver_number, owner, side = context
-    if not passes(value):
-        return ()
-    keys = _keys(receiver_number, owner, side, leaf)
-    # No gradient must come back from here, not even zeros: they would be added.
-    return (deliver(_operator(), keys, ops.stop_gradient(value)),)
-
-
-_deliver_all: Final = make_fold(_deliver_one)
-
-
 @compiled
 def site_in_graph(cell, args, kwargs, parameters):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Return, compiled, the site of a call."""
@@ -229,7 +197,7 @@ def site_in_graph(cell, args, kwargs, parameters):  # type: ignore[no-untyped-de
 def deliver_arguments(site, args, kwargs, parameters):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Hand over what a cell's call begins with; returns what the graph has to wait for."""
     begin = (args, kwargs, parameters)
-    found, _ = _deliver_all((_ARGUMENT_RECEIVER, site, _ARGUMENTS), begin, 0)
+    found, _ = deliver_all((_ARGUMENT_RECEIVER, site, _ARGUMENTS), begin, 0)
     return found
 
 
@@ -237,5 +205,5 @@ def deliver_arguments(site, args, kwargs, parameters):  # type: ignore[no-untype
 def deliver_result(site, result):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Hand over a cell's result; returns what the graph has to wait for."""
     number = _result_number(site, describe(result))
-    found, _ = _deliver_all((_RESULT_RECEIVER, number, _RESULT), result, 0)
+    found, _ = deliver_all((_RESULT_RECEIVER, number, _RESULT), result, 0)
     return found

@@ -9,14 +9,14 @@ add up their gradients in another order.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MethodType
-from typing import Any, Final
+from typing import Final
 
 from mindspore import Parameter, nn, ops
 from msprobe.errors import UsageError
 from msprobe.mindspore.cell_hooks import own_parameters
+from msprobe.mindspore.compiled_cells import living_cells, plain_construct
 from msprobe.mindspore.graph_forwards import deliver_arguments, deliver_result, site_in_graph
 from msprobe.mindspore.graph_gradients import ARGUMENTS, RESULT, watch_gradient
 from msprobe.mindspore.graph_walk import compiled, make_walk
@@ -39,14 +39,18 @@ def handing_construct(name: str, cell: nn.Cell, *, backward: bool) -> MethodType
     def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
         site = site_in_graph(name, args, kwargs, parameters)
         seen = deliver_arguments(site, args, kwargs, parameters)
-        if waits:
+        if waits and backward:
+            (args, kwargs), _ = _wait_and_watch((seen, name, ARGUMENTS), (args, kwargs), 0)
+        elif waits:
             (args, kwargs), _ = _wait((seen,), (args, kwargs), 0)
-        if backward:
+        elif backward:
             (args, kwargs), _ = _watch((name, ARGUMENTS), (args, kwargs), 0)
         result = original(*args, **kwargs)
-        result, _ = _wait((seen + deliver_result(site, result),), result, 0)
+        seen = seen + deliver_result(site, result)
         if backward:
-            result, _ = _watch((name, RESULT), result, 0)
+            result, _ = _wait_and_watch((seen, name, RESULT), result, 0)
+        else:
+            result, _ = _wait((seen,), result, 0)
         return result
 
     return MethodType(construct, cell)
@@ -65,27 +69,16 @@ def _wait_for(context, value, leaf):  # type: ignore[no-untyped-def]  # noqa: AN
     return ops.depend(value, context[0])
 
 
+@compiled
+def _wait_for_and_watch(context, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    seen, cell, side = context
+    return watch_gradient(cell, side, _wait_for((seen,), value, leaf), leaf)
+
+
 _watch: Final = make_walk(_watch_one)
 _wait: Final = make_walk(_wait_for)
-
-
-def plain_construct(cell: nn.Cell) -> Callable[..., Any]:
-    """Return the `construct` of a cell as it was written, without `mindspore.jit` around it."""
-    construct: Callable[..., Any] = cell.construct
-    if hasattr(construct, "__wrapped_by_jit__"):
-        return MethodType(construct.__wrapped__, cell)  # type: ignore[attr-defined]
-    return construct
-
-
-def is_compiled_by_user(cell: nn.Cell) -> bool:
-    """Return whether the `construct` of a cell is under `mindspore.jit` and becomes a graph.
-
-    Bytecode that MindSpore compiles piece by piece runs as Python while recording.
-    """
-    construct = cell.construct
-    code = getattr(construct, "__code__", None)
-    is_bytecode = code is not None and "pijit" in code.co_filename
-    return hasattr(construct, "__wrapped_by_jit__") and not is_bytecode
+# Not one after the other: MindSpore 2.10 may fail to add up gradients of dictionaries made twice.
+_wait_and_watch: Final = make_walk(_wait_for_and_watch)
 
 
 def refuse_compiled(models: Sequence[nn.Cell]) -> None:
@@ -95,10 +88,8 @@ def refuse_compiled(models: Sequence[nn.Cell]) -> None:
         UsageError: one of them, or a cell around it, has been compiled.
     """
     inside = {id(cell) for model in models for _, cell in model.cells_and_names()}
-    for cell in gc.get_objects():
-        if not issubclass(type(cell), nn.Cell) or not cell.compile_cache:  # a dead proxy raises
-            continue
-        if any(id(part) in inside for _, part in cell.cells_and_names()):
+    for cell in living_cells():
+        if cell.compile_cache and any(id(part) in inside for _, part in cell.cells_and_names()):
             raise UsageError(
                 f"start(): {type(cell).__name__} has been compiled already, so that nothing in "
                 "its graph can be recorded; call start(model) before the first training step"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from mindspore import nn
@@ -15,6 +15,7 @@ from msprobe.mindspore.adapter import on_host
 from msprobe.mindspore.cell_hooks import CellNames
 from msprobe.mindspore.compiled_cells import CompiledCells
 from msprobe.mindspore.graph_hooks import handing_construct
+from msprobe.mindspore.graph_optimizers import handing_optimizer, optimizers_of
 from msprobe.mindspore.graph_records import GraphRecords
 from msprobe.mindspore.graph_tensor_dump import TensorDumpFiles
 from msprobe.mindspore.quiet import quietly
@@ -33,11 +34,13 @@ class GraphObserver:
         self._session = session
         self._begin = begin
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
+        # In the order in which they are put in; optimisers may be cells of the model, too.
+        self._optimizers: CompiledCells | None = None
         self._cells: CompiledCells | None = None
         self._records: GraphRecords | None = None
         self._files: TensorDumpFiles | None = None
         self._is_wanted = False
-        self._is_in = False
+        self._put_in: list[CompiledCells] = []
 
     def watch(self, models: Sequence[nn.Cell]) -> bool:
         """Record the cells of these models in graphs that are compiled from now on.
@@ -55,9 +58,15 @@ class GraphObserver:
         self._records = GraphRecords(session, names, after_stop=not on_host(), begin=self._begin)
         backward = session.recorder.selection.data_mode.backward
         backward = backward and session.config.task is not Task.STRUCTURE
+        self._optimizers = None
+        cells = _of_the_user(names)
         if on_host():
             session.run_undo.callback(graph_sink.receive, None)
-            self._cells = CompiledCells(names, partial(handing_construct, backward=backward))
+            self._cells = CompiledCells(cells, partial(handing_construct, backward=backward))
+            if backward:
+                self._optimizers = CompiledCells(
+                    optimizers_of(names), lambda _, optimizer: handing_optimizer(optimizer)
+                )
             return True
         if self._files is None:
             rank = session.adapter.current_rank() or 0
@@ -65,20 +74,23 @@ class GraphObserver:
             self._files.open()
             session.run_undo.callback(self._files.close)
         make = partial(self._files.construct_for, backward=backward)
-        self._cells = CompiledCells(names, make)
+        self._cells = CompiledCells(cells, make)
         return True
 
-    def put_in(self) -> None:
-        """Have the cells compiled in this way from now on."""
-        if self._cells is not None and not self._is_in:
-            self._is_in = True
-            self._cells.put_in()
+    def put_in(self, *, with_optimizers: bool = True) -> None:
+        """Have the cells compiled in this way from now on, and the optimisers that train them."""
+        if self._cells is None or self._put_in:
+            return
+        if with_optimizers and self._optimizers is not None:
+            self._put_in.append(self._optimizers)
+        self._put_in.append(self._cells)
+        for cells in self._put_in:
+            cells.put_in()
 
     def take_out(self) -> None:
         """Give the cells back what they had."""
-        if self._cells is not None and self._is_in:
-            self._is_in = False
-            self._cells.take_out()
+        while self._put_in:
+            self._put_in.pop().take_out()
 
     def begin(self, callers: tuple[str, ...] = ()) -> None:
         """Let what graphs hand over through until the step ends.
@@ -102,3 +114,11 @@ class GraphObserver:
             self._is_wanted = False
             self._records.close()
             self._records.next_step()
+
+
+def _of_the_user(names: CellNames) -> Iterator[tuple[nn.Cell, str]]:
+    """Yield the cells without the machinery of MindSpore's own wrappers."""
+    for cell, name in names.items():
+        path, _, kind = name.rpartition(".")
+        if not (kind.startswith("_") or path.endswith("grad_reducer")):
+            yield cell, name

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import mindspore
 from mindspore import Tensor, ops
 from msprobe.mindspore.graph_value import GraphValue, graph_value
-from msprobe.mindspore.graph_walk import compiled
+from msprobe.mindspore.graph_walk import at_compile_time, compiled, make_fold
 
 Receiver = Callable[[int, int, int, "Delivered"], None]
 
@@ -111,3 +111,28 @@ def deliver(call, keys, value):  # type: ignore[no-untyped-def]  # noqa: ANN001,
     if value.ndim == 0:
         return call(keys[1], ops.reshape(value, (1,)))
     return call(keys[0], value)
+
+
+@at_compile_time
+def _keys(number: int, owner: int, side: int, leaf: int) -> tuple[Tensor, ...]:
+    return keys_of(number, owner, side, leaf)
+
+
+@at_compile_time
+def _operator() -> ops.Custom:
+    return operator()
+
+
+@compiled
+def _deliver_one(context, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    number, owner, side = context
+    if not passes(value):
+        return ()
+    keys = _keys(number, owner, side, leaf)
+    # No gradient must come back from here, not even zeros: they would be added.
+    return (deliver(_operator(), keys, ops.stop_gradient(value)),)
+
+
+deliver_all: Final = make_fold(_deliver_one)
+"""``deliver_all((receiver, owner, side), value, 0)``, compiled: give all tensors of a value to
+Python; returns what the graph has to wait for, and the number after the last leaf."""

@@ -22,6 +22,7 @@ from msprobe.capture.backward import (
 )
 from msprobe.capture.call import Call, Draft
 from msprobe.capture.names import module_names
+from msprobe.capture.parameter_gradients import owners_of
 from msprobe.capture.session import Session
 from msprobe.capture.tensor_search import tensors_in
 from msprobe.capture.values import Found, Position, key_texts
@@ -32,6 +33,7 @@ from msprobe.mindspore.graph_forwards import begin_anew
 from msprobe.mindspore.graph_sink import GraphCall
 from msprobe.mindspore.graph_value import GraphValue
 from msprobe.mindspore.graph_walk import LEAF_DEPTH
+from msprobe.mindspore.parameter_gradients import trained_parameters
 from msprobe.mindspore.quiet import quietly
 
 
@@ -118,6 +120,11 @@ class GraphRecords:
         self._session = session
         self._after_stop = after_stop
         self._cells = {name: cell for cell, name in names.items()}
+        # Made here: a parameter that is asked while its graph runs waits for the graph.
+        self._owners = {
+            id(parameter): (parameter, owner)
+            for parameter, owner in owners_of(session, names, trained_parameters)
+        }
         self._enclosing = _enclosing_names(list(self._cells))
         self._sites = CallSites(self._cells, self._enclosing)
         self._calls: dict[str, list[_Seen]] = {}
@@ -143,6 +150,13 @@ class GraphRecords:
         self._ensure_begun()
         if self._session.dump is not None:
             quietly(self._session, "graph backward", self._gradient, cell, side, leaf, gradient)
+
+    def parameter_gradient(self, parameter: Any, gradient: Any) -> None:
+        """Take a gradient; see `msprobe.mindspore.graph_sink.GraphEvents`."""
+        self._ensure_begun()
+        _, owner = self._owners.get(id(parameter), (None, None))
+        if owner is not None:
+            quietly(self._session, "parameter gradient", owner.take, gradient)
 
     def close(self) -> None:
         """Write the backward records: the step is over, and every call is known."""

@@ -48,6 +48,9 @@ class GraphEvents(Protocol):
             gradient: a `GraphValue`, to be read now.
         """
 
+    def parameter_gradient(self, parameter: Any, gradient: Any) -> None:
+        """Take the gradient of a parameter, as an optimiser receives it; a `GraphValue`."""
+
 
 class _Receiver:
     """Who receives the events; None while nothing is recorded."""
@@ -81,3 +84,9 @@ def gradient(cell: str, side: str, leaf: int, value: Any) -> None:
     """Hand over a gradient; see `GraphEvents.gradient`."""
     if _receiver.current is not None:
         _receiver.current.gradient(cell, side, leaf, value)
+
+
+def parameter_gradient(parameter: Any, value: Any) -> None:
+    """Hand over the gradient of a parameter."""
+    if _receiver.current is not None:
+        _receiver.current.parameter_gradient(parameter, value)

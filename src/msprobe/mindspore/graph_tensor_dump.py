@@ -26,7 +26,7 @@ import numpy as np
 import mindspore
 from mindspore import Tensor, nn, ops
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT
-from msprobe.mindspore.graph_hooks import plain_construct
+from msprobe.mindspore.compiled_cells import plain_construct
 from msprobe.mindspore.graph_sink import GraphCall, GraphEvents
 from msprobe.mindspore.graph_value import graph_value
 from msprobe.mindspore.graph_walk import at_compile_time, compiled, make_walk

@@ -18,6 +18,12 @@ from msprobe.mindspore.recorded_passes import RecordedPasses
 logger = logging.getLogger(__name__)
 
 
+def trained_parameters(cell: nn.Cell) -> dict[str, Any]:
+    """Return the parameters of a cell itself that are trained."""
+    parameters = own_parameters(cell).items()
+    return {key: parameter for key, parameter in parameters if parameter.requires_grad}
+
+
 class ParameterGradients(ParameterWatch):
     """Watches parameters from `install` to the end of the step.
 
@@ -39,8 +45,7 @@ class ParameterGradients(ParameterWatch):
 
     def trained(self, module: nn.Cell) -> dict[str, Any]:
         """Return the parameters of a cell itself that are trained."""
-        parameters = own_parameters(module).items()
-        return {key: parameter for key, parameter in parameters if parameter.requires_grad}
+        return trained_parameters(module)
 
     def watch(self, parameter: Any, owner: ParameterOwner) -> Callable[[], None] | None:
         """Hook a parameter."""

@@ -18,8 +18,10 @@ from msprobe.config import Config, Level
 from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.api_table import ApiTable
-from msprobe.mindspore.graph_hooks import is_compiled_by_user, refuse_compiled
+from msprobe.mindspore.compiled_cells import is_compiled_by_user
+from msprobe.mindspore.graph_hooks import refuse_compiled
 from msprobe.mindspore.graph_observer import GraphObserver
+from msprobe.mindspore.graph_optimizers import is_optimizer
 from msprobe.mindspore.graph_taps import are_visible
 from msprobe.mindspore.jit_calls import JitCalls, compilations, name_of
 from msprobe.mindspore.observer import Observer
@@ -52,6 +54,8 @@ class Run:
         self._rank: int | None = None
         self._jit_calls = JitCalls(self._around_jit, self._before_compiling)
         self._jitted: set[CodeType] = set()
+        # MindSpore's executor of the compiled code that runs now.
+        self._outermost: Any = None
 
     @property
     def models(self) -> tuple[nn.Cell, ...]:
@@ -132,16 +136,20 @@ class Run:
         if self.session.capturing:
             graph.begin(self.session.stacks.here(3).frames)
         before = compilations()
+        self._outermost = executor
         try:
             result = self.observer.around_jit(executor, run, args, kwargs)
         finally:
+            self._outermost = None
             graph.take_out()
         self._mention_compiled(executor, before)
         return result
 
     def _before_compiling(self) -> None:
         if self._graph is not None and mindspore.get_context("mode") == mindspore.PYNATIVE_MODE:
-            self._graph.put_in()
+            # An optimiser on its own gets its gradients from the dynamic graph, which shows them.
+            alone = is_optimizer(getattr(self._outermost, "obj", None))
+            self._graph.put_in(with_optimizers=not alone)
 
     def _begin_graphs(self) -> None:
         """Open the half of compiled parts: one of their cells has something to record."""

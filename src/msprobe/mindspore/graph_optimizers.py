@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of parameters inside compiled graphs, handed over where an optimiser receives them.
+
+A hook on a parameter would do, but MindSpore 2.10 cannot compile it where the way to the parameter
+leads through a `stop_gradient`. What a graph computes for its parameters goes to an optimiser, in
+the order of the optimiser's parameters.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any, Final
+
+from mindspore.experimental import optim
+
+from mindspore import nn
+from msprobe.mindspore import graph_sink
+from msprobe.mindspore.cell_hooks import CellNames, own_parameters
+from msprobe.mindspore.compiled_cells import living_cells, plain_construct
+from msprobe.mindspore.graph_operator import Delivered, deliver_all, receiver
+from msprobe.mindspore.graph_walk import compiled
+
+_KINDS: Final = (nn.Optimizer, optim.Optimizer)
+_SIDE: Final = 0
+# A graph knows numbers, and lives as long as the process.
+_optimizers: Final[list[weakref.ref[nn.Cell]]] = []
+
+
+def is_optimizer(value: object) -> bool:
+    """Return whether this is an optimiser."""
+    return issubclass(type(value), _KINDS)
+
+
+def optimizers_of(names: CellNames) -> Iterator[tuple[nn.Cell, str]]:
+    """Yield the optimisers that train parameters of these cells, with the name of their class."""
+    trained = {id(one) for cell, _ in names.items() for one in own_parameters(cell).values()}
+    for cell in living_cells():
+        if is_optimizer(cell) and any(id(one) in trained for one in cell.parameters):
+            yield cell, type(cell).__name__
+
+
+def handing_optimizer(optimizer: nn.Cell) -> MethodType:
+    """Return a `construct` that hands over the gradients that an optimiser receives."""
+    original = plain_construct(optimizer)
+    number = len(_optimizers)
+    _optimizers.append(weakref.ref(optimizer))
+
+    @compiled
+    def construct(self, gradients, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
+        deliver_all((_RECEIVER, number, _SIDE), gradients, 0)
+        return original(gradients, *args, **kwargs)
+
+    return MethodType(construct, optimizer)
+
+
+def _receive(number: int, side: int, leaf: int, gradient: Delivered) -> None:
+    optimizer: Any = _optimizers[number]()
+    if graph_sink.is_open() and optimizer is not None and leaf < len(optimizer.parameters):
+        graph_sink.parameter_gradient(optimizer.parameters[leaf], gradient.now())
+
+
+_RECEIVER: Final = receiver(_receive)
