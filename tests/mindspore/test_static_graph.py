@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,8 @@ def test_every_call_is_recorded_once_with_its_values(tmp_path: Path) -> None:
         "Cell.Twice.forward.0",
     ]
     assert view.parents["Cell.shared.Dense.forward.1"] == "Cell.Twice.forward.0"
+    account = json.loads((tmp_path / "step1" / "rank" / "account.json").read_text())
+    assert account["capture_ms"] > 0
     assert view.parents["Cell.block.1.ReLU.forward.0"] == "Cell.block.SequentialCell.forward.0"
 
     def values(name: str, part: str, index: int = 0) -> Any:

@@ -14,13 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
-import mindspore
 from msprobe.mindspore import graph_sink
 from msprobe.mindspore.graph_operator import Delivered, deliver_all, receiver
 from msprobe.mindspore.graph_sink import GraphCall
-from msprobe.mindspore.graph_value import GraphValue, graph_value
+from msprobe.mindspore.graph_value import GraphValue, empty_value
 from msprobe.mindspore.graph_walk import (
     CONSTANT,
     EMPTY,
@@ -168,7 +165,7 @@ def _rebuilt(description: _Description, tensors: dict[int, GraphValue]) -> Any:
         if mark == TENSOR:
             return tensors.get(leaf)
         if mark == EMPTY:
-            return graph_value(np.empty(part[1], mindspore.dtype_to_nptype(part[2])))
+            return empty_value(part[1], str(part[2]))
         return part[1] if mark == CONSTANT else None
 
     return build(description)

@@ -8,10 +8,11 @@ order in which gradients come: a backward pass goes the other way.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from msprobe.capture.backward import (
     SIDE_INPUT,
@@ -35,6 +36,8 @@ from msprobe.mindspore.graph_value import GraphValue
 from msprobe.mindspore.graph_walk import LEAF_DEPTH
 from msprobe.mindspore.parameter_gradients import trained_parameters
 from msprobe.mindspore.quiet import quietly
+
+_clock: Final = time.perf_counter
 
 
 @dataclass(slots=True)
@@ -143,20 +146,20 @@ class GraphRecords:
         session = self._session
         self._ensure_begun()
         if session.observing or (self._after_stop and session.dump is not None):
-            quietly(self._session, "graph forward", self._forward, seen)
+            self._timed("graph forward", self._forward, seen)
 
     def gradient(self, cell: str, side: str, leaf: int, gradient: Any) -> None:
         """Take a gradient; see `msprobe.mindspore.graph_sink.GraphEvents`."""
         self._ensure_begun()
         if self._session.dump is not None:
-            quietly(self._session, "graph backward", self._gradient, cell, side, leaf, gradient)
+            self._timed("graph backward", self._gradient, cell, side, leaf, gradient)
 
     def parameter_gradient(self, parameter: Any, gradient: Any) -> None:
         """Take a gradient; see `msprobe.mindspore.graph_sink.GraphEvents`."""
         self._ensure_begun()
         _, owner = self._owners.get(id(parameter), (None, None))
         if owner is not None:
-            quietly(self._session, "parameter gradient", owner.take, gradient)
+            self._timed("parameter gradient", owner.take, gradient)
 
     def close(self) -> None:
         """Write the backward records: the step is over, and every call is known."""
@@ -174,6 +177,11 @@ class GraphRecords:
     def _ensure_begun(self) -> None:
         if self._begin is not None and not self._session.capturing:
             quietly(self._session, "graph begin", self._begin)
+
+    def _timed(self, where: str, action: Callable[..., object], *args: Any) -> None:
+        started = _clock()
+        quietly(self._session, where, action, *args)
+        self._session.account.spent_s += _clock() - started
 
     def _forward(self, seen: GraphCall) -> None:
         recorder, cell = self._session.recorder, seen.cell
