@@ -175,3 +175,50 @@ def test_cells_have_their_own_construct_again_after_stop(tmp_path: Path) -> None
         assert not any("construct" in vars(cell) for _, cell in net.cells_and_names())
         debugger.step()
     assert "Cell.shared.Dense.forward.1" in open_dump(tmp_path).step(1).rank().records
+
+
+class Widening(nn.Cell):
+    def construct(self, x: Tensor, number: Tensor) -> Tensor:
+        return ops.cast(x, ms.float32) * ops.cast(number, ms.float32)
+
+
+class Narrow(nn.Cell):
+    """bfloat16 crosses the boundary of a cell, with dimensions and without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.widen = nn.Dense(4, 4), Widening()
+
+    def construct(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return self.widen(ops.cast(y, ms.bfloat16), ops.cast(y.max(), ms.bfloat16))
+
+
+def test_bfloat16_is_recorded_exactly(tmp_path: Path) -> None:
+    ms.set_seed(3)
+    net = Narrow()
+    weights = net.trainable_params()
+    one_step = nn.TrainOneStepCell(Loss(net), nn.SGD(weights, 0.01)).set_train()
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", task="tensor")
+    debugger.start(net)
+    one_step(Tensor(random(3, 4)))
+    debugger.stop()
+    debugger.step()
+    view = open_dump(tmp_path).step(0).rank()
+    forward = view.records["Cell.widen.Widening.forward.0"]
+    (_, x), (_, number) = forward.tensors("input_args")
+    assert (x.dtype, x.shape) == ("BFloat16", (3, 4))
+    assert (number.dtype, number.shape) == ("BFloat16", ())
+    ((_, made),) = view.records["Cell.fc.Dense.forward.0"].tensors("output")
+    wide = view.tensor(made).array
+    narrow = Tensor(wide).astype(ms.bfloat16).astype(ms.float32).asnumpy()
+    np.testing.assert_array_equal(view.tensor(x).array, narrow)
+    assert view.tensor(number).array == narrow.max()
+    assert x.max == narrow.max()
+    backward = view.records["Cell.widen.Widening.backward.0"]
+    (_, to_x), (_, to_number) = backward.tensors("output")
+    assert (to_x.dtype, to_number.dtype) == ("BFloat16", "BFloat16")
+    ((_, to_result),) = backward.tensors("input")
+    share = view.tensor(to_result).array * narrow.max()
+    expected = Tensor(share).astype(ms.bfloat16).astype(ms.float32).asnumpy()
+    np.testing.assert_array_equal(view.tensor(to_x).array, expected)

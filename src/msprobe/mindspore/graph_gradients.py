@@ -16,7 +16,14 @@ import mindspore
 from mindspore import Parameter, Tensor, ops
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT
 from msprobe.mindspore import graph_sink
-from msprobe.mindspore.graph_operator import Delivered, deliver, keys_of, operator, passes, receiver
+from msprobe.mindspore.graph_operator import (
+    Delivered,
+    deliver,
+    form_of,
+    keys_of,
+    operator,
+    receiver,
+)
 from msprobe.mindspore.graph_walk import at_compile_time, compiled
 
 ARGUMENTS: Final = SIDE_OUTPUT
@@ -61,9 +68,10 @@ def _reader(cell: str, side: str, leaf: int) -> ops.InsertGradientOf:
 
     @compiled
     def callback(gradient):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        if not passes(gradient):
+        form = form_of(gradient)
+        if form < 0:
             return gradient
-        return ops.depend(gradient, deliver(call, keys, gradient))
+        return ops.depend(gradient, deliver(call, keys, gradient, form))
 
     made = ops.InsertGradientOf(callback)
     # MindSpore 2.10 cannot compile what they ask for where there is control flow. The operator in

@@ -94,23 +94,35 @@ def keys_of(number: int, *place: int) -> tuple[Tensor, ...]:
     return tuple(Tensor([form, number, *place], mindspore.int32) for form in range(4))
 
 
-@compiled
-def passes(value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """Return, compiled, whether the operator takes a tensor: none that is, or may be, empty."""
-    return F.isconstant(value.shape) and 0 not in value.shape
+@at_compile_time
+def _form(shape: tuple[int, ...], dtype: Any) -> int:
+    if 0 in shape:
+        return -1
+    return (_BFLOAT16 if dtype == mindspore.bfloat16 else 0) + (0 if shape else _SCALAR)
 
 
 @compiled
-def deliver(call, keys, value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """Give a tensor to Python, compiled; returns what the graph has to wait for."""
-    if value.dtype == mindspore.bfloat16:
-        wide = ops.cast(value, mindspore.float32)
-        if value.ndim == 0:
-            return call(keys[3], ops.reshape(wide, (1,)))
-        return call(keys[2], wide)
-    if value.ndim == 0:
-        return call(keys[1], ops.reshape(value, (1,)))
-    return call(keys[0], value)
+def form_of(value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Return, compiled, how a tensor gets through; -1 for one that is, or may be, empty."""
+    if not F.isconstant(value.shape):
+        return -1
+    return _form(value.shape, value.dtype)
+
+
+@compiled
+def deliver(call, keys, value, form):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Give a tensor to Python, compiled, in the form that `form_of` says.
+
+    Returns what the graph has to wait for.
+    """
+    if form == 0:
+        return call(keys[0], value)
+    if form == _SCALAR:
+        return call(keys[form], ops.reshape(value, (1,)))
+    wide = ops.cast(value, mindspore.float32)
+    if form == _BFLOAT16:
+        return call(keys[form], wide)
+    return call(keys[form], ops.reshape(wide, (1,)))
 
 
 @at_compile_time
@@ -126,11 +138,12 @@ def _operator() -> ops.Custom:
 @compiled
 def _deliver_one(context, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     number, owner, side = context
-    if not passes(value):
+    form = form_of(value)
+    if form < 0:
         return ()
     keys = _keys(number, owner, side, leaf)
     # No gradient must come back from here, not even zeros: they would be added.
-    return (deliver(_operator(), keys, ops.stop_gradient(value)),)
+    return (deliver(_operator(), keys, ops.stop_gradient(value), form),)
 
 
 deliver_all: Final = make_fold(_deliver_one)
