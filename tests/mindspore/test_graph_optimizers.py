@@ -154,6 +154,38 @@ def test_a_jitted_step(kind: str, tmp_path: Path) -> None:
     check(tmp_path / "graph" / "step0" / "rank", true_gradients(new_net()))
 
 
+class Doubling(nn.Optimizer):
+    """Wraps another one, and calls its argument as it likes."""
+
+    def __init__(self, inner: nn.Optimizer) -> None:
+        super().__init__(0.1, list(inner.parameters))
+        self.inner = inner
+
+    def construct(self, grads: tuple[Tensor, ...]) -> Any:
+        return self.inner(grads)
+
+
+def test_an_optimiser_around_another_counts_once(tmp_path: Path) -> None:
+    net = new_net()
+    optimizer = Doubling(nn.SGD(net.trainable_params(), 0.1))
+    both = ms.value_and_grad(forward_of(net), None, net.trainable_params())
+
+    @ms.jit
+    def step(x: Tensor) -> Tensor:
+        loss, gradients = both(x)
+        optimizer(grads=gradients)
+        return loss
+
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", task="tensor")
+    debugger.start(net)
+    step(Tensor(BATCH))
+    debugger.stop()
+    debugger.step()
+    rank = tmp_path / "graph" / "step0" / "rank"
+    check(rank, true_gradients(new_net()))
+    assert not any("parameters_grad." in name for name in open_dump(rank).step().rank().records)
+
+
 def test_an_optimiser_on_its_own_adds_nothing(tmp_path: Path) -> None:
     """The dynamic graph, whose gradients they are, shows them."""
     net = new_net()

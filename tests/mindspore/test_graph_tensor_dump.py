@@ -43,7 +43,7 @@ def test_files_of_the_runtime_become_records(tmp_path: Path) -> None:
     use_session(session)
     net = Net()
     names = CellNames([net])
-    records = GraphRecords(session, names, after_stop=True)
+    records = GraphRecords(session, names, list(names.items()), after_stop=True)
     files = TensorDumpFiles(tmp_path / "values")
     files.open()
     cells = CompiledCells(names.items(), partial(files.construct_for, backward=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which `construct` MindSpore finds on a cell when it compiles it."""
+"""Which methods MindSpore finds on a cell when it compiles it."""
 
 from __future__ import annotations
 
@@ -14,38 +14,43 @@ _ABSENT: Final = object()
 
 
 class CompiledCells:
-    """Cells whose `construct` is, for a while, another."""
+    """Cells one of whose methods is, for a while, another."""
 
     def __init__(
-        self, cells: Iterable[tuple[nn.Cell, str]], make: Callable[[str, nn.Cell], Any]
+        self,
+        cells: Iterable[tuple[nn.Cell, str]],
+        make: Callable[[str, nn.Cell], Any],
+        method: str = "construct",
     ) -> None:
         """Create it; nothing is made or replaced yet.
 
         Args:
             cells: the cells with their names; gone through when they are first replaced.
-            make: returns the other `construct` for a name and a cell.
+            make: returns the other method for a name and a cell.
+            method: its name.
         """
         self._cells = cells
         self._make = make
+        self._method = method
         self._made: list[tuple[nn.Cell, Any]] | None = None
         self._before: list[Any] = []
 
     def put_in(self) -> None:
-        """Put the other `construct` on the cells."""
+        """Put the other method on the cells."""
         if self._made is None:
             self._made = [(cell, self._make(name, cell)) for cell, name in self._cells]
-        for cell, construct in self._made:
+        for cell, method in self._made:
             attributes = cell.__dict__
-            self._before.append(attributes.get("construct", _ABSENT))
-            attributes["construct"] = construct
+            self._before.append(attributes.get(self._method, _ABSENT))
+            attributes[self._method] = method
 
     def take_out(self) -> None:
         """Give the cells back what they had."""
         for (cell, _), before in zip(self._made or (), self._before, strict=True):
             if before is _ABSENT:
-                del cell.__dict__["construct"]
+                del cell.__dict__[self._method]
             else:
-                cell.__dict__["construct"] = before
+                cell.__dict__[self._method] = before
         self._before.clear()
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from msprobe.mindspore import graph_sink
-from msprobe.mindspore.graph_operator import Delivered, deliver_all, receiver
+from msprobe.mindspore.graph_operator import Delivered, deliver_all, deliver_mark, receiver
 from msprobe.mindspore.graph_sink import GraphCall
 from msprobe.mindspore.graph_value import GraphValue, empty_value
 from msprobe.mindspore.graph_walk import (
@@ -31,6 +31,8 @@ from msprobe.mindspore.graph_walk import (
 )
 
 _ARGUMENTS, _RESULT = 0, 1
+# In place of a leaf: the end of a call whose result has no tensor that could be handed over.
+_END: Final = -1
 # A description as `graph_walk.describe` makes it.
 _Description = tuple[Any, ...]
 
@@ -124,7 +126,8 @@ def _receive_result(number: int, side: int, leaf: int, value: Delivered) -> None
     site = kind.site
     with _sites.lock:
         which, call = site.next_call(side, leaf)
-        call.result[leaf] = value.copy()
+        if leaf != _END:
+            call.result[leaf] = value.copy()
         if len(call.result) < kind.count:
             return
         del site.calls[which]
@@ -203,4 +206,6 @@ def deliver_result(site, result):  # type: ignore[no-untyped-def]  # noqa: ANN00
     """Hand over a cell's result; returns what the graph has to wait for."""
     number = _result_number(site, describe(result))
     found, _ = deliver_all((_RESULT_RECEIVER, number, _RESULT), result, 0)
+    if len(found) == 0:
+        return (deliver_mark((_RESULT_RECEIVER, number, _RESULT), _END),)
     return found

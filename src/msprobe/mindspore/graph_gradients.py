@@ -19,6 +19,7 @@ from msprobe.mindspore import graph_sink
 from msprobe.mindspore.graph_operator import (
     Delivered,
     deliver,
+    deliver_all,
     form_of,
     keys_of,
     operator,
@@ -90,3 +91,19 @@ def watch_gradient(cell, side, value, leaf):  # type: ignore[no-untyped-def]  # 
             return value
         return _reader(cell, side, leaf)(value)
     return value
+
+
+@at_compile_time
+def _numbers_of(cell: str, side: str) -> tuple[int, int]:
+    return _number(cell), _SIDES.index(side)
+
+
+@compiled
+def deliver_gradients(cell, side, gradients):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Hand over, compiled, the gradients of all arguments, or of the result.
+
+    Returns what the graph has to wait for.
+    """
+    number, side_number = _numbers_of(cell, side)
+    found, _ = deliver_all((_RECEIVER, number, side_number), gradients, 0)
+    return found

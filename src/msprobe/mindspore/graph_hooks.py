@@ -10,15 +10,16 @@ add up their gradients in another order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from types import MethodType
-from typing import Final
+from typing import Any, Final
 
 from mindspore import Parameter, nn, ops
 from msprobe.errors import UsageError
 from msprobe.mindspore.cell_hooks import own_parameters
 from msprobe.mindspore.compiled_cells import living_cells, plain_construct
 from msprobe.mindspore.graph_forwards import deliver_arguments, deliver_result, site_in_graph
-from msprobe.mindspore.graph_gradients import ARGUMENTS, RESULT, watch_gradient
+from msprobe.mindspore.graph_gradients import ARGUMENTS, RESULT, deliver_gradients, watch_gradient
 from msprobe.mindspore.graph_walk import compiled, make_walk
 
 
@@ -54,6 +55,43 @@ def handing_construct(name: str, cell: nn.Cell, *, backward: bool) -> MethodType
         return result
 
     return MethodType(construct, cell)
+
+
+def handing_bprop(name: str, cell: nn.Cell) -> Any:
+    """Return a `bprop` that hands over what it receives and returns.
+
+    A cell that has one is not differentiated, so nothing inside it sees the gradients.
+    """
+    original = cell.bprop
+
+    @compiled
+    def run(args):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        seen = deliver_gradients(name, RESULT, args[-1])
+        gradients = original(*args)
+        seen = seen + deliver_gradients(name, ARGUMENTS, gradients)
+        gradients, _ = _wait((seen,), gradients, 0)
+        return gradients
+
+    # MindSpore counts the parameters that are written down.
+    @compiled
+    def of_one(self, a, out, dout):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return run((a, out, dout))
+
+    @compiled
+    def of_two(self, a, b, out, dout):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return run((a, b, out, dout))
+
+    @compiled
+    def of_three(self, a, b, c, out, dout):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return run((a, b, c, out, dout))
+
+    @compiled
+    def of_four(self, a, b, c, d, out, dout):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return run((a, b, c, d, out, dout))
+
+    known = {3: of_one, 4: of_two, 5: of_three, 6: of_four}
+    bprop = known.get(len(signature(original).parameters))
+    return original if bprop is None else MethodType(bprop, cell)
 
 
 @compiled

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,12 +14,15 @@ from msprobe.config import Task
 from msprobe.mindspore import graph_sink
 from msprobe.mindspore.adapter import on_host
 from msprobe.mindspore.cell_hooks import CellNames
+from msprobe.mindspore.compile_fallback import CompileFallback
 from msprobe.mindspore.compiled_cells import CompiledCells
-from msprobe.mindspore.graph_hooks import handing_construct
+from msprobe.mindspore.graph_hooks import handing_bprop, handing_construct
 from msprobe.mindspore.graph_optimizers import handing_optimizer, optimizers_of
 from msprobe.mindspore.graph_records import GraphRecords
 from msprobe.mindspore.graph_tensor_dump import TensorDumpFiles
 from msprobe.mindspore.quiet import quietly
+
+logger = logging.getLogger(__name__)
 
 
 class GraphObserver:
@@ -36,11 +40,15 @@ class GraphObserver:
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
         # In the order in which they are put in; optimisers may be cells of the model, too.
         self._optimizers: CompiledCells | None = None
+        self._bprops: CompiledCells | None = None
         self._cells: CompiledCells | None = None
         self._records: GraphRecords | None = None
         self._files: TensorDumpFiles | None = None
         self._is_wanted = False
         self._put_in: list[CompiledCells] = []
+        # Whether they were taken out because MindSpore could not compile them.
+        self._is_left_out = False
+        self._fallback = CompileFallback(lambda: bool(self._put_in), self._leave_out)
 
     def watch(self, models: Sequence[nn.Cell]) -> bool:
         """Record the cells of these models in graphs that are compiled from now on.
@@ -55,15 +63,19 @@ class GraphObserver:
         self._models = references
         session = self._session
         names = CellNames(models)
-        self._records = GraphRecords(session, names, after_stop=not on_host(), begin=self._begin)
+        cells = list(_of_the_user(names))
+        self._records = GraphRecords(
+            session, names, cells, after_stop=not on_host(), begin=self._begin
+        )
         backward = session.recorder.selection.data_mode.backward
         backward = backward and session.config.task is not Task.STRUCTURE
-        self._optimizers = None
-        cells = _of_the_user(names)
+        self._optimizers = self._bprops = None
         if on_host():
             session.run_undo.callback(graph_sink.receive, None)
             self._cells = CompiledCells(cells, partial(handing_construct, backward=backward))
             if backward:
+                with_own = [(cell, name) for cell, name in cells if cell.has_bprop]
+                self._bprops = CompiledCells(with_own, handing_bprop, "bprop")
                 self._optimizers = CompiledCells(
                     optimizers_of(names), lambda _, optimizer: handing_optimizer(optimizer)
                 )
@@ -77,20 +89,45 @@ class GraphObserver:
         self._cells = CompiledCells(cells, make)
         return True
 
+    def expect_compilation(self) -> None:
+        """See to it that what cannot be compiled for recording is compiled without."""
+        self._fallback.install()
+
     def put_in(self, *, with_optimizers: bool = True) -> None:
         """Have the cells compiled in this way from now on, and the optimisers that train them."""
-        if self._cells is None or self._put_in:
+        if self._cells is None or self._put_in or self._is_left_out:
             return
+        self._fallback.install()
         if with_optimizers and self._optimizers is not None:
             self._put_in.append(self._optimizers)
+        if self._bprops is not None:
+            self._put_in.append(self._bprops)
         self._put_in.append(self._cells)
         for cells in self._put_in:
             cells.put_in()
 
     def take_out(self) -> None:
         """Give the cells back what they had."""
+        self._fallback.remove()
+        self._is_left_out = False
+        self._give_back()
+
+    def _give_back(self) -> None:
         while self._put_in:
             self._put_in.pop().take_out()
+
+    def _leave_out(self, error: Exception) -> None:
+        """Have what MindSpore could not compile compiled again, as it was written."""
+        self._is_left_out = True
+        self._give_back()
+        lines = [line.strip() for line in str(error).splitlines()]
+        reason = next((line for line in lines if line), type(error).__name__)
+        logger.warning(
+            "MindSpore could not compile this with what records its cells; it is compiled without, "
+            "and they are not recorded: %s",
+            reason,
+        )
+        self._session.account.skipped["graphs that MindSpore could not compile for recording"] += 1
 
     def begin(self, callers: tuple[str, ...] = ()) -> None:
         """Let what graphs hand over through until the step ends.
@@ -120,5 +157,6 @@ def _of_the_user(names: CellNames) -> Iterator[tuple[nn.Cell, str]]:
     """Yield the cells without the machinery of MindSpore's own wrappers."""
     for cell, name in names.items():
         path, _, kind = name.rpartition(".")
-        if not (kind.startswith("_") or path.endswith("grad_reducer")):
+        is_machinery = kind.startswith("_") and type(cell).__module__.startswith("mindspore.")
+        if not (is_machinery or path.endswith("grad_reducer")):
             yield cell, name

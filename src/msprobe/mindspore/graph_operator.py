@@ -27,6 +27,7 @@ Receiver = Callable[[int, int, int, "Delivered"], None]
 # How a value was changed to get through the operator.
 _SCALAR, _BFLOAT16 = 1, 2
 _receivers: Final[list[Receiver]] = []
+_NOTHING: Final = Tensor(np.zeros(1, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +150,10 @@ def _deliver_one(context, value, leaf):  # type: ignore[no-untyped-def]  # noqa:
 deliver_all: Final = make_fold(_deliver_one)
 """``deliver_all((receiver, owner, side), value, 0)``, compiled: give all tensors of a value to
 Python; returns what the graph has to wait for, and the number after the last leaf."""
+
+
+@compiled
+def deliver_mark(context, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Tell Python, compiled, that a place was reached where there is no tensor."""
+    number, owner, side = context
+    return _operator()(_keys(number, owner, side, leaf)[0], _NOTHING)

@@ -34,11 +34,24 @@ def is_optimizer(value: object) -> bool:
 
 
 def optimizers_of(names: CellNames) -> Iterator[tuple[nn.Cell, str]]:
-    """Yield the optimisers that train parameters of these cells, with the name of their class."""
-    trained = {id(one) for cell, _ in names.items() for one in own_parameters(cell).values()}
-    for cell in living_cells():
-        if is_optimizer(cell) and any(id(one) in trained for one in cell.parameters):
-            yield cell, type(cell).__name__
+    """Yield the optimisers that train parameters of these cells, with the name of their class.
+
+    None where a cell gives its weights sparse gradients, which cannot be handed over; and none that
+    another one wraps, which would be given the same gradients once more.
+    """
+    cells = list(names.items())
+    if any(getattr(cell, "sparse", False) is True for cell, _ in cells):
+        return
+    trained = {id(one) for cell, _ in cells for one in own_parameters(cell).values()}
+    found = [
+        cell
+        for cell in living_cells()
+        if is_optimizer(cell) and any(id(one) in trained for one in cell.parameters)
+    ]
+    wrapped = {id(part) for one in found for _, part in one.cells_and_names() if part is not one}
+    for optimizer in found:
+        if id(optimizer) not in wrapped:
+            yield optimizer, type(optimizer).__name__
 
 
 def handing_optimizer(optimizer: nn.Cell) -> MethodType:
@@ -48,9 +61,10 @@ def handing_optimizer(optimizer: nn.Cell) -> MethodType:
     _optimizers.append(weakref.ref(optimizer))
 
     @compiled
-    def construct(self, gradients, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
-        deliver_all((_RECEIVER, number, _SIDE), gradients, 0)
-        return original(gradients, *args, **kwargs)
+    def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
+        # The gradients come first.
+        deliver_all((_RECEIVER, number, _SIDE), (args, kwargs), 0)
+        return original(*args, **kwargs)
 
     return MethodType(construct, optimizer)
 

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
+from mindspore import nn
 from msprobe.capture.backward import (
     SIDE_INPUT,
     SIDE_OUTPUT,
@@ -40,16 +43,21 @@ from msprobe.mindspore.quiet import quietly
 _clock: Final = time.perf_counter
 
 
+_Kind = tuple[np.dtype[Any], tuple[int, ...]]
+
+
 @dataclass(slots=True)
 class _Places:
     """Where the tensors of a call's arguments, or of its result, stand in the backward record.
 
     Attributes:
         by_leaf: the position of each tensor, by the number that a graph counts it with.
+        kinds: dtype and shape of each tensor, likewise.
         slots: how many places a result has.
     """
 
     by_leaf: dict[int, Position] = field(default_factory=dict)
+    kinds: dict[int, _Kind] = field(default_factory=dict)
     slots: int = 0
 
 
@@ -59,12 +67,14 @@ class _Gradient:
 
     Attributes:
         place: side and leaf.
+        kind: its dtype and shape.
         draft: has its payload, and what it says of the record.
         described: its JSON form.
         order: the number with which it came.
     """
 
     place: tuple[str, int]
+    kind: _Kind
     draft: Draft
     described: Any
     order: int
@@ -88,6 +98,15 @@ class _Seen:
     outputs: _Places
     gradients: dict[tuple[str, int], _Gradient] = field(default_factory=dict)
 
+    def may_get(self, gradient: _Gradient) -> bool:
+        """Return whether a gradient, as far as its place, dtype and shape tell, may be its own."""
+        side, leaf = gradient.place
+        places = self.outputs if side == SIDE_INPUT else self.inputs
+        return (
+            gradient.place not in self.gradients
+            and places.kinds.get(leaf, gradient.kind) == gradient.kind
+        )
+
     @property
     def last(self) -> int:
         """When the latest gradient came, 0 before the first."""
@@ -105,15 +124,17 @@ class GraphRecords:
         self,
         session: Session,
         names: CellNames,
+        cells: Sequence[tuple[nn.Cell, str]],
         *,
         after_stop: bool = False,
         begin: Callable[[], object] | None = None,
     ) -> None:
-        """Create it for the cells that `names` knows.
+        """Create it.
 
         Args:
             session: makes the records.
-            names: the cells.
+            names: all cells of the models.
+            cells: those that hand over what they see, with their names.
             after_stop: whether a step's calls are handed over when recording has stopped already.
             begin: starts the session if this is wanted now; called when there is something to
                 record. None where somebody else starts it.
@@ -122,14 +143,18 @@ class GraphRecords:
         self._begin = begin
         self._session = session
         self._after_stop = after_stop
-        self._cells = {name: cell for cell, name in names.items()}
+        self._cells = {name: cell for cell, name in cells}
         # Made here: a parameter that is asked while its graph runs waits for the graph.
         self._owners = {
             id(parameter): (parameter, owner)
             for parameter, owner in owners_of(session, names, trained_parameters)
         }
-        self._enclosing = _enclosing_names(list(self._cells))
-        self._sites = CallSites(self._cells, self._enclosing)
+        # Nobody calls a container: its items are called by the cell around it.
+        containers = nn.CellList | nn.CellDict
+        called = [name for name, one in self._cells.items() if not isinstance(one, containers)]
+        self._enclosing = _enclosing_names(called)
+        every = {name: cell for cell, name in names.items()}
+        self._sites = CallSites(every, _enclosing_names(list(every)))
         self._calls: dict[str, list[_Seen]] = {}
         # Of calls that were not handed over yet: a graph computes first what it knows first.
         self._early: dict[str, list[_Gradient]] = {}
@@ -226,7 +251,7 @@ class GraphRecords:
             gradient, draft, f"{side}.{leaf}", is_gradient=True
         )
         self._count += 1
-        made = _Gradient((side, leaf), draft, described, self._count)
+        made = _Gradient((side, leaf), _kind_of(gradient), draft, described, self._count)
         self._assign_early(cell)
         if not self._assign(cell, made):
             self._early.setdefault(cell, []).append(made)
@@ -239,7 +264,7 @@ class GraphRecords:
     def _assign(self, cell: str, gradient: _Gradient) -> bool:
         """Give a gradient to its call, if that is known: backward goes the other way."""
         for seen in reversed(self._calls.get(cell, [])):
-            if gradient.place not in seen.gradients:
+            if seen.may_get(gradient):
                 seen.gradients[gradient.place] = gradient
                 return True
         return False
@@ -318,11 +343,18 @@ def _leaves(value: Any, path: tuple[int | str, ...], depth: int) -> Iterator[tup
         yield value, first if isinstance(first, int) else path
 
 
+def _kind_of(value: GraphValue) -> _Kind:
+    return value.dtype, value.shape
+
+
 def _argument_places(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Places:
+    places = _Places()
     found = [*_leaves(args, (), LEAF_DEPTH - 1), *_leaves(kwargs, (), LEAF_DEPTH - 1)]
-    return _Places(
-        {leaf: place for leaf, (value, place) in enumerate(found) if isinstance(value, GraphValue)}
-    )
+    for leaf, (value, place) in enumerate(found):
+        if isinstance(value, GraphValue):
+            places.by_leaf[leaf] = place
+            places.kinds[leaf] = _kind_of(value)
+    return places
 
 
 def _result_places(result: Any) -> _Places:
@@ -335,6 +367,7 @@ def _result_places(result: Any) -> _Places:
         for value, _ in _leaves(element, (), LEAF_DEPTH - is_sequence):
             if isinstance(value, GraphValue):
                 places.by_leaf[leaf] = places.slots
+                places.kinds[leaf] = _kind_of(value)
                 places.slots += 1
             leaf += 1
         places.slots = max(places.slots, begin + 1)

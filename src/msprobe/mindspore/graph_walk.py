@@ -72,11 +72,12 @@ def make_walk(visit: Callable[..., Any], depth: int = LEAF_DEPTH) -> Callable[..
         if isinstance(value, dict):
             if not _holds_tensors(value):  # MindSpore cannot unpack what is built of constants
                 return value, leaf + len(value)
-            entries = {}
+            keys, entries = (), ()
             for key in value.keys():  # noqa: SIM118
                 new, leaf = inside(context, value[key], leaf)
-                entries[key] = new
-            return entries, leaf
+                keys = keys + (key,)  # type: ignore[assignment]  # noqa: RUF005
+                entries = entries + (new,)  # type: ignore[assignment]  # noqa: RUF005
+            return F.make_dict(keys, entries), leaf
         return value, leaf + 1
 
     return walk

@@ -37,8 +37,8 @@ def is_compiling() -> bool:
     return _depth.running > 0
 
 
-def _in_homes(name: str) -> Any:
-    """Return what has this name in the module of jitted code; None where it is not there."""
+def in_homes(name: str) -> Any:
+    """Return what MindSpore's module of compilation has under a name; None for nothing."""
     for home in _HOMES:
         try:
             found = getattr(import_module(home), name, None)
@@ -51,13 +51,13 @@ def _in_homes(name: str) -> Any:
 
 def executor_class() -> type | None:
     """Return the class that runs jitted code; it has moved between MindSpore's versions."""
-    candidates = (_in_homes(name) for name in _NAMES)
+    candidates = (in_homes(name) for name in _NAMES)
     return next((found for found in candidates if isinstance(found, type)), None)
 
 
 def compilations() -> int | None:
     """Return how many graphs MindSpore holds for jitted code; None where it does not tell."""
-    known = _in_homes("ms_compile_cache")
+    known = in_homes("ms_compile_cache")
     return None if known is None else len(known)
 
 

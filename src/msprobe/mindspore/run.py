@@ -137,6 +137,7 @@ class Run:
             graph.begin(self.session.stacks.here(3).frames)
         before = compilations()
         self._outermost = executor
+        graph.expect_compilation()
         try:
             result = self.observer.around_jit(executor, run, args, kwargs)
         finally:

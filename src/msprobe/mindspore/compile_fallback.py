@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code that MindSpore cannot compile with what we put into it is compiled without.
+
+Nothing has run when a compilation fails, so it can be tried again. If that fails as well, the error
+is the user's and goes on to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+from msprobe.mindspore.jit_calls import executor_class, in_homes
+
+_COMPILE: Final = "compile"
+_CELLS: Final = "_CellGraphExecutor"
+
+
+class CompileFallback:
+    """Watches compilations between `install` and `remove`."""
+
+    def __init__(self, is_in: Callable[[], bool], take_out: Callable[[Exception], None]) -> None:
+        """Create it, not yet installed.
+
+        Args:
+            is_in: tells whether anything of ours is compiled now.
+            take_out: removes it, given the error that it may have caused.
+        """
+        self._is_in = is_in
+        self._take_out = take_out
+        self._undo = ExitStack()
+        self._is_installed = False
+
+    def install(self) -> None:
+        """Begin, unless it has begun."""
+        if self._is_installed:
+            return
+        self._is_installed = True
+        for owner in (executor_class(), in_homes(_CELLS)):
+            if isinstance(owner, type) and _COMPILE in vars(owner):
+                self._replace(owner)
+
+    def remove(self) -> None:
+        """End, unless it has ended."""
+        self._undo.close()
+        self._is_installed = False
+
+    def _replace(self, owner: Any) -> None:
+        original = vars(owner)[_COMPILE]
+
+        def compile_or_leave_out(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            except Exception as error:
+                if not self._is_in():
+                    raise
+                self._take_out(error)
+            return original(*args, **kwargs)
+
+        setattr(owner, _COMPILE, compile_or_leave_out)
+        self._undo.callback(partial(_restore, owner, compile_or_leave_out, original))
+
+
+def _restore(owner: Any, ours: Any, original: Any) -> None:
+    if vars(owner).get(_COMPILE) is ours:
+        setattr(owner, _COMPILE, original)
