@@ -26,9 +26,9 @@ from msprobe.capture.unfinished import fill_waiting, take_summary
 from msprobe.config import Config, Slice, StatisticsSection, SummaryMode, Task, TensorSection
 from msprobe.dump.records import TensorRecord
 from msprobe.mindspore.communication import current_rank
+from msprobe.mindspore.compiled.values import GraphValue
 from msprobe.mindspore.describing import describe, dtype_name
 from msprobe.mindspore.device_statistics import DeviceStatistics
-from msprobe.mindspore.graph_value import GraphValue
 from msprobe.mindspore.stack_traits import classify, is_of_user_or_layer
 from msprobe.mindspore.tensor_payload import ArrayFile, crc32_hex, plain_values
 

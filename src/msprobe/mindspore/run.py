@@ -18,10 +18,10 @@ from msprobe.config import Config, Level
 from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.api_table import ApiTable
-from msprobe.mindspore.compiled_cells import is_compiled_by_user
-from msprobe.mindspore.graph_hooks import refuse_compiled
-from msprobe.mindspore.graph_observer import GraphObserver
-from msprobe.mindspore.graph_optimizers import is_optimizer
+from msprobe.mindspore.compiled.cells import is_compiled_by_user
+from msprobe.mindspore.compiled.constructs import refuse_compiled
+from msprobe.mindspore.compiled.observer import GraphObserver
+from msprobe.mindspore.compiled.optimizers import is_optimizer
 from msprobe.mindspore.graph_taps import are_visible
 from msprobe.mindspore.jit_calls import JitCalls, compilations, name_of
 from msprobe.mindspore.observer import Observer

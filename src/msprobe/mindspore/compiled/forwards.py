@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from msprobe.mindspore import graph_sink
-from msprobe.mindspore.graph_operator import Delivered, deliver_all, deliver_mark, receiver
-from msprobe.mindspore.graph_sink import GraphCall
-from msprobe.mindspore.graph_value import GraphValue, empty_value
-from msprobe.mindspore.graph_walk import (
+from msprobe.mindspore.compiled import sink
+from msprobe.mindspore.compiled.delivery import Delivered, deliver_all, deliver_mark, receiver
+from msprobe.mindspore.compiled.sink import GraphCall
+from msprobe.mindspore.compiled.values import GraphValue, empty_value
+from msprobe.mindspore.compiled.walk import (
     CONSTANT,
     EMPTY,
     LIST,
@@ -33,7 +33,7 @@ from msprobe.mindspore.graph_walk import (
 _ARGUMENTS, _RESULT = 0, 1
 # In place of a leaf: the end of a call whose result has no tensor that could be handed over.
 _END: Final = -1
-# A description as `graph_walk.describe` makes it.
+# A description as `walk.describe` makes it.
 _Description = tuple[Any, ...]
 
 
@@ -113,14 +113,14 @@ def begin_anew() -> None:
 
 
 def _receive_argument(number: int, side: int, leaf: int, value: Delivered) -> None:
-    if graph_sink.is_open():
+    if sink.is_open():
         with _sites.lock:
             _, call = _sites.sites[number].next_call(side, leaf)
             call.arguments[leaf] = value.copy()
 
 
 def _receive_result(number: int, side: int, leaf: int, value: Delivered) -> None:
-    if not graph_sink.is_open():
+    if not sink.is_open():
         return
     kind = _sites.results[number]
     site = kind.site
@@ -133,7 +133,7 @@ def _receive_result(number: int, side: int, leaf: int, value: Delivered) -> None
         del site.calls[which]
     args, kwargs, parameters = _rebuilt(site.arguments, call.arguments)
     result = _rebuilt(kind.description, call.result)
-    graph_sink.forward(GraphCall(site.cell, args, kwargs, parameters, result))
+    sink.forward(GraphCall(site.cell, args, kwargs, parameters, result))
 
 
 _ARGUMENT_RECEIVER: Final = receiver(_receive_argument)

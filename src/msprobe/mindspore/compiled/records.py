@@ -31,12 +31,12 @@ from msprobe.capture.session import Session
 from msprobe.capture.tensor_search import tensors_in
 from msprobe.capture.values import Found, Position, key_texts
 from msprobe.config import Task
-from msprobe.mindspore.call_sites import CallSites
 from msprobe.mindspore.cell_hooks import CellNames, own_parameters
-from msprobe.mindspore.graph_forwards import begin_anew
-from msprobe.mindspore.graph_sink import GraphCall
-from msprobe.mindspore.graph_value import GraphValue
-from msprobe.mindspore.graph_walk import LEAF_DEPTH
+from msprobe.mindspore.compiled.call_sites import CallSites
+from msprobe.mindspore.compiled.forwards import begin_anew
+from msprobe.mindspore.compiled.sink import GraphCall
+from msprobe.mindspore.compiled.values import GraphValue
+from msprobe.mindspore.compiled.walk import LEAF_DEPTH
 from msprobe.mindspore.parameter_gradients import trained_parameters
 from msprobe.mindspore.quiet import quietly
 
@@ -114,7 +114,7 @@ class _Seen:
 
 
 class GraphRecords:
-    """Makes the records of cells inside compiled graphs; see `graph_sink.GraphEvents`.
+    """Makes the records of cells inside compiled graphs; see `sink.GraphEvents`.
 
     Attributes:
         callers: the frames that called the graph, where they are known.
@@ -174,13 +174,13 @@ class GraphRecords:
             self._timed("graph forward", self._forward, seen)
 
     def gradient(self, cell: str, side: str, leaf: int, gradient: Any) -> None:
-        """Take a gradient; see `msprobe.mindspore.graph_sink.GraphEvents`."""
+        """Take a gradient; see `msprobe.mindspore.compiled.sink.GraphEvents`."""
         self._ensure_begun()
         if self._session.dump is not None:
             self._timed("graph backward", self._gradient, cell, side, leaf, gradient)
 
     def parameter_gradient(self, parameter: Any, gradient: Any) -> None:
-        """Take a gradient; see `msprobe.mindspore.graph_sink.GraphEvents`."""
+        """Take a gradient; see `msprobe.mindspore.compiled.sink.GraphEvents`."""
         self._ensure_begun()
         _, owner = self._owners.get(id(parameter), (None, None))
         if owner is not None:
@@ -331,7 +331,7 @@ class GraphRecords:
 
 
 def _leaves(value: Any, path: tuple[int | str, ...], depth: int) -> Iterator[tuple[Any, Position]]:
-    """Yield what `graph_walk` counts in a value, in its order, with positions."""
+    """Yield what `walk` counts in a value, in its order, with positions."""
     if depth and isinstance(value, tuple | list):
         for index, one in enumerate(value):
             yield from _leaves(one, (*path, index), depth - 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where compiled graphs hand over what their cells saw.
 
-What `graph_forwards` and `graph_gradients` compile into a graph ends here. Whether anything is
+What `forwards` and `gradients` compile into a graph ends here. Whether anything is
 recorded is decided here, at every call, so that no graph has to be compiled again.
 """
 

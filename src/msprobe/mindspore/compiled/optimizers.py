@@ -16,11 +16,11 @@ from typing import Any, Final
 from mindspore.experimental import optim
 
 from mindspore import nn
-from msprobe.mindspore import graph_sink
 from msprobe.mindspore.cell_hooks import CellNames, own_parameters
-from msprobe.mindspore.compiled_cells import living_cells, plain_construct
-from msprobe.mindspore.graph_operator import Delivered, deliver_all, receiver
-from msprobe.mindspore.graph_walk import compiled
+from msprobe.mindspore.compiled import sink
+from msprobe.mindspore.compiled.cells import living_cells, plain_construct
+from msprobe.mindspore.compiled.delivery import Delivered, deliver_all, receiver
+from msprobe.mindspore.compiled.walk import compiled
 
 _KINDS: Final = (nn.Optimizer, optim.Optimizer)
 _SIDE: Final = 0
@@ -71,8 +71,8 @@ def handing_optimizer(optimizer: nn.Cell) -> MethodType:
 
 def _receive(number: int, side: int, leaf: int, gradient: Delivered) -> None:
     optimizer: Any = _optimizers[number]()
-    if graph_sink.is_open() and optimizer is not None and leaf < len(optimizer.parameters):
-        graph_sink.parameter_gradient(optimizer.parameters[leaf], gradient.now())
+    if sink.is_open() and optimizer is not None and leaf < len(optimizer.parameters):
+        sink.parameter_gradient(optimizer.parameters[leaf], gradient.now())
 
 
 _RECEIVER: Final = receiver(_receive)

@@ -15,8 +15,8 @@ from typing import Final
 import mindspore
 from mindspore import Parameter, Tensor, ops
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT
-from msprobe.mindspore import graph_sink
-from msprobe.mindspore.graph_operator import (
+from msprobe.mindspore.compiled import sink
+from msprobe.mindspore.compiled.delivery import (
     Delivered,
     deliver,
     deliver_all,
@@ -25,7 +25,7 @@ from msprobe.mindspore.graph_operator import (
     operator,
     receiver,
 )
-from msprobe.mindspore.graph_walk import at_compile_time, compiled
+from msprobe.mindspore.compiled.walk import at_compile_time, compiled
 
 ARGUMENTS: Final = SIDE_OUTPUT
 RESULT: Final = SIDE_INPUT
@@ -54,8 +54,8 @@ def _number(cell: str) -> int:
 
 
 def _receive(cell: int, side: int, leaf: int, gradient: Delivered) -> None:
-    if graph_sink.is_open():
-        graph_sink.gradient(_cells[cell], _SIDES[side], leaf, gradient.now())
+    if sink.is_open():
+        sink.gradient(_cells[cell], _SIDES[side], leaf, gradient.now())
 
 
 _RECEIVER: Final = receiver(_receive)

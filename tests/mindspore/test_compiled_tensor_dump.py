@@ -21,9 +21,9 @@ from msprobe.capture.session import Session, use_session
 from msprobe.config import load_config
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.cell_hooks import CellNames
-from msprobe.mindspore.compiled_cells import CompiledCells
-from msprobe.mindspore.graph_records import GraphRecords
-from msprobe.mindspore.graph_tensor_dump import TensorDumpFiles
+from msprobe.mindspore.compiled.cells import CompiledCells
+from msprobe.mindspore.compiled.records import GraphRecords
+from msprobe.mindspore.compiled.tensor_dump import TensorDumpFiles
 
 
 class Net(nn.Cell):

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 import mindspore
 from mindspore import Tensor, ops
-from msprobe.mindspore.graph_value import GraphValue, graph_value
-from msprobe.mindspore.graph_walk import at_compile_time, compiled, make_fold
+from msprobe.mindspore.compiled.values import GraphValue, graph_value
+from msprobe.mindspore.compiled.walk import at_compile_time, compiled, make_fold
 
 Receiver = Callable[[int, int, int, "Delivered"], None]
 

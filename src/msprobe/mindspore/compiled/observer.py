@@ -11,15 +11,15 @@ from functools import partial
 from mindspore import nn
 from msprobe.capture.session import Session
 from msprobe.config import Task
-from msprobe.mindspore import graph_sink
 from msprobe.mindspore.adapter import on_host
 from msprobe.mindspore.cell_hooks import CellNames
-from msprobe.mindspore.compile_fallback import CompileFallback
-from msprobe.mindspore.compiled_cells import CompiledCells
-from msprobe.mindspore.graph_hooks import handing_bprop, handing_construct
-from msprobe.mindspore.graph_optimizers import handing_optimizer, optimizers_of
-from msprobe.mindspore.graph_records import GraphRecords
-from msprobe.mindspore.graph_tensor_dump import TensorDumpFiles
+from msprobe.mindspore.compiled import sink
+from msprobe.mindspore.compiled.cells import CompiledCells
+from msprobe.mindspore.compiled.constructs import handing_bprop, handing_construct
+from msprobe.mindspore.compiled.fallback import CompileFallback
+from msprobe.mindspore.compiled.optimizers import handing_optimizer, optimizers_of
+from msprobe.mindspore.compiled.records import GraphRecords
+from msprobe.mindspore.compiled.tensor_dump import TensorDumpFiles
 from msprobe.mindspore.quiet import quietly
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class GraphObserver:
         backward = backward and session.config.task is not Task.STRUCTURE
         self._optimizers = self._bprops = None
         if on_host():
-            session.run_undo.callback(graph_sink.receive, None)
+            session.run_undo.callback(sink.receive, None)
             self._cells = CompiledCells(cells, partial(handing_construct, backward=backward))
             if backward:
                 with_own = [(cell, name) for cell, name in cells if cell.has_bprop]
@@ -139,12 +139,12 @@ class GraphObserver:
         if self._records is not None:
             self._records.callers = callers
         if self._files is None:
-            graph_sink.receive(self._records)
+            sink.receive(self._records)
 
     def end_step(self) -> None:
         """Write what is open, and let nothing through any more."""
         if self._records is not None:
-            graph_sink.receive(None)
+            sink.receive(None)
             if self._files is not None:
                 wanted = self._records if self._is_wanted else None
                 quietly(self._session, "graph values", self._files.end_step, wanted)

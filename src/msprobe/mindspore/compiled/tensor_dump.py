@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cells inside graphs of an accelerator: MindSpore's own operators write what passes to files.
 
-A graph on Ascend cannot call back into Python, so `graph_hooks` has no way in. There each cell's
+A graph on Ascend cannot call back into Python, so `constructs` has no way in. There each cell's
 `construct` gets `TensorDump` (forward) and `DumpGradient` (backward) operators, and when a step is
 over the files are read, handed to the same records as everywhere else, and removed.
 
@@ -26,10 +26,10 @@ import numpy as np
 import mindspore
 from mindspore import Tensor, nn, ops
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT
-from msprobe.mindspore.compiled_cells import plain_construct
-from msprobe.mindspore.graph_sink import GraphCall, GraphEvents
-from msprobe.mindspore.graph_value import graph_value
-from msprobe.mindspore.graph_walk import at_compile_time, compiled, make_walk
+from msprobe.mindspore.compiled.cells import plain_construct
+from msprobe.mindspore.compiled.sink import GraphCall, GraphEvents
+from msprobe.mindspore.compiled.values import graph_value
+from msprobe.mindspore.compiled.walk import at_compile_time, compiled, make_walk
 
 # Takes the place of a file's name: the runtime counts its steps by it.
 _NEXT_STEP: Final = "<tensordump-update-step>"
@@ -67,7 +67,7 @@ class TensorDumpFiles:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def construct_for(self, name: str, cell: nn.Cell, *, backward: bool) -> MethodType:
-        """Return a `construct` with the operators; see `graph_hooks.handing_construct`."""
+        """Return a `construct` with the operators; see `constructs.handing_construct`."""
         construct = _dumping_construct(f"{self._folder}/{name}", plain_construct(cell), backward)
         return MethodType(construct, cell)
 

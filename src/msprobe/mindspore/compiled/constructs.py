@@ -17,10 +17,15 @@ from typing import Any, Final
 from mindspore import Parameter, nn, ops
 from msprobe.errors import UsageError
 from msprobe.mindspore.cell_hooks import own_parameters
-from msprobe.mindspore.compiled_cells import living_cells, plain_construct
-from msprobe.mindspore.graph_forwards import deliver_arguments, deliver_result, site_in_graph
-from msprobe.mindspore.graph_gradients import ARGUMENTS, RESULT, deliver_gradients, watch_gradient
-from msprobe.mindspore.graph_walk import compiled, make_walk
+from msprobe.mindspore.compiled.cells import living_cells, plain_construct
+from msprobe.mindspore.compiled.forwards import deliver_arguments, deliver_result, site_in_graph
+from msprobe.mindspore.compiled.gradients import (
+    ARGUMENTS,
+    RESULT,
+    deliver_gradients,
+    watch_gradient,
+)
+from msprobe.mindspore.compiled.walk import compiled, make_walk
 
 
 def handing_construct(name: str, cell: nn.Cell, *, backward: bool) -> MethodType:
