@@ -168,7 +168,9 @@ def test_what_cannot_be_compiled_for_recording_is_compiled_without(
     assert not any("construct" in vars(cell) for _, cell in trained.model.cells_and_names())
 
 
-def test_an_error_of_the_users_reaches_them(tmp_path: Path) -> None:
+def test_an_error_of_the_users_reaches_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Wrong(nn.Cell):
         def construct(self, x: Tensor) -> Tensor:
             return self.nothing(x)
@@ -177,8 +179,9 @@ def test_an_error_of_the_users_reaches_them(tmp_path: Path) -> None:
     net = Wrong()
     debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
     debugger.start(net)
-    with pytest.raises(AttributeError, match="nothing"):
+    with pytest.raises(AttributeError, match="nothing"), caplog.at_level(logging.WARNING):
         net(Tensor(random(2, 2)))
+    assert not [one for one in caplog.records if "could not compile" in one.message]
     debugger.stop()
     debugger.step()
     assert "construct" not in vars(net)

@@ -21,15 +21,15 @@ _CELLS: Final = "_CellGraphExecutor"
 class CompileFallback:
     """Watches compilations between `install` and `remove`."""
 
-    def __init__(self, is_in: Callable[[], bool], take_out: Callable[[Exception], None]) -> None:
+    def __init__(self, take_out: Callable[[], bool], was_ours: Callable[[Exception], None]) -> None:
         """Create it, not yet installed.
 
         Args:
-            is_in: tells whether anything of ours is compiled now.
-            take_out: removes it, given the error that it may have caused.
+            take_out: removes what is ours; returns whether there was anything.
+            was_ours: is told an error that did not come again without it.
         """
-        self._is_in = is_in
         self._take_out = take_out
+        self._was_ours = was_ours
         self._undo = ExitStack()
         self._is_installed = False
 
@@ -54,10 +54,12 @@ class CompileFallback:
             try:
                 return original(*args, **kwargs)
             except Exception as error:
-                if not self._is_in():
+                if not self._take_out():
                     raise
-                self._take_out(error)
-            return original(*args, **kwargs)
+                failed = error
+            result = original(*args, **kwargs)
+            self._was_ours(failed)
+            return result
 
         setattr(owner, _COMPILE, compile_or_leave_out)
         self._undo.callback(partial(_restore, owner, compile_or_leave_out, original))

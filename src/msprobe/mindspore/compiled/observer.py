@@ -48,7 +48,7 @@ class GraphObserver:
         self._put_in: list[CompiledCells] = []
         # Whether they were taken out because MindSpore could not compile them.
         self._is_left_out = False
-        self._fallback = CompileFallback(lambda: bool(self._put_in), self._leave_out)
+        self._fallback = CompileFallback(self._leave_out, self._say_left_out)
 
     def watch(self, models: Sequence[nn.Cell]) -> bool:
         """Record the cells of these models in graphs that are compiled from now on.
@@ -116,15 +116,19 @@ class GraphObserver:
         while self._put_in:
             self._put_in.pop().take_out()
 
-    def _leave_out(self, error: Exception) -> None:
-        """Have what MindSpore could not compile compiled again, as it was written."""
-        self._is_left_out = True
+    def _leave_out(self) -> bool:
+        """Take everything out of what could not be compiled; return whether there was anything."""
+        was_in = bool(self._put_in)
+        self._is_left_out = self._is_left_out or was_in
         self._give_back()
+        return was_in
+
+    def _say_left_out(self, error: Exception) -> None:
         lines = [line.strip() for line in str(error).splitlines()]
         reason = next((line for line in lines if line), type(error).__name__)
         logger.warning(
-            "MindSpore could not compile this with what records its cells; it is compiled without, "
-            "and they are not recorded: %s",
+            "MindSpore could not compile a graph with what records its cells: it is compiled "
+            "without, and they are not recorded (%s)",
             reason,
         )
         self._session.account.skipped["graphs that MindSpore could not compile for recording"] += 1

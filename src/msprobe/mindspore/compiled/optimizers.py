@@ -46,7 +46,7 @@ def optimizers_of(names: CellNames) -> Iterator[tuple[nn.Cell, str]]:
     found = [
         cell
         for cell in living_cells()
-        if is_optimizer(cell) and any(id(one) in trained for one in cell.parameters)
+        if is_optimizer(cell) and any(id(one) in trained for one in getattr(cell, "parameters", ()))
     ]
     wrapped = {id(part) for one in found for _, part in one.cells_and_names() if part is not one}
     for optimizer in found:
