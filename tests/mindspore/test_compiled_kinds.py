@@ -188,8 +188,17 @@ def test_an_error_of_the_users_reaches_them(
     assert json.loads((tmp_path / "step0" / "rank" / "dump.json").read_text())["data"] == {}
 
 
-@pytest.mark.parametrize("mode", ["graph", "step", "cell"])
-@pytest.mark.parametrize("kind", [Dictionaries, OwnBackward, Private, Crops])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        (Dictionaries, "step"),
+        (Dictionaries, "cell"),
+        (OwnBackward, "graph"),
+        (OwnBackward, "cell"),
+        (Private, "graph"),
+        (Crops, "step"),
+    ],
+)
 def test_training_is_the_same(kind: type[nn.Cell], mode: str, tmp_path: Path) -> None:
     alone, _ = train(kind, mode)
     debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", task="tensor")
