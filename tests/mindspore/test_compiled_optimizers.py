@@ -89,9 +89,9 @@ KEYS = ("weight", "bias")
 def test_a_trained_model_with_its_callback(tmp_path: Path) -> None:
     ms.set_context(mode=ms.GRAPH_MODE)
     net = new_net()
-    model = Model(Loss(net), optimizer=nn.Adam(net.trainable_params()))
     debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", task="tensor", step=[0])
-    debugger.start(net)
+    debugger.start(net)  # the optimiser may come later
+    model = Model(Loss(net), optimizer=nn.Adam(net.trainable_params()))
     data = NumpySlicesDataset(BATCH[None], shuffle=False)
     model.train(1, data, callbacks=[MsprobeStep(debugger)], dataset_sink_mode=False)
     ms.set_context(mode=ms.PYNATIVE_MODE)

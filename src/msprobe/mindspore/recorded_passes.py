@@ -10,30 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from importlib import import_module
 from typing import Any, Final
 
 from mindspore import Tensor
 from msprobe.capture.session import Session
+from msprobe.mindspore.jit_calls import in_homes
 
-_HOMES: Final = ("mindspore.graph.api", "mindspore.common.api")
 _CURRENT: Final = "get_current_autodiff_engine_id"
 
-
-def _find_current() -> Callable[[], int] | None:
-    for home in _HOMES:
-        try:
-            executor = getattr(import_module(home), "_pynative_executor", None)
-        except ImportError:
-            continue
-        if hasattr(executor, _CURRENT):
-            found: Callable[[], int] = getattr(executor, _CURRENT)
-            return found
-    return None
-
-
 # The number of the backward pass that runs now; no two passes have the same.
-_current: Final = _find_current()
+_current: Final[Callable[[], int] | None] = getattr(in_homes("_pynative_executor"), _CURRENT, None)
 
 
 class RecordedPasses:

@@ -46,6 +46,9 @@ class GraphObserver:
         self._files: TensorDumpFiles | None = None
         self._is_wanted = False
         self._put_in: list[CompiledCells] = []
+        self._names: CellNames | None = None
+        # Whether a step has ended since `watch`: by then the optimisers are there.
+        self._has_stepped = False
         # Whether they were taken out because MindSpore could not compile them.
         self._is_left_out = False
         self._fallback = CompileFallback(self._leave_out, self._say_left_out)
@@ -69,16 +72,15 @@ class GraphObserver:
         )
         backward = session.recorder.selection.data_mode.backward
         backward = backward and session.config.task is not Task.STRUCTURE
-        self._optimizers = self._bprops = None
+        self._optimizers = self._bprops = self._names = None
+        self._has_stepped = False
         if on_host():
             session.run_undo.callback(sink.receive, None)
             self._cells = CompiledCells(cells, partial(handing_construct, backward=backward))
             if backward:
                 with_own = [(cell, name) for cell, name in cells if cell.has_bprop]
                 self._bprops = CompiledCells(with_own, handing_bprop, "bprop")
-                self._optimizers = CompiledCells(
-                    optimizers_of(names), lambda _, optimizer: handing_optimizer(optimizer)
-                )
+                self._names = names
             return True
         if self._files is None:
             rank = session.adapter.current_rank() or 0
@@ -95,9 +97,14 @@ class GraphObserver:
 
     def put_in(self, *, with_optimizers: bool = True) -> None:
         """Have the cells compiled in this way from now on, and the optimisers that train them."""
-        if self._cells is None or self._put_in or self._is_left_out:
+        if self._cells is None or self._is_left_out or (self._put_in and self._has_stepped):
             return
+        self._give_back()
         self._fallback.install()
+        if self._names is not None and not self._has_stepped:
+            self._optimizers = CompiledCells(
+                optimizers_of(self._names), lambda _, optimizer: handing_optimizer(optimizer)
+            )
         if with_optimizers and self._optimizers is not None:
             self._put_in.append(self._optimizers)
         if self._bprops is not None:
@@ -153,6 +160,7 @@ class GraphObserver:
                 wanted = self._records if self._is_wanted else None
                 quietly(self._session, "graph values", self._files.end_step, wanted)
             self._is_wanted = False
+            self._has_stepped = True
             self._records.close()
             self._records.next_step()
 
