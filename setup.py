@@ -29,12 +29,12 @@ setup(
             optional=True,
         ),
         Extension(
-            "msprobe.compare.metrics._elementwise",
-            sources=["src/msprobe/compare/metrics/_elementwise.c"],
+            "msprobe.numerics._elementwise",
+            sources=["src/msprobe/numerics/_elementwise.c"],
             depends=[
-                "src/msprobe/compare/metrics/_elementwise_blocks.h",
-                "src/msprobe/compare/metrics/_elementwise_kernels.h",
-                "src/msprobe/compare/metrics/_elementwise_state.h",
+                "src/msprobe/numerics/_elementwise_blocks.h",
+                "src/msprobe/numerics/_elementwise_kernels.h",
+                "src/msprobe/numerics/_elementwise_state.h",
             ],
             extra_compile_args=FLAGS,
             optional=True,

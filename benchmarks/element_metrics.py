@@ -16,11 +16,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from msprobe.compare.metrics.element_types import element_type
-from msprobe.compare.metrics.elementwise import ElementAccumulator, Tolerance
-from msprobe.compare.metrics.numpy_elementwise import NumpyAccumulator
-from msprobe.compare.metrics.quantile import kept_for
 from msprobe.dump.tensor_files import StoredTensor
+from msprobe.numerics.element_types import element_type
+from msprobe.numerics.elementwise import ElementAccumulator, Tolerance
+from msprobe.numerics.numpy_elementwise import NumpyAccumulator
+from msprobe.numerics.quantile import kept_for
 
 TOLERANCE = Tolerance(rtol=1.3e-6, atol=1e-5)
 CHUNK = 1 << 20

@@ -19,8 +19,8 @@ import torch
 
 from msprobe.capture.stack_key import python_stack_key, stack_key
 from msprobe.capture.statistics import NATIVE
-from msprobe.pytorch.checksum import crc32_hex
-from msprobe.pytorch.statistics import make_summarise, summarise
+from msprobe.pytorch.values.checksum import crc32_hex
+from msprobe.pytorch.values.statistics import make_summarise, summarise
 
 SIZES = {"64 KiB": 1 << 16, "64 MiB": 1 << 26}
 DTYPES = (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Framework → the module that knows how to observe it.
 _HOOKS: Final = {
-    "pytorch": "msprobe.pytorch.run_config_hooks",
+    "pytorch": "msprobe.pytorch.training.run_config_hooks",
     "mindspore": "msprobe.mindspore.run_config_hooks",
 }
 

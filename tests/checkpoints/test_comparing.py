@@ -18,8 +18,8 @@ from checkpoint_files import WRITERS, state, write_safetensors, write_torch  # n
 
 from msprobe.checkpoints.comparing import Change, compare_checkpoints  # noqa: E402
 from msprobe.checkpoints.result_json import comparison_json, parameters_json  # noqa: E402
-from msprobe.compare.metrics.elementwise import Tolerance  # noqa: E402
 from msprobe.errors import UsageError  # noqa: E402
+from msprobe.numerics.elementwise import Tolerance  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from msprobe.compare.metrics.element_types import element_type, zero_shift
-from msprobe.compare.metrics.elementwise import Tolerance
-from msprobe.compare.metrics.numpy_elementwise import NumpyAccumulator
-from msprobe.compare.metrics.quantile import kept_for
-from msprobe.compare.metrics.raw_metrics import RawMetrics, element_metrics
-from msprobe.compare.model import ElementMetrics
 from msprobe.dump.tensor_files import StoredTensor
+from msprobe.numerics.element_metrics import ElementMetrics
+from msprobe.numerics.element_types import element_type, zero_shift
+from msprobe.numerics.elementwise import Tolerance
+from msprobe.numerics.numpy_elementwise import NumpyAccumulator
+from msprobe.numerics.quantile import kept_for
+from msprobe.numerics.raw_metrics import RawMetrics, element_metrics
 
 try:
-    from msprobe.compare.metrics import _elementwise, native_elementwise
+    from msprobe.numerics import _elementwise, native_elementwise
 except ImportError:
     IMPLEMENTATIONS = ["numpy"]
 else:

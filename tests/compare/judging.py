@@ -6,18 +6,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from msprobe.compare.leaf_pairs import pair_leaves
 from msprobe.compare.matching import pair_operations
-from msprobe.compare.metrics.elementwise import compare_arrays
 from msprobe.compare.model import Leaf, Mode, Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
+from msprobe.compare.tensors.tensor_rows import element_tolerance
+from msprobe.compare.value_pairs import pair_leaves
 from msprobe.compare.verdicts.origin import find_origins
 from msprobe.compare.verdicts.status import judge_rows
-from msprobe.compare.verdicts.tolerances import Tolerances
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import open_dump
+from msprobe.numerics.elementwise import compare_arrays
+from msprobe.numerics.tolerances import Tolerances
 
 
 def judged(target: Path, reference: Path) -> RankComparison:
@@ -57,7 +58,7 @@ def measure(row: Row, comparison: RankComparison, tolerances: Tolerances) -> Non
     views = comparison.target.view, comparison.reference.view
     tensors = [view.tensor(leaf.data_name) for view, leaf in zip(views, leaves, strict=True)]
     flat = [replace(tensor, array=tensor.array.reshape(-1)) for tensor in tensors]
-    row.metrics = compare_arrays(*flat, tolerances.for_elements(row))
+    row.metrics = compare_arrays(*flat, element_tolerance(row, tolerances))
 
 
 def squeezed(leaf: Leaf) -> list[int]:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import msprobe
-from msprobe.compare.leaf_pairs import pair_leaves
 from msprobe.compare.matching import pair_operations
 from msprobe.compare.model import OperationPair, Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
+from msprobe.compare.value_pairs import pair_leaves
 
 Records = Mapping[str, Any]
 

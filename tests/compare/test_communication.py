@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe.compare.communication import connect, earliest_faults
-from msprobe.compare.communication_calls import communication_calls, is_communication
+from msprobe.collectives.calls import communication_calls, is_communication
+from msprobe.collectives.matching import connect, earliest_faults
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.record_views import Record
 

@@ -32,9 +32,9 @@ from elementwise_runs import (
     stored,
 )
 
-from msprobe.compare.metrics.elementwise import Tolerance
-from msprobe.compare.model import ElementMetrics
 from msprobe.dump.tensor_files import StoredTensor
+from msprobe.numerics.element_metrics import ElementMetrics
+from msprobe.numerics.elementwise import Tolerance
 
 TOLERANCE = Tolerance(rtol=2.0**-7, atol=2.0**-10)
 EXACT = Tolerance(rtol=0.0, atol=0.0)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from elementwise_runs import IMPLEMENTATIONS, measure, moderate, stored
 
-from msprobe.compare.metrics.elementwise import ElementAccumulator, Tolerance, compare_arrays
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.errors import UnsupportedError, UsageError
+from msprobe.numerics.elementwise import ElementAccumulator, Tolerance, compare_arrays
 
 TOLERANCE = Tolerance(rtol=1e-3, atol=1e-5)
 each_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -213,10 +213,10 @@ def test_without_the_c_extension():
     """A process that may not use the extension finds the same."""
     program = (
         "import numpy as np\n"
-        "from msprobe.compare.metrics.elementwise import compare_arrays, Tolerance\n"
+        "from msprobe.numerics.elementwise import compare_arrays, Tolerance\n"
         "from msprobe.dump.tensor_files import StoredTensor\n"
         "import sys\n"
-        "assert 'msprobe.compare.metrics._elementwise' not in sys.modules\n"
+        "assert 'msprobe.numerics._elementwise' not in sys.modules\n"
         "pair = [StoredTensor(array=np.arange(2000.) ** p, dtype='float64') for p in (2, 1)]\n"
         "print(compare_arrays(*pair, Tolerance(1e-3, 1e-5)))\n"
     )

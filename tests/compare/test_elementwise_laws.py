@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from msprobe.compare.metrics.elementwise import Tolerance
 from msprobe.dump.tensor_files import StoredTensor
+from msprobe.numerics.elementwise import Tolerance
 
 TOLERANCE = Tolerance(rtol=1e-3, atol=1e-5)
 LIMIT = 2.0**100

@@ -10,7 +10,8 @@ from legacy_dumps import write_tensors
 
 from msprobe.compare.legacy.columns import Generation
 from msprobe.compare.legacy.tables import legacy_table
-from msprobe.compare.model import ElementMetrics, Status
+from msprobe.compare.model import Status
+from msprobe.numerics.element_metrics import ElementMetrics
 
 
 def verdicts(comparison):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from matching_dumps import backward, both, forward, rows_of, tensor, write_side
 
 import msprobe
-from msprobe.compare.leaf_pairs import pair_leaves
 from msprobe.compare.matching import pair_operations
 from msprobe.compare.model import Match, OperationPair, Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
+from msprobe.compare.value_pairs import pair_leaves
 
 DATA = Path(__file__).parent / "data" / "checkpointing"
 NAME = "Functional.f.0.forward"

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msprobe.compare.metrics.elementwise import Tolerance
-from msprobe.compare.metrics.processing import (
+from msprobe.compare.tensors.processing import (
     Factor,
     Hand,
     MatrixProduct,
@@ -17,9 +16,10 @@ from msprobe.compare.metrics.processing import (
     multiply,
     read_processing,
 )
-from msprobe.compare.metrics.tensor_pairs import TensorJob, measure_pair
+from msprobe.compare.tensors.tensor_pairs import TensorJob, measure_pair
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.errors import ConfigError, ConfigFileError
+from msprobe.numerics.elementwise import Tolerance
 
 
 def config(folder: Path, text: str) -> Path:

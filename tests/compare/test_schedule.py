@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe.compare.metrics.elementwise import Tolerance
-from msprobe.compare.metrics.finished_pairs import FILE_NAME, FinishedPairs
-from msprobe.compare.metrics.schedule import cut, files_size, measure_all
-from msprobe.compare.metrics.tensor_pairs import TensorJob, measure_pair
+from msprobe.compare.tensors.finished_pairs import FILE_NAME, FinishedPairs
+from msprobe.compare.tensors.schedule import cut, files_size, measure_all
+from msprobe.compare.tensors.tensor_pairs import TensorJob, measure_pair
 from msprobe.errors import UnsupportedError, UsageError
+from msprobe.numerics.elementwise import Tolerance
 
 TOLERANCE = Tolerance(1e-3, 0.0)
 
@@ -257,10 +257,10 @@ def test_a_folder_that_cannot_be_written_costs_a_warning_only(fresh, tmp_path, c
 KILLED_PROGRAM = """
 import sys
 from pathlib import Path
-from msprobe.compare.metrics.elementwise import Tolerance
-from msprobe.compare.metrics.finished_pairs import FinishedPairs
-from msprobe.compare.metrics.schedule import measure_all
-from msprobe.compare.metrics.tensor_pairs import TensorJob
+from msprobe.numerics.elementwise import Tolerance
+from msprobe.compare.tensors.finished_pairs import FinishedPairs
+from msprobe.compare.tensors.schedule import measure_all
+from msprobe.compare.tensors.tensor_pairs import TensorJob
 folder = Path(sys.argv[1])
 jobs = [
     TensorJob(i, folder / f"t{i}.npy", folder / f"r{i}.npy", Tolerance(1e-3, 0.0))
@@ -326,7 +326,7 @@ def test_a_cluster_gives_the_same_result_though_a_worker_is_killed(cluster, tmp_
 
 def test_nobody_answers(monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr("msprobe.compare.metrics.schedule.CONNECT_S", 1)
+    monkeypatch.setattr("msprobe.compare.tensors.schedule.CONNECT_S", 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

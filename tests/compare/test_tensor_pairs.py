@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe.compare.metrics.elementwise import Tolerance, compare_arrays
-from msprobe.compare.metrics.tensor_pairs import (
+from msprobe.compare.tensors.tensor_pairs import (
     TensorJob,
     TensorOutcome,
     Workspace,
@@ -24,6 +23,7 @@ from msprobe.compare.metrics.tensor_pairs import (
 )
 from msprobe.dump.tensor_archive_writer import write_archive
 from msprobe.dump.tensor_files import StoredTensor, read_tensor
+from msprobe.numerics.elementwise import Tolerance, compare_arrays
 
 TOLERANCE = Tolerance(1e-3, 1e-6)
 TYPES = (
@@ -366,8 +366,8 @@ def test_files_written_without_checksums_are_readable(tmp_path):
 MEMORY_PROGRAM = """
 import resource, sys
 from pathlib import Path
-from msprobe.compare.metrics.elementwise import Tolerance
-from msprobe.compare.metrics.tensor_pairs import TensorJob, measure_pair
+from msprobe.numerics.elementwise import Tolerance
+from msprobe.compare.tensors.tensor_pairs import TensorJob, measure_pair
 folder = Path(sys.argv[1])
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

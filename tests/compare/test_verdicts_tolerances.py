@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from written_dumps import Book, compare, value
 
-from msprobe.compare.verdicts.tolerances import RowTolerance, Tolerances
 from msprobe.errors import ConfigError, ConfigFileError
+from msprobe.numerics.tolerances import RowTolerance, Tolerances
 
 NAME = "Module.blocks.0.ln1.LayerNorm.forward.0.output.0"
 FLOAT32 = RowTolerance(rtol=1.3e-6, atol=1e-5)

@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode, get_overridable_functions
 
 from msprobe.config.choices import RiskLevel
 from msprobe.errors import ConfigError
-from msprobe.pytorch.api_rules import Action, ApiEntry, WriteEffect, is_kept_at
-from msprobe.pytorch.api_table import ApiTable
+from msprobe.pytorch.apis.api_rules import Action, ApiEntry, WriteEffect, is_kept_at
+from msprobe.pytorch.apis.api_table import ApiTable
 
 pytestmark = pytest.mark.torch
 
@@ -501,7 +501,7 @@ def test_the_table_is_small_work_at_start_up():
         "import torch, time, torch.overrides\n"
         "torch.overrides.resolve_name(torch.relu)\n"
         "start = time.process_time()\n"
-        "from msprobe.pytorch.api_table import ApiTable\n"
+        "from msprobe.pytorch.apis.api_table import ApiTable\n"
         "ApiTable.from_yaml().lookup(torch.relu)\n"
         "print(time.process_time() - start)"
     )

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from msprobe.pytorch.dataloader import watch_data_loaders
+from msprobe.pytorch.training.dataloader import watch_data_loaders
 
 pytestmark = pytest.mark.torch
 

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from msprobe.pytorch.api_rules import Action
-from msprobe.pytorch.api_table import ApiTable
-from msprobe.pytorch.distributed import COLLECTIVES, describe_group, hook_collectives
+from msprobe.pytorch.apis.api_rules import Action
+from msprobe.pytorch.apis.api_table import ApiTable
+from msprobe.pytorch.distributed.process_groups import COLLECTIVES, describe_group, hook_collectives
 
 if __name__ != "__main__":
     pytestmark = [

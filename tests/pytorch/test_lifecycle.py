@@ -24,7 +24,7 @@ from msprobe.config import load_config
 from msprobe.dump.records import TensorRecord
 from msprobe.errors import ConfigError, UsageError
 from msprobe.pytorch import PrecisionDebugger
-from msprobe.pytorch.adapter import TorchAdapter
+from msprobe.pytorch.values.adapter import TorchAdapter
 
 pytestmark = pytest.mark.torch
 

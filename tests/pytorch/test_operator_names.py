@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from msprobe.pytorch.api_table import ApiTable
-from msprobe.pytorch.operator_names import operator_name
+from msprobe.pytorch.apis.api_table import ApiTable
+from msprobe.pytorch.apis.operator_names import operator_name
 
 pytestmark = pytest.mark.torch
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from msprobe.errors import ConfigError, UnsupportedError
-from msprobe.pytorch.api_table import ApiTable
-from msprobe.pytorch.seed import remove_dropout, restore_dropout, seed_all
+from msprobe.pytorch.apis.api_table import ApiTable
+from msprobe.pytorch.training.seed import remove_dropout, restore_dropout, seed_all
 
 pytestmark = pytest.mark.torch
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe.pytorch import checksum
-from msprobe.pytorch.checksum import crc32_hex
+from msprobe.pytorch.values import checksum
+from msprobe.pytorch.values.checksum import crc32_hex
 
 
 def reference(t):

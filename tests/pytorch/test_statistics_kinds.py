@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe.capture.statistics import NATIVE
-from msprobe.pytorch.readable import STORED_VALUES, readable
-from msprobe.pytorch.statistics import DeviceBatch, make_summarise, summarise
+from msprobe.pytorch.values.readable import STORED_VALUES, readable
+from msprobe.pytorch.values.statistics import DeviceBatch, make_summarise, summarise
 
 KERNELS = [pytest.param(make_summarise(None), id="reductions")]
 if NATIVE is not None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe.capture.statistics import NATIVE, NonFinite
-from msprobe.pytorch.statistics import make_summarise
+from msprobe.pytorch.values.statistics import make_summarise
 
 KERNELS = [pytest.param(make_summarise(None), id="reductions")]
 if NATIVE is not None:

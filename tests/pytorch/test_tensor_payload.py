@@ -13,8 +13,8 @@ import torch
 
 from msprobe.dump.tensor_archive_writer import TYPED_STORAGES, UNTYPED
 from msprobe.dump.tensor_files import read_tensor
-from msprobe.pytorch.buffer_pool import LEAST_BYTES, MAX_IDLE_BYTES, BufferPool, capacity_for
-from msprobe.pytorch.tensor_payload import TensorFile, snapshot
+from msprobe.pytorch.values.buffer_pool import LEAST_BYTES, MAX_IDLE_BYTES, BufferPool, capacity_for
+from msprobe.pytorch.values.tensor_payload import TensorFile, snapshot
 
 SHAPES = ((), (1,), (3,), (2, 3), (300, 2), (2, 3, 4), (2, 1, 3, 7), (70000,), (2,) * 7)
 DTYPES = sorted(TYPED_STORAGES) + sorted(UNTYPED)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from msprobe.capture.quiet import Quietly
+from msprobe.capture.guard import Quietly
 from msprobe.capture.saved_values import GradientSlot, is_wanted
 from msprobe.capture.session import Session
 

@@ -22,9 +22,9 @@ from msprobe.checkpoints.parameters import (
     Parameter,
     is_packed,
 )
-from msprobe.compare.metrics.elementwise import ElementAccumulator, Tolerance
-from msprobe.compare.model import ElementMetrics
 from msprobe.errors import UsageError
+from msprobe.numerics.element_metrics import ElementMetrics
+from msprobe.numerics.elementwise import ElementAccumulator, Tolerance
 
 EXACT: Final = Tolerance(rtol=0.0, atol=0.0)
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.checkpoints.spans import FileSpan, Span
-from msprobe.compare.metrics.element_types import element_type
 from msprobe.errors import CheckpointFormatError, UnsupportedError
+from msprobe.numerics.element_types import element_type
 
 PIECE_ELEMENTS: Final = 1 << 20
 """Elements that are read at a time: 4 MiB of float32."""

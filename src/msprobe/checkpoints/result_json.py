@@ -10,10 +10,10 @@ from typing import Final
 
 from msprobe.checkpoints.comparing import CheckpointComparison, ParameterDifference
 from msprobe.checkpoints.parameters import Checkpoint
-from msprobe.compare.model import ElementMetrics
 from msprobe.dump import layout
 from msprobe.dump.records import JsonTree
 from msprobe.errors import ReportWriteError, UsageError
+from msprobe.numerics.element_metrics import ElementMetrics
 
 SCHEMA_VERSION: Final = 1
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from msprobe.checkpoints.comparing import Change, CheckpointComparison, ParameterDifference
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
 from msprobe.checkpoints.result_json import cosine, max_abs_index
-from msprobe.compare.model import ElementMetrics
+from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.report.value_text import count_text, number_text, plain, size_text
 
 _LISTED: Final = 20

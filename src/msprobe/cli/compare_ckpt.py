@@ -102,8 +102,8 @@ def compare(
     """Compare two checkpoints, print what was found and return the exit code."""
     from msprobe.checkpoints.comparing import compare_checkpoints
     from msprobe.checkpoints.result_json import comparison_json, parameters_json, write_json
-    from msprobe.compare.metrics.elementwise import Tolerance
     from msprobe.errors import UsageError
+    from msprobe.numerics.elementwise import Tolerance
 
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already; remove it or name another file")

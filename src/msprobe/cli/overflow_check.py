@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from msprobe.dump.dump_steps import Dump
-    from msprobe.triage.findings import StepFindings
+    from msprobe.overflow.findings import StepFindings
 
 # The second is what users of mindstudio-probe 8 call it.
 NAMES: Final = ("overflow_check", "nan_analyze")
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     """Analyse a dump and say where NaN and Inf begin."""
     from msprobe.dump.reader import open_dump
     from msprobe.errors import UsageError
-    from msprobe.triage.analysis import analyze_overflow
+    from msprobe.overflow.analysis import analyze_overflow
 
     path = options.input_path or options.dump
     if path is None or (options.input_path and options.dump):
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     dump = open_dump(path)
     steps = analyze_overflow(dump, steps=options.step)
     if options.json:
-        from msprobe.triage.as_json import findings_json
+        from msprobe.overflow.as_json import findings_json
 
         json.dump(findings_json(steps), sys.stdout, indent=1, allow_nan=False)
         print()
@@ -73,8 +73,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _print_answer(dump: Dump, steps: list[StepFindings], directory: Path) -> None:
     from msprobe.cli.terminal import make_console, print_lines
-    from msprobe.triage.anomaly_file import write_anomalies
-    from msprobe.triage.answer_lines import answer_lines
+    from msprobe.overflow.anomaly_file import write_anomalies
+    from msprobe.overflow.answer_lines import answer_lines
 
     console = make_console()
     for position, found in enumerate(steps):

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from msprobe.compare.model import ElementMetrics, Leaf, OperationPair, Role, Row, row_name
+from msprobe.compare.model import Leaf, OperationPair, Role, Row, row_name
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.records import JsonTree, Statistic
+from msprobe.numerics.element_metrics import ElementMetrics
 
 if TYPE_CHECKING:
     import polars as pl

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from msprobe.compare.communication_calls import is_communication
+from msprobe.collectives.calls import is_communication
 from msprobe.compare.model import Leaf, Match, Mode, OperationPair, Origin, Role, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
@@ -28,7 +28,7 @@ from msprobe.errors import UsageError
 if TYPE_CHECKING:
     from msprobe.compare.options import CompareOptions
     from msprobe.compare.result import CompareResult
-    from msprobe.compare.verdicts.tolerances import Tolerances
+    from msprobe.numerics.tolerances import Tolerances
 
 # Ranks that hold parts of the parameters have whole ones in common, too: norms, biases.
 _LEAST_COMMON_SHARE: Final = 0.6
@@ -84,10 +84,10 @@ def compare_replicas(
     """
     from msprobe.compare.result import CompareResult
     from msprobe.compare.result_files import check_writable
-    from msprobe.compare.tensor_rows import TensorWork
+    from msprobe.compare.tensors.tensor_rows import TensorWork
     from msprobe.compare.verdicts.summary import summarize
-    from msprobe.compare.verdicts.tolerances import Tolerances
     from msprobe.dump.reader import open_dump
+    from msprobe.numerics.tolerances import Tolerances
 
     began = time.perf_counter()
     if output is not None:

@@ -28,7 +28,7 @@ from msprobe.errors import UsageError
 
 if TYPE_CHECKING:
     from msprobe.compare.result import CompareResult, TableFormat
-    from msprobe.compare.tensor_rows import TensorWork
+    from msprobe.compare.tensors.tensor_rows import TensorWork
 
 PathLike = str | os.PathLike[str]
 
@@ -184,7 +184,7 @@ class _Comparer:
     """
 
     def __init__(self, options: CompareOptions, output: Path | None) -> None:
-        from msprobe.compare.verdicts.tolerances import Tolerances
+        from msprobe.numerics.tolerances import Tolerances
 
         self._options = options
         self._output = output
@@ -211,9 +211,9 @@ class _Comparer:
 
     def compare(self, pair: ViewPair) -> RankComparison:
         """Compare one rank of one step."""
-        from msprobe.compare.leaf_pairs import pair_leaves
         from msprobe.compare.levels import recorded_by_both
         from msprobe.compare.matching import pair_operations
+        from msprobe.compare.value_pairs import pair_leaves
         from msprobe.compare.verdicts.origin import find_origins
         from msprobe.compare.verdicts.status import judge_rows
 
@@ -242,7 +242,7 @@ class _Comparer:
     def _tensor_work(self) -> TensorWork:
         # Made when first needed: it brings NumPy along, which statistics do without.
         if self._work is None:
-            from msprobe.compare.tensor_rows import TensorWork
+            from msprobe.compare.tensors.tensor_rows import TensorWork
 
             self._work = self._stack.enter_context(TensorWork(self._options, self._output))
         return self._work
@@ -264,7 +264,7 @@ class _Comparer:
         path = self._options.processing
         if path is None or any(each.mode is Mode.TENSOR for each in comparisons):
             return
-        from msprobe.compare.metrics.processing import read_processing
+        from msprobe.compare.tensors.processing import read_processing
 
         read_processing(path)
         self.notes.append(f"{path} has no effect: it is about tensors, and none were compared")

@@ -23,8 +23,8 @@ from msprobe.mindspore.api_choice import ApiChoice
 from msprobe.mindspore.api_table import Api, ApiTable
 from msprobe.mindspore.early_bound import EarlyBound
 from msprobe.mindspore.graph_taps import InputEdges, Tapping
+from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.jit_calls import is_compiling
-from msprobe.mindspore.quiet import quietly
 from msprobe.mindspore.stack_traits import is_of_user_or_layer
 from msprobe.mindspore.tensor_search import output_slots, tensors_in
 

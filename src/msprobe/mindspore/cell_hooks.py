@@ -20,8 +20,8 @@ from msprobe.capture.session import Session
 from msprobe.capture.token_range import TokenGate
 from msprobe.capture.values import Found
 from msprobe.mindspore.graph_taps import InputEdges, Tapping
+from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.jit_calls import is_compiling
-from msprobe.mindspore.quiet import quietly
 from msprobe.mindspore.recorded_passes import RecordedPasses
 from msprobe.mindspore.tensor_search import output_slots, tensors_in
 

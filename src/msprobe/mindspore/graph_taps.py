@@ -21,7 +21,7 @@ from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients, gradien
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found, Position
-from msprobe.mindspore.quiet import quietly
+from msprobe.mindspore.guard import quietly
 
 Edge = tuple[int, int]
 """A node's unique number, and which of its outputs."""

@@ -12,7 +12,7 @@ from mindspore import nn
 from msprobe.capture.parameter_gradients import Names, ParameterOwner, ParameterWatch
 from msprobe.capture.session import Session
 from msprobe.mindspore.cell_hooks import own_parameters
-from msprobe.mindspore.quiet import quietly
+from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.recorded_passes import RecordedPasses
 
 logger = logging.getLogger(__name__)

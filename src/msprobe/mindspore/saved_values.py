@@ -8,7 +8,7 @@ from typing import Any
 
 from msprobe.capture.saving import Arrival, save_value
 from msprobe.capture.session import Session
-from msprobe.mindspore.quiet import quietly
+from msprobe.mindspore.guard import quietly
 
 
 def save(session: Session, variable: Any, name: Any, save_backward: Any) -> None:

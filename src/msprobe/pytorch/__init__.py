@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from msprobe.pytorch.comparing import compare, compare_distributed
 from msprobe.pytorch.debugger import PrecisionDebugger
-from msprobe.pytorch.seed import seed_all
 from msprobe.pytorch.single_module import module_dump, module_dump_end
+from msprobe.pytorch.training.seed import seed_all
 
 __all__ = [
     "PrecisionDebugger",

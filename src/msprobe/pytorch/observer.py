@@ -15,18 +15,18 @@ from torch import nn
 from msprobe.capture.session import Session
 from msprobe.capture.token_range import TokenGate
 from msprobe.config import CompileMode, Level, Task
-from msprobe.pytorch import mode_stack
-from msprobe.pytorch.adapter import TorchAdapter
-from msprobe.pytorch.api_table import ApiTable
-from msprobe.pytorch.autograd_functions import watch_autograd_functions
-from msprobe.pytorch.checkpoint import recomputations
-from msprobe.pytorch.collectives import CollectiveRecorder
-from msprobe.pytorch.compiled import run_eagerly
-from msprobe.pytorch.engine_entry import observe_engine
-from msprobe.pytorch.function_mode import ApiObserver, torch_redispatch
-from msprobe.pytorch.kernels import ApisAboveKernels, KernelObserver
-from msprobe.pytorch.module_hooks import ModuleNames, ModuleObserver
-from msprobe.pytorch.parameter_gradients import ParameterGradients
+from msprobe.pytorch.apis.api_table import ApiTable
+from msprobe.pytorch.distributed.collectives import CollectiveRecorder
+from msprobe.pytorch.gradients.parameter_gradients import ParameterGradients
+from msprobe.pytorch.interception import mode_stack
+from msprobe.pytorch.interception.autograd_functions import watch_autograd_functions
+from msprobe.pytorch.interception.backward_entry import observe_engine
+from msprobe.pytorch.interception.checkpoint import recomputations
+from msprobe.pytorch.interception.compiled import run_eagerly
+from msprobe.pytorch.interception.function_mode import ApiObserver, torch_redispatch
+from msprobe.pytorch.interception.kernels import ApisAboveKernels, KernelObserver
+from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
+from msprobe.pytorch.values.adapter import TorchAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -160,8 +160,8 @@ class Observer:
     def _install_collectives(self, recorder: CollectiveRecorder) -> None:
         if not _may_communicate():
             return
-        from msprobe.pytorch.distributed import hook_collectives
-        from msprobe.pytorch.functional_collectives import hook_functional_collectives
+        from msprobe.pytorch.distributed.functional_collectives import hook_functional_collectives
+        from msprobe.pytorch.distributed.process_groups import hook_collectives
 
         undo = self._session.undo
         undo.callback(recorder.write_left_over)

@@ -14,12 +14,12 @@ from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
 from msprobe.config import Config, Level
 from msprobe.errors import ConfigError
-from msprobe.pytorch.adapter import TENSOR_TYPES, TorchAdapter
-from msprobe.pytorch.api_table import ApiTable
-from msprobe.pytorch.function_mode import torch_redispatch
-from msprobe.pytorch.loop_following import LoopFollower
+from msprobe.pytorch.apis.api_table import ApiTable
+from msprobe.pytorch.interception.function_mode import torch_redispatch
+from msprobe.pytorch.interception.hidden_calls import HiddenApis
 from msprobe.pytorch.observer import Observer
-from msprobe.pytorch.unannounced_calls import HiddenApis
+from msprobe.pytorch.training.dataloader_steps import LoopFollower
+from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
 
 _graph_task = torch._C._current_graph_task_id
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from msprobe.capture.saving import Arrival, save_value
 from msprobe.capture.session import Session
-from msprobe.pytorch.compiled import run_eagerly
-from msprobe.pytorch.quiet import quietly
-from msprobe.pytorch.tracing import is_tracing
+from msprobe.pytorch.interception.compiled import run_eagerly
+from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.interception.tracing import is_tracing
 
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 

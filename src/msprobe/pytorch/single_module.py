@@ -11,7 +11,7 @@ from torch import nn
 from msprobe.capture.front import lock
 from msprobe.errors import ConfigError, UsageError
 from msprobe.pytorch.debugger import running
-from msprobe.pytorch.module_hooks import ModuleNames
+from msprobe.pytorch.interception.module_hooks import ModuleNames
 
 _SOURCE = "module_dump()"
 

@@ -5,7 +5,7 @@
     diff_analyze_{ns}.json              the operations with which it begins, by rank
 
 An operation differs where one of its values does, by our own verdicts. Of ranks that communicate,
-only those are named whose difference no other rank's explains (`msprobe.compare.communication`).
+only those are named whose difference no other rank's explains (`msprobe.collectives.matching`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from msprobe.compare.communication import connect, earliest_faults
-from msprobe.compare.communication_calls import communication_calls
+from msprobe.collectives.calls import communication_calls
+from msprobe.collectives.matching import connect, earliest_faults
 from msprobe.compare.legacy.cells import NOTHING
 from msprobe.compare.legacy.columns import CHECKSUMS, STACK, STATISTICS, Generation
 from msprobe.compare.legacy.tables import legacy_operations

@@ -30,10 +30,10 @@ from msprobe.compare.legacy.columns import (
     STATISTICS,
 )
 from msprobe.compare.model import Mode
-from msprobe.compare.yaml_nodes import Node, read_yaml
 from msprobe.errors import DumpFormatError, ReportWriteError, UsageError
 from msprobe.report.spreadsheet import MAX_ROWS, write_sheets
 from msprobe.report.tables import Cell, Table
+from msprobe.yaml_nodes import Node, read_yaml
 
 NAME: Final = "NPU Name"
 

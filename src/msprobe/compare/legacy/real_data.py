@@ -8,7 +8,8 @@ from typing import Final
 
 from msprobe.compare.legacy.cells import NAN, NOTHING, UNSUPPORTED
 from msprobe.compare.legacy.columns import Generation
-from msprobe.compare.model import ElementMetrics, Row
+from msprobe.compare.model import Row
+from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.report.tables import Cell
 
 SHAPE_UNMATCHED: Final = "shape unmatched"

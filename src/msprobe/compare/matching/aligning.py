@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from msprobe.compare.matching.evidence import EvidenceReader, likeness, numbers_likeness
+from msprobe.compare.matching.call_signature import EvidenceReader, likeness, numbers_likeness
 from msprobe.compare.matching.runs import slide_holes
 from msprobe.compare.matching.sequences import IndexPair, align, monotone, most_alike
 

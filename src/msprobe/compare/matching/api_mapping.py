@@ -23,10 +23,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.matching.complaints import nearest
 from msprobe.compare.matching.families import family
-from msprobe.compare.yaml_nodes import Node, parse_yaml, read_yaml
+from msprobe.compare.matching.mapping_warnings import nearest
 from msprobe.dump.record_names import RecordKind
+from msprobe.yaml_nodes import Node, parse_yaml, read_yaml
 
 _BUILT_IN: Final = "api_pairs.yaml"
 _LISTS: Final = ("args", "outputs", "parameters", "parameters_grad")

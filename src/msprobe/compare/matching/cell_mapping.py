@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.matching.complaints import Complaints
-from msprobe.compare.yaml_nodes import read_yaml
+from msprobe.compare.matching.mapping_warnings import Complaints
+from msprobe.yaml_nodes import read_yaml
 
 logger = logging.getLogger(__name__)
 

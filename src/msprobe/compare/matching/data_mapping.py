@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.matching.complaints import Complaints
+from msprobe.compare.matching.mapping_warnings import Complaints
 from msprobe.compare.model import Row, row_name
 from msprobe.compare.sides import Side
-from msprobe.compare.yaml_nodes import read_yaml
 from msprobe.errors import UsageError
+from msprobe.yaml_nodes import read_yaml
 
 logger = logging.getLogger(__name__)
 

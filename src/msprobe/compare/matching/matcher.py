@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Literal
 
 from msprobe.compare.matching.aligning import Aligner, Call
-from msprobe.compare.matching.evidence import EvidenceReader
+from msprobe.compare.matching.call_signature import EvidenceReader
 from msprobe.compare.matching.identities import Identity, Names, SharedNames
 from msprobe.compare.model import Match
 from msprobe.compare.sides import Side

@@ -14,7 +14,7 @@ from typing import Final
 from msprobe.compare.model import Origin, Role, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.history import History, gradient_key
-from msprobe.compare.verdicts.trail import UNRECORDED_VALUE, mark
+from msprobe.compare.verdicts.origin_state import UNRECORDED_VALUE, mark
 
 _COLLECTIVE: Final = "Distributed."
 _REDUCED: Final = ".parameters_grad_reduced"

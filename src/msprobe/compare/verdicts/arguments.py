@@ -8,8 +8,8 @@ import re
 from typing import Final
 
 from msprobe.compare.model import Leaf, Row, Status
-from msprobe.compare.verdicts.number_types import Kind, kind_of
 from msprobe.dump.records import JsonTree
+from msprobe.numerics.number_types import Kind, kind_of
 
 # Numbers that a script computes in Python or takes from tensors carry float32 rounding at worst.
 _NUMBER_RTOL: Final = 1e-6

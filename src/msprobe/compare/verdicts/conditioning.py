@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from msprobe.compare.model import Leaf, Row
-from msprobe.compare.verdicts.number_types import epsilon_of
 from msprobe.compare.verdicts.operation_families import Family
+from msprobe.numerics.number_types import epsilon_of
 
 # Frameworks accumulate half types in float32.
 _ACCUMULATION: Final = 2.0**-23

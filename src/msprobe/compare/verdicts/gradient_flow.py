@@ -17,7 +17,7 @@ from msprobe.compare.model import Origin, Role, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import backward_bound, operand_of
 from msprobe.compare.verdicts.operation_families import family_of
-from msprobe.compare.verdicts.trail import Trail, mark, settle_as_close
+from msprobe.compare.verdicts.origin_state import Trail, mark, settle_as_close
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 
 # A sum over consumers and its rounding, relative to the errors that go into it.

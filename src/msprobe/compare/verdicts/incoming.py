@@ -11,7 +11,13 @@ from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import Makers, fingerprints
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.operation_families import takes_state
-from msprobe.compare.verdicts.trail import UNRECORDED_VALUE, Trail, mark, name_of, settle_as_close
+from msprobe.compare.verdicts.origin_state import (
+    UNRECORDED_VALUE,
+    Trail,
+    mark,
+    name_of,
+    settle_as_close,
+)
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.

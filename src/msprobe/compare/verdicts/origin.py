@@ -24,14 +24,14 @@ from msprobe.compare.verdicts.conditioning import (
     forward_bound,
     operand_of,
 )
-from msprobe.compare.verdicts.consequence import retract_inconsequential
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
-from msprobe.compare.verdicts.hidden_values import has_doubtful_mask
 from msprobe.compare.verdicts.incoming import Incoming
+from msprobe.compare.verdicts.mask_differences import has_doubtful_mask
 from msprobe.compare.verdicts.operation_families import Family, family_of
+from msprobe.compare.verdicts.origin_state import Trail, mark, name_of, settle_as_close
 from msprobe.compare.verdicts.precision_policy import LONE_PRECISION
-from msprobe.compare.verdicts.trail import Trail, mark, name_of, settle_as_close
+from msprobe.compare.verdicts.retract_harmless import retract_inconsequential
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import RecordKind
 

@@ -14,10 +14,10 @@ from typing import Final
 from msprobe.compare.model import Role, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.data_flow import fingerprints
-from msprobe.compare.verdicts.number_types import coarser, epsilon_of
 from msprobe.compare.verdicts.operation_families import Family, family_of
-from msprobe.compare.verdicts.tolerances import Tolerances
 from msprobe.dump.record_names import RecordKind
+from msprobe.numerics.number_types import coarser, epsilon_of
+from msprobe.numerics.tolerances import Tolerances
 
 # Up to this share of the calls of one kind, lower precision is the exception.
 _EXCEPTION: Final = 0.5

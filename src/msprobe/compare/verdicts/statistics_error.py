@@ -12,8 +12,8 @@ import math
 from typing import Final, NamedTuple
 
 from msprobe.compare.model import Leaf
-from msprobe.compare.verdicts.tolerances import RowTolerance
 from msprobe.dump.records import Statistic
+from msprobe.numerics.tolerances import RowTolerance
 
 _NAMES: Final = ("max", "min", "mean", "norm")
 _INFINITY: Final = math.inf

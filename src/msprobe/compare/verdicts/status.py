@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from msprobe.compare.model import ElementMetrics, Leaf, Mode, Row, Status
+from msprobe.compare.model import Leaf, Mode, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.arguments import judge_arguments
-from msprobe.compare.verdicts.number_types import coarser, kind_of
 from msprobe.compare.verdicts.precision_policy import judge_lone_precision
 from msprobe.compare.verdicts.statistics_error import (
     describe_statistics,
@@ -23,7 +22,9 @@ from msprobe.compare.verdicts.statistics_error import (
     statistics_equal,
     statistics_error,
 )
-from msprobe.compare.verdicts.tolerances import EXACT, RowTolerance, Tolerances
+from msprobe.numerics.element_metrics import ElementMetrics
+from msprobe.numerics.number_types import coarser, kind_of
+from msprobe.numerics.tolerances import EXACT, RowTolerance, Tolerances
 
 # Statistics of integers are sums of integers in float64; frameworks differ in the last digits.
 _INTEGER_STATISTICS: Final = RowTolerance(rtol=1e-6)

@@ -17,8 +17,8 @@ from msprobe.compare.model import Origin, Role, Row
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.operation_families import Family, family_of, reorders
+from msprobe.compare.verdicts.origin_state import Trail, mark
 from msprobe.compare.verdicts.statistics_error import nonfinite_signature
-from msprobe.compare.verdicts.trail import Trail, mark
 
 # Where more calls than so many begin a chain, it is another program, not a slip.
 _MOST_ROOTS: Final = 8

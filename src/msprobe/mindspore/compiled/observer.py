@@ -20,7 +20,7 @@ from msprobe.mindspore.compiled.fallback import CompileFallback
 from msprobe.mindspore.compiled.optimizers import handing_optimizer, optimizers_of
 from msprobe.mindspore.compiled.records import GraphRecords
 from msprobe.mindspore.compiled.tensor_dump import TensorDumpFiles
-from msprobe.mindspore.quiet import quietly
+from msprobe.mindspore.guard import quietly
 
 logger = logging.getLogger(__name__)
 

@@ -37,8 +37,8 @@ from msprobe.mindspore.compiled.forwards import begin_anew
 from msprobe.mindspore.compiled.sink import GraphCall
 from msprobe.mindspore.compiled.values import GraphValue
 from msprobe.mindspore.compiled.walk import LEAF_DEPTH
+from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.parameter_gradients import trained_parameters
-from msprobe.mindspore.quiet import quietly
 
 _clock: Final = time.perf_counter
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences that statistics hide: masks that look the same and are not.
+
+Of true and false values statistics keep only the largest and the least. Two masks with both kinds
+of element look equal, wherever these stand. What they were made from tells more.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msprobe.compare.model import Leaf, Row
+from msprobe.compare.verdicts.calls import Call
+from msprobe.compare.verdicts.origin_state import Trail
+
+# How many calls upstream the origin of a mask is looked for.
+_FARTHEST: Final = 60
+
+
+def has_doubtful_mask(trail: Trail, call: Call) -> bool:
+    """Return whether a mask that a call takes in may differ, since what it is made from does.
+
+    Args:
+        trail: the state of the search, of a comparison by statistics.
+        call: a call whose inputs seem to agree.
+    """
+    seen: set[int] = {call.start}
+    waiting = [call]
+    while waiting and len(seen) < _FARTHEST:
+        for row in waiting.pop(0).inputs:
+            if not _is_mask(row):
+                continue
+            source = trail.flow.makers(row).common
+            if source is None:
+                continue
+            maker = trail.calls.of(trail.rows[source])
+            if any(_matters(each) for each in maker.inputs):
+                return True
+            if maker.start not in seen:
+                seen.add(maker.start)
+                waiting.append(maker)
+    return False
+
+
+def _is_mask(row: Row) -> bool:
+    return all(_hides_its_elements(leaf) for leaf in (row.target, row.reference))
+
+
+def _hides_its_elements(leaf: Leaf | None) -> bool:
+    if leaf is None or not leaf.is_tensor or leaf.md5 is not None:
+        return False
+    return leaf.dtype == "bool" and leaf.norm is None
+
+
+def _matters(row: Row) -> bool:
+    """Return whether a difference is one of values: of a tensor, or an argument at fault."""
+    if not row.status.is_difference:
+        return False
+    return row.holds_tensor or row.origin is not None

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run our own code at an event of the user's program; no exception of ours gets out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from msprobe.capture.session import Session
+
+T = TypeVar("T")
+
+
+def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
+    """Do what `msprobe.capture.guard.Quietly` says.
+
+    What `action` does may read tensors and must not run operators: these would be recorded by the
+    automatic differentiation of the user's program.
+    """
+    with session.lock:
+        try:
+            return action(*args)
+        except Exception as error:  # noqa: BLE001 - the user's training must survive us
+            session.failed(where, error)
+            return None

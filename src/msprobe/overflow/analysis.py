@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`analyze_overflow`: the way into this room."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.reader import open_dump
+from msprobe.errors import DumpFormatError
+from msprobe.overflow.across_ranks import connect_ranks
+from msprobe.overflow.findings import StepFindings
+from msprobe.overflow.one_rank import RankExamination, examine_rank
+
+_TENSORS_TO_LOOK_AT: Final = 200
+
+
+def analyze_overflow(
+    dump: Dump | str | os.PathLike[str], *, steps: Iterable[int] | None = None
+) -> list[StepFindings]:
+    """Find where NaN and Inf begin in a finished dump.
+
+    Works on the statistics alone, so on dumps of every task but ``structure``; tensor files are
+    not opened. Costs the parsing of the records that hold NaN or Inf, and of their neighbours.
+
+    Args:
+        dump: a dump, or the path of one: a dump path, a step or rank folder, or a ``dump.json``.
+        steps: only these; None for all.
+
+    Returns:
+        One answer a step, in ascending order.
+
+    Raises:
+        DumpFormatError: there is no dump, or no rank of a step can be read.
+        RecordNotFoundError: there is no such step.
+    """
+    opened = dump if isinstance(dump, Dump) else open_dump(dump)
+    wanted = opened.steps if steps is None else sorted(set(steps))
+    return [analyze_step(opened.step(number)) for number in wanted]
+
+
+def analyze_step(step: DumpStep) -> StepFindings:
+    """Find where NaN and Inf begin in one step, over all its ranks.
+
+    Raises:
+        DumpFormatError: no rank can be read.
+    """
+    ranks: dict[RankKey, RankExamination] = {}
+    notes: list[str] = []
+    problem: DumpFormatError | None = None
+    for key, view in step.ranks.items():
+        try:
+            ranks[key] = examine_rank(key, view)
+        except DumpFormatError as exc:
+            problem = exc
+            notes.append(f"rank {key} is left out: {exc}")
+            continue
+        if note := _blind_spot(view):
+            notes.append(f"rank {key} {note}")
+    if problem is not None and not ranks:
+        raise problem
+    return StepFindings(
+        step=step.number,
+        findings=tuple(connect_ranks(ranks)),
+        affected={key: len(rank.examined) for key, rank in ranks.items()},
+        records=sum(len(rank.positions) for rank in ranks.values()),
+        notes=tuple(notes),
+    )
+
+
+def _blind_spot(view: RankView) -> str:
+    """Return why NaN and Inf cannot be seen in this rank's dump; empty if they can."""
+    if not len(view.records):
+        return "holds the structure of the calls, but no values" if view.parents else ""
+    seen = 0
+    for name in view.records:
+        try:
+            tensors = [tensor for _, tensor in view.records[name].tensors()]
+        except DumpFormatError:
+            continue
+        if any(tensor.max is not None or tensor.norm is not None for tensor in tensors):
+            return ""
+        seen += len(tensors)
+        if seen >= _TENSORS_TO_LOOK_AT:
+            break
+    return "holds no statistics (checksums only?): NaN and Inf cannot be seen" if seen else ""

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``anomaly_analyze_{ns}.json``: findings with their records, in a documented form.
+
+    {"rank_0": [{"op_name", "data_info": {"input_args", "input_kwargs", "output"},
+                 "construct_info": [path to it], "stack_info": [frames], …}]}
+
+These keys are those of mindstudio-probe. Each entry also says ``step``, ``source``, ``slots``,
+``contents``, ``detail``, ``severity``, ``deliberate``, and, where another rank sent the values,
+``received_from``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msprobe.dump import layout
+from msprobe.dump.dump_steps import DumpStep, RankKey
+from msprobe.dump.records import JsonTree
+from msprobe.errors import DumpWriteError
+from msprobe.overflow.findings import Finding, StepFindings
+
+_PARTS = ("input_args", "input_kwargs", "input", "output", "output_kwargs", "parameters")
+
+
+def write_anomalies(directory: Path, step: DumpStep, found: StepFindings) -> Path:
+    """Write the findings of one step and return the file.
+
+    Args:
+        directory: folder, made if missing.
+        step: the step, for the records' contents.
+        found: what was found in it; at least one finding.
+
+    Raises:
+        DumpWriteError: the file cannot be written.
+        DumpFormatError: the step's files are damaged.
+    """
+    tree: dict[str, list[dict[str, JsonTree]]] = {}
+    for finding in found.findings:
+        view = step.rank(finding.place.rank)
+        data = view.records[finding.place.name].parts
+        entry = _entry(finding, data) | {"step": found.step}
+        tree.setdefault(rank_title(finding.place.rank, step.ranks), []).append(entry)
+    path = directory / f"anomaly_analyze_{time.time_ns()}.json"
+    temporary = directory / layout.temporary_name(".json")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(tree, indent=4), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as exc:
+        raise DumpWriteError(path, f"cannot be written: {exc}") from exc
+    return path
+
+
+def rank_title(rank: RankKey, ranks: Mapping[RankKey, Any]) -> str:
+    """Return the key of a rank: ``rank_3``; a single process without a number is ``rank_0``."""
+    if isinstance(rank, int):
+        return f"rank_{rank}"
+    return "rank_0" if len(ranks) == 1 else rank
+
+
+def _entry(finding: Finding, data: Mapping[str, JsonTree]) -> dict[str, JsonTree]:
+    entry: dict[str, JsonTree] = {
+        "op_name": finding.place.name,
+        "data_info": {part: data[part] for part in _PARTS if part in data} or dict(data),
+        "construct_info": [*reversed(finding.modules), finding.place.name],
+        "stack_info": list(finding.frames),
+        "source": finding.source.value,
+        "slots": list(finding.slots),
+        "contents": finding.contents,
+        "detail": finding.detail,
+        "severity": finding.severity and finding.severity.value,
+        "deliberate": finding.is_deliberate,
+    }
+    if finding.sender is not None:
+        entry["received_from"] = {"rank": finding.sender.rank, "op_name": finding.sender.name}
+    return entry

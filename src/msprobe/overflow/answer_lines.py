@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer for a terminal: where NaN and Inf begin, and how far they spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rich.text import Text
+
+from msprobe.dump.dump_steps import RankKey
+from msprobe.dump.stack_frames import parse_frame
+from msprobe.overflow.findings import Finding, Source, StepFindings
+from msprobe.report.value_text import count_text, plain
+
+_MAX_LISTED: Final = 10
+_MAX_SLOTS: Final = 4
+
+_WORDS: Final = {
+    Source.OPERATION: "made here: what the call was given is finite",
+    Source.PARAMETER: "came in with a parameter",
+    Source.INPUT: "came in from outside",
+    Source.UNRECORDED: "came in between recorded calls",
+    Source.COMMUNICATION: "came out of a communication",
+    Source.RECEIVED: "received from another rank",
+}
+
+
+def answer_lines(found: StepFindings) -> Iterator[Text]:
+    """Yield the answer for one step."""
+    yield Text(f"step {found.step}: {_spread(found)}", "bold")
+    first = found.first
+    several = len(found.affected) > 1
+    for finding in first:
+        yield Text()
+        yield from _finding_lines("first", finding, several)
+    rest = [finding for finding in found.findings if finding not in first]
+    if rest:
+        yield Text()
+        count = count_text(len(rest), "further place")
+        yield Text(f"  {count} where they come in, in order of execution", "dim")
+    for finding in rest[:_MAX_LISTED]:
+        yield _short_line(finding, several)
+    if len(rest) > _MAX_LISTED:
+        yield Text(f"  … {len(rest) - _MAX_LISTED} more; the file has all", "dim")
+    for note in found.notes:
+        yield Text(f"  note: {plain(note)}", "yellow")
+
+
+def _spread(found: StepFindings) -> str:
+    affected = sum(found.affected.values())
+    total = count_text(found.records, "record")
+    if not affected:
+        return f"no NaN or Inf seen in {total}"
+    text = f"NaN or Inf in {affected:,} of {total}"
+    if len(found.affected) > 1:
+        ranks = [str(rank) for rank, count in found.affected.items() if count]
+        shown = ", ".join(ranks[:_MAX_LISTED]) + (" …" if len(ranks) > _MAX_LISTED else "")
+        text += f", on {len(ranks)} of {count_text(len(found.affected), 'rank')} ({shown})"
+    return plain(text)
+
+
+def _finding_lines(label: str, finding: Finding, several: bool) -> Iterator[Text]:
+    where = f" on {_rank_text(finding.place.rank)}" if several else ""
+    yield Text.assemble(
+        (f"  {label}  ", "dim"), (plain(finding.place.name), "bold red"), (where, "bold")
+    )
+    yield _fact("what", f"{_slots(finding)}: {finding.contents}")
+    yield _fact("origin", _WORDS[finding.source])
+    if finding.sender is not None:
+        sender = finding.sender
+        yield _fact("", f"{plain(sender.name)} on {_rank_text(sender.rank)} put them in")
+    if finding.detail:
+        yield _fact("", plain(finding.detail))
+    if finding.modules:
+        yield _fact("inside", plain(" < ".join(finding.modules[:3])))
+    if frame := _user_frame(finding.frames):
+        yield _fact("code", frame)
+
+
+def _fact(label: str, text: str) -> Text:
+    return Text.assemble((f"    {label}".ljust(12), "dim"), text)
+
+
+def _short_line(finding: Finding, several: bool) -> Text:
+    where = f" on {_rank_text(finding.place.rank)}" if several else ""
+    words = _WORDS[finding.source].partition(":")[0]
+    if finding.is_deliberate:
+        words += ", on purpose it seems"
+    text = f"{plain(finding.place.name)}{where}: {_slots(finding)}: {finding.contents}"
+    return Text.assemble(("    ", ""), text, (f"  ({words})", "dim"))
+
+
+def _slots(finding: Finding) -> str:
+    shown = ", ".join(finding.slots[:_MAX_SLOTS])
+    return plain(shown + (" …" if len(finding.slots) > _MAX_SLOTS else ""))
+
+
+def _rank_text(rank: RankKey) -> str:
+    return f"rank {rank}" if isinstance(rank, int) else plain(rank)
+
+
+def _user_frame(frames: tuple[str, ...]) -> str:
+    """Return file, line and code of the innermost frame outside the frameworks."""
+    for frame in map(parse_frame, frames):
+        if frame is not None and not frame.is_of_framework:
+            where = f"{frame.file}:{frame.line} in {frame.function}"
+            return plain(f"{where}   {frame.code}").rstrip()
+    return ""

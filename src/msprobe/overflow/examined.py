@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A record looked at for NaN and Inf: what was given to the call, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from msprobe.collectives.calls import is_communication
+from msprobe.dump.record_names import RecordKind, RecordName
+from msprobe.dump.record_views import (
+    REMARKS,
+    PartPath,
+    Record,
+    ScalarValue,
+    TensorValue,
+    part_label,
+)
+from msprobe.report.value_text import nonfinite_text
+
+# Their results are whatever lay in memory.
+_UNINITIALIZED: Final = frozenset(
+    (
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "empty_with_format",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+    )
+)
+# These write over their first argument without reading it.
+_OVERWRITING: Final = frozenset(
+    (
+        "bernoulli_",
+        "cauchy_",
+        "copy_",
+        "exponential_",
+        "fill_",
+        "geometric_",
+        "log_normal_",
+        "normal_",
+        "random_",
+        "uniform_",
+        "zero_",
+    )
+)
+_ARGUMENT_PARTS: Final = ("input_args", "input_kwargs")
+# Communication → number and name of the argument that is a buffer to be filled.
+_RECEIVE_BUFFERS: Final = {
+    "recv": (0, "tensor"),
+    "irecv": (0, "tensor"),
+    "all_gather": (0, "tensor_list"),
+    "all_gather_into_tensor": (0, "output_tensor"),
+    "all_gather_single": (0, "output_tensor"),
+    "all_gather_base": (0, "output_tensor"),
+    "gather": (1, "gather_list"),
+    "scatter": (0, "tensor"),
+    "reduce_scatter": (0, "output"),
+    "reduce_scatter_tensor": (0, "output"),
+    "reduce_scatter_single": (0, "output"),
+    "reduce_scatter_base": (0, "output"),
+    "all_to_all": (0, "output_tensor_list"),
+    "all_to_all_single": (0, "output"),
+}
+
+
+class Badness(IntEnum):
+    """How bad a value is. NaN is worse than Inf: it is what Inf turns into."""
+
+    FINITE = 0
+    INF = 1
+    NAN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor of a record, and where it stands there."""
+
+    path: PartPath
+    tensor: TensorValue
+
+    @property
+    def label(self) -> str:
+        """The place in short: ``input.0``, ``parameters.weight``."""
+        return part_label(self.path)
+
+    @property
+    def badness(self) -> Badness:
+        """What the worst element of the tensor is."""
+        if self.tensor.has_nan:
+            return Badness.NAN
+        return Badness.INF if self.tensor.has_inf else Badness.FINITE
+
+    @property
+    def holds_only_negative_inf(self) -> bool:
+        """Whether -Inf is all that is not finite, as in an attention mask."""
+        tensor = self.tensor
+        if self.badness is not Badness.INF:
+            return False
+        return tensor.max != math.inf and not tensor.extra.get("pos_inf_count")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """A record's tensors, divided into what the call read and what it made.
+
+    Attributes:
+        record: the record.
+        arguments: inputs and parameters of a forward call, gradients of outputs of a backward one.
+        results: outputs, gradients of inputs, gradients of parameters, saved values.
+        worst_argument: what the worst element of all arguments is.
+        worst_result: what the worst element of all results is.
+        is_deliberate: whether the call was told to make NaN or Inf, by a number among its
+            arguments, or hands out memory that nothing was written to yet.
+    """
+
+    record: Record
+    arguments: tuple[Value, ...]
+    results: tuple[Value, ...]
+    worst_argument: Badness
+    worst_result: Badness
+    is_deliberate: bool
+
+    @property
+    def name(self) -> RecordName:
+        """The record's name."""
+        return self.record.name
+
+    @property
+    def bad_arguments(self) -> list[Value]:
+        """The arguments that are not finite."""
+        return [value for value in self.arguments if value.badness]
+
+    @property
+    def bad_results(self) -> list[Value]:
+        """The results that are not finite."""
+        return [value for value in self.results if value.badness]
+
+    @property
+    def makes_worse(self) -> bool:
+        """Whether results are worse than every argument: NaN from Inf, or either from nothing."""
+        return self.worst_result > self.worst_argument
+
+
+def worst(values: Sequence[Value]) -> Badness:
+    """Return the worst of these values."""
+    return max((value.badness for value in values), default=Badness.FINITE)
+
+
+def contents_text(values: list[Value]) -> str:
+    """Return what these values hold: ``3 NaN``, ``NaN, Inf``; each text once."""
+    return ", ".join(dict.fromkeys(nonfinite_text(value.tensor) for value in values))
+
+
+def examine(record: Record) -> Examined:
+    """Look at a record.
+
+    Receive buffers, the first argument of calls that overwrite it, and memory nobody has written to
+    yet are left out: what they hold means nothing.
+
+    Raises:
+        DumpFormatError: the record is damaged.
+    """
+    name = record.name
+    uninitialized = _api(name) in _UNINITIALIZED
+    arguments: list[Value] = []
+    results: list[Value] = []
+    is_told_to = False
+    for path, leaf in record.leaves():
+        if isinstance(leaf, ScalarValue):
+            is_told_to |= path[0] in _ARGUMENT_PARTS and _is_nonfinite_number(leaf.value)
+        if not isinstance(leaf, TensorValue):
+            continue
+        if uninitialized or leaf.extra.get("note") == "uninitialized":
+            continue
+        value = Value(path, leaf)
+        if _is_result(name, path):
+            results.append(value)
+        elif path[0] != REMARKS and not _is_written_over(name, path):
+            arguments.append(value)
+    return Examined(
+        record=record,
+        arguments=tuple(arguments),
+        results=tuple(results),
+        worst_argument=worst(arguments),
+        worst_result=worst(results),
+        is_deliberate=is_told_to and not name.is_module,
+    )
+
+
+def _api(name: RecordName) -> str:
+    return "" if name.is_module or name.kind is not RecordKind.FORWARD else name.path
+
+
+def _is_result(name: RecordName, path: PartPath) -> bool:
+    if name.kind in (RecordKind.FORWARD, RecordKind.BACKWARD):
+        return str(path[0]).startswith("output")
+    return True
+
+
+def _is_written_over(name: RecordName, path: PartPath) -> bool:
+    api = _api(name)
+    if api in _OVERWRITING:
+        return path == ("input_args", 0)
+    if not is_communication(name):
+        return False
+    if "irecv" in api:
+        return True
+    buffer = _RECEIVE_BUFFERS.get(api.removeprefix("functional_").strip("_"))
+    if buffer is None or len(path) < 2:
+        return False
+    return path[:2] in (("input_args", buffer[0]), ("input_kwargs", buffer[1]))
+
+
+def _is_nonfinite_number(value: object) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return isinstance(value, str) and value.lower() in ("nan", "inf", "-inf")

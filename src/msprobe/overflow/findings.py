@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the analysis says: one `Finding` per place where NaN or Inf begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msprobe.dump.dump_steps import RankKey
+from msprobe.overflow.severity import Severity
+
+
+class Source(StrEnum):
+    """Where NaN or Inf of a rank come from."""
+
+    OPERATION = "operation"
+    """The call made them: what it was given is finite."""
+    PARAMETER = "parameter"
+    """A parameter already holds them when its module is called."""
+    INPUT = "input"
+    """They came in from outside the recorded code: a model's input, a target, a gradient."""
+    UNRECORDED = "unrecorded"
+    """Between two recorded calls: made by code that was not recorded, or held by a buffer."""
+    COMMUNICATION = "communication"
+    """A communication gave them out although nobody was seen to put them in."""
+    RECEIVED = "received"
+    """Another rank sent them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One record of one rank.
+
+    Attributes:
+        rank: the rank's number, or its folder's name where it has none.
+        name: the record's name.
+    """
+
+    rank: RankKey
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One place where NaN or Inf begin on a rank.
+
+    Attributes:
+        place: the record.
+        source: where the values come from.
+        slots: the values concerned, as ``output.0``, ``parameters.weight``.
+        contents: what they hold: ``3 NaN``, ``Inf``.
+        detail: what else helps, in one sentence; empty when there is nothing to add.
+        is_deliberate: whether the program asked for them (a mask filled with -inf).
+        severity: grade of the record by itself.
+        position: number of the record in its rank's order of execution, from 0.
+        modules: records that it ran inside, innermost first.
+        frames: user's call stack, innermost first; empty if unknown.
+        sender: for `Source.RECEIVED`, the call that the values came from.
+        layer: how many communications must have happened before it, over all ranks.
+    """
+
+    place: Place
+    source: Source
+    slots: tuple[str, ...]
+    contents: str
+    detail: str = ""
+    is_deliberate: bool = False
+    severity: Severity | None = None
+    position: int
+    modules: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()
+    sender: Place | None = None
+    layer: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFindings:
+    """The answer for one step.
+
+    Attributes:
+        step: number of the step.
+        findings: places where NaN or Inf begin, in order of execution over all ranks.
+        affected: how many records hold any, by rank.
+        records: how many records there are, over all ranks.
+        notes: what limits the answer (a rank that cannot be read …).
+    """
+
+    step: int
+    findings: tuple[Finding, ...]
+    affected: dict[RankKey, int]
+    records: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> tuple[Finding, ...]:
+        """Where to look first: one finding, or several that no communication puts in an order.
+
+        Values that the program asked for stand back, and what was received points at its sender.
+        """
+        own = [found for found in self.findings if found.source is not Source.RECEIVED]
+        wanted = [found for found in own if not found.is_deliberate] or own or list(self.findings)
+        if not wanted:
+            return ()
+        by_rank: dict[RankKey, Finding] = {}
+        for found in wanted:
+            if found.layer == wanted[0].layer:
+                by_rank.setdefault(found.place.rank, found)
+        return tuple(by_rank.values())

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What msprobe does with a function when the user asks for nothing special.
+
+`describe_function` answers for a function object: its record name, whether to record the call, and
+what the memo of summaries must know about it (what it writes, whether the storage escapes). The
+answers come from the data in ``api_table.yaml`` beside this module.
+
+``out=`` and ``inplace=True`` are arguments, not functions: both move version counters, and a
+caller that cares about ``out=`` looks for the keyword.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from fnmatch import translate
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+import yaml
+from torch import Tag, nn
+from torch._ops import OpOverload, OpOverloadPacket
+
+from msprobe.config.choices import RiskLevel
+from msprobe.pytorch.apis.api_identity import Identity, Prefixes, identify
+
+# Modules that leave torch's fused kernels aside when a function mode is on (in eval, without grad),
+# so that merely looking would change their last bits. They must run under
+# `torch._C.DisableTorchFunction()`, as one call.
+FAST_PATH_MODULES: Final = (
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.MultiheadAttention,
+)
+
+
+class Action(IntEnum):
+    """What to do with a call.
+
+    Attributes:
+        RECORD: record it.
+        METADATA: run it and record nothing.
+        BACKWARD_ENTRY: it runs a backward pass; keep observing inside.
+        FAST_PATH: a fused kernel; record it as one call, without looking inside.
+        DESCEND: the user excluded it; record nothing, but keep observing inside.
+    """
+
+    RECORD = 0
+    METADATA = 1
+    BACKWARD_ENTRY = 2
+    FAST_PATH = 3
+    DESCEND = 4
+
+
+class WriteEffect(IntEnum):
+    """What a call does to its tensor arguments.
+
+    Attributes:
+        NONE: nothing, unless ``out=`` or ``inplace=True`` says otherwise.
+        VERSIONED: it writes, and torch's version counter says so.
+        UNVERSIONED: it may write without moving the version counter.
+    """
+
+    NONE = 0
+    VERSIONED = 1
+    UNVERSIONED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiEntry:
+    """What is known about one function.
+
+    Attributes:
+        prefix: first part of its record names (``Functional``, ``Tensor``, ``Torch`` …).
+        api: second part (``linear``, ``add_``, ``shape.__get__``).
+        action: what to do with a call.
+        writes: what it does to its arguments.
+        bans: storages of its arguments and results may from now on change unseen.
+        returns_mutated: it returns nothing of use; its changed arguments are its output.
+        draws_random: it may take numbers from a random generator.
+        operator_name: the name as an operator, where operator and method are one function.
+        risk: the strictest `risk_level` that still keeps it.
+    """
+
+    prefix: str
+    api: str
+    action: Action
+    writes: WriteEffect = WriteEffect.NONE
+    bans: bool = False
+    returns_mutated: bool = False
+    draws_random: bool = False
+    operator_name: str | None = None
+    risk: RiskLevel = RiskLevel.FOCUS
+
+    @property
+    def name(self) -> str:
+        """``prefix.api``, the record name without number and direction."""
+        return f"{self.prefix}.{self.api}"
+
+
+class _Names:
+    """A set of ``Prefix.api`` patterns."""
+
+    __slots__ = ("_match",)
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._match = re.compile("|".join(map(translate, patterns))).match
+
+    def __contains__(self, name: str) -> bool:
+        return self._match(name) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rules:
+    """``api_table.yaml``, ready for use."""
+
+    prefixes: Prefixes
+    groups: Mapping[str, str]
+    operators: Mapping[str, str]
+    backward_entries: frozenset[str]
+    silent_op_namespaces: frozenset[str]
+    inplace_dunders: frozenset[str]
+    fast_path: _Names
+    metadata: _Names
+    unversioned_writes: _Names
+    returns_mutated: _Names
+    bans: _Names
+    random: _Names
+    core_risk: _Names
+    low_risk: _Names
+
+
+@cache
+def _rules() -> _Rules:
+    text = resources.files(__package__).joinpath("api_table.yaml").read_text(encoding="utf-8")
+    data: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return _Rules(
+        prefixes=Prefixes(
+            modules=data["prefixes"],
+            op_namespaces=data["op_prefixes"],
+            vf=frozenset(data["vf"]),
+            renames=data["renames"],
+        ),
+        groups=data["groups"],
+        operators=data["operators"],
+        backward_entries=frozenset(data["backward_entries"]),
+        silent_op_namespaces=frozenset(data["silent_op_namespaces"]),
+        inplace_dunders=frozenset(data["inplace_dunders"]),
+        fast_path=_Names(data["fast_path"]),
+        metadata=_Names(data["metadata"]),
+        unversioned_writes=_Names(data["unversioned_writes"]),
+        returns_mutated=_Names(data["returns_mutated"]),
+        bans=_Names(data["bans"]),
+        random=_Names(data["random"]),
+        core_risk=_Names(data["risk"]["core"]),
+        low_risk=_Names(data["risk"]["low"]),
+    )
+
+
+def api_groups() -> Mapping[str, str]:
+    """Return the groups of an ``api_list`` file and the prefix that each stands for."""
+    return _rules().groups
+
+
+def op_namespace(func: Any) -> str | None:
+    """Return the namespace of an operator of ``torch.ops``, None for any other function."""
+    return identify(func, _rules().prefixes).op_namespace
+
+
+def describe_function(func: Any) -> ApiEntry:
+    """Return what msprobe does with `func` when the user asks for nothing special."""
+    rules = _rules()
+    identity = identify(func, rules.prefixes)
+    name = f"{identity.prefix}.{identity.api}"
+    overloads = _overloads(func)
+    is_foreign_operator = bool(overloads) and identity.op_namespace != "aten"
+    operators = rules.operators if identity.prefix == "Tensor" else {}
+    return ApiEntry(
+        prefix=identity.prefix,
+        api=identity.api,
+        action=_action(identity, name, rules),
+        writes=_write_effect(identity, name, overloads, rules),
+        # Operators outside aten may keep a tensor, or write into it without telling anybody.
+        bans=is_foreign_operator or name in rules.bans,
+        returns_mutated=name in rules.returns_mutated or _returns_nothing(overloads),
+        draws_random=name in rules.random or _is_seeded(overloads),
+        operator_name=operators.get(identity.api),
+        risk=_risk(name, rules),
+    )
+
+
+def _action(identity: Identity, name: str, rules: _Rules) -> Action:
+    if identity.path in rules.backward_entries:
+        return Action.BACKWARD_ENTRY
+    if identity.internal or identity.op_namespace in rules.silent_op_namespaces:
+        return Action.METADATA
+    if identity.path.startswith("torch.distributed."):  # reported by `hook_collectives`
+        return Action.METADATA
+    if name in rules.metadata:
+        return Action.METADATA
+    return Action.FAST_PATH if name in rules.fast_path else Action.RECORD
+
+
+def _write_effect(
+    identity: Identity, name: str, overloads: list[OpOverload[Any, Any]], rules: _Rules
+) -> WriteEffect:
+    if name in rules.unversioned_writes:
+        return WriteEffect.UNVERSIONED
+    mutable = any(op._schema.is_mutable and "out" not in op._overloadname for op in overloads)
+    if mutable and identity.op_namespace != "aten":
+        return WriteEffect.UNVERSIONED
+    in_place = identity.api.endswith("_") and not identity.api.endswith("__")
+    if mutable or in_place or identity.api in rules.inplace_dunders:
+        return WriteEffect.VERSIONED
+    return WriteEffect.NONE
+
+
+def _risk(name: str, rules: _Rules) -> RiskLevel:
+    if name in rules.core_risk:
+        return RiskLevel.CORE
+    return RiskLevel.ALL if name in rules.low_risk else RiskLevel.FOCUS
+
+
+def _overloads(func: Any) -> list[OpOverload[Any, Any]]:
+    if isinstance(func, OpOverload):
+        return [func]
+    if isinstance(func, OpOverloadPacket):
+        names = func.overloads()  # type: ignore[no-untyped-call]  # not annotated by torch
+        return [getattr(func, name) for name in names]
+    return []
+
+
+def _returns_nothing(overloads: list[OpOverload[Any, Any]]) -> bool:
+    return any(op._schema.is_mutable and not op._schema.returns for op in overloads)
+
+
+def _is_seeded(overloads: list[OpOverload[Any, Any]]) -> bool:
+    return any(Tag.nondeterministic_seeded in op.tags for op in overloads)
+
+
+def is_kept_at(entry: ApiEntry, level: RiskLevel) -> bool:
+    """Return whether an API is recorded when the user's `risk_level` is `level`."""
+    order = (RiskLevel.CORE, RiskLevel.FOCUS, RiskLevel.ALL)
+    return order.index(entry.risk) <= order.index(level)

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of collectives and point-to-point calls: ``Distributed.{api}.{n}.forward``.
+
+The inputs are described when the call begins, the buffers when they are known to be complete. A
+buffer that the call only fills is null in the inputs, one that it only sends is null in the output.
+Buffers are never waited for: where the program itself does not wait, the record says so.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from msprobe.capture.call import Call
+from msprobe.capture.recomputation import Recomputations
+from msprobe.capture.session import Session
+from msprobe.capture.values import Found
+from msprobe.dump.records import JsonTree
+from msprobe.pytorch.apis.api_table import ApiTable
+from msprobe.pytorch.distributed.process_groups import Argument, Collective, describe_group
+from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.values.adapter import TorchAdapter
+from msprobe.pytorch.values.tensor_search import tensors_in
+
+PREFIX: Final = "Distributed"
+FUNCTIONAL: Final = "functional_"
+"""Functional collectives are recorded as ``Distributed.functional_all_reduce``."""
+NEVER_COMPLETE: Final = "not known to be complete: the program did not wait for it"
+_P2P_OPERATION: Final = "torch.distributed.P2POp"
+_OTHER_THREAD: Final = "not read: another thread waited for it"
+_clock: Final = time.perf_counter
+_graph_task: Final = torch._C._current_graph_task_id
+
+
+class Token:
+    """A collective between its begin and its end.
+
+    Attributes:
+        call: the call; its record is written at the end.
+        collective: which function it is.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+
+    __slots__ = ("args", "call", "collective", "kwargs")
+
+    def __init__(
+        self, call: Call, collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Create it when the call begins."""
+        self.call = call
+        self.collective = collective
+        self.args = args
+        self.kwargs = kwargs
+
+
+class CollectiveRecorder:
+    """Turns collectives into records of the session (a `CollectiveObserver`)."""
+
+    def __init__(
+        self,
+        session: Session,
+        adapter: TorchAdapter,
+        table: ApiTable,
+        recomputations: Recomputations,
+    ) -> None:
+        """Create it.
+
+        Args:
+            session: receives the calls.
+            adapter: its memo learns which storages change unseen.
+            table: knows what the user wants recorded.
+            recomputations: recognises repeated calls of checkpointed code.
+        """
+        self._session = session
+        self._memo = adapter.memo
+        self._table = table
+        self._recomputations = recomputations
+        # Calls that ended in threads that do not record; written by the one that does.
+        self._elsewhere: list[Token] = []
+
+    # -- the observer's side -------------------------------------------------------------------
+
+    def begin(
+        self, collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Token | None:
+        """Describe the inputs; None when the call is not recorded."""
+        session = self._session
+        if not session.observing or is_tracing():
+            return None
+        if not self._is_own_thread():
+            session.account.skipped["collectives in other threads"] += 1
+            return None
+        started = _clock()
+        token = quietly(session, "collective begin", self._begin, collective, args, kwargs)
+        session.account.spent_s += _clock() - started
+        return token
+
+    def end(
+        self,
+        token: Token,
+        result: object,
+        *,
+        completed: bool,
+        error: BaseException | None = None,
+    ) -> None:
+        """Describe the buffers, if they are complete, and hand the record on."""
+        session = self._session
+        if not self._is_own_thread():
+            self._elsewhere.append(token)
+            return
+        started = _clock()
+        quietly(session, "collective end", self._end, token, result, completed, error)
+        session.account.spent_s += _clock() - started
+
+    def write_left_over(self) -> None:
+        """Write the records of calls that ended in other threads."""
+        while self._elsewhere:
+            quietly(self._session, "collective end", self._incomplete, self._elsewhere.pop(0))
+
+    def _is_own_thread(self) -> bool:
+        return threading.get_ident() == self._session.thread or _graph_task() != -1
+
+    # -- begin ---------------------------------------------------------------------------------
+
+    def _begin(
+        self, collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Token | None:
+        session = self._session
+        session.gradients.write_unfinished()
+        self.write_left_over()
+        if session.muted or not self._is_wanted(collective):
+            self._ban(args, kwargs)
+            return None
+        call = self._begin_call(f"{PREFIX}.{collective.api}")
+        if call is not None:
+            self._describe_inputs(call, collective, args, kwargs)
+        self._ban(args, kwargs)
+        return None if call is None else Token(call, collective, args, kwargs)
+
+    def _is_wanted(self, collective: Collective) -> bool:
+        if self._table.wants(PREFIX, collective.api.removeprefix(FUNCTIONAL)):
+            return True
+        self._session.account.skipped["not listed"] += 1
+        return False
+
+    def _begin_call(self, name: str) -> Call | None:
+        session = self._session
+        stack = session.stacks.here(1)
+        if stack.traits.checkpointed:
+            return self._recomputations.begin(name, stack, sys._getframe(1), is_module=False)
+        return session.recorder.begin(name, stack, is_module=False)
+
+    def _describe_inputs(
+        self,
+        call: Call,
+        collective: Collective,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        draft = call.draft
+        if draft is None:
+            return
+        args, kwargs = _opened(*without(collective.fills, args, kwargs), hides="irecv")
+        self._session.recorder.inputs(call, args, kwargs, [])
+        _unwrap_operations(draft.parts.get("input_args"), draft.parts.get("input_kwargs"))
+
+    def _ban(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Let the memo forget every buffer: communication writes without moving a version."""
+        if not self._memo.active:
+            return
+        found: Found = []
+        tensors_in(*_opened(args, kwargs), found)
+        for tensor, _ in found:
+            try:
+                self._memo.ban(tensor)
+            except (RuntimeError, NotImplementedError):  # no storage of its own
+                continue
+
+    # -- end -----------------------------------------------------------------------------------
+
+    def _end(
+        self, token: Token, result: object, completed: bool, error: BaseException | None
+    ) -> None:
+        self.write_left_over()
+        session = self._session
+        call, draft = token.call, token.call.draft
+        if draft is None or session.dump is None:
+            return
+        if error is not None:
+            session.recorder.abandon(call, type(error).__name__)
+            return
+        if not completed:
+            self._incomplete(token, NEVER_COMPLETE)
+            return
+        session.recorder.outputs(call, self._buffers(token, result))
+        _unwrap_operations(draft.parts.get("output"))
+        session.recorder.end(call)
+
+    def _buffers(self, token: Token, result: object) -> object:
+        collective = token.collective
+        if collective.returns:
+            return result() if callable(result) else result
+        args, kwargs = without(collective.sends, token.args, token.kwargs)
+        args, kwargs = _opened(args, kwargs, hides="isend")
+        return (*args, *kwargs.values())
+
+    def _incomplete(self, token: Token, reason: str = _OTHER_THREAD) -> None:
+        call, draft = token.call, token.call.draft
+        if draft is None or self._session.dump is None:
+            return
+        if call.keeps_outputs:
+            draft.parts["output"] = None
+            draft.parts["remarks"] = {"output": reason}
+        self._session.recorder.end(call)
+
+
+def without(
+    argument: Argument | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with None in the place of one of them."""
+    if argument is None:
+        return args, kwargs
+    if argument.name in kwargs:
+        return args, kwargs | {argument.name: None}
+    position = argument.position
+    if position < len(args):
+        args = (*args[:position], None, *args[position + 1 :])
+    return args, kwargs
+
+
+def _opened(
+    args: Sequence[Any], kwargs: dict[str, Any], *, hides: str = ""
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with point-to-point operations as dicts, so that tensors are found.
+
+    Args:
+        args: positional arguments.
+        kwargs: keyword arguments.
+        hides: operations whose tensor is left out.
+    """
+    return (
+        tuple(_open_list(value, hides) for value in args),
+        {key: _open_list(value, hides) for key, value in kwargs.items()},
+    )
+
+
+def _open_list(value: Any, hides: str) -> Any:
+    if type(value) is not list:
+        return value
+    operation = torch.distributed.P2POp
+    return [_open(item, hides) if isinstance(item, operation) else item for item in value]
+
+
+def _open(operation: Any, hides: str) -> dict[str, Any]:
+    name = operation.op.__name__
+    return {
+        "class_type": _P2P_OPERATION,
+        "tensor": None if name == hides else operation.tensor,
+        "op": name,
+        "peer": operation.peer,
+        "tag": operation.tag,
+        "group_id": describe_group(operation.group).group_id,
+    }
+
+
+def _unwrap_operations(*trees: JsonTree) -> None:
+    """Let the facts of point-to-point operations stand as they are, without their types."""
+    for tree in trees:
+        for value in tree.values() if isinstance(tree, dict) else tree or ():
+            for item in value if isinstance(value, list) else ():
+                if isinstance(item, dict) and "class_type" in item:
+                    for key in item.keys() - {"tensor"}:
+                        item[key] = item[key] and item[key]["value"]

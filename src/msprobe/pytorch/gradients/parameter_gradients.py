@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record the gradients of parameters: as accumulated, and as reduced over ranks.
+
+A gradient is read right after torch has accumulated it, before any hook of the user's on the same
+event (an optimiser stepping in backward would already have used it up).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from msprobe.capture.names import PARAMETERS_GRAD_REDUCED
+from msprobe.capture.parameter_gradients import ParameterOwner, ParameterWatch
+from msprobe.pytorch.interception.guard import quietly
+
+
+class ParameterGradients(ParameterWatch):
+    """Watches the parameters of the user's models, and optimisers where ranks reduce gradients."""
+
+    def install(self) -> bool:
+        """Put hooks on the parameters; return whether there were none yet."""
+        begins = super().install()
+        if begins and _may_reduce():
+            handle = register_optimizer_step_pre_hook(self._before_step)
+            self._session.step_undo.callback(handle.remove)
+        return begins
+
+    def trained(self, module: nn.Module) -> dict[str, Any]:
+        """Return the parameters of a module itself that can get a gradient."""
+        return {
+            key: parameter
+            for key, parameter in module._parameters.items()
+            if parameter is not None and parameter.requires_grad and parameter.is_leaf
+        }
+
+    def watch(self, parameter: Tensor, owner: ParameterOwner) -> Callable[[], None] | None:
+        """Hook a parameter, before the hooks of the user's."""
+        with contextlib.suppress(RuntimeError):  # tensors that refuse hooks keep theirs
+            handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(_accumulated, owner)
+            )
+            _make_first(parameter, handle.id)
+            remove: Callable[[], None] = handle.remove
+            return remove
+        return None
+
+    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        quietly(self._session, "reduced gradient", self._take_reduced, optimizer)
+
+    def _take_reduced(self, optimizer: Optimizer) -> None:
+        watched = [
+            self._owners[id(parameter)]
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) in self._owners and parameter.grad is not None
+        ]
+        wanted = [(parameter, owner.wanted()) for parameter, owner in watched]
+        known = [(parameter, owner) for parameter, owner in wanted if owner is not None]
+        per_module = Counter(owner.module for _, owner in known)
+        for parameter, owner in known:
+            self._session.gradients.parameter(
+                owner.module,
+                owner.parameter,
+                parameter.grad,
+                of=per_module[owner.module],
+                kind=PARAMETERS_GRAD_REDUCED,
+            )
+
+
+def _accumulated(owner: ParameterOwner, parameter: Tensor) -> None:
+    """Take the gradient that was just accumulated."""
+    quietly(owner.session, "parameter gradient", _take_accumulated, owner, parameter)
+
+
+def _take_accumulated(owner: ParameterOwner, parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        owner.take(parameter.grad)
+
+
+def _make_first(parameter: Tensor, hook_id: int) -> None:
+    hooks: Any = parameter._post_accumulate_grad_hooks  # an OrderedDict
+    hooks.move_to_end(hook_id, last=False)
+
+
+def _may_reduce() -> bool:
+    """Return whether gradients of this process may be reduced with those of others."""
+    distributed = torch.distributed
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observe API calls: a torch function mode, with nothing patched.
+
+torch calls the handler for every overridable function, method and operator, also when it was
+imported directly. While the handler runs the mode is off, so calls made inside an API are not seen
+again: that is the wanted granularity.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, overrides
+from torch.overrides import TorchFunctionMode
+
+from msprobe.capture.call import Call
+from msprobe.capture.recomputation import Recomputations
+from msprobe.capture.session import Session
+from msprobe.capture.stacks import Stack
+from msprobe.capture.values import Found
+from msprobe.config import RiskLevel
+from msprobe.pytorch.apis.api_rules import Action, ApiEntry, WriteEffect, is_kept_at
+from msprobe.pytorch.apis.api_table import ApiTable
+from msprobe.pytorch.apis.operator_names import operator_name
+from msprobe.pytorch.gradients.gradient_taps import InputEdges, Tapping, take_result
+from msprobe.pytorch.interception import mode_stack
+from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
+from msprobe.pytorch.values.random_state import RandomWatch
+from msprobe.pytorch.values.tensor_search import output_slots, tensors_in
+
+_clock: Final = time.perf_counter
+_HANDLE_CODE: Final = overrides.handle_torch_function.__code__
+torch_redispatch: Final = getattr(overrides, "redispatch_function", None)
+_is_grad_enabled: Final = torch.is_grad_enabled
+_functions_enabled: Final = torch._C._is_torch_function_enabled
+_functorch_active: Final = torch._C._are_functorch_transforms_active
+_RESULT_ENTRIES: Final = frozenset({torch.autograd.grad})
+
+
+class OpenCall:
+    """What is kept of an API call between its begin and its end.
+
+    Attributes:
+        call: the call.
+        edges: where its inputs hang in the graph; None when no gradients are taken.
+        foreign: storages that it received.
+        found: its tensors.
+        random: compares the random state, for calls that draw numbers.
+    """
+
+    __slots__ = ("call", "edges", "foreign", "found", "random")
+
+    def __init__(self, call: Call) -> None:
+        """Create it for a call that begins."""
+        self.call = call
+        self.found: Found = []
+        self.edges: InputEdges | None = None
+        self.foreign: set[int] = set()
+        self.random: RandomWatch | None = None
+
+
+class ApiObserver(TorchFunctionMode):
+    """Turns API calls into events of the session.
+
+    Attributes:
+        session: receives the events.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        adapter: TorchAdapter,
+        table: ApiTable,
+        recomputations: Recomputations,
+        redispatch: Callable[..., Any] | None = torch_redispatch,
+    ) -> None:
+        """Create it, not yet installed.
+
+        Args:
+            session: receives the events.
+            adapter: its memo learns of births and writes.
+            table: says what each function is.
+            recomputations: recognises repeated calls of checkpointed code.
+            redispatch: torch's way to run a function with the mode on inside; None where torch has
+                none, then the engine's entry must be observed (see `engine_entry`).
+        """
+        super().__init__()
+        self.session = session
+        self._adapter = adapter
+        self._memo = adapter.memo
+        self._table = table
+        self._recomputations = recomputations
+        self._risk = session.config.risk_level
+        self._keeps_rng = session.config.record_rng
+        self._redispatch = redispatch
+
+    def is_on(self) -> bool:
+        """Return whether a call made here and now, in this thread, would reach this mode."""
+        return (
+            self.session.observing
+            and _functions_enabled()
+            and mode_stack.is_installed(self)
+            and not is_tracing()
+        )
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Handle one call; the result is always that of the user's call."""
+        if kwargs is None:
+            kwargs = {}
+        session = self.session
+        if not session.observing or is_tracing():
+            return func(*args, **kwargs)
+        entry = self._table.lookup(func)
+        action = entry.action
+        if action is Action.METADATA:
+            if entry.bans:
+                quietly(session, "memo", self._ban, args, kwargs)
+            return func(*args, **kwargs)
+        if action is Action.BACKWARD_ENTRY or action is Action.DESCEND:
+            return self._go_inside(func, types, args, kwargs)
+        started = _clock()
+        frame, skip = _caller(sys._getframe(1))
+        with_grad = _is_grad_enabled()
+        opened = quietly(
+            session, "api begin", self._begin, entry, frame, skip, with_grad, args, kwargs
+        )
+        session.account.spent_s += _clock() - started
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:
+            # Only to note it: the user's exception goes on unchanged.
+            if opened is not None:
+                quietly(session, "api error", self.raised, opened, error)
+            raise
+        started = _clock()
+        quietly(session, "api end", self._end, entry, opened, args, kwargs, result)
+        session.account.spent_s += _clock() - started
+        return result
+
+    # -- backward ------------------------------------------------------------------------------
+
+    def _go_inside(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a call with the mode on inside, so that recomputation in a backward is seen."""
+        if any(kind not in TENSOR_TYPES for kind in types) or self._redispatch is None:
+            # A user's own subclass must get its handler called. Without redispatch the engine
+            # entry is wrapped instead (see `engine_entry`).
+            result = func(*args, **kwargs)
+        else:
+            with self:
+                result = self._redispatch(func, types, args, kwargs)
+        if torch._C._current_graph_task_id() == -1:
+            quietly(self.session, "backward end", self._backward_ended, func, args, kwargs, result)
+        return result
+
+    def _backward_ended(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        if func in _RESULT_ENTRIES and isinstance(result, tuple):
+            inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
+            inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
+            take_result(self.session, inputs, result)
+        self.session.gradients.close_passes()
+
+    # -- begin ---------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        entry: ApiEntry,
+        frame: FrameType | None,
+        skip: int,
+        with_grad: bool,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> OpenCall | None:
+        session = self.session
+        session.gradients.write_unfinished()
+        if session.muted or not self._is_wanted(entry):
+            return None
+        stack = session.stacks.here(skip + 3)
+        if stack.traits.internal:
+            return None
+        name = entry.name
+        if entry.operator_name is not None and frame is not None:
+            name = f"{entry.prefix}.{operator_name(entry, frame)}"
+        opened = self.open_call(name, stack, frame, with_grad, args, kwargs)
+        if entry.draws_random and opened is not None and opened.call.draft is not None:
+            opened.random = RandomWatch(args, kwargs, keeps_state=self._keeps_rng)
+        return opened
+
+    def open_call(
+        self,
+        name: str,
+        stack: Stack,
+        frame: FrameType | None,
+        with_grad: bool,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> OpenCall | None:
+        """Begin a call under `name` and describe its inputs; None when it is not recorded."""
+        if stack.traits.checkpointed:
+            found = self._recomputations.begin(name, stack, frame, is_module=False)
+            if found is None:
+                return None
+            call = found
+        else:
+            call = self.session.recorder.begin(name, stack, is_module=False)
+        opened = OpenCall(call)
+        self._take_inputs(opened, args, kwargs)
+        if with_grad and call.keeps_gradients and not _functorch_active():
+            opened.edges = InputEdges(opened.found)
+        return opened
+
+    def _is_wanted(self, entry: ApiEntry) -> bool:
+        if self._risk is RiskLevel.ALL or is_kept_at(entry, self._risk):
+            return True
+        self.session.account.skipped[f"risk_level {self._risk}"] += 1
+        return False
+
+    def _take_inputs(
+        self, opened: OpenCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        call, found = opened.call, opened.found
+        self.session.recorder.inputs(call, args, kwargs, found)
+        if not found:
+            tensors_in(args, kwargs, found)
+        if self._memo.active:
+            opened.foreign = _storages(found)
+
+    # -- end -----------------------------------------------------------------------------------
+
+    def raised(self, opened: OpenCall, error: BaseException) -> None:
+        """Hand on what is known of a call that raised."""
+        self.session.recorder.abandon(opened.call, type(error).__name__)
+
+    def _end(
+        self,
+        entry: ApiEntry,
+        opened: OpenCall | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+    ) -> None:
+        if self._memo.active:
+            self._note_writes(entry, args, kwargs)
+        if opened is None:
+            return
+        if result is None and entry.returns_mutated and args:
+            result = args[0]
+        if self._memo.active:
+            if entry.bans:
+                self._ban((result,), {})
+            else:
+                self._note_births(result, opened.foreign)
+        self.close_call(opened, len(args), result)
+
+    def close_call(self, opened: OpenCall, arguments: int, result: Any) -> None:
+        """Describe the result of a call, tap its gradients and hand its record on."""
+        call = opened.call
+        self.session.recorder.outputs(call, result)
+        if opened.random is not None and call.draft is not None:
+            opened.random.report(call.draft, self.session.dump)
+        if opened.edges is not None:
+            tapping = Tapping(self.session, call, opened.edges, opened.found, arguments)
+            tapping.attach(output_slots(result))
+        self.session.recorder.end(call)
+
+    # -- memo ----------------------------------------------------------------------------------
+
+    def _note_writes(
+        self, entry: ApiEntry, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        memo = self._memo
+        if entry.bans:
+            self._ban(args, kwargs)
+        elif entry.writes is WriteEffect.UNVERSIONED:
+            found: Found = []
+            tensors_in(args, kwargs, found)
+            for tensor, _ in found:
+                _tolerantly(memo.wrote, tensor)
+        elif entry.writes is WriteEffect.VERSIONED and args and isinstance(args[0], Tensor):
+            _tolerantly(memo.wrote, args[0])
+        if "out" in kwargs:
+            found = []
+            tensors_in((kwargs["out"],), None, found)
+            for tensor, _ in found:
+                _tolerantly(memo.wrote, tensor)
+
+    def distrust(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Let the memo know that code which torch does not announce may have written to these."""
+        if not self._memo.active:
+            return
+        found: Found = []
+        tensors_in(args, kwargs, found)
+        for tensor, _ in found:
+            _tolerantly(self._memo.wrote, tensor)
+
+    def _ban(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if not self._memo.active:
+            return
+        found: Found = []
+        tensors_in(args, kwargs, found)
+        for tensor, _ in found:
+            _tolerantly(self._memo.ban, tensor)
+
+    def _note_births(self, result: Any, foreign: set[int]) -> None:
+        if type(result) is Tensor:
+            _tolerantly(self._memo.born, result, foreign)
+            return
+        for output in output_slots(result):
+            if type(output) is Tensor:
+                _tolerantly(self._memo.born, output, foreign)
+
+
+def _tolerantly(action: Callable[..., None], *args: Any) -> None:
+    """Tell the memo; a tensor without storage of its own is none of its business."""
+    try:
+        action(*args)
+    except (RuntimeError, NotImplementedError):
+        return
+
+
+def _storages(found: Found) -> set[int]:
+    addresses = set()
+    for tensor, _ in found:
+        try:
+            addresses.add(tensor.untyped_storage()._cdata)
+        except (RuntimeError, NotImplementedError):
+            continue
+    return addresses
+
+
+def _caller(frame: FrameType | None) -> tuple[FrameType | None, int]:
+    """Return the frame that called the API and how many frames lie between it and the handler.
+
+    A Python-level API comes through `handle_torch_function`, below the API's own frame.
+    """
+    if frame is not None and frame.f_code is _HANDLE_CODE and frame.f_back is not None:
+        return frame.f_back.f_back, 2
+    return frame, 0

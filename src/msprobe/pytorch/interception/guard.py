@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run our own tensor code so that neither the user's program nor torch notices.
+
+Grad mode is off, torch functions of subclasses and modes are off (a user's tensor subclass must
+not see our reads), the user's dispatch modes are off (under non-reentrant checkpointing anything
+else would count as a recomputed operation). `quietly` lets no exception out: it is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final, TypeVar
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from msprobe.capture.session import Session
+
+T = TypeVar("T")
+
+_DisableTorchFunction: Final = torch._C.DisableTorchFunction
+_set_grad: Final = torch._C._set_grad_enabled
+_is_grad_enabled: Final = torch.is_grad_enabled
+_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Enter the state that `quietly` runs in: for rare work, as it costs more."""
+    had_grad = _is_grad_enabled()
+    with _DisableTorchFunction(), _disable_current_modes() if _dispatch_modes() else nullcontext():
+        _set_grad(False)
+        try:
+            yield
+        finally:
+            _set_grad(had_grad)
+
+
+def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
+    """Do what `msprobe.capture.guard.Quietly` says, in the state that `unnoticed` enters.
+
+    Every event of a run passes here, so the guard is written out: a call more would cost a tenth.
+    """
+    with session.lock, _DisableTorchFunction():
+        had_grad = _is_grad_enabled()
+        if had_grad:
+            _set_grad(False)
+        try:
+            if _dispatch_modes():
+                with _disable_current_modes():
+                    return action(*args)
+            return action(*args)
+        except Exception as error:  # noqa: BLE001 - the user's training must survive us
+            session.failed(where, error)
+            return None
+        finally:
+            if had_grad:
+                _set_grad(True)

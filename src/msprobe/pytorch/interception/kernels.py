@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level L2: record every operator that reaches a device, forward and backward.
+
+A torch dispatch mode is called for each operator of ``aten`` and of every other library, on any
+device, below autograd: composite operators have been taken apart by then, and the operators that
+the backward pass runs are seen as well. Records are named ``Aten.{op}.{n}.forward``.
+
+With a dispatch mode on, torch takes another way for a few operators, and their last bits differ
+(``prod``, by 3e-8): this level is outside the promise that observing changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from msprobe.capture.call import Call
+from msprobe.capture.session import Session
+from msprobe.pytorch.apis.api_rules import Action, ApiEntry, describe_function
+from msprobe.pytorch.apis.api_table import ApiTable
+from msprobe.pytorch.interception import dispatch_stack
+from msprobe.pytorch.interception.ascend_kernel_dump import KernelDump
+from msprobe.pytorch.interception.enclosing_calls import EnclosingCalls
+from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.interception.tracing import is_tracing
+
+_clock: Final = time.perf_counter
+_graph_task: Final = torch._C._current_graph_task_id
+
+# Markers of torch's profiler, debuggers and scripting: they compute nothing.
+_PLUMBING: Final = frozenset({"profiler", "prim", "debug_mode_ops", "streams"})
+# Their results are complete only after a wait.
+_UNFINISHED: Final = frozenset(
+    {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
+)
+_TRACED: Final = frozenset({"FakeTensor", "FunctionalTensor"})
+_NO_CALL: Final = ApiEntry(prefix="Aten", api="", action=Action.METADATA)
+_NOTE: Final = (
+    "level L2 is outside the promise of identical bits: torch runs some kernels otherwise"
+)
+
+
+class ApisAboveKernels(ApiTable):
+    """The table of APIs without operators: these make kernel records, under the same names."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: ApiTable) -> None:
+        """Create it over the table of the run."""
+        super().__init__()
+        self._table = table
+
+    def lookup(self, func: Any) -> ApiEntry:
+        """Return the entry of `func`."""
+        if isinstance(func, OpOverload | OpOverloadPacket):
+            return _NO_CALL
+        return self._table.lookup(func)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """What is known about an operator.
+
+    Attributes:
+        base: name of its records without number.
+        overload: name of the overload.
+        is_wanted: whether it is recorded at all.
+        is_finished: whether its results are there when it returns.
+        written: positions and names of the arguments that it writes.
+    """
+
+    base: str
+    overload: str
+    is_wanted: bool
+    is_finished: bool
+    written: tuple[tuple[int, str], ...]
+
+
+class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
+    """Turns operators into records.
+
+    Attributes:
+        calls: knows what encloses a kernel; watches the recorder while installed.
+    """
+
+    # Otherwise torch refuses to run flex_attention and its like; they are passed on.
+    supports_higher_order_operators = True
+
+    def __init__(self, session: Session, table: ApiTable) -> None:
+        """Create it, not yet installed.
+
+        Args:
+            session: receives the records.
+            table: names operators, and knows which ones the user does not want.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]  # torch
+        self._session = session
+        self._table = table
+        self._kernels: dict[OpOverload[Any, Any], _Kernel] = {}
+        self.calls = EnclosingCalls(session)
+        self._device_dump = KernelDump.for_session(session)
+
+    def install(self) -> None:
+        """Begin to watch; the session's undo stack gets the way back."""
+        session = self._session
+        session.recorder.watcher = self.calls
+        session.account.note(_NOTE)
+        # The engine restores the mode stack after each node: inside it only the flag changes.
+        if _graph_task() == -1:
+            dispatch_stack.install_lowest(self)
+        session.undo.callback(self._uninstall)
+
+    def _uninstall(self) -> None:
+        self._session.recorder.watcher = None
+        self.calls.forget_open()
+        if self._device_dump is not None:
+            quietly(self._session, "kernel dump", self._device_dump.close)
+        if _graph_task() == -1:
+            dispatch_stack.remove(self)
+
+    def next_step(self) -> None:
+        """Forget what belongs to the step that is over."""
+        self.calls.next_step()
+        if self._device_dump is not None:
+            self._device_dump.next_step()
+        if _graph_task() == -1:
+            dispatch_stack.remove(self)  # left behind by a stop inside a backward pass
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Handle one operator; the result is always that of the operator."""
+        if kwargs is None:
+            kwargs = {}
+        session = self._session
+        if not session.observing or not isinstance(func, OpOverload) or _is_traced(types):
+            return func(*args, **kwargs)
+        started = _clock()
+        kernel = quietly(session, "kernel", self._kernel, func)
+        call = None
+        if kernel is not None and kernel.is_wanted:
+            call = quietly(session, "kernel begin", self._begin, kernel, args, kwargs)
+        session.account.spent_s += _clock() - started
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:
+            # Only to note it: the user's exception goes on unchanged.
+            if call is not None:
+                kind = type(error).__name__
+                quietly(session, "kernel error", session.recorder.abandon, call, kind)
+            raise
+        if call is None or kernel is None:
+            return result
+        started = _clock()
+        quietly(session, "kernel end", self._end, kernel, call, args, kwargs, result)
+        session.account.spent_s += _clock() - started
+        return result
+
+    def _begin(
+        self, kernel: _Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Call | None:
+        session = self._session
+        enclosing = self.calls.here()
+        if session.muted and not enclosing.names:
+            return None  # only one module is dumped, and this lies outside of it
+        if self._device_dump is not None:
+            self._device_dump.before_kernel(enclosing.names)
+        in_backward = _graph_task() != -1
+        call = session.recorder.begin_kernel(
+            kernel.base,
+            session.stacks.here(0),
+            enclosing.parent,
+            enclosing.names,
+            in_backward=in_backward,
+        )
+        if call is None or call.draft is None:
+            return None
+        parts = call.draft.parts
+        parts["overload"] = kernel.overload
+        if in_backward:
+            parts["phase"] = "backward"
+        session.recorder.inputs(call, args, kwargs, [])
+        return call
+
+    def _end(
+        self,
+        kernel: _Kernel,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+    ) -> None:
+        recorder = self._session.recorder
+        if kernel.is_finished:
+            if result is None and kernel.written:
+                result = tuple(_argument(args, kwargs, *place) for place in kernel.written)
+            recorder.outputs(call, result)
+        elif call.draft is not None and call.keeps_outputs:
+            call.draft.parts["output"] = [None]
+            call.draft.parts["pending"] = True
+        recorder.end(call)
+
+    def _kernel(self, func: OpOverload[Any, Any]) -> _Kernel:
+        known = self._kernels.get(func)
+        if known is None:
+            known = self._kernels[func] = self._describe(func)
+        return known
+
+    def _describe(self, func: OpOverload[Any, Any]) -> _Kernel:
+        entry = describe_function(func)
+        # Some operators are no APIs to record; here they are, unless the user excluded them.
+        is_excluded = self._table.lookup(func).action is not entry.action
+        selection = self._session.recorder.selection
+        is_excluded |= selection.refuses_api(entry.api, entry.name)
+        return _Kernel(
+            base=entry.name,
+            overload=func._overloadname,
+            is_wanted=func.namespace not in _PLUMBING and not is_excluded,
+            is_finished=func.namespace not in _UNFINISHED,
+            written=tuple(
+                (index, argument.name)
+                for index, argument in enumerate(func._schema.arguments)
+                if argument.alias_info is not None and argument.alias_info.is_write
+            ),
+        )
+
+
+def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], index: int, name: str) -> Any:
+    return args[index] if index < len(args) else kwargs.get(name)
+
+
+def _is_traced(types: Sequence[type]) -> bool:
+    """Return whether the operator does not run now: our own must not run in its place either."""
+    return is_tracing() or any(kind.__name__ in _TRACED for kind in types)

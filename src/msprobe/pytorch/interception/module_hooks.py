@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observe the modules of the user's models through torch's global module hooks.
+
+No module is changed. The hooks fire for every module of the process, in every thread; calls of
+other modules and of other threads pass.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_code
+
+from msprobe.capture.call import Call
+from msprobe.capture.recomputation import Recomputations
+from msprobe.capture.session import Session
+from msprobe.capture.stacks import Stack
+from msprobe.capture.token_range import TokenGate
+from msprobe.capture.values import Found
+from msprobe.pytorch.apis.api_rules import FAST_PATH_MODULES
+from msprobe.pytorch.gradients.gradient_taps import InputEdges, Tapping
+from msprobe.pytorch.interception import mode_stack
+from msprobe.pytorch.interception.compiled import is_compiled_module
+from msprobe.pytorch.interception.function_mode import ApiObserver
+from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.values.tensor_search import output_slots, tensors_in
+
+_clock: Final = time.perf_counter
+_is_compiling: Final = torch.compiler.is_compiling
+_functorch_active: Final = torch._C._are_functorch_transforms_active
+_COMPILED_PART: Final = "_orig_mod"  # under which torch.compile keeps the module it was given
+_SKIPPED_CLASSES: Final = frozenset({"FullyShardedDataParallel"})
+
+
+def class_name(module: nn.Module) -> str:
+    """Return the class under which a module is recorded: that of the unsharded model.
+
+    FSDP2 swaps the class of a module for one that it makes, ``FSDPLinear`` for a ``Linear``.
+    """
+    kind = type(module)
+    made_of = kind.__mro__[1:3]
+    if len(made_of) == 2 and made_of[0].__name__ == "FSDPModule":
+        return made_of[1].__name__
+    return kind.__name__
+
+
+class ModuleNames:
+    """Record names of the modules of the user's models."""
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self) -> None:
+        """Create it without a name."""
+        self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+
+    @classmethod
+    def of_models(cls, models: Sequence[nn.Module], *, keeps_compiled: bool = False) -> ModuleNames:
+        """Name every module: one model without, several with their index in front.
+
+        A compiled model has the names of the model that it was made from.
+
+        Args:
+            models: the models.
+            keeps_compiled: whether compiled code stays compiled. Of a compiled module only its
+                wrapper is then seen; otherwise the module inside it is.
+        """
+        names = cls()
+        for index, model in enumerate(models):
+            prefix = f"{index}." if len(models) > 1 else ""
+            for name, module in model.named_modules():
+                if is_compiled_module(module):
+                    if not keeps_compiled:
+                        continue
+                    kind = class_name(module._orig_mod)
+                else:
+                    kind = class_name(module)
+                if kind in _SKIPPED_CLASSES:
+                    continue
+                parts = [part for part in name.split(".") if part and part != _COMPILED_PART]
+                path = "".join(f"{part}." for part in parts)
+                names._by_id[id(module)] = (weakref.ref(module), f"Module.{prefix}{path}{kind}")
+        return names
+
+    @classmethod
+    def of_one(cls, module: nn.Module, name: str) -> ModuleNames:
+        """Name one module as if it lay at `name`."""
+        names = cls()
+        base = f"Module.{name}.{class_name(module)}"
+        names._by_id[id(module)] = (weakref.ref(module), base)
+        return names
+
+    def find(self, module: nn.Module) -> str | None:
+        """Return ``Module.{path}.{Class}``, None for a module of nobody's model."""
+        known = self._by_id.get(id(module))
+        if known is None or known[0]() is not module:
+            return None
+        return known[1]
+
+    def items(self) -> Iterator[tuple[nn.Module, str]]:
+        """Yield the modules that are alive with their names."""
+        for reference, name in self._by_id.values():
+            module = reference()
+            if module is not None:
+                yield module, name
+
+
+class _Open:
+    """A module call between its begin and its end."""
+
+    __slots__ = ("arguments", "call", "edges", "found", "module", "paused", "thread")
+
+    def __init__(self, module: nn.Module, call: Call | None, arguments: int) -> None:
+        self.module = module
+        self.call = call
+        self.arguments = arguments
+        self.found: Found = []
+        self.edges: InputEdges | None = None
+        # Another thread may call the same module meanwhile, unrecorded.
+        self.thread = threading.get_ident()
+        # Whether the function mode was taken away for a fused kernel.
+        self.paused = False
+
+
+class ModuleObserver:
+    """Turns module calls into events of the session.
+
+    Attributes:
+        names: the modules to record; None to record none and only watch.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        names: ModuleNames | None,
+        recomputations: Recomputations,
+        apis: ApiObserver | None,
+        gate: TokenGate | None,
+    ) -> None:
+        """Create it, not yet installed.
+
+        Args:
+            session: receives the events.
+            names: the modules to record; None to record none and only watch (level L1).
+            recomputations: recognises repeated calls.
+            apis: the function mode, which steps aside for fused kernels.
+            gate: limits observation to some forward calls of the root model.
+        """
+        self._session = session
+        self.names = names
+        self._recomputations = recomputations
+        self._apis = apis
+        self._gate = gate
+        self._open: list[_Open] = []
+
+    def install(self) -> None:
+        """Register the hooks; the session's undo removes them."""
+        undo = self._session.undo
+        before = module_code.register_module_forward_pre_hook(self._before)
+        undo.callback(before.remove)
+        after = module_code.register_module_forward_hook(
+            self._after, with_kwargs=True, always_call=True
+        )
+        undo.callback(after.remove)
+        # The handle forgets this table (torch 2.13), and torch then believes that a hook is on.
+        undo.callback(module_code._global_forward_hooks_with_kwargs.pop, after.id, None)
+        undo.callback(self._open.clear)
+
+    # -- before --------------------------------------------------------------------------------
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if _is_compiling():  # the compiler would follow us into our own objects
+            return
+        session = self._session
+        in_own_thread = threading.get_ident() == session.thread
+        if self._gate is not None and in_own_thread:
+            self._gate.before(module)
+        if not session.observing or is_tracing():
+            return
+        if not in_own_thread and torch._C._current_graph_task_id() == -1:
+            session.account.skipped["module calls in other threads"] += 1
+            return
+        started = _clock()
+        base = self.names.find(module) if self.names is not None else None
+        fused = self._apis is not None and isinstance(module, FAST_PATH_MODULES)
+        if base is not None or fused:
+            with_grad = torch.is_grad_enabled()
+            frame = sys._getframe(1)
+            quietly(session, "module begin", self._begin, module, base, frame, with_grad, args)
+        session.account.spent_s += _clock() - started
+
+    def _begin(
+        self,
+        module: nn.Module,
+        base: str | None,
+        frame: FrameType,
+        with_grad: bool,
+        args: tuple[Any, ...],
+    ) -> None:
+        session = self._session
+        session.gradients.write_unfinished()
+        kwargs = _keyword_arguments(frame)
+        fused = self._may_be_fused(module, args, kwargs, with_grad)
+        if base is None and not fused:
+            return
+        name = base or f"Torch.{type(module).__name__}"
+        stack = session.stacks.here(3)
+        call = None
+        if base is not None or not session.muted:
+            call = self._begin_call(name, stack, frame, is_module=base is not None)
+        opened = _Open(module, call, len(args))
+        self._open.append(opened)
+        if fused and self._apis is not None and mode_stack.is_installed(self._apis):
+            mode_stack.remove(self._apis)
+            opened.paused = True
+        if call is None:
+            return
+        recorder = session.recorder
+        recorder.inputs(call, args, kwargs, opened.found)
+        if base is not None:
+            recorder.part(call, "parameters", _own_parameters(module))
+        if not with_grad or not call.keeps_gradients or _functorch_active():
+            return
+        if not opened.found:
+            tensors_in(args, kwargs, opened.found)
+        opened.edges = InputEdges(opened.found)
+
+    def _begin_call(
+        self, name: str, stack: Stack, frame: FrameType, *, is_module: bool
+    ) -> Call | None:
+        if stack.traits.checkpointed:
+            return self._recomputations.begin(name, stack, frame, is_module=is_module)
+        return self._session.recorder.begin(name, stack, is_module=is_module)
+
+    def _may_be_fused(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        with_grad: bool,
+    ) -> bool:
+        """Return whether torch would run this module as one fused kernel.
+
+        torch's own condition asks whether a function mode is on: with ours on it would take
+        another way, and the last bits would differ.
+        """
+        if self._apis is None or not isinstance(module, FAST_PATH_MODULES) or module.training:
+            return False
+        if not mode_stack.is_installed(self._apis):
+            return False
+        found: Found = []
+        tensors_in(args, kwargs, found)
+        watched = [tensor for tensor, _ in found] + list(module.parameters())
+        return not (with_grad and any(tensor.requires_grad for tensor in watched))
+
+    # -- after ---------------------------------------------------------------------------------
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        # torch calls this with (kwargs, output), after an exception with (output,) alone.
+        if _is_compiling():  # the compiler would follow us into our own objects
+            return
+        if not self._has_open(module):
+            return
+        session = self._session
+        started = _clock()
+        finished = len(rest) == 2
+        quietly(session, "module end", self._finish, module, finished, rest[-1])
+        session.account.spent_s += _clock() - started
+
+    def _has_open(self, module: nn.Module) -> bool:
+        if not self._open:
+            return False
+        here = threading.get_ident()
+        return any(one.module is module and one.thread == here for one in list(self._open))
+
+    def _finish(self, module: nn.Module, finished: bool, output: Any) -> None:
+        while self._open:
+            opened = self._open.pop()
+            if opened.paused and self._apis is not None and self._session.capturing:
+                mode_stack.install_lowest(self._apis)
+            is_ours = opened.module is module
+            if opened.call is not None:
+                if is_ours and finished:
+                    self._end(opened, opened.call, output)
+                else:
+                    self._session.recorder.abandon(opened.call, _error_name())
+            if is_ours:
+                return
+
+    def _end(self, opened: _Open, call: Call, output: Any) -> None:
+        recorder = self._session.recorder
+        recorder.outputs(call, output)
+        if opened.edges is not None:
+            tapping = Tapping(self._session, call, opened.edges, opened.found, opened.arguments)
+            tapping.attach(output_slots(output))
+        recorder.end(call)
+
+
+def _error_name() -> str:
+    """Return the class of the exception that ends a module: torch is handling it right now."""
+    kind = sys.exc_info()[0]
+    return kind.__name__ if kind is not None else "exception"
+
+
+def _own_parameters(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in module._parameters.items() if value is not None}
+
+
+def _keyword_arguments(frame: FrameType) -> Mapping[str, Any]:
+    """Return the keyword arguments of the call whose pre-hook runs.
+
+    A global pre-hook is not given them; they are a variable of torch's frame that calls it.
+    """
+    if frame.f_code.co_filename != module_code.__file__:
+        return {}
+    kwargs = frame.f_locals.get("kwargs")
+    return kwargs if isinstance(kwargs, Mapping) else {}

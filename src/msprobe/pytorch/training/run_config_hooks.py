@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `msprobe.config_check` watches in PyTorch: the calls of a model, and of random functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import PurePath
+from typing import Any, Final
+
+import torch
+
+from msprobe.dump.records import JsonTree
+from msprobe.pytorch.interception.guard import unnoticed
+from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.values.checksum import crc32_hex
+from msprobe.pytorch.values.statistics import summarise
+from msprobe.run_config.model_watch import leaf_of
+from msprobe.run_config.observing import RunObserver, launched_as, parts_in
+from msprobe.run_config.random_recording import RandomFunctions, RandomRecorder, state_checksum
+
+# Not dropout: `torch.jit.script` compiles it with the functions that use it, and would refuse ours.
+_FUNCTIONS: Final = (
+    RandomFunctions(
+        "torch",
+        torch,
+        (
+            *("manual_seed", "seed", "set_rng_state", "rand", "rand_like", "randn", "randn_like"),
+            *("randint", "randint_like", "randperm", "normal", "poisson", "bernoulli"),
+            "multinomial",
+        ),
+    ),
+    RandomFunctions(
+        "torch.cuda",
+        torch.cuda,
+        ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state"),
+    ),
+    RandomFunctions(
+        "torch.Tensor",
+        torch.Tensor,
+        (
+            *("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_"),
+            *("random_", "uniform_", "bernoulli", "multinomial"),
+        ),
+    ),
+)
+
+
+def _keeps_out() -> bool:
+    # In this order: the compiler knows the answer to the first question.
+    return torch.compiler.is_compiling() or is_tracing()
+
+
+def _introduce_to_jit(noted: Any, original: Any) -> Callable[[], None]:
+    """Let `torch.jit.script` take `noted` for the function it stands for; return the undo."""
+    jit: Any = torch.jit._builtins  # without types
+    table = jit._get_builtin_table()
+    operator = table.get(id(original))
+    if operator is not None:
+        table[id(noted)] = operator
+
+    def forget() -> None:
+        table.pop(id(noted), None)
+
+    return forget
+
+
+_cuda_is_up: Final[Callable[[], bool]] = torch.cuda.is_initialized
+
+
+def make_observer() -> RunObserver:
+    """Return what watches this process; nothing is replaced yet."""
+    recorder = RandomRecorder(
+        _FUNCTIONS,
+        library_path=str(PurePath(torch.__file__).parent),
+        keeps_out=_keeps_out,
+        introduce=_introduce_to_jit,
+    )
+    return RunObserver(_Torch(), recorder)
+
+
+class _Torch:
+    """Torch as `RunObserver` sees it."""
+
+    def rank_and_world_size(self) -> tuple[int, int]:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return launched_as("RANK", "WORLD_SIZE")
+
+    def facts(self) -> dict[str, str]:
+        backends = torch.backends
+        cudnn: Any = backends.cudnn  # its functions have no types
+        return {
+            "torch.version": str(torch.__version__),
+            "torch.cuda": str(torch.version.cuda),
+            "torch.cudnn": str(cudnn.version() if cudnn.is_available() else None),
+            "torch.deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
+            "torch.cudnn_deterministic": str(cudnn.deterministic),
+            "torch.cudnn_benchmark": str(cudnn.benchmark),
+            "torch.cudnn_allow_tf32": str(cudnn.allow_tf32),
+            "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "torch.default_dtype": str(torch.get_default_dtype()),
+            "torch.cpu_threads": str(torch.get_num_threads()),
+            "torch.cpu_capability": backends.cpu.get_cpu_capability(),
+        }
+
+    def parts_of(self, model: Any) -> Sequence[torch.nn.Module]:
+        return parts_in(model, torch.nn.Module, "torch.nn.Module")
+
+    def parameters_of(self, part: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        return part.named_parameters()
+
+    def leaf(self, value: Any) -> dict[str, JsonTree] | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        return leaf_of(value.shape, str(value.dtype), summarise(value), crc32_hex(value))
+
+    def generator_states(self) -> Iterator[tuple[str, str]]:
+        yield "cpu", state_checksum(torch.get_rng_state().numpy().tobytes())
+        if _cuda_is_up():
+            for number in range(torch.cuda.device_count()):
+                state = torch.cuda.get_rng_state(number)
+                yield f"cuda:{number}", state_checksum(state.numpy().tobytes())
+
+    def is_tracing(self) -> bool:
+        return is_tracing()
+
+    def unnoticed(self) -> AbstractContextManager[object]:
+        return unnoticed()

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PyTorch side of the seam: reads tensors, never changes one.
+
+Every method here runs with grad mode off and torch functions disabled (see `quiet`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import CodeType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.nn import Parameter
+
+from msprobe.capture.call import Draft
+from msprobe.capture.stacks import Traits
+from msprobe.capture.statistics import Summary
+from msprobe.capture.unfinished import fill_waiting, take_summary
+from msprobe.config import (
+    Config,
+    Slice,
+    StatisticsSection,
+    SummaryMode,
+    Task,
+    TensorSection,
+)
+from msprobe.dump.records import TensorRecord
+from msprobe.pytorch.interception.guard import unnoticed
+from msprobe.pytorch.interception.stack_traits import classify
+from msprobe.pytorch.values.buffer_pool import BufferPool
+from msprobe.pytorch.values.checksum import crc32_hex
+from msprobe.pytorch.values.describing import describe, placements_of, tensor_type
+from msprobe.pytorch.values.memo import Memo, Value
+from msprobe.pytorch.values.readable import readable
+from msprobe.pytorch.values.statistics import DeviceBatch, summarise
+from msprobe.pytorch.values.tensor_payload import snapshot
+
+# Exact types whose every property can be read without a detour.
+TENSOR_TYPES: Final = (Tensor, Parameter)
+
+_transforms_active: Final = torch._C._are_functorch_transforms_active
+
+
+class TorchAdapter:
+    """Describes, summarises and saves tensors.
+
+    Attributes:
+        memo: what is known about values that have not changed.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Create it for one configuration."""
+        self.memo = Memo()
+        self._md5 = False
+        self._slices: tuple[Slice, ...] = ()
+        section = config.section
+        if isinstance(section, StatisticsSection | TensorSection):
+            self._md5 = section.summary_mode is SummaryMode.MD5
+            self._slices = section.slice
+        # The overflow check must know before the next call; everything else can wait.
+        self._waits = config.task is not Task.OVERFLOW_CHECK
+        self._batch: DeviceBatch | None = None
+        self._buffers = BufferPool()
+        self._dtype_names: dict[torch.dtype, str] = {}
+
+    @property
+    def framework(self) -> str:
+        """The name in dumps."""
+        return "pytorch"
+
+    @property
+    def tensor_suffix(self) -> str:
+        """The extension of tensor files."""
+        return ".pt"
+
+    def is_tensor(self, value: object) -> bool:
+        """Return whether `value` is a torch tensor of any class."""
+        return isinstance(value, Tensor)
+
+    def describe(self, value: object, key: str) -> Any:
+        """Return the JSON form of a torch value that is not a tensor."""
+        return describe(value)
+
+    def classify_stack(self, codes: Sequence[CodeType]) -> Traits:
+        """Say what the frames of a call mean for it."""
+        return classify(codes)
+
+    def is_machinery(self, _code: CodeType) -> bool:
+        """Return False: stacks show the frames of torch, as those of mindstudio-probe do."""
+        return False
+
+    def current_rank(self) -> int | None:
+        """Return the rank in the default process group, None when there is none."""
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank()
+        return None
+
+    # -- tensors -------------------------------------------------------------------------------
+
+    def record_tensor(
+        self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool = False
+    ) -> TensorRecord:
+        """Return the record of a tensor; see `msprobe.capture.adapter.Adapter`."""
+        try:
+            if type(tensor) in TENSOR_TYPES and not _transforms_active() and not tensor.is_nested:
+                return self._record_plain(tensor, draft, path, is_gradient=is_gradient)
+            with _outside_transforms():
+                return self._record_unusual(tensor, draft, path, is_gradient=is_gradient)
+        except Exception as error:  # noqa: BLE001 - one odd tensor must not cost the record
+            draft.error = error
+            note = f"unreadable: {type(error).__name__}: {error}"[:200]
+            return TensorRecord(tensor_type(tensor), str(tensor.dtype), (), note=note)
+
+    def _record_plain(
+        self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool
+    ) -> TensorRecord:
+        if self._slices:
+            tensor = crop(tensor, self._slices)
+        value = self._value_of(tensor)
+        requires_grad = False if is_gradient else tensor.requires_grad
+        is_bare = draft.files is None and draft.held is None
+        record = value.record
+        if record is None or not is_bare or record.requires_grad is not requires_grad:
+            record = self._new_record(tensor, value, requires_grad)
+            if is_bare and value.id and value.summary.ready:
+                value.record = record
+        take_summary(draft, record, value.summary)
+        self._keep(tensor, record, value, draft, path)
+        return record
+
+    def _new_record(self, tensor: Tensor, value: Value, requires_grad: bool) -> TensorRecord:
+        summary = value.summary
+        dtype = tensor.dtype
+        name = self._dtype_names.get(dtype)
+        if name is None:
+            name = self._dtype_names[dtype] = str(dtype)
+        record = TensorRecord(
+            "torch.Tensor",
+            name,
+            tuple(tensor.shape),
+            summary.max,
+            summary.min,
+            summary.mean,
+            summary.norm,
+            requires_grad,
+        )
+        if value.id:
+            record.value_id = value.id
+        if not tensor.is_cpu:
+            record.device = str(tensor.device)
+        if tensor.layout is torch.strided and not tensor.is_contiguous():
+            record.stride = tensor.stride()
+        return record
+
+    def _keep(
+        self, tensor: Tensor, record: TensorRecord, value: Value, draft: Draft, path: str
+    ) -> None:
+        if self._md5:
+            if value.md5 is None:
+                value.md5 = crc32_hex(tensor)
+            record.md5 = value.md5
+        if draft.held is not None:
+            # The call itself may overwrite it, or the user later.
+            payload = None if 0 in record.shape else snapshot(tensor, self._buffers)
+            if payload is not None:
+                draft.held.append((payload, record, path))
+        elif draft.files is not None:
+            self._save(tensor, record, value, draft, path)
+
+    def _save(
+        self, tensor: Tensor, record: TensorRecord, value: Value, draft: Draft, path: str
+    ) -> None:
+        if draft.files is None or 0 in record.shape:
+            return
+        if value.file is not None:
+            record.data_name = draft.file_name(path)
+            draft.files.link_tensor(record.data_name, value.file)
+            return
+        payload = snapshot(tensor, self._buffers)
+        if payload is not None:
+            value.file = draft.save(payload, record, path)
+
+    def _value_of(self, tensor: Tensor) -> Value:
+        memo = self.memo
+        if not memo.active or type(tensor) is not Tensor:
+            return Value(self._summarise(tensor))
+        try:
+            found = memo.find(tensor)
+            if type(found) is Value:
+                return found
+            summary = found if isinstance(found, Summary) else self._summarise(tensor)
+            return memo.remember(tensor, summary) or Value(summary)
+        except (RuntimeError, NotImplementedError):
+            # No storage of its own (sparse, meta …): nothing to remember it by.
+            return Value(self._summarise(tensor))
+
+    def _summarise(self, tensor: Tensor) -> Summary:
+        if tensor.is_cpu or tensor.is_meta or not self._waits:
+            return summarise(tensor)
+        if self._batch is None:
+            self._batch = DeviceBatch()
+        return self._batch.add(tensor)
+
+    def _record_unusual(
+        self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool
+    ) -> TensorRecord:
+        held = readable(tensor) if tensor.is_nested else tensor
+        shape = tuple(held.shape) if isinstance(held, Tensor) else ()
+        summary = self._summarise_unusual(tensor)
+        record = TensorRecord(
+            tensor_type(tensor),
+            str(tensor.dtype),
+            shape,
+            summary.max,
+            summary.min,
+            summary.mean,
+            summary.norm,
+            False if is_gradient else tensor.requires_grad,
+        )
+        if type(tensor).__name__ == "DTensor":
+            record.device_mesh, record.placements = placements_of(tensor)
+            record.shape = tuple(tensor._local_tensor.shape)  # type: ignore[attr-defined]
+        if not tensor.is_cpu:
+            record.device = str(tensor.device)
+        take_summary(draft, record, summary)
+        self._keep(tensor, record, Value(summary), draft, path)
+        return record
+
+    def _summarise_unusual(self, tensor: Tensor) -> Summary:
+        if tensor.is_cpu or not self._waits:
+            return summarise(tensor)
+        held = readable(tensor)
+        return Summary(note=held) if isinstance(held, str) else self._summarise(held)
+
+    def private_copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a gradient that nobody else sees."""
+        return tensor.detach().clone()
+
+    def add(self, total: Tensor, share: Tensor) -> Tensor:
+        """Return the sum of a private copy and a further share."""
+        if total.layout is not share.layout:
+            return total + share.detach()  # sparse and dense shares of one embedding
+        return total.add_(share.detach())
+
+    def unnoticed(self) -> AbstractContextManager[object]:
+        """Return a context without grad mode, torch functions and the user's modes."""
+        return unnoticed()
+
+    # -- devices -------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Do nothing: every device computes what is asked of it."""
+
+    def take_batch(self) -> Callable[[], None] | None:
+        """Start the copy of the statistics that the device computed; see `Adapter`."""
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return None
+        batch.start_copy()
+        return batch.collect
+
+    def fill(self, draft: Draft) -> None:
+        """Write the finished summaries into the records of `draft`; see `Adapter`."""
+        fill_waiting(draft)
+
+
+def _outside_transforms() -> AbstractContextManager[object]:
+    """Return a context in which vmap and its like do not wrap what we compute."""
+    if not _transforms_active():
+        return nullcontext()
+    return temporarily_clear_interpreter_stack()
+
+
+def crop(tensor: Tensor, slices: Sequence[Slice]) -> Tensor:
+    """Return the part of `tensor` that the configured slices leave."""
+    for one in slices:
+        if one.dim < tensor.dim() and one.size in (None, tensor.size(one.dim)):
+            size = tensor.size(one.dim)
+            begin, end, _ = slice(one.begin, one.end).indices(size)
+            tensor = tensor.narrow(one.dim, begin, max(0, end - begin))
+    return tensor

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Note whether a call drew random numbers, and from which state, without drawing any."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Generator, Tensor
+
+from msprobe.capture.call import Draft
+from msprobe.dump.layout import safe_file_name
+from msprobe.dump.records import JsonTree, TensorRecord
+from msprobe.dump.writer import RankDump
+from msprobe.pytorch.values.tensor_payload import TensorFile
+
+_cuda_is_up: Final[Callable[[], bool]] = torch.cuda.is_initialized
+
+
+class RandomWatch:
+    """The state of the generators that a call may use, taken before it runs.
+
+    Reading a state costs a copy of 5 kB on the CPU; on CUDA only the offset is read, which lives on
+    the host. It is done only for APIs that may be random.
+    """
+
+    __slots__ = ("_before", "_generators", "_keeps_state")
+
+    def __init__(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, keeps_state: bool
+    ) -> None:
+        """Read the states.
+
+        Args:
+            args: the call's arguments; their devices say which default generators matter.
+            kwargs: likewise; a ``generator`` among them is the one that is used.
+            keeps_state: whether the whole state is kept for a replay (``record_rng``).
+        """
+        self._keeps_state = keeps_state
+        self._generators = _generators(args, kwargs)
+        self._before = [self._state(generator) for generator in self._generators]
+
+    def _state(self, generator: Generator) -> Tensor | int:
+        if not self._keeps_state and generator.device.type == "cuda":
+            return generator.get_offset()
+        return generator.get_state()
+
+    def report(self, draft: Draft, dump: RankDump | None) -> None:
+        """Say in the record whether numbers were drawn; `dump` gets the states that are kept."""
+        drawn: dict[str, JsonTree] = {}
+        for generator, before in zip(self._generators, self._before, strict=True):
+            if _equal(before, self._state(generator)):
+                continue
+            device = str(generator.device)
+            drawn[device] = None
+            if self._keeps_state and isinstance(before, Tensor) and dump is not None:
+                drawn[device] = _save(before, draft, device, dump)
+        if drawn:
+            draft.parts["rng"] = drawn
+
+
+def _save(state: Tensor, draft: Draft, device: str, dump: RankDump) -> TensorRecord:
+    record = TensorRecord("torch.Tensor", str(state.dtype), tuple(state.shape))
+    record.data_name = safe_file_name(f"{draft.name}.rng.{device.replace(':', '_')}.pt")
+    dump.put_tensor(record.data_name, TensorFile(state))
+    return record
+
+
+def _generators(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Generator]:
+    given = [v for v in (*args, *kwargs.values()) if isinstance(v, Generator)]
+    if given:
+        return given
+    found = [torch.default_generator]
+    devices = {v.device for v in (*args, *kwargs.values()) if isinstance(v, Tensor)}
+    with contextlib.suppress(RuntimeError, TypeError):  # the user's call will say what is wrong
+        # `torch.rand(3, device="cuda")` has no tensor to go by
+        devices.add(torch.device(kwargs.get("device", "cpu")))
+    if _cuda_is_up():
+        indices = {_cuda_index(device) for device in devices if device.type == "cuda"}
+        found += [torch.cuda.default_generators[index] for index in sorted(indices)]
+    return found
+
+
+def _cuda_index(device: torch.device) -> int:
+    return device.index if device.index is not None else torch.cuda.current_device()
+
+
+def _equal(before: Tensor | int, after: Tensor | int) -> bool:
+    if isinstance(before, Tensor) and isinstance(after, Tensor):
+        return torch.equal(before, after)
+    return bool(before == after)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NaN that crosses ranks: the rank and call where it was made is the answer, rank 0 included."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from overflow_dumps import tensor
+
+from msprobe.overflow.analysis import analyze_overflow
+from msprobe.overflow.findings import Source, StepFindings
+
+NAN = math.nan
+
+
+def group(*ranks: int) -> dict:
+    return {"type": "torch.ProcessGroup", "group_ranks": list(ranks), "group_id": "0"}
+
+
+def number(value: int) -> dict:
+    return {"type": "int", "value": value}
+
+
+def op(name: str, given: float, made: float):
+    return (name, None, {"input_args": [tensor(given)], "output": [tensor(made)]})
+
+
+def all_reduce(index: int, given: float, made: float, ranks=(0, 1)):
+    parts = {
+        "input_args": [tensor(given)],
+        "input_kwargs": {"group": group(*ranks)},
+        "output": [tensor(made)],
+    }
+    return (f"Distributed.all_reduce.{index}.forward", None, parts)
+
+
+def send(index: int, to: int, value: float):
+    parts = {"input_args": [tensor(value), number(to)], "input_kwargs": {}, "output": [None]}
+    return (f"Distributed.send.{index}.forward", None, parts)
+
+
+def receive(index: int, source: int, value: float, api: str = "recv"):
+    parts = {"input_args": [None, number(source)], "input_kwargs": {}, "output": [tensor(value)]}
+    return (f"Distributed.{api}.{index}.forward", None, parts)
+
+
+def analyze(path) -> StepFindings:
+    (step,) = analyze_overflow(path)
+    return step
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_the_rank_that_made_it_is_named_and_the_others_received_it(write_dump, culprit) -> None:
+    def rank(number: int):
+        made = NAN if number == culprit else 1.0
+        return [
+            op("Torch.exp.0.forward", 1.0, 1.0),
+            op("Torch.log.0.forward", 1.0, made),
+            all_reduce(0, made, NAN),
+            op("Torch.mul.0.forward", NAN, NAN),
+        ]
+
+    found = analyze(write_dump({"rank0": rank(0), "rank1": rank(1)}))
+    (first,) = found.first
+    assert (first.place.rank, first.place.name) == (culprit, "Torch.log.0.forward")
+    assert first.source is Source.OPERATION
+    assert first.layer == 0
+    (received,) = [each for each in found.findings if each.source is Source.RECEIVED]
+    assert received.place.rank == 1 - culprit
+    assert received.place.name == "Distributed.all_reduce.0.forward"
+    assert (received.sender.rank, received.sender.name) == (culprit, received.place.name)
+    assert found.affected == {culprit: 3, 1 - culprit: 2}
+
+
+def test_the_order_of_communications_decides_and_not_the_position(write_dump) -> None:
+    """Rank 1 makes its NaN late among its own records, but before anything rank 0 made."""
+    early = [op(f"Torch.add.{i}.forward", 1.0, 1.0) for i in range(20)]
+    rank1 = [*early, op("Torch.log.0.forward", 1.0, NAN), send(0, 0, NAN)]
+    rank0 = [receive(0, 1, NAN), op("Torch.mul.0.forward", NAN, NAN)]
+    found = analyze(write_dump({"rank0": rank0, "rank1": rank1}))
+    assert [each.place.rank for each in found.first] == [1]
+    assert found.first[0].place.name == "Torch.log.0.forward"
+
+
+def test_a_chain_of_stages_leads_back_to_the_first(write_dump) -> None:
+    ranks = {
+        "rank0": [op("Torch.log.0.forward", 1.0, NAN), send(0, 1, NAN)],
+        "rank1": [
+            receive(0, 0, NAN),
+            op("Torch.mul.0.forward", NAN, NAN),
+            send(0, 2, NAN),
+        ],
+        "rank2": [receive(0, 1, NAN, "irecv"), op("Torch.mul.0.forward", NAN, NAN)],
+    }
+    found = analyze(write_dump(ranks))
+    assert [(each.place.rank, each.source) for each in found.findings] == [
+        (0, Source.OPERATION),
+        (1, Source.RECEIVED),
+        (2, Source.RECEIVED),
+    ]
+    assert found.findings[2].sender.rank == 1
+    assert [each.place.rank for each in found.first] == [0]
+
+
+def test_a_communication_that_spoils_finite_values_is_the_culprit(write_dump) -> None:
+    ranks = {f"rank{i}": [all_reduce(0, 1.0, math.inf)] for i in (0, 1)}
+    found = analyze(write_dump(ranks))
+    assert [each.place.rank for each in found.first] == [0, 1]
+    assert {each.source for each in found.first} == {Source.COMMUNICATION}
+    assert found.first[0].detail == "what every rank put in is finite"
+
+
+def test_a_sender_that_is_not_in_the_dump_is_named(write_dump) -> None:
+    found = analyze(write_dump({"rank3": [receive(0, 2, NAN)]}))
+    (first,) = found.first
+    assert first.source is Source.COMMUNICATION
+    assert first.detail == "rank 2 took part and is not in the dump"
+
+
+def test_simultaneous_beginnings_are_all_first(write_dump) -> None:
+    def rank(made: float):
+        return [op("Torch.log.0.forward", 1.0, made), all_reduce(0, made, NAN, (0, 1, 2))]
+
+    found = analyze(write_dump({"rank0": rank(1.0), "rank1": rank(NAN), "rank2": rank(NAN)}))
+    assert [each.place.rank for each in found.first] == [1, 2]
+
+
+def test_a_result_nobody_waited_for_is_still_followed(write_dump) -> None:
+    parts = {
+        "input_args": [None, number(1)],
+        "input_kwargs": {},
+        "output": None,
+        "remarks": {"output": "not known to be complete"},
+    }
+    rank0 = [
+        ("Distributed.irecv.0.forward", None, parts),
+        op("Torch.mul.0.forward", NAN, NAN),
+    ]
+    rank1 = [op("Torch.log.0.forward", 1.0, NAN), send(0, 0, NAN)]
+    found = analyze(write_dump({"rank0": rank0, "rank1": rank1}))
+    (received,) = [each for each in found.findings if each.place.rank == 0]
+    assert received.source is Source.RECEIVED
+    assert received.sender.name == "Distributed.send.0.forward"
+    assert found.first[0].place.rank == 1
+
+
+def test_after_the_last_communication_ranks_answer_for_themselves(write_dump) -> None:
+    rank0 = [all_reduce(0, 1.0, 1.0), op("Torch.log.0.forward", 1.0, NAN)]
+    rank1 = [all_reduce(0, 1.0, 1.0), op("Torch.log.0.forward", 1.0, 1.0)]
+    found = analyze(write_dump({"rank0": rank0, "rank1": rank1}))
+    assert [(each.place.rank, each.layer) for each in found.first] == [(0, 1)]
+
+
+def test_a_rank_that_cannot_be_read_is_left_out_and_mentioned(write_dump) -> None:
+    path = write_dump({"rank0": [op("Torch.log.0.forward", 1.0, NAN)], "rank1": []})
+    (path / "step0" / "rank1" / "dump.json").write_text("{")
+    found = analyze(path)
+    assert [each.place.rank for each in found.first] == [0]
+    assert "rank 1 is left out" in found.notes[0]
+
+
+@pytest.mark.parametrize("folders", [("rank",), ("proc123", "proc456")])
+def test_processes_without_rank_numbers_are_looked_at(write_dump, folders) -> None:
+    ranks = {folder: [op("Torch.log.0.forward", 1.0, NAN)] for folder in folders}
+    found = analyze(write_dump(ranks))
+    assert [each.place.rank for each in found.first] == list(folders)
