@@ -46,13 +46,15 @@ struct exact {
 };
 
 struct total {
-    int64_t max, min; /* keys for floats, values for integers, flipped for uint64 */
+    int64_t max, min; /* keys for float64, values for integers, flipped for uint64 */
+    float float_max, float_min; /* of narrower floats, NaN left out */
     struct exact sum, sumsq;
     __int128 int_sum;
     unsigned __int128 int_sumsq;
 };
 
-static const struct total EMPTY_TOTAL = {INT64_MIN, INT64_MAX, {0, 0}, {0, 0}, 0, 0};
+static const struct total EMPTY_TOTAL = {INT64_MIN, INT64_MAX, -INFINITY, INFINITY, {0, 0},
+                                         {0, 0},    0,         0};
 
 static inline void exact_add(struct exact *total, double x)
 {
@@ -104,19 +106,19 @@ static double f16_value(uint16_t bits)
 
 #define ISA(name) name##_generic
 #define TARGET
-#define HAS_F16C 0
+#define HAS_AVX 0
 /* Two 16-byte registers at a time: with one, halves of a register hold too few 16-bit numbers. */
 #define REGISTER_BYTES 32
 #include "_native_kernels.h"
 #undef ISA
 #undef TARGET
 #undef REGISTER_BYTES
-#undef HAS_F16C
+#undef HAS_AVX
 
 #if defined(__x86_64__)
-#define HAS_F16C 1
+#define HAS_AVX 1
 #define ISA(name) name##_avx2
-#define TARGET __attribute__((target("avx2,f16c")))
+#define TARGET __attribute__((target("avx2,f16c,fma")))
 #define REGISTER_BYTES 32
 #include "_native_kernels.h"
 #undef ISA
@@ -124,7 +126,7 @@ static double f16_value(uint16_t bits)
 #undef REGISTER_BYTES
 
 #define ISA(name) name##_avx512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,fma")))
 #define REGISTER_BYTES 64
 #include "_native_kernels.h"
 #undef ISA
@@ -158,7 +160,8 @@ static struct kernels chosen;
 static int isa_works(size_t index)
 {
 #if defined(__x86_64__)
-    if (index == 1) return __builtin_cpu_supports("avx2"); /* there since 2013, F16C since 2012 */
+    if (index == 1) /* F16C is older than these */
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (index == 2)
         return isa_works(1) && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -530,13 +533,17 @@ static void finish_floats(struct result *r, const struct layout *layout, const s
     const struct total *t = &reduction.total;
     walk_floats(layout, kind, reduce_block, &reduction);
     r->form = NUMBERS;
-    if (t->max >= kind->inf_key || t->min <= ~kind->inf_key) {
+    int is_narrow = kind->category == FLOAT16 || kind->category == FLOAT32;
+    /* Squares of narrow floats are finite in float64, so their sum tells of a NaN or infinity. */
+    int is_nonfinite = is_narrow ? !isfinite(t->sumsq.value)
+                                 : t->max >= kind->inf_key || t->min <= ~kind->inf_key;
+    if (is_nonfinite) {
         count_nonfinite(r, layout, kind);
         return;
     }
     r->is_finite = 1;
-    r->max = value_of_key(kind, t->max);
-    r->min = value_of_key(kind, t->min);
+    r->max = is_narrow ? t->float_max + 0.0 : value_of_key(kind, t->max);
+    r->min = is_narrow ? t->float_min + 0.0 : value_of_key(kind, t->min);
     r->mean = exact_value(&t->sum) / elements;
     r->norm = sqrt(exact_value(&t->sumsq) * layout->repeats);
     int is_float64 = kind->category == FLOAT64 || kind->category == COMPLEX;

@@ -3,15 +3,19 @@
  * The reductions of one block (at most BLOCK_BYTES) into a `struct total`.
  *
  * Included by _native.c once for each instruction set, with ISA(name) giving the names a suffix,
- * TARGET naming the set, REGISTER_BYTES its register width and HAS_F16C whether it converts float16.
- * The order of the additions is fixed
- * by LANES, not by the register width, and nothing is contracted, so every instruction set gives
- * the same bits.
+ * TARGET naming the set, REGISTER_BYTES its register width and HAS_AVX whether it is one of x86.
+ * The order of the additions is fixed by LANES, not by the register width, and nothing is
+ * contracted that would round otherwise, so every instruction set gives the same bits.
  *
- * Extremes are found on integer keys: for IEEE formats, bits ^ (sign ? 0x7f...f : 0) taken as a
- * signed integer orders like the numbers, with NaN outside the infinities. One maximum and one
- * minimum therefore also say whether the block holds a NaN or an infinity, and, unlike
- * floating-point maxima, compilers vectorise them without being told to ignore NaN.
+ * float32, bfloat16 and float16 are widened to 16 floats at a time (LOAD), whose extremes are found
+ * as floats and whose sums are added as doubles. Their squares are exact in float64, so a fused
+ * multiply-add rounds once, as the separate operations do. NaN passes the extremes by; the sum of
+ * squares tells whether there was a NaN or an infinity.
+ *
+ * Extremes of float64 are found on integer keys: bits ^ (sign ? 0x7f...f : 0) taken as a signed
+ * integer orders like the numbers, with NaN outside the infinities. One maximum and one minimum
+ * therefore also say whether the block holds a NaN or an infinity, and, unlike floating-point
+ * maxima, compilers vectorise them without being told to ignore NaN.
  */
 
 #define PER_REGISTER (REGISTER_BYTES / 8)
@@ -20,61 +24,141 @@
 typedef double ISA(vf64) __attribute__((vector_size(REGISTER_BYTES), aligned(8), may_alias));
 typedef int64_t ISA(vi64) __attribute__((vector_size(REGISTER_BYTES), aligned(8), may_alias));
 typedef uint64_t ISA(vu64) __attribute__((vector_size(REGISTER_BYTES), aligned(8), may_alias));
-typedef float ISA(vf32) __attribute__((vector_size(REGISTER_BYTES / 2), aligned(4), may_alias));
-typedef uint32_t ISA(vu32) __attribute__((vector_size(REGISTER_BYTES / 2)));
-typedef uint16_t ISA(vu16) __attribute__((vector_size(REGISTER_BYTES / 4), aligned(2), may_alias));
 
 /* A group of LANES running values, in registers. */
 typedef struct {
     ISA(vf64) part[REGISTERS];
 } ISA(lanes);
 
-TARGET static inline ISA(vf32) ISA(load_f32)(const void *p)
+/* 16 floats, and the running values of 16 lanes. */
+#if HAS_AVX && REGISTER_BYTES == 64
+typedef __m512 ISA(floats);
+
+TARGET static inline ISA(floats) ISA(load_f32)(const void *p)
 {
-    return *(const ISA(vf32) *)p;
+    return _mm512_loadu_ps(p);
 }
 
-TARGET static inline ISA(vf32) ISA(load_bf16)(const void *p)
+TARGET static inline ISA(floats) ISA(load_bf16)(const void *p)
 {
-    return (ISA(vf32))(__builtin_convertvector(*(const ISA(vu16) *)p, ISA(vu32)) << 16);
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-TARGET static inline ISA(vf32) ISA(load_f16)(const void *p)
+TARGET static inline ISA(floats) ISA(load_f16)(const void *p)
 {
-#if HAS_F16C && REGISTER_BYTES == 64
-    return (ISA(vf32))_mm256_cvtph_ps(_mm_loadu_si128(p));
-#elif HAS_F16C
-    return (ISA(vf32))_mm_cvtph_ps(_mm_loadl_epi64(p));
+    return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+}
+
+/* The second operand is the result where the first is NaN. */
+#define MAX_FLOATS(x, max) _mm512_max_ps(x, max)
+#define MIN_FLOATS(x, min) _mm512_min_ps(x, min)
+
+TARGET static inline void ISA(add_floats)(ISA(floats) x, ISA(lanes) *sum, ISA(lanes) *sumsq)
+{
+    __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+    __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+    sum->part[0] += low;
+    sum->part[1] += high;
+    sumsq->part[0] = _mm512_fmadd_pd(low, low, sumsq->part[0]);
+    sumsq->part[1] = _mm512_fmadd_pd(high, high, sumsq->part[1]);
+}
+#elif HAS_AVX
+typedef struct {
+    __m256 low, high;
+} ISA(floats);
+
+TARGET static inline ISA(floats) ISA(load_f32)(const void *p)
+{
+    return (ISA(floats)){_mm256_loadu_ps(p), _mm256_loadu_ps((const float *)p + 8)};
+}
+
+TARGET static inline __m256 ISA(half_bf16)(const void *p)
+{
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+TARGET static inline ISA(floats) ISA(load_bf16)(const void *p)
+{
+    return (ISA(floats)){ISA(half_bf16)(p), ISA(half_bf16)((const uint16_t *)p + 8)};
+}
+
+TARGET static inline ISA(floats) ISA(load_f16)(const void *p)
+{
+    return (ISA(floats)){_mm256_cvtph_ps(_mm_loadu_si128(p)),
+                         _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1))};
+}
+
+#define MAX_FLOATS(x, max) \
+    ((ISA(floats)){_mm256_max_ps((x).low, (max).low), _mm256_max_ps((x).high, (max).high)})
+#define MIN_FLOATS(x, min) \
+    ((ISA(floats)){_mm256_min_ps((x).low, (min).low), _mm256_min_ps((x).high, (min).high)})
+
+TARGET static inline void ISA(add_floats)(ISA(floats) x, ISA(lanes) *sum, ISA(lanes) *sumsq)
+{
+    const __m256d wide[4] = {
+        _mm256_cvtps_pd(_mm256_castps256_ps128(x.low)),
+        _mm256_cvtps_pd(_mm256_extractf128_ps(x.low, 1)),
+        _mm256_cvtps_pd(_mm256_castps256_ps128(x.high)),
+        _mm256_cvtps_pd(_mm256_extractf128_ps(x.high, 1)),
+    };
+    for (int r = 0; r < 4; r++) {
+        sum->part[r] += wide[r];
+        sumsq->part[r] = _mm256_fmadd_pd(wide[r], wide[r], sumsq->part[r]);
+    }
+}
 #else
-    ISA(vu32) bits = __builtin_convertvector(*(const ISA(vu16) *)p, ISA(vu32));
-    ISA(vf32) magnitude = (ISA(vf32))((bits & 0x7fff) << 13) * 0x1p112f;
-    return (ISA(vf32))((ISA(vu32))magnitude | ((bits & 0x8000) << 16));
+typedef struct {
+    float of[LANES];
+} ISA(floats);
+
+static inline ISA(floats) ISA(load_f32)(const void *p)
+{
+    ISA(floats) x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+static inline ISA(floats) ISA(load_bf16)(const void *p)
+{
+    ISA(floats) x;
+    for (int i = 0; i < LANES; i++) x.of[i] = bf16_to_float(((const uint16_t *)p)[i]);
+    return x;
+}
+
+static inline ISA(floats) ISA(load_f16)(const void *p)
+{
+    ISA(floats) x;
+    for (int i = 0; i < LANES; i++) x.of[i] = f16_to_float(((const uint16_t *)p)[i]);
+    return x;
+}
+
+static inline ISA(floats) ISA(max_floats)(ISA(floats) x, ISA(floats) max)
+{
+    for (int i = 0; i < LANES; i++) max.of[i] = x.of[i] > max.of[i] ? x.of[i] : max.of[i];
+    return max;
+}
+
+static inline ISA(floats) ISA(min_floats)(ISA(floats) x, ISA(floats) min)
+{
+    for (int i = 0; i < LANES; i++) min.of[i] = x.of[i] < min.of[i] ? x.of[i] : min.of[i];
+    return min;
+}
+
+#define MAX_FLOATS(x, max) ISA(max_floats)(x, max)
+#define MIN_FLOATS(x, min) ISA(min_floats)(x, min)
+
+static inline void ISA(add_floats)(ISA(floats) x, ISA(lanes) *sum, ISA(lanes) *sumsq)
+{
+    double *sums = (double *)sum, *squares = (double *)sumsq;
+    for (int i = 0; i < LANES; i++) {
+        double wide = x.of[i];
+        sums[i] += wide;
+        squares[i] += wide * wide;
+    }
+}
 #endif
-}
-
-TARGET static void ISA(keys_i16)(const int16_t *p, size_t n, struct total *t)
-{
-    int16_t max = INT16_MIN, min = INT16_MAX;
-    for (size_t i = 0; i < n; i++) {
-        int16_t key = (int16_t)(p[i] ^ ((p[i] >> 15) & 0x7fff));
-        max = key > max ? key : max;
-        min = key < min ? key : min;
-    }
-    if (max > t->max) t->max = max;
-    if (min < t->min) t->min = min;
-}
-
-TARGET static void ISA(keys_i32)(const int32_t *p, size_t n, struct total *t)
-{
-    int32_t max = INT32_MIN, min = INT32_MAX;
-    for (size_t i = 0; i < n; i++) {
-        int32_t key = p[i] ^ ((p[i] >> 31) & 0x7fffffff);
-        max = key > max ? key : max;
-        min = key < min ? key : min;
-    }
-    if (max > t->max) t->max = max;
-    if (min < t->min) t->min = min;
-}
 
 TARGET static void ISA(keys_i64)(const int64_t *p, size_t n, struct total *t)
 {
@@ -88,34 +172,43 @@ TARGET static void ISA(keys_i64)(const int64_t *p, size_t n, struct total *t)
     if (min < t->min) t->min = min;
 }
 
-/* Squares of numbers with at most 26 bits of mantissa are exact in float64, so only the additions
- * round: LANES chains of at most BLOCK_BYTES / 4 / LANES additions, then compensated addition. */
-#define SUM_BLOCK(NAME, TYPE, KEYS, LOAD, SCALAR)                                               \
+/* LANES chains of at most BLOCK_BYTES / 2 / LANES additions, then compensated addition. */
+#define SUM_BLOCK(NAME, TYPE, LOAD, SCALAR)                                                     \
     TARGET static void ISA(NAME)(const void *block, size_t n, struct total *t)                  \
     {                                                                                           \
         const TYPE *p = block;                                                                  \
+        float ends[2][LANES];                                                                   \
+        for (int lane = 0; lane < LANES; lane++)                                                \
+            ends[0][lane] = -INFINITY, ends[1][lane] = INFINITY;                                \
         ISA(lanes) sum = {{{0}}}, sumsq = {{{0}}};                                              \
+        ISA(floats) max = ISA(load_f32)(ends[0]), min = ISA(load_f32)(ends[1]);                 \
         size_t i = 0;                                                                           \
-        ISA(KEYS)(block, n, t);                                                                 \
-        for (; i + LANES <= n; i += LANES)                                                      \
-            for (int r = 0; r < REGISTERS; r++) {                                               \
-                ISA(vf64) x =                                                                   \
-                    __builtin_convertvector(ISA(LOAD)(p + i + r * PER_REGISTER), ISA(vf64));    \
-                sum.part[r] += x;                                                               \
-                sumsq.part[r] += x * x;                                                         \
-            }                                                                                   \
+        for (; i + LANES <= n; i += LANES) {                                                    \
+            ISA(floats) x = ISA(LOAD)(p + i);                                                   \
+            max = MAX_FLOATS(x, max);                                                           \
+            min = MIN_FLOATS(x, min);                                                           \
+            ISA(add_floats)(x, &sum, &sumsq);                                                   \
+        }                                                                                       \
+        memcpy(ends[0], &max, sizeof ends[0]);                                                  \
+        memcpy(ends[1], &min, sizeof ends[1]);                                                  \
         for (size_t lane = 0; i < n; i++, lane++) {                                             \
             double x = SCALAR(p[i]);                                                            \
             ((double *)&sum)[lane] += x;                                                        \
             ((double *)&sumsq)[lane] += x * x;                                                  \
+            if (x > ends[0][lane]) ends[0][lane] = (float)x;                                    \
+            if (x < ends[1][lane]) ends[1][lane] = (float)x;                                    \
+        }                                                                                       \
+        for (int lane = 0; lane < LANES; lane++) {                                              \
+            if (ends[0][lane] > t->float_max) t->float_max = ends[0][lane];                     \
+            if (ends[1][lane] < t->float_min) t->float_min = ends[1][lane];                     \
         }                                                                                       \
         add_lanes(&t->sum, (const double *)&sum);                                               \
         add_lanes(&t->sumsq, (const double *)&sumsq);                                           \
     }
 
-SUM_BLOCK(block_f32, float, keys_i32, load_f32, (double))
-SUM_BLOCK(block_bf16, uint16_t, keys_i16, load_bf16, bf16_to_float)
-SUM_BLOCK(block_f16, uint16_t, keys_i16, load_f16, f16_to_float)
+SUM_BLOCK(block_f32, float, load_f32, (double))
+SUM_BLOCK(block_bf16, uint16_t, load_bf16, bf16_to_float)
+SUM_BLOCK(block_f16, uint16_t, load_f16, f16_value)
 
 /* float64 has no wider type to add in: each lane keeps the rounding errors of its additions
  * (Knuth's TwoSum), which doubles the precision of the sum. */
@@ -222,6 +315,8 @@ TARGET static void ISA(block_bool)(const void *block, size_t n, struct total *t)
 }
 
 #undef SUM_BLOCK
+#undef MAX_FLOATS
+#undef MIN_FLOATS
 #undef INT_BLOCK
 #undef LONG_BLOCK
 #undef PER_REGISTER
