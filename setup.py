@@ -24,7 +24,17 @@ setup(
         Extension(
             "msprobe.capture._native",
             sources=["src/msprobe/capture/_native.c"],
-            depends=["src/msprobe/capture/_native_kernels.h"],
+            depends=[
+                "src/msprobe/capture/_native_api.h",
+                "src/msprobe/capture/_native_kernels.h",
+            ],
+            extra_compile_args=FLAGS,
+            optional=True,
+        ),
+        Extension(
+            "msprobe.pytorch.values._tensors",
+            sources=["src/msprobe/pytorch/values/_tensors.c"],
+            depends=["src/msprobe/capture/_native_api.h"],
             extra_compile_args=FLAGS,
             optional=True,
         ),

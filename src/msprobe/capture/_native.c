@@ -22,6 +22,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_native_api.h"
+
 #if !defined(__GNUC__) || !defined(__SIZEOF_INT128__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "needs GCC or Clang, 128-bit integers and a little-endian machine; msprobe works without"
 #endif
@@ -35,7 +37,7 @@
 #define COUNT_BLOCK_BYTES 262144
 /* Below this the work takes less time than releasing and taking the GIL is worth. */
 #define GIL_RELEASE_BYTES (1 << 20)
-#define MAX_DIMS 64
+#define MAX_DIMS MSPROBE_MAX_DIMS
 #define LANES 16
 
 /* ---- sums ----------------------------------------------------------------------------------- */
@@ -830,35 +832,58 @@ static void join_dims(struct layout *layout)
 }
 
 /* Fill `layout` from shape and strides; the number of distinct elements, 0 if empty, -1 on error. */
-static Py_ssize_t read_layout(struct layout *layout, PyObject *shape, PyObject *strides)
+static Py_ssize_t read_layout(struct layout *layout, int ndim, const int64_t *shape,
+                              const int64_t *strides)
 {
-    Py_ssize_t ndim = PyTuple_GET_SIZE(shape), n = 1;
-    if (ndim > MAX_DIMS || PyTuple_GET_SIZE(strides) != ndim) {
-        PyErr_Format(PyExc_ValueError, "shape and strides differ in length or exceed %d", MAX_DIMS);
-        return -1;
-    }
+    Py_ssize_t n = 1;
     layout->ndim = 0;
     layout->repeats = 1.0;
-    for (Py_ssize_t i = 0; i < ndim; i++) {
-        Py_ssize_t size = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, i));
-        Py_ssize_t stride = PyLong_AsSsize_t(PyTuple_GET_ITEM(strides, i));
-        if ((size == -1 || stride == -1) && PyErr_Occurred()) return -1;
-        if (size <= 0) return 0;
-        if (size == 1) continue;
-        if (stride == 0) {
-            layout->repeats *= (double)size;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] <= 0) return 0;
+        if (shape[i] == 1) continue;
+        if (strides[i] == 0) {
+            layout->repeats *= (double)shape[i];
             continue;
         }
-        if (stride < 0) {
+        if (strides[i] < 0) {
             PyErr_SetString(PyExc_ValueError, "strides must not be negative");
             return -1;
         }
-        insert_dim(layout, size, stride);
-        n *= size;
+        insert_dim(layout, shape[i], strides[i]);
+        n *= shape[i];
     }
     if (layout->ndim == 0) insert_dim(layout, 1, 1);
     join_dims(layout);
     return n;
+}
+
+static PyObject *statistics(int kind, const char *start, int ndim, const int64_t *shape,
+                            const int64_t *strides, Py_ssize_t size_bytes)
+{
+    struct layout layout; /* 1 KiB: only what is used gets set */
+    layout.start = start;
+    layout.itemsize = KINDS[kind].itemsize;
+    Py_ssize_t n = read_layout(&layout, ndim, shape, strides), extent = 1;
+    if (n < 0) return NULL;
+    if (n == 0) return empty_tuple();
+    if (start == NULL) return null_address();
+    for (int i = 0; i < layout.ndim; i++) extent += (layout.size[i] - 1) * layout.stride[i];
+    if (extent * (Py_ssize_t)layout.itemsize > size_bytes) {
+        PyErr_SetString(PyExc_ValueError, "the buffer ends before the last element");
+        return NULL;
+    }
+    return stats_of(&layout, kind, (size_t)n);
+}
+
+/* Copy a tuple of sizes; -1 with an exception. */
+static int read_sizes(PyObject *tuple, int64_t *sizes)
+{
+    Py_ssize_t ndim = PyTuple_GET_SIZE(tuple);
+    for (Py_ssize_t i = 0; i < ndim; i++) {
+        sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
+        if (sizes[i] == -1 && PyErr_Occurred()) return -1;
+    }
+    return 0;
 }
 
 static PyObject *stats_strided(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -869,23 +894,17 @@ static PyObject *stats_strided(PyObject *module, PyObject *const *args, Py_ssize
     }
     int kind = read_kind(args[0]);
     if (kind < 0) return NULL;
-    struct layout layout;
-    layout.start = PyLong_AsVoidPtr(args[1]);
-    if (layout.start == NULL && PyErr_Occurred()) return NULL;
-    layout.itemsize = KINDS[kind].itemsize;
-    const int is_null = layout.start == NULL;
-    Py_ssize_t readable_bytes = PyLong_AsSsize_t(args[4]), extent = 1;
-    if (readable_bytes == -1 && PyErr_Occurred()) return NULL;
-    Py_ssize_t n = read_layout(&layout, args[2], args[3]);
-    if (n < 0) return NULL;
-    if (n == 0) return empty_tuple();
-    if (is_null) return null_address();
-    for (int i = 0; i < layout.ndim; i++) extent += (layout.size[i] - 1) * layout.stride[i];
-    if (extent * (Py_ssize_t)layout.itemsize > readable_bytes) {
-        PyErr_SetString(PyExc_ValueError, "the buffer ends before the last element");
+    const char *start = PyLong_AsVoidPtr(args[1]);
+    if (start == NULL && PyErr_Occurred()) return NULL;
+    Py_ssize_t size_bytes = PyLong_AsSsize_t(args[4]), ndim = PyTuple_GET_SIZE(args[2]);
+    if (size_bytes == -1 && PyErr_Occurred()) return NULL;
+    if (ndim > MAX_DIMS || PyTuple_GET_SIZE(args[3]) != ndim) {
+        PyErr_Format(PyExc_ValueError, "shape and strides differ in length or exceed %d", MAX_DIMS);
         return NULL;
     }
-    return stats_of(&layout, kind, (size_t)n);
+    int64_t shape[MAX_DIMS], strides[MAX_DIMS];
+    if (read_sizes(args[2], shape) < 0 || read_sizes(args[3], strides) < 0) return NULL;
+    return statistics(kind, start, (int)ndim, shape, strides, size_bytes);
 }
 
 /* ---- stack key ------------------------------------------------------------------------------ */
@@ -975,6 +994,14 @@ static PyMethodDef METHODS[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static struct msprobe_kind kind_at(int index)
+{
+    return (struct msprobe_kind){KINDS[index].name, KINDS[index].itemsize};
+}
+
+static const struct msprobe_native_api API = {MSPROBE_NATIVE_API_VERSION, KIND_COUNT, kind_at,
+                                              statistics};
+
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_native", "One-pass statistics and stack keys.", -1, METHODS,
     NULL, NULL, NULL, NULL,
@@ -995,6 +1022,11 @@ PyMODINIT_FUNC PyInit__native(void)
         if (bad) goto fail;
     }
     if (PyModule_AddObjectRef(module, "KINDS", kinds) < 0) goto fail;
+    PyObject *api = PyCapsule_New((void *)&API, MSPROBE_NATIVE_API, NULL);
+    if (!api || PyModule_AddObject(module, "API", api) < 0) { /* takes the reference */
+        Py_XDECREF(api);
+        goto fail;
+    }
     Py_DECREF(kinds);
     return module;
 fail:

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import Raw
+
 from msprobe.capture.stacks import Traits
 from msprobe.dump.records import TensorRecord
 
@@ -39,8 +41,10 @@ class Adapter(Protocol):
 
     def record_tensor(
         self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool = False
-    ) -> TensorRecord:
+    ) -> TensorRecord | Raw:
         """Return the record of `tensor`, saving its value when the draft asks for tensors.
+
+        One to which nothing will be added may be encoded already.
 
         Args:
             tensor: any tensor, of any layout, device or subclass; it is only read.

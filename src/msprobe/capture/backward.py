@@ -15,7 +15,7 @@ import msgspec
 from msprobe.capture.call import Call, Draft
 from msprobe.capture.names import later_pass
 from msprobe.capture.values import Position
-from msprobe.dump.records import JsonTree, TensorRecord
+from msprobe.dump.records import JsonTree, TensorRecord, with_note
 
 SIDE_INPUT: Final = "input"
 SIDE_OUTPUT: Final = "output"
@@ -186,11 +186,11 @@ class BackwardPass:
             if side not in self.draft.parts:
                 continue
             entry = self._entry(side, position)
-            if isinstance(entry, TensorRecord):
-                if self._is_waiting(entry):
-                    entry.note = text
-                else:  # a copy: the description may stand in other records too
-                    self.place(side, position, msgspec.structs.replace(entry, note=text))
+            if isinstance(entry, TensorRecord) and self._is_waiting(entry):
+                entry.note = text
+            elif isinstance(entry, TensorRecord | msgspec.Raw):
+                # A copy: the description may stand in other records too.
+                self.place(side, position, with_note(entry, text))
             else:
                 remarks = self.draft.parts.setdefault("remarks", {})
                 remarks[gradient_path(side, position)] = text

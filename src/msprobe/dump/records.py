@@ -74,11 +74,28 @@ def encode(tree: JsonTree, *, nonfinite: bool = False) -> bytes:
     """Return `tree` as one line of JSON, without a line break.
 
     Args:
-        tree: dicts with str keys, lists, tuples, scalars, None, `TensorRecord`.
-        nonfinite: whether any float in it is NaN or infinite. msgspec writes these as null, so
-            such records take Python's `json`, which writes the bare `NaN`, `Infinity` that the
-            format has.
+        tree: dicts with str keys, lists, tuples, scalars, None, `TensorRecord`, and parts that are
+            encoded already (`msgspec.Raw`).
+        nonfinite: whether any number in it is NaN, infinite, or an integer beyond 64 bits. msgspec
+            refuses these or writes null; Python's `json` writes them as the format has it.
     """
-    if nonfinite:
-        return json.dumps(msgspec.to_builtins(tree), separators=(",", ":")).encode()
-    return _FAST.encode(tree)
+    return _FAST.encode(_encoded_leaves(tree) if nonfinite else tree)
+
+
+def with_note(value: TensorRecord | msgspec.Raw, note: str) -> TensorRecord | msgspec.Raw:
+    """Return a copy of a tensor's record, encoded or not, with a note."""
+    if isinstance(value, TensorRecord):
+        return msgspec.structs.replace(value, note=note)
+    return msgspec.Raw(b'%b,"note":%b}' % (bytes(value)[:-1], _FAST.encode(note)))
+
+
+def _encoded_leaves(tree: JsonTree) -> JsonTree:
+    """Return the tree with its leaves encoded by Python's `json`."""
+    if isinstance(tree, dict):
+        return {key: _encoded_leaves(item) for key, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_encoded_leaves(item) for item in tree]
+    if isinstance(tree, msgspec.Raw):
+        return tree
+    text = json.dumps(msgspec.to_builtins(tree), separators=(",", ":"))
+    return msgspec.Raw(text.encode())

@@ -115,7 +115,7 @@ class _CustomNodeTap(_NodeTap, gc=False, eq=False):
         memo = self.session.adapter.memo  # type: ignore[attr-defined]
         if memo.active:
             for gradient in (*grad_inputs, *grad_outputs):
-                if type(gradient) is Tensor and gradient.layout is torch.strided:
+                if gradient is not None:
                     memo.ban(gradient)
         _NodeTap._take(self, grad_inputs, grad_outputs)
 
@@ -167,8 +167,8 @@ def note_birth(session: Session, gradients: Sequence[Tensor | None]) -> None:
     if not memo.active:
         return
     for gradient in gradients:
-        if type(gradient) is Tensor and gradient.layout is torch.strided:
-            memo.born(gradient, ())
+        if gradient is not None:
+            memo.born(gradient)
 
 
 class Tapping:

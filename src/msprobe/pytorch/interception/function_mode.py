@@ -50,19 +50,17 @@ class OpenCall:
     Attributes:
         call: the call.
         edges: where its inputs hang in the graph; None when no gradients are taken.
-        foreign: storages that it received.
         found: its tensors.
         random: compares the random state, for calls that draw numbers.
     """
 
-    __slots__ = ("call", "edges", "foreign", "found", "random")
+    __slots__ = ("call", "edges", "found", "random")
 
     def __init__(self, call: Call) -> None:
         """Create it for a call that begins."""
         self.call = call
         self.found: Found = []
         self.edges: InputEdges | None = None
-        self.foreign: set[int] = set()
         self.random: RandomWatch | None = None
 
 
@@ -243,7 +241,8 @@ class ApiObserver(TorchFunctionMode):
         if not found:
             tensors_in(args, kwargs, found)
         if self._memo.active:
-            opened.foreign = _storages(found)
+            for tensor, _ in found:
+                self._memo.came_in(tensor)
 
     # -- end -----------------------------------------------------------------------------------
 
@@ -269,7 +268,7 @@ class ApiObserver(TorchFunctionMode):
             if entry.bans:
                 self._ban((result,), {})
             else:
-                self._note_births(result, opened.foreign)
+                self._note_births(result)
         self.close_call(opened, len(args), result)
 
     def close_call(self, opened: OpenCall, arguments: int, result: Any) -> None:
@@ -295,14 +294,14 @@ class ApiObserver(TorchFunctionMode):
             found: Found = []
             tensors_in(args, kwargs, found)
             for tensor, _ in found:
-                _tolerantly(memo.wrote, tensor)
+                memo.wrote(tensor)
         elif entry.writes is WriteEffect.VERSIONED and args and isinstance(args[0], Tensor):
-            _tolerantly(memo.wrote, args[0])
+            memo.wrote(args[0])
         if "out" in kwargs:
             found = []
             tensors_in((kwargs["out"],), None, found)
             for tensor, _ in found:
-                _tolerantly(memo.wrote, tensor)
+                memo.wrote(tensor)
 
     def distrust(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Let the memo know that code which torch does not announce may have written to these."""
@@ -311,7 +310,7 @@ class ApiObserver(TorchFunctionMode):
         found: Found = []
         tensors_in(args, kwargs, found)
         for tensor, _ in found:
-            _tolerantly(self._memo.wrote, tensor)
+            self._memo.wrote(tensor)
 
     def _ban(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if not self._memo.active:
@@ -319,33 +318,15 @@ class ApiObserver(TorchFunctionMode):
         found: Found = []
         tensors_in(args, kwargs, found)
         for tensor, _ in found:
-            _tolerantly(self._memo.ban, tensor)
+            self._memo.ban(tensor)
 
-    def _note_births(self, result: Any, foreign: set[int]) -> None:
+    def _note_births(self, result: Any) -> None:
         if type(result) is Tensor:
-            _tolerantly(self._memo.born, result, foreign)
+            self._memo.born(result)
             return
         for output in output_slots(result):
             if type(output) is Tensor:
-                _tolerantly(self._memo.born, output, foreign)
-
-
-def _tolerantly(action: Callable[..., None], *args: Any) -> None:
-    """Tell the memo; a tensor without storage of its own is none of its business."""
-    try:
-        action(*args)
-    except (RuntimeError, NotImplementedError):
-        return
-
-
-def _storages(found: Found) -> set[int]:
-    addresses = set()
-    for tensor, _ in found:
-        try:
-            addresses.add(tensor.untyped_storage()._cdata)
-        except (RuntimeError, NotImplementedError):
-            continue
-    return addresses
+                self._memo.born(output)
 
 
 def _caller(frame: FrameType | None) -> tuple[FrameType | None, int]:

@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any, Final
 
 import torch
+from msgspec import Raw
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import Parameter
@@ -34,7 +35,7 @@ from msprobe.pytorch.interception.stack_traits import classify
 from msprobe.pytorch.values.buffer_pool import BufferPool
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.describing import describe, placements_of, tensor_type
-from msprobe.pytorch.values.memo import Memo, Value
+from msprobe.pytorch.values.memo import FoundOut, Value, new_memo
 from msprobe.pytorch.values.readable import readable
 from msprobe.pytorch.values.statistics import DeviceBatch, summarise
 from msprobe.pytorch.values.tensor_payload import snapshot
@@ -54,7 +55,7 @@ class TorchAdapter:
 
     def __init__(self, config: Config) -> None:
         """Create it for one configuration."""
-        self.memo = Memo()
+        self.memo = new_memo()
         self._md5 = False
         self._slices: tuple[Slice, ...] = ()
         section = config.section
@@ -65,6 +66,8 @@ class TorchAdapter:
         self._waits = config.task is not Task.OVERFLOW_CHECK
         self._batch: DeviceBatch | None = None
         self._buffers = BufferPool()
+        # Records then hold nothing but what the memo's texts say.
+        self._is_whole = not (self._md5 or self._slices)
         self._dtype_names: dict[torch.dtype, str] = {}
 
     @property
@@ -104,10 +107,14 @@ class TorchAdapter:
 
     def record_tensor(
         self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool = False
-    ) -> TensorRecord:
+    ) -> TensorRecord | Raw:
         """Return the record of a tensor; see `msprobe.capture.adapter.Adapter`."""
         try:
             if type(tensor) in TENSOR_TYPES and not _transforms_active() and not tensor.is_nested:
+                if self._is_whole and draft.files is None and draft.held is None:
+                    text = self.memo.describe(tensor, False if is_gradient else None)
+                    if text is not None:
+                        return text
                 return self._record_plain(tensor, draft, path, is_gradient=is_gradient)
             with _outside_transforms():
                 return self._record_unusual(tensor, draft, path, is_gradient=is_gradient)
@@ -122,13 +129,7 @@ class TorchAdapter:
         if self._slices:
             tensor = crop(tensor, self._slices)
         value = self._value_of(tensor)
-        requires_grad = False if is_gradient else tensor.requires_grad
-        is_bare = draft.files is None and draft.held is None
-        record = value.record
-        if record is None or not is_bare or record.requires_grad is not requires_grad:
-            record = self._new_record(tensor, value, requires_grad)
-            if is_bare and value.id and value.summary.ready:
-                value.record = record
+        record = self._new_record(tensor, value, False if is_gradient else tensor.requires_grad)
         take_summary(draft, record, value.summary)
         self._keep(tensor, record, value, draft, path)
         return record
@@ -186,18 +187,8 @@ class TorchAdapter:
             value.file = draft.save(payload, record, path)
 
     def _value_of(self, tensor: Tensor) -> Value:
-        memo = self.memo
-        if not memo.active or type(tensor) is not Tensor:
-            return Value(self._summarise(tensor))
-        try:
-            found = memo.find(tensor)
-            if type(found) is Value:
-                return found
-            summary = found if isinstance(found, Summary) else self._summarise(tensor)
-            return memo.remember(tensor, summary) or Value(summary)
-        except (RuntimeError, NotImplementedError):
-            # No storage of its own (sparse, meta …): nothing to remember it by.
-            return Value(self._summarise(tensor))
+        known = self.memo.look(tensor)
+        return FoundOut(self._summarise(tensor)) if known is None else known
 
     def _summarise(self, tensor: Tensor) -> Summary:
         if tensor.is_cpu or tensor.is_meta or not self._waits:
@@ -228,7 +219,7 @@ class TorchAdapter:
         if not tensor.is_cpu:
             record.device = str(tensor.device)
         take_summary(draft, record, summary)
-        self._keep(tensor, record, Value(summary), draft, path)
+        self._keep(tensor, record, FoundOut(summary), draft, path)
         return record
 
     def _summarise_unusual(self, tensor: Tensor) -> Summary:

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What `msprobe.capture._native` offers to other extensions, through the capsule
+ * "msprobe.capture._native.API".
+ */
+#ifndef MSPROBE_NATIVE_API_H
+#define MSPROBE_NATIVE_API_H
+
+#include <Python.h>
+#include <stdint.h>
+
+#define MSPROBE_NATIVE_API "msprobe.capture._native.API"
+#define MSPROBE_NATIVE_API_VERSION 1
+#define MSPROBE_MAX_DIMS 64
+
+struct msprobe_kind {
+    const char *name; /* "float32", as the frameworks call it */
+    size_t itemsize;
+};
+
+struct msprobe_native_api {
+    int version;
+    int kind_count;
+    struct msprobe_kind (*kind)(int index);
+    /* (max, min, mean, norm, None | (nan, +inf, -inf, finite max, finite min)) of a strided buffer,
+     * or NULL with a Python exception: a negative stride, too many dimensions, or fewer than the
+     * `size_bytes` readable bytes that its last element needs. */
+    PyObject *(*statistics)(int kind, const char *start, int ndim, const int64_t *shape,
+                            const int64_t *strides, Py_ssize_t size_bytes);
+};
+
+#endif

@@ -1,0 +1,922 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * msprobe.pytorch.values._tensors: describe plain tensors on the CPU, each value once.
+ *
+ * `Memo` remembers what was found out about a value while it is provably unchanged and alive. The
+ * output of one API is the input of the next: it is summarised (and stored) once. A wrong hit would
+ * be a wrong number in a record, so a value is known only if all of this holds:
+ *
+ * - its storage was *born* in a call that was observed, and is the very storage of the tensor that
+ *   is asked about: a weak reference to it is held, so its address cannot be given to another one;
+ * - torch's version counter of the tensor has not moved;
+ * - our own epoch of the storage has not moved: it counts every observed call that may write without
+ *   moving the version (batch norm's running statistics, fused optimisers);
+ * - the storage is not *banned*: once a pointer to it escaped (`numpy()`, `data_ptr()`, `.data`, an
+ *   operator outside aten, a collective), anything may write to it unseen.
+ *
+ * Parameters, buffers and loader data are never remembered: they were born elsewhere. Writes can only
+ * be observed while the function mode is on: `active` says so, and `clear` forgets everything.
+ *
+ * Nothing here knows torch's headers. A tensor's memory is read through its DLPack table (DLPack 1.2,
+ * "C exchange API"), or through its Python attributes where torch has no such table. The caller
+ * guarantees that torch functions are disabled, so that no attribute reaches a mode of the user's.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "../../capture/_native_api.h"
+
+#define MAX_DIMS MSPROBE_MAX_DIMS
+/* Entries of either table; those of dead storages are then dropped. */
+#define PRUNE_AT 8192
+
+/* ---- DLPack ---------------------------------------------------------------------------------- */
+
+/* The part of the DLPack ABI (version 1) that is used here: https://dmlc.github.io/dlpack. */
+struct dl_tensor {
+    void *data;
+    int32_t device_type, device_id;
+    int32_t ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides; /* strides in elements */
+    uint64_t byte_offset;
+};
+
+struct dl_exchange_api {
+    struct {
+        uint32_t major, minor;
+        void *previous;
+    } header;
+    void *allocate, *export_managed, *import_managed;
+    int (*read)(void *py_object, struct dl_tensor *out);
+    void *current_stream;
+};
+
+static const struct {
+    uint8_t code, bits;
+    const char *name;
+} DL_TYPES[] = {
+    {2, 16, "float16"},       {4, 16, "bfloat16"},        {2, 32, "float32"},
+    {2, 64, "float64"},       {0, 8, "int8"},             {0, 16, "int16"},
+    {0, 32, "int32"},         {0, 64, "int64"},           {1, 8, "uint8"},
+    {1, 16, "uint16"},        {1, 32, "uint32"},          {1, 64, "uint64"},
+    {6, 8, "bool"},           {5, 32, "complex32"},       {5, 64, "complex64"},
+    {5, 128, "complex128"},   {10, 8, "float8_e4m3fn"},   {11, 8, "float8_e4m3fnuz"},
+    {12, 8, "float8_e5m2"},   {13, 8, "float8_e5m2fnuz"}, {14, 8, "float8_e8m0fnu"},
+    {17, 4, "float4_e2m1fn_x2"},
+};
+#define DL_TYPE_COUNT (int)(sizeof DL_TYPES / sizeof *DL_TYPES)
+
+/* ---- names of torch and constants ------------------------------------------------------------ */
+
+static const struct msprobe_native_api *native;
+
+#define NAMES(X)                                                                                \
+    X(is_cpu) X(layout) X(dtype) X(shape) X(stride) X(data_ptr) X(storage_offset) X(_version)   \
+    X(requires_grad) X(untyped_storage) X(nbytes) X(_cdata) X(is_neg) X(is_conj) X(_weak_ref)
+static struct {
+#define FIELD(name) PyObject *name;
+    NAMES(FIELD)
+#undef FIELD
+} names;
+
+/* What `setup` was given: types, functions and tables of torch and of this package. */
+static struct {
+    PyObject *tensor, *parameter, *strided, *is_cow, *expired, *free_weak_ref, *encode, *raw,
+        *summary;
+    PyObject *kinds; /* dtype -> kind */
+    const struct dl_exchange_api *dlpack;
+} torch;
+
+static int8_t dl_kinds[DL_TYPE_COUNT];
+
+/* ---- reading a tensor ------------------------------------------------------------------------ */
+
+struct view {
+    const char *data;
+    int kind, ndim;
+    size_t itemsize;
+    int64_t count;
+    int64_t shape[MAX_DIMS], strides[MAX_DIMS];
+};
+
+/* Return the value of an attribute that is true or false; -1 with an exception. */
+static int flag(PyObject *object, PyObject *name)
+{
+    PyObject *value = PyObject_GetAttr(object, name);
+    if (!value) return -1;
+    int truth = value == Py_True ? 1 : value == Py_False ? 0 : PyObject_IsTrue(value);
+    Py_DECREF(value);
+    return truth;
+}
+
+static int call_flag(PyObject *object, PyObject *name)
+{
+    PyObject *value = PyObject_CallMethodNoArgs(object, name);
+    if (!value) return -1;
+    int truth = PyObject_IsTrue(value);
+    Py_DECREF(value);
+    return truth;
+}
+
+/* Return what a call or attribute gave as an integer, and release it; -1 with an exception. */
+static int64_t take_int(PyObject *number)
+{
+    if (!number) return -1;
+    int64_t value = PyLong_AsLongLong(number);
+    Py_DECREF(number);
+    return value;
+}
+
+static int read_by_dlpack(PyObject *tensor, struct view *view)
+{
+    struct dl_tensor dl;
+    if (torch.dlpack->read(tensor, &dl) != 0) return -1;
+    view->kind = -1;
+    for (int i = 0; i < DL_TYPE_COUNT; i++)
+        if (DL_TYPES[i].code == dl.code && DL_TYPES[i].bits == dl.bits) view->kind = dl_kinds[i];
+    if (dl.ndim > MAX_DIMS) view->kind = -1;
+    if (view->kind < 0) return 0;
+    view->data = (const char *)dl.data + dl.byte_offset;
+    view->ndim = dl.ndim;
+    memcpy(view->shape, dl.shape, (size_t)dl.ndim * sizeof *dl.shape);
+    memcpy(view->strides, dl.strides, (size_t)dl.ndim * sizeof *dl.strides);
+    return 0;
+}
+
+static int copy_sizes(PyObject *tuple, int64_t *sizes)
+{
+    if (!tuple) return -1;
+    int failed = !PyTuple_Check(tuple);
+    for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(tuple) && i < MAX_DIMS; i++) {
+        sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
+        failed = sizes[i] == -1 && PyErr_Occurred();
+    }
+    int ndim = failed ? -1 : (int)PyTuple_GET_SIZE(tuple);
+    Py_DECREF(tuple);
+    return ndim;
+}
+
+static int read_by_attributes(PyObject *tensor, struct view *view)
+{
+    PyObject *dtype = PyObject_GetAttr(tensor, names.dtype);
+    if (!dtype) return -1;
+    PyObject *kind = PyDict_GetItemWithError(torch.kinds, dtype);
+    Py_DECREF(dtype);
+    view->kind = kind ? (int)PyLong_AsLong(kind) : -1;
+    if (!kind) return PyErr_Occurred() ? -1 : 0;
+    view->ndim = copy_sizes(PyObject_GetAttr(tensor, names.shape), view->shape);
+    if (view->ndim < 0) return -1;
+    if (copy_sizes(PyObject_CallMethodNoArgs(tensor, names.stride), view->strides) < 0) return -1;
+    view->data = (const char *)take_int(PyObject_CallMethodNoArgs(tensor, names.data_ptr));
+    if (view->ndim > MAX_DIMS) view->kind = -1;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Whether the elements have the sign or the conjugation that their memory shows. */
+static int is_plainly_stored(PyObject *tensor, const struct view *view)
+{
+    const char *name = native->kind(view->kind).name;
+    if (strncmp(name, "complex", 7) == 0) {
+        int conjugate = call_flag(tensor, names.is_conj);
+        if (conjugate != 0) return conjugate < 0 ? -1 : 0;
+    } else if (name[0] != 'f' && name[0] != 'b') {
+        return 1; /* integers */
+    }
+    int negative = call_flag(tensor, names.is_neg);
+    return negative < 0 ? -1 : !negative;
+}
+
+/* Read where the elements lie: 1, 0 if this is no plain tensor on the CPU, -1 with an exception. */
+static int read_view(PyObject *tensor, struct view *view)
+{
+    if ((PyObject *)Py_TYPE(tensor) != torch.tensor && (PyObject *)Py_TYPE(tensor) != torch.parameter)
+        return 0;
+    int on_cpu = flag(tensor, names.is_cpu);
+    if (on_cpu <= 0) return on_cpu;
+    PyObject *layout = PyObject_GetAttr(tensor, names.layout);
+    Py_XDECREF(layout); /* layouts live as long as torch */
+    if (layout != torch.strided) return layout ? 0 : -1;
+    if (torch.is_cow != Py_None) {
+        /* Reading the address would make the copy that torch has put off. */
+        PyObject *is_cow = PyObject_CallOneArg(torch.is_cow, tensor);
+        Py_XDECREF(is_cow);
+        if (is_cow != Py_False) return is_cow ? 0 : -1;
+    }
+    int failed = torch.dlpack ? read_by_dlpack(tensor, view) : read_by_attributes(tensor, view);
+    if (failed || view->kind < 0) return failed;
+    view->itemsize = native->kind(view->kind).itemsize;
+    view->count = 1;
+    for (int i = 0; i < view->ndim; i++) view->count *= view->shape[i];
+    return is_plainly_stored(tensor, view);
+}
+
+/* Whether the elements fill one block of memory without gaps or overlaps. */
+static int is_dense(const struct view *view, int in_order)
+{
+    int64_t expected = 1;
+    int used[MAX_DIMS] = {0};
+    for (int done = 0; done < view->ndim; done++) {
+        int next = -1;
+        for (int i = view->ndim - 1; i >= 0; i--) {
+            if (used[i]) continue;
+            if (next < 0 || (!in_order && view->strides[i] < view->strides[next])) next = i;
+        }
+        used[next] = 1;
+        if (view->shape[next] == 1) continue;
+        if (view->strides[next] != expected) return 0;
+        expected *= view->shape[next];
+    }
+    return 1;
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+/* What is known about one value. */
+typedef struct {
+    PyObject_HEAD
+    int64_t id;          /* the same wherever this value appears in the step; 0 when unknown */
+    PyObject *numbers;   /* (max, min, mean, norm, counts or None) */
+    PyObject *head;      /* bytes of its JSON from "type" to "Norm" */
+    PyObject *tail;      /* bytes of its JSON behind "md5", with the brace */
+    PyObject *texts[2];  /* its whole JSON, without and with requires_grad */
+    PyObject *md5, *file, *summary;
+} Value;
+
+static void Value_dealloc(Value *self)
+{
+    Py_XDECREF(self->numbers);
+    Py_XDECREF(self->head);
+    Py_XDECREF(self->tail);
+    Py_XDECREF(self->texts[0]);
+    Py_XDECREF(self->texts[1]);
+    Py_XDECREF(self->md5);
+    Py_XDECREF(self->file);
+    Py_XDECREF(self->summary);
+    PyObject_Free(self);
+}
+
+/* Text in the making. */
+struct text {
+    char *start;
+    size_t used, capacity;
+    char inplace[512];
+};
+
+static int put_bytes(struct text *text, const char *bytes, size_t count)
+{
+    if (text->used + count > text->capacity) {
+        size_t capacity = 2 * (text->used + count);
+        char *start = PyMem_Malloc(capacity);
+        if (!start) return PyErr_NoMemory(), -1;
+        memcpy(start, text->start, text->used);
+        if (text->start != text->inplace) PyMem_Free(text->start);
+        text->start = start;
+        text->capacity = capacity;
+    }
+    memcpy(text->start + text->used, bytes, count);
+    text->used += count;
+    return 0;
+}
+
+static int put(struct text *text, const char *words)
+{
+    return put_bytes(text, words, strlen(words));
+}
+
+static int put_int(struct text *text, int64_t number)
+{
+    char digits[24], *end = digits + sizeof digits, *start = end;
+    uint64_t rest = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
+    do *--start = (char)('0' + rest % 10);
+    while (rest /= 10);
+    if (number < 0) *--start = '-';
+    return put_bytes(text, start, (size_t)(end - start));
+}
+
+static int put_sizes(struct text *text, const char *key, int ndim, const int64_t *sizes)
+{
+    int failed = put(text, key) || put(text, "[");
+    for (int i = 0; i < ndim && !failed; i++)
+        failed = (i && put(text, ",")) || put_int(text, sizes[i]);
+    return failed || put(text, "]") ? -1 : 0;
+}
+
+static void begin_text(struct text *text)
+{
+    text->start = text->inplace;
+    text->used = 0;
+    text->capacity = sizeof text->inplace;
+}
+
+static PyObject *end_text(struct text *text, int failed)
+{
+    PyObject *bytes = failed ? NULL : PyBytes_FromStringAndSize(text->start, (Py_ssize_t)text->used);
+    if (text->start != text->inplace) PyMem_Free(text->start);
+    return bytes;
+}
+
+/* Put a number as Python's `json` writes it, `token` being how the encoder wrote it. */
+static int put_number(struct text *text, PyObject *number, const char *token, size_t length)
+{
+    if (PyFloat_CheckExact(number) && !isfinite(PyFloat_AS_DOUBLE(number))) {
+        double x = PyFloat_AS_DOUBLE(number);
+        return put(text, isnan(x) ? "NaN" : x > 0 ? "Infinity" : "-Infinity");
+    }
+    return put_bytes(text, token, length);
+}
+
+/* Put the keys of `numbers` from `first` to before `last`, whose encoded values begin at `*from`. */
+static int put_numbers(struct text *text, PyObject *numbers, const char *const *keys, int count,
+                       const char **from)
+{
+    const char *token = *from;
+    for (int i = 0; i < count; i++) {
+        size_t length = strcspn(token, ",]");
+        if (put(text, keys[i]) ||
+            put_number(text, PyTuple_GET_ITEM(numbers, i), token, length))
+            return -1;
+        token += length + 1;
+    }
+    *from = token;
+    return 0;
+}
+
+static const char *const STATISTICS[] = {",\"Max\":", ",\"Min\":", ",\"Mean\":", ",\"Norm\":"};
+static const char *const COUNTS[] = {",\"nan_count\":", ",\"pos_inf_count\":",
+                                     ",\"neg_inf_count\":", ",\"finite_max\":",
+                                     ",\"finite_min\":"};
+
+/* Write head and tail of a value's JSON; fields and their order are those of `TensorRecord`. */
+static int write_value(Value *value, const struct view *view)
+{
+    PyObject *encoded = PyObject_CallOneArg(torch.encode, value->numbers);
+    if (!encoded) return -1;
+    const char *token = PyBytes_AsString(encoded);
+    PyObject *counts = PyTuple_GET_ITEM(value->numbers, 4);
+    struct text text;
+    begin_text(&text);
+    int failed = !token || put(&text, "{\"type\":\"torch.Tensor\",\"dtype\":\"torch.") ||
+                 put(&text, native->kind(view->kind).name) || put(&text, "\"") ||
+                 put_sizes(&text, ",\"shape\":", view->ndim, view->shape);
+    if (!failed) {
+        token++; /* the bracket */
+        failed = put_numbers(&text, value->numbers, STATISTICS, 4, &token);
+    }
+    value->head = end_text(&text, failed);
+    begin_text(&text);
+    failed = failed || !value->head;
+    if (!failed && view->count && !is_dense(view, 1))
+        failed = put_sizes(&text, ",\"stride\":", view->ndim, view->strides);
+    if (!failed && value->id)
+        failed = put(&text, ",\"value_id\":") || put_int(&text, value->id);
+    if (!failed && counts != Py_None) {
+        token++;
+        failed = put_numbers(&text, counts, COUNTS, 5, &token);
+    }
+    value->tail = end_text(&text, failed || put(&text, "}"));
+    Py_DECREF(encoded);
+    return value->tail ? 0 : -1;
+}
+
+/* Return a value's JSON as `msgspec.Raw`. */
+static PyObject *value_text(Value *self, int requires_grad)
+{
+    PyObject *known = self->texts[requires_grad];
+    if (known) return Py_NewRef(known);
+    const char *middle = requires_grad ? ",\"requires_grad\":true" : ",\"requires_grad\":false";
+    Py_ssize_t head = PyBytes_GET_SIZE(self->head), tail = PyBytes_GET_SIZE(self->tail);
+    Py_ssize_t between = (Py_ssize_t)strlen(middle);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, head + between + tail);
+    if (!bytes) return NULL;
+    char *out = PyBytes_AS_STRING(bytes);
+    memcpy(out, PyBytes_AS_STRING(self->head), (size_t)head);
+    memcpy(out + head, middle, (size_t)between);
+    memcpy(out + head + between, PyBytes_AS_STRING(self->tail), (size_t)tail);
+    PyObject *raw = PyObject_CallOneArg(torch.raw, bytes);
+    Py_DECREF(bytes);
+    return Py_XNewRef(self->texts[requires_grad] = raw);
+}
+
+static PyObject *Value_get_summary(Value *self, void *closure)
+{
+    if (!self->summary) self->summary = PyObject_CallOneArg(torch.summary, self->numbers);
+    return Py_XNewRef(self->summary);
+}
+
+static PyMemberDef VALUE_MEMBERS[] = {
+    {"id", T_LONGLONG, offsetof(Value, id), READONLY,
+     "number shared by all appearances of this value in the step; 0 when unknown"},
+    {"md5", T_OBJECT, offsetof(Value, md5), 0, "CRC-32, None until it is set"},
+    {"file", T_OBJECT, offsetof(Value, file), 0, "tensor file that holds it, None until it is set"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef VALUE_ATTRIBUTES[] = {
+    {"summary", (getter)Value_get_summary, NULL, "the statistics, a `Summary`", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject ValueType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.Value",
+    .tp_basicsize = sizeof(Value),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = (destructor)Value_dealloc,
+    .tp_members = VALUE_MEMBERS,
+    .tp_getset = VALUE_ATTRIBUTES,
+    .tp_doc = "What is known about one value.",
+};
+
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+/* A storage that was seen, held by a weak reference that keeps its address taken. */
+struct storage {
+    uint64_t address;
+    PyObject *weak_ref;
+    uint32_t epoch;
+    uint8_t is_banned, was_born;
+};
+
+/* A value, where it lies and in which state of the memory it was looked at. */
+struct known {
+    uint64_t address;
+    struct known *next; /* another view that begins at the same address */
+    struct storage *storage;
+    Value *value;
+    int64_t version;
+    uint32_t epoch;
+    int32_t kind, ndim, is_dense;
+    int64_t count;
+    int64_t sizes[]; /* shape, strides */
+};
+
+/* From addresses to structs that begin with their address: open addressing, never full. */
+struct table {
+    void **slots;
+    size_t count, capacity;
+};
+
+static size_t slot_of(const struct table *table, uint64_t address)
+{
+    /* Fibonacci hashing: the low bits of addresses are all the same. */
+    size_t slot = (size_t)((address * 0x9e3779b97f4a7c15u) >> 20) & (table->capacity - 1);
+    while (table->slots[slot] && *(uint64_t *)table->slots[slot] != address)
+        slot = (slot + 1) & (table->capacity - 1);
+    return slot;
+}
+
+static void *table_get(const struct table *table, uint64_t address)
+{
+    return table->capacity ? table->slots[slot_of(table, address)] : NULL;
+}
+
+/* Put an entry in the place of the one with its address, if there is one; -1 with an exception. */
+static int table_put(struct table *table, void *entry)
+{
+    if (2 * (table->count + 1) > table->capacity) {
+        struct table grown = {NULL, 0, table->capacity ? 2 * table->capacity : 256};
+        grown.slots = PyMem_Calloc(grown.capacity, sizeof *grown.slots);
+        if (!grown.slots) return PyErr_NoMemory(), -1;
+        for (size_t i = 0; i < table->capacity; i++)
+            if (table->slots[i])
+                grown.slots[slot_of(&grown, *(uint64_t *)table->slots[i])] = table->slots[i];
+        grown.count = table->count;
+        PyMem_Free(table->slots);
+        *table = grown;
+    }
+    size_t slot = slot_of(table, *(uint64_t *)entry);
+    table->count += table->slots[slot] == NULL;
+    table->slots[slot] = entry;
+    return 0;
+}
+
+/* Take all entries out; the caller puts back those that stay. */
+static struct table table_empty(struct table *table)
+{
+    struct table before = *table;
+    *table = (struct table){NULL, 0, 0};
+    return before;
+}
+
+/* ---- the memo -------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    struct table storages, known;
+    int64_t last_id;
+    char active;
+} Memo;
+
+static void free_known(struct known *known)
+{
+    while (known) {
+        struct known *next = known->next;
+        Py_DECREF(known->value);
+        PyMem_Free(known);
+        known = next;
+    }
+}
+
+static void free_storage(struct storage *storage)
+{
+    PyObject *done = PyObject_CallOneArg(torch.free_weak_ref, storage->weak_ref);
+    if (done) Py_DECREF(done);
+    else PyErr_WriteUnraisable(storage->weak_ref);
+    Py_DECREF(storage->weak_ref);
+    PyMem_Free(storage);
+}
+
+static void forget_all(Memo *self)
+{
+    struct table known = table_empty(&self->known), storages = table_empty(&self->storages);
+    for (size_t i = 0; i < known.capacity; i++) free_known(known.slots[i]);
+    for (size_t i = 0; i < storages.capacity; i++)
+        if (storages.slots[i]) free_storage(storages.slots[i]);
+    PyMem_Free(known.slots);
+    PyMem_Free(storages.slots);
+}
+
+/* Forget the storages that are dead, and what lay in them; -1 with an exception. */
+static int prune(Memo *self)
+{
+    struct table known = table_empty(&self->known), storages = table_empty(&self->storages);
+    int failed = 0;
+    for (size_t i = 0; i < storages.capacity; i++) {
+        struct storage *storage = storages.slots[i];
+        if (!storage) continue;
+        PyObject *expired = PyObject_CallOneArg(torch.expired, storage->weak_ref);
+        if (!expired) PyErr_Clear(); /* taken for dead: what lies in it is summarised again */
+        if (expired == Py_False) failed |= table_put(&self->storages, storage) < 0;
+        Py_XDECREF(expired);
+    }
+    for (size_t i = 0; i < known.capacity; i++) {
+        struct known *first = known.slots[i];
+        if (!first) continue;
+        if (table_get(&self->storages, first->storage->address) == first->storage)
+            failed |= table_put(&self->known, first) < 0;
+        else
+            free_known(first);
+    }
+    for (size_t i = 0; i < storages.capacity; i++) {
+        struct storage *storage = storages.slots[i];
+        if (storage && table_get(&self->storages, storage->address) != storage)
+            free_storage(storage);
+    }
+    PyMem_Free(known.slots);
+    PyMem_Free(storages.slots);
+    return failed ? -1 : 0;
+}
+
+/* Return the address of the storage of a tensor; 0 with an exception when it has none. */
+static uint64_t storage_address(PyObject *tensor, PyObject **storage)
+{
+    *storage = PyObject_CallMethodNoArgs(tensor, names.untyped_storage);
+    if (!*storage) return 0;
+    uint64_t address = (uint64_t)take_int(PyObject_GetAttr(*storage, names._cdata));
+    if (PyErr_Occurred()) Py_CLEAR(*storage);
+    return *storage ? address : 0;
+}
+
+/* Return the entry of a tensor's storage, made if there is none; NULL with an exception. */
+static struct storage *enter_storage(Memo *self, PyObject *tensor, int was_born)
+{
+    PyObject *object;
+    uint64_t address = storage_address(tensor, &object);
+    if (!object) return NULL;
+    /* A known one is alive or at least not given back: the weak reference keeps its address. */
+    struct storage *storage = table_get(&self->storages, address);
+    if (storage) {
+        Py_DECREF(object);
+        return storage;
+    }
+    if (self->storages.count >= PRUNE_AT && prune(self) < 0) goto fail;
+    if (!(storage = PyMem_Calloc(1, sizeof *storage))) goto fail;
+    storage->address = address;
+    storage->was_born = (uint8_t)was_born;
+    storage->weak_ref = PyObject_CallMethodNoArgs(object, names._weak_ref);
+    if (!storage->weak_ref || table_put(&self->storages, storage) < 0) {
+        if (storage->weak_ref) free_storage(storage);
+        else PyMem_Free(storage);
+        goto fail;
+    }
+    Py_DECREF(object);
+    return storage;
+fail:
+    Py_DECREF(object);
+    return NULL;
+}
+
+/* Return the version of a tensor; -1 without an exception where torch keeps none. */
+static int64_t version_of(PyObject *tensor)
+{
+    int64_t version = take_int(PyObject_GetAttr(tensor, names._version));
+    if (version == -1 && PyErr_Occurred()) PyErr_Clear(); /* inference tensors */
+    return version;
+}
+
+static int is_current(const struct known *known, const struct storage *storage, int64_t version)
+{
+    return known->storage == storage && known->epoch == storage->epoch &&
+           known->version == version;
+}
+
+static int has_place_of(const struct known *known, const struct view *view)
+{
+    size_t size_bytes = (size_t)view->ndim * sizeof *view->shape;
+    return known->ndim == view->ndim && memcmp(known->sizes, view->shape, size_bytes) == 0 &&
+           memcmp(known->sizes + view->ndim, view->strides, size_bytes) == 0;
+}
+
+static Value *new_value(PyObject *numbers, int64_t id, const struct view *view)
+{
+    Value *value = numbers ? PyObject_New(Value, &ValueType) : NULL;
+    if (!value) {
+        Py_XDECREF(numbers);
+        return NULL;
+    }
+    memset((char *)value + sizeof(PyObject), 0, sizeof *value - sizeof(PyObject));
+    value->numbers = numbers;
+    value->id = id;
+    if (write_value(value, view) < 0) Py_CLEAR(value);
+    return value;
+}
+
+/* Summarise the elements; `storage` is the tensor's. A buffer that was given back is an exception. */
+static PyObject *numbers_of(PyObject *tensor, const struct view *view, PyObject *storage)
+{
+    int64_t size_bytes = take_int(PyObject_CallMethodNoArgs(storage, names.nbytes));
+    int64_t offset = take_int(PyObject_CallMethodNoArgs(tensor, names.storage_offset));
+    if (PyErr_Occurred()) return NULL;
+    return native->statistics(view->kind, view->data, view->ndim, view->shape, view->strides,
+                              size_bytes - offset * (int64_t)view->itemsize);
+}
+
+/* Remember a value under its place; 0 also where that is not done, -1 with an exception. */
+static int remember(Memo *self, const struct view *view, struct storage *storage, int64_t version,
+                    Value *value)
+{
+    size_t dims = (size_t)view->ndim;
+    struct known *known = PyMem_Malloc(sizeof *known + 2 * dims * sizeof *known->sizes);
+    if (!known) return PyErr_NoMemory(), -1;
+    struct known *before = table_get(&self->known, (uint64_t)(uintptr_t)view->data);
+    known->address = (uint64_t)(uintptr_t)view->data;
+    known->next = NULL;
+    known->storage = storage;
+    known->value = (Value *)Py_NewRef((PyObject *)value);
+    known->version = version;
+    known->epoch = storage->epoch;
+    known->kind = view->kind;
+    known->ndim = view->ndim;
+    known->is_dense = is_dense(view, 0);
+    known->count = view->count;
+    memcpy(known->sizes, view->shape, dims * sizeof *known->sizes);
+    memcpy(known->sizes + dims, view->strides, dims * sizeof *known->sizes);
+    if (before && is_current(before, storage, version)) known->next = before;
+    if (table_put(&self->known, known) < 0) {
+        known->next = NULL;
+        free_known(known);
+        return -1;
+    }
+    if (before && !known->next) free_known(before);
+    return 0;
+}
+
+/* Return what is known about a plain tensor, or find it out; NULL without an exception when the
+ * tensor is none of which this module reads the memory. */
+static Value *look(Memo *self, PyObject *tensor)
+{
+    struct view view;
+    if (read_view(tensor, &view) <= 0) return NULL;
+    PyObject *storage_object;
+    uint64_t address = storage_address(tensor, &storage_object);
+    if (!storage_object) return NULL;
+    struct storage *storage = NULL;
+    int64_t version = -1;
+    Value *value = NULL;
+    PyObject *numbers = NULL;
+    if (self->active && (PyObject *)Py_TYPE(tensor) == torch.tensor && view.count)
+        storage = table_get(&self->storages, address);
+    if (storage && storage->was_born && !storage->is_banned) version = version_of(tensor);
+    if (version >= 0) {
+        struct known *known = table_get(&self->known, (uint64_t)(uintptr_t)view.data);
+        for (; known && !value; known = known->next) {
+            if (!is_current(known, storage, version) || known->kind != view.kind) continue;
+            if (has_place_of(known, &view)) value = (Value *)Py_NewRef((PyObject *)known->value);
+            else if (!numbers && known->is_dense && known->count == view.count &&
+                     is_dense(&view, 0))
+                numbers = known->value->numbers; /* the same elements in another order */
+        }
+    }
+    if (!value) {
+        numbers = numbers ? Py_NewRef(numbers) : numbers_of(tensor, &view, storage_object);
+        if (version >= 0 && self->known.count >= PRUNE_AT && prune(self) < 0) Py_CLEAR(numbers);
+        value = new_value(numbers, version >= 0 ? ++self->last_id : 0, &view);
+        if (value && version >= 0 && remember(self, &view, storage, version, value) < 0)
+            Py_CLEAR(value);
+    }
+    Py_DECREF(storage_object);
+    return value;
+}
+
+/* ---- methods --------------------------------------------------------------------------------- */
+
+/* Look at a tensor; None where it cannot be read, which another way of reading explains. */
+static PyObject *look_or_none(Memo *self, PyObject *tensor)
+{
+    Value *value = look(self, tensor);
+    if (value) return (PyObject *)value;
+    if (PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_MemoryError)) return NULL;
+        PyErr_Clear(); /* no storage of its own, or one that was given back */
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *Memo_look(Memo *self, PyObject *tensor)
+{
+    return look_or_none(self, tensor);
+}
+
+static PyObject *Memo_describe(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "describe(tensor, requires_grad)");
+        return NULL;
+    }
+    PyObject *value = look_or_none(self, args[0]);
+    if (!value || value == Py_None) return value;
+    int requires_grad = args[1] == Py_None ? flag(args[0], names.requires_grad)
+                                           : PyObject_IsTrue(args[1]);
+    PyObject *text = requires_grad < 0 ? NULL : value_text((Value *)value, requires_grad);
+    Py_DECREF(value);
+    return text;
+}
+
+/* Whether a tensor may have a storage: those of other layouts have none. */
+static int may_be_known(PyObject *tensor)
+{
+    PyObject *layout = PyObject_GetAttr(tensor, names.layout);
+    Py_XDECREF(layout);
+    return layout == torch.strided;
+}
+
+/* Enter the storage of a tensor; what has none is passed over. */
+static struct storage *enter(Memo *self, PyObject *tensor, int was_born)
+{
+    struct storage *storage = NULL;
+    if (self->active && may_be_known(tensor)) storage = enter_storage(self, tensor, was_born);
+    if (!storage) PyErr_Clear();
+    return storage;
+}
+
+static PyObject *Memo_born(Memo *self, PyObject *tensor)
+{
+    enter(self, tensor, (PyObject *)Py_TYPE(tensor) == torch.tensor);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Memo_came_in(Memo *self, PyObject *tensor)
+{
+    enter(self, tensor, 0);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Memo_wrote(Memo *self, PyObject *tensor)
+{
+    if (self->active && self->storages.count && may_be_known(tensor)) {
+        PyObject *object;
+        struct storage *storage = table_get(&self->storages, storage_address(tensor, &object));
+        if (storage) storage->epoch++;
+        Py_XDECREF(object);
+    }
+    PyErr_Clear(); /* a tensor without storage of its own */
+    Py_RETURN_NONE;
+}
+
+static PyObject *Memo_ban(Memo *self, PyObject *tensor)
+{
+    struct storage *storage = enter(self, tensor, 0);
+    if (storage) storage->epoch++, storage->is_banned = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *Memo_clear(Memo *self, PyObject *ignored)
+{
+    forget_all(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Memo_next_step(Memo *self, PyObject *ignored)
+{
+    forget_all(self);
+    self->last_id = 0;
+    Py_RETURN_NONE;
+}
+
+static void Memo_dealloc(Memo *self)
+{
+    forget_all(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef MEMO_METHODS[] = {
+    {"look", (PyCFunction)Memo_look, METH_O,
+     "look(tensor) -> Value of a plain tensor on the CPU, None of any other"},
+    {"describe", (PyCFunction)(void (*)(void))Memo_describe, METH_FASTCALL,
+     "describe(tensor, requires_grad | None) -> its JSON as msgspec.Raw; None as `look`"},
+    {"born", (PyCFunction)Memo_born, METH_O,
+     "born(tensor): an observed call made it, unless its storage is known to be older"},
+    {"came_in", (PyCFunction)Memo_came_in, METH_O,
+     "came_in(tensor): an observed call received it; a storage not seen before is not remembered"},
+    {"wrote", (PyCFunction)Memo_wrote, METH_O, "wrote(tensor): a call may have written to it"},
+    {"ban", (PyCFunction)Memo_ban, METH_O,
+     "ban(tensor): its storage may from now on change unseen"},
+    {"clear", (PyCFunction)Memo_clear, METH_NOARGS, "clear(): forget everything"},
+    {"next_step", (PyCFunction)Memo_next_step, METH_NOARGS,
+     "next_step(): forget everything and number values anew"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef MEMO_MEMBERS[] = {
+    {"active", T_BOOL, offsetof(Memo, active), 0, "whether writes are being observed"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject MemoType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.Memo",
+    .tp_basicsize = sizeof(Memo),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)Memo_dealloc,
+    .tp_methods = MEMO_METHODS,
+    .tp_members = MEMO_MEMBERS,
+    .tp_doc = "Values of plain tensors on the CPU, for the time that they are provably unchanged.",
+};
+
+/* ---- module ---------------------------------------------------------------------------------- */
+
+static int read_dlpack_table(PyObject *capsule)
+{
+    torch.dlpack = NULL;
+    if (capsule == Py_None) return 0;
+    const struct dl_exchange_api *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (!api) return -1;
+    if (api->header.major == 1 && api->read) torch.dlpack = api;
+    return 0;
+}
+
+static PyObject *setup(PyObject *module, PyObject *args)
+{
+    PyObject *dlpack;
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOO", &torch.tensor, &torch.parameter, &torch.strided,
+                          &torch.is_cow, &torch.expired, &torch.free_weak_ref, &torch.encode,
+                          &torch.raw, &torch.summary, &torch.kinds, &dlpack))
+        return NULL;
+    Py_INCREF(args); /* keeps all of them for ever */
+    if (read_dlpack_table(dlpack) < 0) return NULL;
+    for (int i = 0; i < DL_TYPE_COUNT; i++) {
+        dl_kinds[i] = -1;
+        for (int kind = 0; kind < native->kind_count; kind++)
+            if (strcmp(native->kind(kind).name, DL_TYPES[i].name) == 0) dl_kinds[i] = (int8_t)kind;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef METHODS[] = {
+    {"setup", setup, METH_VARARGS,
+     "setup(Tensor, Parameter, strided, is_cow | None, expired, free_weak_ref, encode, Raw, "
+     "summary_of, kinds, dlpack_table | None): what is needed of torch; call it once"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_tensors", "Plain tensors on the CPU, described once each.", -1,
+    METHODS, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__tensors(void)
+{
+    native = PyCapsule_Import(MSPROBE_NATIVE_API, 0);
+    if (!native) return NULL;
+    if (native->version != MSPROBE_NATIVE_API_VERSION) {
+        PyErr_SetString(PyExc_ImportError, "msprobe's C extensions are of different builds");
+        return NULL;
+    }
+#define INTERN(name)                                                                            \
+    if (!(names.name = PyUnicode_InternFromString(#name))) return NULL;
+    NAMES(INTERN)
+#undef INTERN
+    if (PyType_Ready(&ValueType) < 0 || PyType_Ready(&MemoType) < 0) return NULL;
+    PyObject *module = PyModule_Create(&MODULE);
+    if (!module) return NULL;
+    if (PyModule_AddObjectRef(module, "Memo", (PyObject *)&MemoType) < 0 ||
+        PyModule_AddObjectRef(module, "Value", (PyObject *)&ValueType) < 0)
+        Py_CLEAR(module);
+    return module;
+}
