@@ -7,16 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from msprobe.compare.matching import pair_operations
-from msprobe.compare.model import Leaf, Mode, Row
+from msprobe.compare.model import Mode, Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.compare.tensors.tensor_rows import element_tolerance
-from msprobe.compare.value_pairs import pair_leaves
+from msprobe.compare.value_pairs import pair_values
 from msprobe.compare.verdicts.origin import find_origins
 from msprobe.compare.verdicts.status import judge_rows
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import open_dump
+from msprobe.dump.values import Value
 from msprobe.numerics.elementwise import compare_arrays
 from msprobe.numerics.tolerances import Tolerances
 
@@ -37,7 +38,7 @@ def judged_views(target: RankView, reference: RankView) -> RankComparison:
         reference=sides[1],
         mode=sides[0].mode,
         pairs=pairs,
-        rows=[row for pair in pairs for row in pair_leaves(*sides, pair)],
+        rows=[row for pair in pairs for row in pair_values(*sides, pair)],
     )
     tolerances = Tolerances.load(None)
     if comparison.mode is Mode.TENSOR:
@@ -50,16 +51,16 @@ def judged_views(target: RankView, reference: RankView) -> RankComparison:
 
 def measure(row: Row, comparison: RankComparison, tolerances: Tolerances) -> None:
     """Measure the elements of a row whose files are there and fit."""
-    leaves = row.target, row.reference
-    if None in leaves or not all(leaf.data_name for leaf in leaves):
+    values = row.target, row.reference
+    if None in values or not all(value.data_name for value in values):
         return
-    if squeezed(leaves[0]) != squeezed(leaves[1]):
+    if squeezed(values[0]) != squeezed(values[1]):
         return
     views = comparison.target.view, comparison.reference.view
-    tensors = [view.tensor(leaf.data_name) for view, leaf in zip(views, leaves, strict=True)]
+    tensors = [view.tensor(value.data_name) for view, value in zip(views, values, strict=True)]
     flat = [replace(tensor, array=tensor.array.reshape(-1)) for tensor in tensors]
     row.metrics = compare_arrays(*flat, element_tolerance(row, tolerances))
 
 
-def squeezed(leaf: Leaf) -> list[int]:
-    return [size for size in leaf.shape or () if size != 1]
+def squeezed(value: Value) -> list[int]:
+    return [size for size in value.shape or () if size != 1]

@@ -16,7 +16,7 @@ from msprobe.compare.matching import pair_operations
 from msprobe.compare.model import OperationPair, Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
-from msprobe.compare.value_pairs import pair_leaves
+from msprobe.compare.value_pairs import pair_values
 
 Records = Mapping[str, Any]
 
@@ -84,7 +84,7 @@ def names_of(pairs: Sequence[OperationPair]) -> list[tuple[str | None, str | Non
 
 def rows_of(target: Side, reference: Side, options: CompareOptions | None = None) -> list[Row]:
     pairs = pair_operations(target, reference, options or CompareOptions())
-    return [row for pair in pairs for row in pair_leaves(target, reference, pair)]
+    return [row for pair in pairs for row in pair_values(target, reference, pair)]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from msprobe.collectives.calls import communication_calls, is_communication
 from msprobe.collectives.matching import connect, earliest_faults
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.record_views import Record
+from msprobe.dump.value_reader import ValueReader
+
+READER = ValueReader(Path("dump.json"), level="L1")
 
 
 def group(*ranks):
@@ -31,7 +34,7 @@ def calls_of(rank, *entries):
         number = counts[api] = counts.get(api, -1) + 1
         full = f"{api}.{number}.forward"
         data = {"input_args": args, "input_kwargs": kwargs, "output": []}
-        records[full] = Record(name=parse_record_name(full), data=data, source=Path("dump.json"))
+        records[full] = Record(name=parse_record_name(full), data=data, reader=READER)
     return communication_calls(records, {name: r.name for name, r in records.items()}, rank)
 
 
@@ -201,7 +204,7 @@ def test_a_fault_travels_with_messages_to_later_ranks():
     send_name, recv_name = "Distributed.send.0.forward", "Distributed.recv.0.forward"
     downstream = {1: {recv_name: 0, linear: 1, send_name: 2}, 2: {recv_name: 1}}
     assert faults(calls, {0: {linear: 0, send_name: 1}, **downstream}) == [(0, linear)]
-    # A message that leaves in order and arrives broken is the fault itself.
+    # A message that values in order and arrives broken is the fault itself.
     assert faults(calls, downstream) == [(1, recv_name)]
     # The sender's record is already faulty although nothing before it was recorded.
     assert faults(calls, {0: {send_name: 1}, **downstream}) == [(0, send_name)]

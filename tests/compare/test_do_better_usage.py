@@ -74,7 +74,7 @@ def test_tables_of_all_ranks_can_be_merged(tmp_path, capsys, kind):
     assert list(Path("merged").iterdir())
 
 
-# A layer mapping leaves behind what it came to.
+# A layer mapping values behind what it came to.
 
 
 def test_a_layer_mapping_is_written_as_a_data_mapping_that_does_the_same(tmp_path, capsys):

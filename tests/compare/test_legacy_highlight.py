@@ -19,7 +19,8 @@ from msprobe.compare.legacy.columns import REACHED, RESULT, Generation
 from msprobe.compare.legacy.highlight import highlight_operation
 from msprobe.compare.legacy.levels import JudgedRow
 from msprobe.compare.legacy.tables import legacy_table
-from msprobe.compare.model import Leaf, Match, Mode, OperationPair, Role, Row
+from msprobe.compare.model import Match, Mode, OperationPair, Row
+from msprobe.dump.values import Role, Value
 from msprobe.dump.writer import DumpHead, DumpWriter
 from msprobe.report.tables import Colour, Table
 
@@ -210,10 +211,10 @@ VALUES = st.tuples(
 
 def row_of_values(role, error, share, cosine):
     pair = OperationPair(position=0, target="f", reference="f", match=Match.EXACT)
-    leaf = Leaf(slot="x", role=role, is_tensor=True, type="torch.Tensor")
+    value = Value(("x",), "x", role, is_tensor=True, type="torch.Tensor")
     side = SideCells("torch.float32", "[4]", "False", 2.0, -1.0, 0.5, 3.0)
     metrics = [cosine, 0.0, error, 0.0, share, 1.0]
-    return JudgedRow(Row(pair=pair, target=leaf, reference=leaf), side, side, metrics)
+    return JudgedRow(Row(pair=pair, target=value, reference=value), side, side, metrics)
 
 
 def colour_by_pairs(row, others):
@@ -221,10 +222,10 @@ def colour_by_pairs(row, others):
     cosine, _, error, _, share, _ = row.metrics
     is_red = isinstance(error, float) and abs(error) > 1e10
     is_yellow = False
-    if row.row.leaf.role is Role.OUTPUT and isinstance(error, float):
+    if row.row.value.role is Role.OUTPUT and isinstance(error, float):
         for other in others:
             cosine_in, _, error_in, _, share_in, _ = other.metrics
-            if other.row.leaf.role is Role.OUTPUT or not isinstance(error_in, float):
+            if other.row.value.role is Role.OUTPUT or not isinstance(error_in, float):
                 continue
             both_shares = isinstance(share_in, float) and isinstance(share, float)
             is_red |= both_shares and share_in > 0.9 and share < 0.6

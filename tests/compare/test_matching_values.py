@@ -16,7 +16,7 @@ from msprobe.compare.matching import pair_operations
 from msprobe.compare.model import Match, OperationPair, Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
-from msprobe.compare.value_pairs import pair_leaves
+from msprobe.compare.value_pairs import pair_values
 
 DATA = Path(__file__).parent / "data" / "checkpointing"
 NAME = "Functional.f.0.forward"
@@ -199,7 +199,7 @@ def test_mapped_slots_stand_for_what_is_below_them(
     record = forward([tensor((1,)), tensor((2,))], k={"a": tensor((3,))})
     target, reference = both(tmp_path, {NAME: record}, {NAME: record})
     pair = OperationPair(position=0, target=NAME, reference=NAME, match=Match.MAPPED, slots=rules)
-    found = [pair for pair in slots(pair_leaves(target, reference, pair)) if pair[0]]
+    found = [pair for pair in slots(pair_values(target, reference, pair)) if pair[0]]
     assert found == [
         (f"input.{mine}", None if other is None else f"input.{other}") for mine, other in expected
     ]
@@ -230,8 +230,8 @@ def test_every_value_is_in_one_row(
     rows = rows_of(target, reference)
     mine = [row.target.slot for row in rows if row.target is not None]
     theirs = [row.reference.slot for row in rows if row.reference is not None]
-    assert mine == [leaf.slot for leaf in target.leaves(name)]
-    assert sorted(theirs) == sorted(leaf.slot for leaf in reference.leaves(name))
+    assert mine == [value.slot for value in target.values(name)]
+    assert sorted(theirs) == sorted(value.slot for value in reference.values(name))
     assert all(row.target or row.reference for row in rows)
     # A record and itself are equal value by value.
     same = rows_of(target, target)

@@ -11,10 +11,10 @@ import pytest
 from matching_dumps import backward, forward, tensor, write_side
 
 import msprobe
-from msprobe.compare.leaf_reader import normal_dtype
-from msprobe.compare.model import Mode, Role, row_name
+from msprobe.compare.model import Mode, row_name
 from msprobe.compare.sides import Side
-from msprobe.dump.record_views import ScalarValue, TensorValue
+from msprobe.dump.value_reader import normal_dtype
+from msprobe.dump.values import Message, Role
 from msprobe.dump.writer import DumpHead, DumpWriter
 from msprobe.errors import DumpFormatError, MsprobeError, RecordNotFoundError, UnsupportedError
 
@@ -90,28 +90,8 @@ def side_of(directory: Path, record: Any, name: str = "Tensor.x.0.forward", **op
 @pytest.mark.parametrize("dump", list(ROW_NAMES))
 def test_rows_have_the_names_of_mindstudio_probe(dump: str) -> None:
     side = open_side(DATA / dump)
-    rows = [row_name(name, leaf.slot) for name in side.names for leaf in side.leaves(name)]
+    rows = [row_name(name, value.slot) for name in side.names for value in side.values(name)]
     assert rows == ROW_NAMES[dump].split()
-
-
-@pytest.mark.parametrize("dump", ["peer_mix_tensor", "peer_l1_md5", "peer_debug_tensor"])
-def test_values_are_those_of_the_reader(dump: str) -> None:
-    side = open_side(DATA / dump)
-    for name in side.names:
-        theirs = [value for _, value in side.view.records[name].leaves()]
-        mine = side.leaves(name)
-        assert len(mine) == len(theirs)
-        for leaf in mine:
-            facts = (leaf.type, leaf.shape, leaf.max, leaf.min, leaf.mean, leaf.norm, leaf.md5)
-            assert any(facts == _facts(value) for value in theirs), (name, leaf)
-
-
-def _facts(value: TensorValue | ScalarValue | None) -> tuple[object, ...]:
-    if isinstance(value, TensorValue):
-        statistics = (value.max, value.min, value.mean, value.norm)
-        return (value.type, value.shape, *statistics, value.md5)
-    kind = "NoneType" if value is None else value.type
-    return (kind, None, None, None, None, None, None)
 
 
 def test_parts_of_a_record_stand_in_the_order_of_its_rows(tmp_path: Path) -> None:
@@ -121,8 +101,8 @@ def test_parts_of_a_record_stand_in_the_order_of_its_rows(tmp_path: Path) -> Non
         "input_kwargs": {"mask": tensor()},
         "input_args": [tensor(), [tensor(), {"k": tensor()}]],
     }
-    leaves = side_of(tmp_path, record).leaves("Tensor.x.0.forward")
-    assert [(leaf.slot, leaf.role) for leaf in leaves] == [
+    values = side_of(tmp_path, record).values("Tensor.x.0.forward")
+    assert [(value.slot, value.role) for value in values] == [
         ("input.0", Role.INPUT),
         ("input.1.0", Role.INPUT),
         ("input.1.1.k", Role.INPUT),
@@ -139,8 +119,8 @@ def test_slot_follows_the_name_of_the_file(tmp_path: Path) -> None:
         [tensor(data_name="shortened_0123456789ab.pt")],
         mask=tensor(data_name=f"{name}.kwargs.mask.pt"),
     )
-    leaves = side_of(tmp_path, record, task="tensor").leaves(name)
-    assert [leaf.slot for leaf in leaves] == ["input.0", "kwargs.mask", "output.0"]
+    values = side_of(tmp_path, record, task="tensor").values(name)
+    assert [value.slot for value in values] == ["input.0", "kwargs.mask", "output.0"]
 
 
 @pytest.mark.parametrize(
@@ -156,12 +136,12 @@ def test_slot_follows_the_name_of_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_values_that_are_no_tensors(tmp_path: Path, entry: Any, kind: str, value: Any) -> None:
-    [leaf] = side_of(tmp_path, forward([entry])).leaves("Tensor.x.0.forward")
-    assert (leaf.is_tensor, leaf.type, leaf.value, leaf.shape) == (False, kind, value, None)
+    [found] = side_of(tmp_path, forward([entry])).values("Tensor.x.0.forward")
+    assert (found.is_tensor, found.type, found.value, found.shape) == (False, kind, value, None)
 
 
 def test_empty_containers_have_no_rows(tmp_path: Path) -> None:
-    assert side_of(tmp_path, forward([[], {}])).leaves("Tensor.x.0.forward") == []
+    assert side_of(tmp_path, forward([[], {}])).values("Tensor.x.0.forward") == []
 
 
 def test_point_to_point_operation_is_its_tensor_with_what_is_sent_where(tmp_path: Path) -> None:
@@ -174,47 +154,47 @@ def test_point_to_point_operation_is_its_tensor_with_what_is_sent_where(tmp_path
         "group_id": "77849d8c",
     }
     record = forward([[operation, {**operation, "tensor": None, "op": "irecv"}]])
-    sent, received = side_of(tmp_path, record).leaves("Tensor.x.0.forward")
-    assert (sent.slot, sent.shape, sent.extra["op"], sent.extra["peer"]) == (
-        *("input.0.0", (4,), "isend"),
-        1,
-    )
-    assert (received.slot, received.is_tensor, received.extra["op"]) == (
-        "input.0.1",
-        False,
-        "irecv",
-    )
+    sent, received = side_of(tmp_path, record).values("Tensor.x.0.forward")
+    assert (sent.slot, sent.shape) == ("input.0.0", (4,))
+    assert sent.message == Message("isend", peer=1, tag=0, group_id="77849d8c")
+    assert (received.slot, received.is_tensor) == ("input.0.1", False)
+    assert received.message == Message("irecv", peer=1, tag=0, group_id="77849d8c")
 
 
 def test_further_fields_and_remarks_are_kept(tmp_path: Path) -> None:
-    record = backward([tensor(nan_count=2, value_id=7)], [None])
+    more = {"nan_count": 2, "value_id": 7, "finite_max": 1.5, "finite_min": -2.0, "note": "meta"}
+    more |= {"device": "cuda:0", "stride": [1, 2], "device_mesh": [0, 1]}
+    record = backward([tensor(**more)], [None])
     record["remarks"] = {"output.0": "not needed"}
-    given, missing = side_of(tmp_path, record).leaves("Tensor.x.0.forward")
-    assert dict(given.extra) == {"nan_count": 2, "value_id": 7}
-    assert missing.extra["note"] == "not needed"
+    given, missing = side_of(tmp_path, record).values("Tensor.x.0.forward")
+    assert (given.value_id, given.nan_count, given.pos_inf_count) == (7, 2, None)
+    assert (given.finite_max, given.finite_min, given.note) == (1.5, -2.0, "meta")
+    assert (given.device, given.stride, given.remark) == ("cuda:0", (1, 2), None)
+    assert given.extra == {"device_mesh": [0, 1]}
+    assert missing.remark == "not needed"
 
 
 def test_random_state_is_a_value_only_where_it_was_kept(tmp_path: Path) -> None:
     record = forward([tensor()]) | {"rng": {"cpu": None, "cuda:0": tensor((16,))}, "recomputed": 1}
-    leaves = side_of(tmp_path, record).leaves("Tensor.x.0.forward")
-    assert [leaf.slot for leaf in leaves] == ["input.0", "rng.cuda:0"]
+    values = side_of(tmp_path, record).values("Tensor.x.0.forward")
+    assert [value.slot for value in values] == ["input.0", "rng.cuda:0"]
 
 
 def test_parameter_gradients_and_saved_values(tmp_path: Path) -> None:
     gradients = side_of(tmp_path, {"weight": [tensor()]}, "Module.fc.Linear.parameters_grad")
-    [leaf] = gradients.leaves("Module.fc.Linear.parameters_grad")
-    assert (leaf.slot, leaf.role) == ("weight", Role.PARAMETER_GRAD)
+    [value] = gradients.values("Module.fc.Linear.parameters_grad")
+    assert (value.slot, value.role) == ("weight", Role.PARAMETER_GRAD)
     saved = side_of(tmp_path / "2", {"output": [tensor()]}, "loss.0.debug", level="debug")
-    [leaf] = saved.leaves("loss.0.debug")
-    assert (leaf.slot, leaf.role) == ("output.0", Role.SAVED)
+    [value] = saved.values("loss.0.debug")
+    assert (value.slot, value.role) == ("output.0", Role.SAVED)
 
 
 def test_statistics_as_text_are_numbers(tmp_path: Path) -> None:
     record = forward([tensor(Max="inf", Min="-inf", Mean="nan", Norm="Infinity")])
-    [leaf] = side_of(tmp_path, record).leaves("Tensor.x.0.forward")
-    assert (leaf.max, leaf.min, leaf.norm) == (math.inf, -math.inf, math.inf)
-    assert isinstance(leaf.mean, float)
-    assert math.isnan(leaf.mean)
+    [value] = side_of(tmp_path, record).values("Tensor.x.0.forward")
+    assert (value.max, value.min, value.norm) == (math.inf, -math.inf, math.inf)
+    assert isinstance(value.mean, float)
+    assert math.isnan(value.mean)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +208,11 @@ def test_statistics_as_text_are_numbers(tmp_path: Path) -> None:
         ({"requires_grad": "yes"}, "\"requires_grad\" is 'yes', not a bool"),
         ({"data_name": 5}, '"data_name" is 5, not a str'),
         ({"md5": 5}, '"md5" is 5, not a str'),
+        ({"value_id": [7]}, '"value_id" is list, not a int'),
+        ({"nan_count": "3"}, "\"nan_count\" is '3', not a int"),
+        ({"finite_max": "big"}, "\"finite_max\" is 'big', not a number"),
+        ({"note": 1}, '"note" is 1, not a str'),
+        ({"stride": [1, "x"]}, '"stride" is list, not a list of integers'),
     ],
 )
 def test_damaged_values_are_refused_by_name(
@@ -235,7 +220,7 @@ def test_damaged_values_are_refused_by_name(
 ) -> None:
     side = side_of(tmp_path, forward([tensor(**fields)]))
     with pytest.raises(DumpFormatError) as caught:
-        side.leaves("Tensor.x.0.forward")
+        side.values("Tensor.x.0.forward")
     assert "Tensor.x.0.forward: input.0" in str(caught.value)
     assert problem in str(caught.value)
 
@@ -246,12 +231,12 @@ def test_endless_nesting_is_refused(tmp_path: Path) -> None:
         tree = [tree]
     side = side_of(tmp_path, forward(tree))
     with pytest.raises(MsprobeError, match="nested"):
-        side.leaves("Tensor.x.0.forward")
+        side.values("Tensor.x.0.forward")
 
 
 def test_unknown_record(tmp_path: Path) -> None:
     with pytest.raises(RecordNotFoundError, match="no record 'x'"):
-        side_of(tmp_path, forward()).leaves("x")
+        side_of(tmp_path, forward()).values("x")
 
 
 @pytest.mark.parametrize(
@@ -363,8 +348,8 @@ def test_side_of_a_capture_that_was_killed(tmp_path: Path) -> None:
         dump.put_record("Tensor.x.0.forward", 0, forward([tensor(number=3.0)]))
         dump.flush()
         side = open_side(tmp_path)
-        [leaf] = side.leaves("Tensor.x.0.forward")
-        assert (side.mode, list(side.names), leaf.max) == (
+        [value] = side.values("Tensor.x.0.forward")
+        assert (side.mode, list(side.names), value.max) == (
             Mode.STATISTICS,
             ["Tensor.x.0.forward"],
             4.0,
@@ -376,8 +361,8 @@ def test_side_of_a_capture_that_was_killed(tmp_path: Path) -> None:
 def test_files_of_tensors_are_found_beside_the_records() -> None:
     side = open_side(DATA / "peer_mix_tensor")
     name = "Functional.linear.0.forward"
-    leaf = side.leaves(name)[0]
-    assert leaf.data_name is not None
-    path = side.tensor_path(leaf.data_name)
+    value = side.values(name)[0]
+    assert value.data_name is not None
+    path = side.tensor_path(value.data_name)
     assert path.is_file()
     assert path.parent.name == side.tensor_directory.name

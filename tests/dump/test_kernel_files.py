@@ -178,7 +178,7 @@ def test_statistics_alone(tmp_path):
     assert view.records_path.name == "statistic.csv"
     (_, x), (_, y) = view.records[f"MatMul.{flat(FC1)}.0.forward"].tensors()
     assert (x.dtype, x.shape, x.max, x.min, x.mean, x.norm) == (
-        "Float32",
+        "float32",
         (2, 8),
         1.5,
         -2,
@@ -187,7 +187,7 @@ def test_statistics_alone(tmp_path):
     )
     assert x.data_name is None
     assert y.has_nan
-    assert (y.extra["nan_count"], y.extra["pos_inf_count"]) == (2, 1)
+    assert (y.nan_count, y.pos_inf_count) == (2, 1)
     ((_, z),) = view.records[f"ReLU.{flat(RELU)}.0.forward"].tensors()
     assert (z.shape, z.max, z.min, z.mean) == ((), True, False, None)
 
@@ -240,10 +240,10 @@ def test_a_file_that_is_no_array_keeps_no_other_from_being_read(tmp_path, conten
     path = save(folder, "Add", "a", ONE, time=1)
     save(folder, "Add", "a", ONE, time=2, io="input")
     path.write_bytes(content)
-    leaves = dict(view_of(tmp_path).records["Add.a.0.forward"].leaves())
-    assert leaves["output", "0"].type == "unreadable"
-    assert path.name in leaves["output", "0"].value
-    assert leaves["input_args", "0"].shape == (2, 3)
+    values = {v.path: v for v in view_of(tmp_path).records["Add.a.0.forward"].values()}
+    assert values["output", "0"].type == "unreadable"
+    assert path.name in values["output", "0"].value
+    assert values["input_args", "0"].shape == (2, 3)
 
 
 def test_other_folders_hold_no_kernel_dump(tmp_path):
@@ -313,9 +313,9 @@ def test_values_that_npy_cannot_hold_are_named(tmp_path):
     save(folder, "Add", "a", ONE, time=1, io="input")
     raw = folder / "Add.a.0.0.2.output.0.ND.DT_BF16"
     raw.write_bytes(b"\0\0")
-    leaves = dict(view_of(tmp_path).records["Add.a.0.forward"].leaves())
-    assert leaves["output", "0"].type == "unreadable"
-    assert "holds DT_BF16, a type that .npy files cannot hold" in leaves["output", "0"].value
+    values = {v.path: v for v in view_of(tmp_path).records["Add.a.0.forward"].values()}
+    assert values["output", "0"].type == "unreadable"
+    assert "holds DT_BF16, a type that .npy files cannot hold" in values["output", "0"].value
 
 
 def test_binary_files_are_to_be_converted_first(tmp_path, capsys):
@@ -349,5 +349,5 @@ def test_infinities_are_counted(tmp_path):
     save(iteration(tmp_path), "Add", "a", np.array([np.inf, -np.inf, np.nan, 1.0]), time=1)
     ((_, value),) = view_of(tmp_path).records["Add.a.0.forward"].tensors()
     assert value.has_nan
-    counts = [value.extra[name] for name in ("nan_count", "pos_inf_count", "neg_inf_count")]
+    counts = [value.nan_count, value.pos_inf_count, value.neg_inf_count]
     assert counts == [1, 1, 1]

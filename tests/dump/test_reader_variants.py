@@ -12,7 +12,7 @@ import pytest
 
 import msprobe
 from msprobe.dump.record_names import RecordKind
-from msprobe.dump.record_views import ScalarValue, TensorValue, part_label
+from msprobe.dump.values import Message, Role, Value
 from msprobe.errors import DumpFormatError, RecordNotFoundError
 
 DATA = Path(__file__).parent / "data"
@@ -50,11 +50,16 @@ def test_every_value_of_a_dump_of_the_peer_is_understood(name):
 def test_values_of_a_peer_record():
     view = only_rank(DATA / "peer_mix_tensor")
     record = view.records["Module.backward_0.0.Linear.forward.0"]
-    values = {part_label(path): leaf for path, leaf in record.leaves()}
-    assert list(values) == ["input.0", "output.0", "parameters.weight", "parameters.bias"]
-    assert values["output.0"] == TensorValue(
+    values = {value.label: value for value in record.values()}
+    assert list(values) == ["input.0", "parameters.weight", "parameters.bias", "output.0"]
+    assert values["output.0"] == Value(
+        path=("output", 0),
+        slot="output.0",
+        role=Role.OUTPUT,
+        is_tensor=True,
         type="torch.Tensor",
-        dtype="torch.float32",
+        dtype="float32",
+        raw_dtype="torch.float32",
         shape=(1, 2),
         max=-0.18854664266109467,
         min=-0.5397958159446716,
@@ -62,7 +67,6 @@ def test_values_of_a_peer_record():
         norm=0.57177734375,
         requires_grad=True,
         data_name="Module.backward_0.0.Linear.forward.0.output.0.pt",
-        extra={},
     )
     assert record.name.path == "backward_0.0"
     assert view.ancestors(record.name.full) == ["Module.backward_0.Sequential.forward.0"]
@@ -78,12 +82,13 @@ def test_checksums_of_a_peer_dump():
 
 def test_nested_values_of_a_peer_debug_dump():
     view = only_rank(DATA / "peer_debug_tensor")
-    leaves = [(part_label(path), leaf) for path, leaf in view.records["nested.0.debug"].leaves()]
-    assert [label for label, _ in leaves] == ["a", "l.0", "l.1", "l.2"]
-    assert leaves[1][1] == ScalarValue(type="int", value=1)
-    gradient = dict(view.records["nested_grad.0.debug"].leaves())
-    assert gradient[("l", 2)] is None
-    assert list(view.records["i_grad.0.debug"].leaves()) == [(("value",), None)]
+    values = view.records["nested.0.debug"].values()
+    assert [value.label for value in values] == ["a", "l.0", "l.1", "l.2"]
+    assert (values[1].type, values[1].value) == ("int", 1)
+    gradients = {value.path: value for value in view.records["nested_grad.0.debug"].values()}
+    assert gradients["l", 2].is_null
+    (gradient,) = view.records["i_grad.0.debug"].values()
+    assert (gradient.path, gradient.is_null) == (("value",), True)
     assert view.head.level == "debug"
 
 
@@ -155,7 +160,7 @@ def test_mindspore_dump_in_two_halves(tmp_path):
     assert [view.records.parsed(name).class_name for name in names] == ["Dense", "Dense", None]
     value = dict(view.records[names[0]].tensors())[("output", 0)]
     assert value.requires_grad is None
-    assert value.dtype == "BFloat16"
+    assert (value.dtype, value.raw_dtype) == ("bfloat16", "BFloat16")
     assert value.extra["layout"] == {"Device Matrix": [2], "Partial": []}
 
 
@@ -261,7 +266,7 @@ def test_a_line_break_inside_a_value_is_not_taken_for_the_end_of_a_record(tmp_pa
     (tmp_path / "rank").mkdir()
     (tmp_path / "rank" / "dump.json").write_text(text)
     view = only_rank(tmp_path)
-    assert {name: len(list(view.records[name].leaves())) for name in view.records} == {
+    assert {name: len(view.records[name].values()) for name in view.records} == {
         "a": 1,
         "b": 2,
     }
@@ -281,14 +286,16 @@ def test_values_that_are_no_tensors(tmp_path):
     record = {"input_args": arguments, "raised": "ValueError: no", "remarks": {"input.0": "lost"}}
     write_rank(tmp_path / "rank", {name: record})
     found = only_rank(tmp_path).records[name]
-    leaves = {part_label(path): leaf for path, leaf in found.leaves()}
-    assert leaves["input.0"] == ScalarValue(type="slice", value=[0, None, 2])
-    assert leaves["input.1"] == ScalarValue(type="torch.memory_format", value="channels_last")
-    assert leaves["input.2"].value == {"group_ranks": [0, 1], "group_id": "77849d8c"}
-    assert leaves["input.3.tensor"].shape == (2,)
-    assert leaves["input.3.op"].value == "isend"
-    assert leaves["input.4.type"].value == "a user's key"
-    assert leaves["input.6"] is None
+    values = {value.label: value for value in found.values()}
+    assert (values["input.0"].type, values["input.0"].value) == ("slice", [0, None, 2])
+    assert values["input.1"].value == "channels_last"
+    assert (values["input.2"].value, values["input.2"].group_ranks) == ([0, 1], (0, 1))
+    assert values["input.2"].extra == {"group_id": "77849d8c"}
+    assert values["input.3"].shape == (2,)
+    assert values["input.3"].message == Message(operation="isend", peer=1)
+    assert values["input.4.type"].value == "a user's key"
+    assert values["input.6"].is_null
+    assert values["input.0"].remark == "lost"
     assert found.notes == {"raised": "ValueError: no", "remarks": {"input.0": "lost"}}
 
 

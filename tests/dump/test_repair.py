@@ -61,7 +61,7 @@ def files(directory: Path) -> dict[str, bytes]:
 def contents(directory: Path) -> dict:
     view = msprobe.open_dump(directory).step().rank()
     return {
-        name: ([repr(leaf) for leaf in record.leaves()], view.frames(name), view.parents[name])
+        name: ([repr(value) for value in record.values()], view.frames(name), view.parents[name])
         for name, record in view.records.items()
     }
 

@@ -15,7 +15,6 @@ from nets import random
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 from msprobe import open_dump
-from msprobe.dump.record_views import TensorValue
 from msprobe.mindspore import PrecisionDebugger
 from msprobe.mindspore.jit_calls import executor_class
 
@@ -62,8 +61,8 @@ def step(debugger: Any, net: nn.Cell, run: Callable[[], Any]) -> Any:
 
 def array(view: Any, name: str, part: str, index: int = 0) -> Any:
     """Return a value, None where it stands as null."""
-    leaf = [leaf for _, leaf in view.records[name].leaves(part)][index]
-    return np.asarray(view.tensor(leaf).array) if isinstance(leaf, TensorValue) else None
+    value = view.records[name].values(part)[index]
+    return np.asarray(view.tensor(value).array) if value.is_tensor else None
 
 
 def patchable(net: nn.Cell) -> dict[Any, Any]:

@@ -18,7 +18,6 @@ from eager_oracle import INPUT, OUTPUT, Seen
 import mindspore as ms
 from mindspore import Tensor
 from msprobe import open_dump
-from msprobe.dump.record_views import TensorValue
 from msprobe.mindspore import PrecisionDebugger
 
 # Compiling takes seconds, so every net is compiled in one way, and each way has nets of all kinds.
@@ -100,13 +99,13 @@ class Recorded:
     def values(self, name: str, part: str) -> dict[tuple[int | str, ...], Any]:
         """Return the values of a part by path; None for what is not known."""
         view, found = self._view(name), {}
-        for path, leaf in view.records[name].leaves(part):
-            if leaf is None:
-                found[path[1:]] = None
-            elif isinstance(leaf, TensorValue) and 0 in leaf.shape:  # there is no file of nothing
-                found[path[1:]] = np.empty(leaf.shape, leaf.dtype.lower())
-            elif isinstance(leaf, TensorValue):
-                found[path[1:]] = np.asarray(view.tensor(leaf).array)
+        for value in view.records[name].values(part):
+            if value.is_null:
+                found[value.path[1:]] = None
+            elif value.is_tensor and 0 in value.shape:  # there is no file of nothing
+                found[value.path[1:]] = np.empty(value.shape, value.dtype)
+            elif value.is_tensor:
+                found[value.path[1:]] = np.asarray(view.tensor(value).array)
         return found
 
     def says_unknown(self, cell: str, place: str) -> bool:

@@ -312,10 +312,8 @@ def facts(value: Any) -> dict[str, Any]:
     return {
         "dtype": value.dtype,
         "shape": value.shape,
-        **{
-            name: value.extra.get(name)
-            for name in ("nan_count", "pos_inf_count", "neg_inf_count", "note")
-        },
+        "nonfinite": (value.nan_count, value.pos_inf_count, value.neg_inf_count),
+        "note": value.note,
     }
 
 
@@ -404,7 +402,7 @@ def test_a_lost_batch_costs_the_numbers_not_the_records(
     assert train(CASES["conv"], steps=1, debugger=debugger) == alone
     reset_session()
     values = described(open_dump(tmp_path).step(0).rank()).values()
-    notes = [str(value.extra.get("note")) for value in values if value.mean is None]
+    notes = [str(value.note) for value in values if value.mean is None]
     assert len(notes) > 10
     assert all("did not deliver" in note for note in notes)
 

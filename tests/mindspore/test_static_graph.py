@@ -207,8 +207,8 @@ def test_bfloat16_is_recorded_exactly(tmp_path: Path) -> None:
     view = open_dump(tmp_path).step(0).rank()
     forward = view.records["Cell.widen.Widening.forward.0"]
     (_, x), (_, number) = forward.tensors("input_args")
-    assert (x.dtype, x.shape) == ("BFloat16", (3, 4))
-    assert (number.dtype, number.shape) == ("BFloat16", ())
+    assert (x.dtype, x.shape) == ("bfloat16", (3, 4))
+    assert (number.dtype, number.shape) == ("bfloat16", ())
     ((_, made),) = view.records["Cell.fc.Dense.forward.0"].tensors("output")
     wide = view.tensor(made).array
     narrow = Tensor(wide).astype(ms.bfloat16).astype(ms.float32).asnumpy()
@@ -217,7 +217,7 @@ def test_bfloat16_is_recorded_exactly(tmp_path: Path) -> None:
     assert x.max == narrow.max()
     backward = view.records["Cell.widen.Widening.backward.0"]
     (_, to_x), (_, to_number) = backward.tensors("output")
-    assert (to_x.dtype, to_number.dtype) == ("BFloat16", "BFloat16")
+    assert (to_x.dtype, to_number.dtype) == ("bfloat16", "bfloat16")
     ((_, to_result),) = backward.tensors("input")
     share = view.tensor(to_result).array * narrow.max()
     expected = Tensor(share).astype(ms.bfloat16).astype(ms.float32).asnumpy()

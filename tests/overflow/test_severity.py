@@ -12,16 +12,18 @@ from overflow_dumps import tensor
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.record_views import Record
 from msprobe.dump.records import encode
+from msprobe.dump.value_reader import ValueReader
 from msprobe.overflow.severity import Severity, classify
 
 NAN, INF = math.nan, math.inf
+READER = ValueReader(Path("dump.json"), level="mix")
 
 
 def grade(given: list, made: list, name: str = "Torch.add.0.forward") -> Severity | None:
     import json
 
     data = json.loads(encode({"input_args": given, "output": made}, nonfinite=True))
-    return classify(Record(name=parse_record_name(name), data=data, source=Path("dump.json")))
+    return classify(Record(name=parse_record_name(name), data=data, reader=READER))
 
 
 @pytest.mark.parametrize(
@@ -69,4 +71,4 @@ def test_gradients_count_by_direction() -> None:
 
     data = json.loads(encode({"input": [tensor(1.0)], "output": [tensor(NAN)]}, nonfinite=True))
     name = parse_record_name("Torch.sqrt.0.backward")
-    assert classify(Record(name=name, data=data, source=Path("x"))) is Severity.CRITICAL
+    assert classify(Record(name=name, data=data, reader=READER)) is Severity.CRITICAL

@@ -7,14 +7,16 @@ destination and peers.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from msprobe.dump.record_names import RecordKind, RecordName, forward_name
 from msprobe.dump.record_views import Record
 from msprobe.dump.records import JsonTree
+from msprobe.dump.values import Value
+from msprobe.errors import DumpFormatError
 
 _PREFIXES: Final = ("Distributed", "MintDistributed")
 _APIS: Final = frozenset(
@@ -151,6 +153,8 @@ def communication_calls(
 ) -> list[CommunicationCall]:
     """Return the communications of one rank, in order of execution.
 
+    A damaged record is passed over.
+
     Args:
         records: the records of the rank by name; only those of communications are looked at.
         names: all record names in order of execution, taken apart.
@@ -161,9 +165,12 @@ def communication_calls(
         if is_communication(name) and name.kind in (RecordKind.FORWARD, RecordKind.BACKWARD):
             # Only the forward record knows the arguments.
             source = forward_name(name)
-            data = records[source if source is not None and source in records else full].parts
+            record = records[source if source is not None and source in records else full]
             api = _plain_api(name.path)
-            ends = tuple(_endpoints(rank, api, data))
+            try:
+                ends = tuple(_endpoints(rank, api, record.values()))
+            except DumpFormatError:
+                continue
             if name.kind is RecordKind.BACKWARD:
                 ends = tuple(_reversed(end) for end in ends)
             found.append(
@@ -183,26 +190,21 @@ def _plain_api(api: str) -> str:
     return api.removeprefix("functional_").strip("_")
 
 
-def _endpoints(own: int, api: str, parts: Mapping[str, JsonTree]) -> Iterator[Endpoint]:
-    args = parts.get("input_args")
-    kwargs = parts.get("input_kwargs")
-    args = args if isinstance(args, list) else []
-    kwargs = kwargs if isinstance(kwargs, dict) else {}
+def _endpoints(own: int, api: str, values: Sequence[Value]) -> Iterator[Endpoint]:
+    inputs = [value for value in values if value.path[0] in ("input_args", "input_kwargs")]
     if api == "batch_isend_irecv":
-        for operation in _operations([*args, *kwargs.values()]):
-            yield from _message_of(operation)
+        yield from (end for value in inputs if (end := _message_of(value)) is not None)
         return
-    members = _group_ranks([*args, *kwargs.values()])
-    group = kwargs.get("group")
-    rank = _rank_argument(api, args, kwargs, members)
+    # Position or name of an argument that is a single value.
+    arguments = {value.path[1]: value.value for value in inputs if len(value.path) == 2}
+    members = next((value.group_ranks for value in inputs if value.group_ranks), None)
+    rank = _rank_argument(api, arguments, members)
     if api in _SENDS or api in _RECEIVES:
         if rank is not None:
-            tag = _number(kwargs.get("tag"))
-            if tag is None:
-                tag = _number(args[3]) if len(args) > 3 else 0
+            tag = _integer(arguments.get("tag", arguments.get(3)))
             yield _message(Part.SEND if api in _SENDS else Part.RECEIVE, rank, tag)
         return
-    name = group.get("value") if isinstance(group, dict) else None
+    name = arguments.get("group")
     yield Endpoint(
         part=Part.BOTH if rank is None else _part(api, is_root=own == rank),
         ranks=None if members is None else frozenset(members),
@@ -219,47 +221,27 @@ def _message(part: Part, rank: int, tag: int | None) -> Endpoint:
     return Endpoint(part=part, ranks=frozenset((rank,)), channel=tag or 0, is_message=True)
 
 
-def _message_of(operation: Mapping[str, JsonTree]) -> Iterator[Endpoint]:
-    peer = _number(operation.get("peer"))
-    kind = operation.get("op")
-    kind = kind.get("value") if isinstance(kind, dict) else kind
-    if peer is not None and kind in (*_SENDS, *_RECEIVES):
-        part = Part.SEND if kind in _SENDS else Part.RECEIVE
-        yield _message(part, peer, _number(operation.get("tag")))
-
-
-def _operations(values: Iterable[JsonTree]) -> Iterator[Mapping[str, JsonTree]]:
-    for value in values:
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, dict) and "peer" in item:
-                yield item
-
-
-def _group_ranks(values: Iterable[JsonTree]) -> list[int] | None:
-    for value in values:
-        if isinstance(value, dict) and isinstance(value.get("group_ranks"), list):
-            ranks = [rank for rank in value["group_ranks"] if isinstance(rank, int)]
-            return ranks or None
-    return None
+def _message_of(value: Value) -> Endpoint | None:
+    sent = value.message
+    if sent is None or sent.peer is None or sent.operation not in (*_SENDS, *_RECEIVES):
+        return None
+    return _message(Part.SEND if sent.operation in _SENDS else Part.RECEIVE, sent.peer, sent.tag)
 
 
 def _rank_argument(
-    api: str, args: Sequence[JsonTree], kwargs: Mapping[str, JsonTree], members: list[int] | None
+    api: str, arguments: Mapping[str | int, JsonTree], members: tuple[int, ...] | None
 ) -> int | None:
     if api not in _RANK_POSITIONS:
         return None
     key, position = _RANK_POSITIONS[api]
-    rank = _number(kwargs.get(key))
-    if rank is None and position < len(args):
-        rank = _number(args[position])
-    if rank is None and (inside := _number(kwargs.get(f"group_{key}"))) is not None:
+    rank = _integer(arguments.get(key, arguments.get(position)))
+    if rank is None and (inside := _integer(arguments.get(f"group_{key}"))) is not None:
         return members[inside] if members and 0 <= inside < len(members) else None
     return rank
 
 
-def _number(tree: JsonTree) -> int | None:
-    value: Any = tree.get("value") if isinstance(tree, dict) else tree
-    return value if type(value) is int else None
+def _integer(found: JsonTree) -> int | None:
+    return found if type(found) is int else None
 
 
 def _reversed(end: Endpoint) -> Endpoint:

@@ -2,7 +2,7 @@
 """What a comparison is made of: operations that were paired, and rows, one per pair of values.
 
 A *side* is one rank's dump of one step. An *operation* is a record on a side. Operations of the two
-sides are paired first, then the values (*leaves*) inside them; each pair of values is a `Row`.
+sides are paired first, then the values inside them; each pair of values is a `Row`.
 Pairs stand in the order (target, reference) everywhere.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from msprobe.dump.records import JsonTree, Statistic
+from msprobe.dump.values import Value
 from msprobe.numerics.element_metrics import ElementMetrics
 
 
@@ -22,16 +22,6 @@ class Mode(StrEnum):
     TENSOR = "tensor"
     STATISTICS = "statistics"
     MD5 = "md5"
-
-
-class Role(StrEnum):
-    """What a value is to its operation."""
-
-    INPUT = "input"
-    PARAMETER = "parameter"
-    OUTPUT = "output"
-    PARAMETER_GRAD = "parameter_grad"
-    SAVED = "saved"
 
 
 class Status(StrEnum):
@@ -69,56 +59,6 @@ class Match(StrEnum):
     ALIGNED = "aligned"
     MAPPED = "mapped"
     UNMATCHED = "unmatched"
-
-
-@dataclass(slots=True, kw_only=True)
-class Leaf:
-    """One value of a record: a tensor, or an argument that is none.
-
-    Attributes:
-        slot: place inside the record, such that record and slot make the row's name: ``input.0``,
-            ``output.0.hidden``, ``parameters.weight``. A keyword argument is ``input.mask``, or
-            ``kwargs.mask`` where its values were kept (as the file is named). Empty for a value
-            that is a record of its own (level ``debug``).
-        role: what the value is to its operation.
-        is_tensor: whether it has a shape and statistics.
-        type: ``torch.Tensor``, ``int``, ``slice`` …
-        dtype: normalised over frameworks: ``float32``, ``bfloat16``; empty for non-tensors.
-        raw_dtype: as the dump spells it: ``torch.float32``, ``Float32``.
-        shape: None for non-tensors.
-        max: largest value, exactly as the dump holds it; likewise `min`, `mean` and `norm`.
-        requires_grad: None where the dump does not say.
-        md5: checksum of the bytes, None when not kept.
-        data_name: file of the values, None when not kept.
-        value: the value of a non-tensor.
-        extra: further fields of the record (``value_id``, ``nan_count``, ``note`` …).
-    """
-
-    slot: str
-    role: Role
-    is_tensor: bool
-    type: str
-    dtype: str = ""
-    raw_dtype: str = ""
-    shape: tuple[int, ...] | None = None
-    max: Statistic = None
-    min: Statistic = None
-    mean: Statistic = None
-    norm: Statistic = None
-    requires_grad: bool | None = None
-    md5: str | None = None
-    data_name: str | None = None
-    value: JsonTree = None
-    extra: Mapping[str, JsonTree] = field(default_factory=dict)
-
-    @property
-    def squeezed_shape(self) -> tuple[int, ...]:
-        """The shape without dimensions of size 1."""
-        return tuple(size for size in self.shape or () if size != 1)
-
-    def has_shape_of(self, other: Leaf) -> bool:
-        """Return whether the elements correspond: one shape, up to dimensions of size 1."""
-        return self.shape == other.shape or self.squeezed_shape == other.squeezed_shape
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,8 +118,8 @@ class Row:
     """
 
     pair: OperationPair
-    target: Leaf | None
-    reference: Leaf | None
+    target: Value | None
+    reference: Value | None
     metrics: ElementMetrics | None = None
     status: Status = Status.EQUAL
     origin: Origin | None = None
@@ -188,18 +128,18 @@ class Row:
     problem: str = ""
 
     @property
-    def leaf(self) -> Leaf:
+    def value(self) -> Value:
         """The target's value, or the reference's where the target has none."""
-        leaf = self.target or self.reference
-        assert leaf is not None
-        return leaf
+        value = self.target or self.reference
+        assert value is not None
+        return value
 
     @property
     def holds_tensor(self) -> bool:
         """Whether either value is a tensor."""
-        return any(leaf is not None and leaf.is_tensor for leaf in (self.target, self.reference))
+        return any(value is not None and value.is_tensor for value in (self.target, self.reference))
 
     @property
     def name(self) -> str:
         """The row's name: record and slot."""
-        return row_name(self.pair.name, self.leaf.slot)
+        return row_name(self.pair.name, self.value.slot)

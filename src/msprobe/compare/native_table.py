@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from msprobe.compare.model import Leaf, OperationPair, Role, Row, row_name
+from msprobe.compare.model import OperationPair, Row, row_name
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.records import JsonTree, Statistic
+from msprobe.dump.values import Role, Value
 from msprobe.numerics.element_metrics import ElementMetrics
 
 if TYPE_CHECKING:
@@ -155,8 +156,8 @@ def _table_of(rows: Sequence[Row], comparison: RankComparison) -> pl.DataFrame:
     of_pairs = _operation_columns(pairs, comparison)
     backward = of_pairs.pop("backward")
     columns = _row_columns(rows, [backward[place] for place in places])
-    columns |= _leaf_columns("target", [row.target for row in rows])
-    columns |= _leaf_columns("reference", [row.reference for row in rows])
+    columns |= _side_columns("target", [row.target for row in rows])
+    columns |= _side_columns("reference", [row.reference for row in rows])
     if any(row.metrics is not None for row in rows):
         columns |= _metric_columns(rows)
     columns |= _nonfinite_columns(rows)
@@ -208,19 +209,19 @@ def _operation_columns(
 
 
 def _row_columns(rows: Sequence[Row], backward: Sequence[bool]) -> dict[str, list[Any]]:
-    leaves = [row.leaf for row in rows]
+    values = [row.value for row in rows]
     return {
         "name": [
-            row_name(row.pair.name, leaf.slot) for row, leaf in zip(rows, leaves, strict=True)
+            row_name(row.pair.name, value.slot) for row, value in zip(rows, values, strict=True)
         ],
         "target_name": _value_names((row.pair.target, row.target) for row in rows),
         "reference_name": _value_names((row.pair.reference, row.reference) for row in rows),
         "kind": [
-            _KIND_OF_ROLE.get(leaf.role) or ("backward" if back else "forward")
-            for leaf, back in zip(leaves, backward, strict=True)
+            _KIND_OF_ROLE.get(value.role) or ("backward" if back else "forward")
+            for value, back in zip(values, backward, strict=True)
         ],
-        "role": [leaf.role.value for leaf in leaves],
-        "slot": [leaf.slot for leaf in leaves],
+        "role": [value.role.value for value in values],
+        "slot": [value.slot for value in values],
         "status": [row.status.value for row in rows],
         "origin": [None if row.origin is None else row.origin.value for row in rows],
         "error": [_number(row.error) for row in rows],
@@ -228,35 +229,36 @@ def _row_columns(rows: Sequence[Row], backward: Sequence[bool]) -> dict[str, lis
     }
 
 
-def _value_names(values: Iterable[tuple[str | None, Leaf | None]]) -> list[str | None]:
+def _value_names(values: Iterable[tuple[str | None, Value | None]]) -> list[str | None]:
     return [
-        None if leaf is None or name is None else row_name(name, leaf.slot) for name, leaf in values
+        None if value is None or name is None else row_name(name, value.slot)
+        for name, value in values
     ]
 
 
-def _leaf_columns(side: str, leaves: Sequence[Leaf | None]) -> dict[str, list[Any]]:
+def _side_columns(side: str, values: Sequence[Value | None]) -> dict[str, list[Any]]:
     # Rows without a partner are few; a stand-in spares every column a test for None.
-    found = [leaf or _NO_LEAF for leaf in leaves]
+    found = [value or _NO_VALUE for value in values]
     return {
-        f"{side}_dtype": [leaf.dtype or leaf.type or None for leaf in found],
+        f"{side}_dtype": [value.dtype or value.type or None for value in found],
         f"{side}_shape": [
-            None if leaf.shape is None else _shape_text(leaf.shape) for leaf in found
+            None if value.shape is None else _shape_text(value.shape) for value in found
         ],
         f"{side}_value": [
-            None if leaf.is_tensor or leaf is _NO_LEAF else _value_text(leaf.value)
-            for leaf in found
+            None if value.is_tensor or value is _NO_VALUE else _value_text(value.value)
+            for value in found
         ],
-        f"{side}_requires_grad": [leaf.requires_grad for leaf in found],
-        f"{side}_max": [_number(leaf.max) for leaf in found],
-        f"{side}_min": [_number(leaf.min) for leaf in found],
-        f"{side}_mean": [_number(leaf.mean) for leaf in found],
-        f"{side}_norm": [_number(leaf.norm) for leaf in found],
-        f"{side}_md5": [leaf.md5 for leaf in found],
-        f"{side}_file": [leaf.data_name for leaf in found],
+        f"{side}_requires_grad": [value.requires_grad for value in found],
+        f"{side}_max": [_number(value.max) for value in found],
+        f"{side}_min": [_number(value.min) for value in found],
+        f"{side}_mean": [_number(value.mean) for value in found],
+        f"{side}_norm": [_number(value.norm) for value in found],
+        f"{side}_md5": [value.md5 for value in found],
+        f"{side}_file": [value.data_name for value in found],
     }
 
 
-_NO_LEAF: Final = Leaf(slot="", role=Role.INPUT, is_tensor=False, type="")
+_NO_VALUE: Final = Value((), "", Role.INPUT, is_tensor=False, type="")
 
 _METRIC_COLUMNS: Final[dict[str, Callable[[ElementMetrics], Any]]] = {
     "mismatches": lambda found: found.mismatches,
@@ -291,7 +293,7 @@ def _metric_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
         name: [None if found is None else pick(found) for found in metrics]
         for name, pick in _METRIC_COLUMNS.items()
     }
-    shapes = [row.leaf.shape for row in rows]
+    shapes = [row.value.shape for row in rows]
     for name, pick in _INDEX_COLUMNS.items():
         columns[name] = [
             None if found is None else _index_text(pick(found), shape)
@@ -310,25 +312,18 @@ def _nonfinite_columns(rows: Sequence[Row]) -> dict[str, list[int | None]]:
     }
 
 
-def _nan_count(leaf: Leaf | None, metrics: ElementMetrics | None, side: str) -> int | None:
+def _nan_count(value: Value | None, metrics: ElementMetrics | None, side: str) -> int | None:
     if metrics is not None:
         return metrics.target_nan if side == "target" else metrics.reference_nan
-    return None if leaf is None or not leaf.extra else _count(leaf.extra.get("nan_count"))
+    return None if value is None else value.nan_count
 
 
-def _inf_count(leaf: Leaf | None, metrics: ElementMetrics | None, side: str) -> int | None:
+def _inf_count(value: Value | None, metrics: ElementMetrics | None, side: str) -> int | None:
     if metrics is not None:
         if side == "target":
             return metrics.target_pos_inf + metrics.target_neg_inf
         return metrics.reference_pos_inf + metrics.reference_neg_inf
-    if leaf is None or not leaf.extra:
-        return None
-    positive, negative = (_count(leaf.extra.get(f"{sign}_inf_count")) for sign in ("pos", "neg"))
-    return None if positive is None and negative is None else (positive or 0) + (negative or 0)
-
-
-def _count(found: JsonTree) -> int | None:
-    return found if type(found) is int else None
+    return None if value is None else value.inf_count
 
 
 def _number(value: Statistic | complex) -> float | None:

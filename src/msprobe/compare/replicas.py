@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msprobe.collectives.calls import is_communication
-from msprobe.compare.model import Leaf, Match, Mode, OperationPair, Origin, Role, Row, Status
+from msprobe.compare.model import Match, Mode, OperationPair, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.record_names import RecordKind, forward_name
+from msprobe.dump.values import Role, Value
 from msprobe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def compare_replicas_of(
 
 def find_replica_groups(step: int, sides: Mapping[RankKey, Side]) -> list[ReplicaGroup]:
     """Return the groups of ranks that hold the same parameters."""
-    groups: list[tuple[list[RankKey], dict[Place, Leaf]]] = []
+    groups: list[tuple[list[RankKey], dict[Place, Value]]] = []
     for key, side in sides.items():
         weights = _parameters(side)
         if not weights:
@@ -184,45 +185,47 @@ def find_replica_groups(step: int, sides: Mapping[RankKey, Side]) -> list[Replic
     ]
 
 
-def _parameters(side: Side) -> dict[Place, Leaf]:
+def _parameters(side: Side) -> dict[Place, Value]:
     """Return the parameters of a rank by the place where each is first seen.
 
     Where records of modules do not list them, they are what calls take in that requires gradients
     and that no call has given out.
     """
-    listed: dict[Place, Leaf] = {}
-    guessed: dict[Place, Leaf] = {}
+    listed: dict[Place, Value] = {}
+    guessed: dict[Place, Value] = {}
     seen: set[Key] = set()
     for name in side.names:
         if side.parsed(name).kind is not RecordKind.FORWARD:
             continue
-        for leaf in side.leaves(name):
-            if not leaf.is_tensor:
+        for value in side.values(name):
+            if not value.is_tensor:
                 continue
-            key = _value_key(leaf)
-            if leaf.role is Role.PARAMETER:
-                listed[name, leaf.slot] = leaf
-            elif leaf.role is Role.OUTPUT:
+            key = _value_key(value)
+            if value.role is Role.PARAMETER:
+                listed[name, value.slot] = value
+            elif value.role is Role.OUTPUT:
                 seen.add(key)
-            elif leaf.requires_grad and key not in seen:
+            elif value.requires_grad and key not in seen:
                 seen.add(key)
-                guessed[name, leaf.slot] = leaf
+                guessed[name, value.slot] = value
     return listed or guessed
 
 
-def _are_replicas(mine: Mapping[Place, Leaf], theirs: Mapping[Place, Leaf]) -> bool:
+def _are_replicas(mine: Mapping[Place, Value], theirs: Mapping[Place, Value]) -> bool:
     """Return whether most parameters agree that could tell the difference."""
     if mine.keys() != theirs.keys():
         return False
-    if any(leaf.shape != theirs[place].shape for place, leaf in mine.items()):
+    if any(value.shape != theirs[place].shape for place, value in mine.items()):
         return False
     # Biases of 0 and scales of 1 are the same on all ranks, whatever these hold.
-    telling = [place for place, leaf in mine.items() if leaf.max != leaf.min or leaf.max is None]
+    telling = [
+        place for place, value in mine.items() if value.max != value.min or value.max is None
+    ]
     alike = sum(_are_similar(mine[place], theirs[place]) for place in telling)
     return alike >= _LEAST_COMMON_SHARE * len(telling) if telling else True
 
 
-def _are_similar(a: Leaf, b: Leaf, tolerance: float = _SIMILAR) -> bool:
+def _are_similar(a: Value, b: Value, tolerance: float = _SIMILAR) -> bool:
     if _value_key(a) == _value_key(b):
         return True
     pairs = [(a.max, b.max), (a.min, b.min), (a.norm, b.norm)]
@@ -234,15 +237,15 @@ def _are_similar(a: Leaf, b: Leaf, tolerance: float = _SIMILAR) -> bool:
     return True
 
 
-def _value_key(leaf: Leaf) -> Key:
+def _value_key(value: Value) -> Key:
     """Return what is the same for two values exactly if, by all that the dump says, they are."""
-    if not leaf.is_tensor:
-        return (leaf.type, repr(leaf.value))
-    if leaf.md5 is not None:
-        return (leaf.dtype, leaf.shape, leaf.md5)
+    if not value.is_tensor:
+        return (value.type, repr(value.value))
+    if value.md5 is not None:
+        return (value.dtype, value.shape, value.md5)
     # As text, NaN is equal to itself.
-    numbers = (leaf.max, leaf.min, leaf.mean, leaf.norm)
-    return (leaf.dtype, leaf.shape, *map(repr, numbers))
+    numbers = (value.max, value.min, value.mean, value.norm)
+    return (value.dtype, value.shape, *map(repr, numbers))
 
 
 def _compare_pair(group: ReplicaGroup, rank: RankKey, side: Side, first: Side) -> RankComparison:
@@ -284,8 +287,8 @@ class _Checker:
     def rows(self, name: str, pair: OperationPair) -> Iterator[Row]:
         """Yield the values of a record that must agree."""
         parsed = self._side.parsed(name)
-        mine, theirs = self._side.leaves(name), self._first.leaves(name)
-        if [leaf.slot for leaf in mine] != [leaf.slot for leaf in theirs]:
+        mine, theirs = self._side.values(name), self._first.values(name)
+        if [value.slot for value in mine] != [value.slot for value in theirs]:
             return
         reduced = parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED
         same = self._computes_the_same(name, mine, theirs)
@@ -301,7 +304,7 @@ class _Checker:
                 continue
             yield Row(pair=pair, target=a, reference=b)
 
-    def _computes_the_same(self, name: str, mine: list[Leaf], theirs: list[Leaf]) -> bool:
+    def _computes_the_same(self, name: str, mine: list[Value], theirs: list[Value]) -> bool:
         """Return whether a call has all inputs in common and nothing else that could differ."""
         parsed = self._side.parsed(name)
         if parsed.is_module and name in self._enclosing:
@@ -309,8 +312,7 @@ class _Checker:
         word = parsed.class_name or parsed.path
         if is_communication(parsed) or parsed.prefix == "Distributed" or _RANDOM.search(word):
             return False
-        data = self._side.view.records.data(name)
-        if isinstance(data, dict) and _RNG in data:
+        if _RNG in self._side.view.records[name].parts:
             return False
         taken = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.role is not Role.OUTPUT]
         tensors = sum(a.is_tensor for a, _ in taken)
@@ -329,7 +331,7 @@ def judge_replicas(comparison: RankComparison, tolerances: Tolerances) -> None:
 
     judge_rows(comparison, tolerances)
     for row in comparison.rows:
-        if row.status is Status.CLOSE and row.leaf.role is not Role.OUTPUT:
+        if row.status is Status.CLOSE and row.value.role is not Role.OUTPUT:
             row.status = Status.DIFFERS
         if row.status.is_difference:
             row.origin = Origin.INTRODUCED
@@ -342,7 +344,7 @@ def _reason(row: Row) -> str:
         Role.PARAMETER: parameter,
         Role.INPUT: parameter,
         Role.PARAMETER_GRAD: "a reduced gradient that replicas should share differs",
-    }.get(row.leaf.role, "the inputs are equal on both ranks, the results are not")
+    }.get(row.value.role, "the inputs are equal on both ranks, the results are not")
     return f"{what}; {row.reason}" if row.reason else what
 
 
@@ -394,8 +396,8 @@ def _findings_of(members: Sequence[RankComparison]) -> Iterator[dict[str, Any]]:
 
 
 def _kind(side: Side, row: Row) -> str:
-    if row.leaf.role is Role.INPUT:
+    if row.value.role is Role.INPUT:
         return Role.PARAMETER.value  # inputs are looked at only where they are parameters
-    if row.leaf.role in (Role.PARAMETER, Role.PARAMETER_GRAD):
-        return row.leaf.role.value
+    if row.value.role in (Role.PARAMETER, Role.PARAMETER_GRAD):
+        return row.value.role.value
     return "backward" if side.parsed(row.pair.name).kind is RecordKind.BACKWARD else "forward"

@@ -213,7 +213,7 @@ class _Comparer:
         """Compare one rank of one step."""
         from msprobe.compare.levels import recorded_by_both
         from msprobe.compare.matching import pair_operations
-        from msprobe.compare.value_pairs import pair_leaves
+        from msprobe.compare.value_pairs import pair_values
         from msprobe.compare.verdicts.origin import find_origins
         from msprobe.compare.verdicts.status import judge_rows
 
@@ -231,7 +231,7 @@ class _Comparer:
             reference=reference,
             mode=mode,
             pairs=pairs,
-            rows=[row for each in pairs for row in pair_leaves(target, reference, each)],
+            rows=[row for each in pairs for row in pair_values(target, reference, each)],
         )
         if mode is Mode.TENSOR:
             self._tensor_work().measure(comparison, self._tolerances)
@@ -310,9 +310,9 @@ def common_mode(target: Side, reference: Side, notes: list[str]) -> Mode:
 def _has_statistics(side: Side) -> bool:
     """Return whether checksums stand beside statistics, as most programs write them."""
     return any(
-        leaf.is_tensor and leaf.mean is not None
+        value.is_tensor and value.mean is not None
         for name in side.names
-        for leaf in side.leaves(name)
+        for value in side.values(name)
     )
 
 

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.leaf_reader import Content, KnownWords, read_leaves
-from msprobe.compare.model import Leaf, Mode
+from msprobe.compare.model import Mode
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.record_names import RecordKind, RecordName, forward_name
-from msprobe.dump.record_views import MAX_DEPTH
+from msprobe.dump.record_names import RecordName, forward_name
 from msprobe.dump.stack_frames import parse_frame, user_frames
+from msprobe.dump.value_reader import MAX_DEPTH
+from msprobe.dump.values import Role, Value
 from msprobe.errors import UnsupportedError
 
-_PARAMETER_GRADIENTS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
 _VALUE_TASKS: Final = ("statistics", "tensor", "overflow_check", "")
 # A statistics dump with checksums has one at nearly every tensor.
 _TENSORS_TO_LOOK_AT: Final = 64
@@ -36,9 +35,7 @@ class Side:
         self.source = source
         self.framework: str = view.head.framework
         self.names: Sequence[str] = list(view.records)
-        self._words = KnownWords()
         self._mode: Mode | None = None
-        self._holds_saved_values = view.head.level == "debug"
 
     def __repr__(self) -> str:
         """Return which side of what, for debugging."""
@@ -112,7 +109,7 @@ class Side:
         frames = map(parse_frame, self.frames(name))
         return next((frame.place for frame in frames if frame is not None), None)
 
-    def leaves(self, name: str) -> list[Leaf]:
+    def values(self, name: str) -> list[Value]:
         """Return the values of a record: inputs, parameters, outputs, gradients of parameters.
 
         They are made anew by each call and not kept.
@@ -121,16 +118,8 @@ class Side:
             RecordNotFoundError: there is no such record.
             DumpFormatError: its text is damaged, or a value of a wrong type.
         """
-        data = self.view.records.data(name)
-        is_saved = self._holds_saved_values or name.endswith(".debug")
-        content = Content.CALL
-        if is_saved or (isinstance(data, dict) and isinstance(data.get("type"), str)):
-            content = Content.SAVED
-        elif ".parameters_grad" in name and self.parsed(name).kind in _PARAMETER_GRADIENTS:
-            content = Content.GRADIENTS
-        return read_leaves(
-            data, content, record=name, words=self._words, source=self.view.records_path
-        )
+        found = self.view.records.values_of(name)
+        return [value for value in found if value.role is not Role.OTHER]
 
     def _module_around(self, name: str) -> str | None:
         parent = self.parent(name)
@@ -155,12 +144,12 @@ class Side:
         seen = 0
         has_files = False
         for name in self.names:
-            for leaf in self.leaves(name):
-                if not leaf.is_tensor:
+            for value in self.values(name):
+                if not value.is_tensor:
                     continue
-                if leaf.md5 is not None and task != "":
+                if value.md5 is not None and task != "":
                     return Mode.MD5
-                has_files = has_files or leaf.data_name is not None
+                has_files = has_files or value.data_name is not None
                 seen += 1
             if seen >= _TENSORS_TO_LOOK_AT:
                 break

@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from msprobe.compare.model import Leaf, OperationPair, Role, Row
+from msprobe.compare.model import OperationPair, Row
 from msprobe.compare.sides import Side
+from msprobe.dump.values import Role, Value
 
 _KEYWORDS: Final = "kwargs."
 # MindSpore's parameters and PyTorch's.
@@ -22,7 +23,7 @@ _PARAMETER_NAMES: Final[Mapping[str, str]] = {
 _PARAMETER_ROLES: Final = (Role.PARAMETER, Role.PARAMETER_GRAD)
 
 
-def pair_leaves(target: Side, reference: Side, pair: OperationPair) -> list[Row]:
+def pair_values(target: Side, reference: Side, pair: OperationPair) -> list[Row]:
     """Return one row for each value of two operations, in the target's order.
 
     Values pair by their place in the record. What one side passed by position and the other by
@@ -32,12 +33,12 @@ def pair_leaves(target: Side, reference: Side, pair: OperationPair) -> list[Row]
     Raises:
         DumpFormatError: a record is damaged.
     """
-    mine = _leaves(target, pair.target, pair.target_slots)
-    theirs = _leaves(reference, pair.reference, pair.reference_slots)
+    mine = _values(target, pair.target, pair.target_slots)
+    theirs = _values(reference, pair.reference, pair.reference_slots)
     if not theirs:
-        return [Row(pair=pair, target=leaf, reference=None) for leaf in mine]
+        return [Row(pair=pair, target=value, reference=None) for value in mine]
     if not mine:
-        return [Row(pair=pair, target=None, reference=leaf) for leaf in theirs]
+        return [Row(pair=pair, target=None, reference=value) for value in theirs]
     crosses = target.framework != reference.framework
     is_simple = not pair.slots and not crosses and len(mine) == len(theirs)
     has_gradients = pair.target is not None and pair.target.endswith(".backward")
@@ -49,7 +50,7 @@ def pair_leaves(target: Side, reference: Side, pair: OperationPair) -> list[Row]
         ]
         if len(rows) == len(mine):
             return rows
-    matcher = _LeafMatcher(mine, theirs)
+    matcher = _ValueMatcher(mine, theirs)
     matcher.pair_by_place(pair.slots)
     if crosses:
         matcher.pair_parameters()
@@ -61,21 +62,21 @@ def pair_leaves(target: Side, reference: Side, pair: OperationPair) -> list[Row]
     return _rows(pair, mine, theirs, matcher.partners)
 
 
-def _leaves(side: Side, record: str | None, slots: frozenset[str] | None) -> list[Leaf]:
+def _values(side: Side, record: str | None, slots: frozenset[str] | None) -> list[Value]:
     if record is None:
         return []
-    leaves = side.leaves(record)
-    return leaves if slots is None else [leaf for leaf in leaves if leaf.slot in slots]
+    values = side.values(record)
+    return values if slots is None else [value for value in values if value.slot in slots]
 
 
-class _LeafMatcher:
+class _ValueMatcher:
     """Finds partners for the values of two records.
 
     Attributes:
         partners: place among the target's values → place among the reference's.
     """
 
-    def __init__(self, mine: list[Leaf], theirs: list[Leaf]) -> None:
+    def __init__(self, mine: list[Value], theirs: list[Value]) -> None:
         self._mine = mine
         self._theirs = theirs
         self.partners: dict[int, int] = {}
@@ -85,12 +86,12 @@ class _LeafMatcher:
     def pair_by_place(self, slots: Mapping[str, str | None]) -> None:
         """Pair equal slots, and those that a mapping says are the same."""
         by_key: dict[str, int] = {}
-        for place, leaf in enumerate(self._theirs):
-            by_key.setdefault(_key(leaf.slot), place)
+        for place, value in enumerate(self._theirs):
+            by_key.setdefault(_key(value.slot), place)
         rules = {_key(slot): other for slot, other in slots.items()}
         claimed = {_key(other) for other in rules.values() if other is not None}
-        for place, leaf in enumerate(self._mine):
-            key = _key(leaf.slot)
+        for place, value in enumerate(self._mine):
+            key = _key(value.slot)
             rule = _longest_prefix(key, rules)
             if rule is not None:
                 other = rules[rule]
@@ -107,14 +108,14 @@ class _LeafMatcher:
     def pair_parameters(self) -> None:
         """Pair parameters that the frameworks call differently."""
         right = {
-            _parameter_name(leaf.slot): place
-            for place, leaf in enumerate(self._theirs)
-            if leaf.role in _PARAMETER_ROLES and place not in self._taken
+            _parameter_name(value.slot): place
+            for place, value in enumerate(self._theirs)
+            if value.role in _PARAMETER_ROLES and place not in self._taken
         }
-        for place, leaf in enumerate(self._mine):
-            if leaf.role in _PARAMETER_ROLES and self._is_free(place):
-                partner = right.get(_parameter_name(leaf.slot))
-                if partner is not None and self._theirs[partner].role is leaf.role:
+        for place, value in enumerate(self._mine):
+            if value.role in _PARAMETER_ROLES and self._is_free(place):
+                partner = right.get(_parameter_name(value.slot))
+                if partner is not None and self._theirs[partner].role is value.role:
                     self._pair(place, partner)
 
     def pair_keywords(self, roles: Sequence[Role]) -> None:
@@ -122,13 +123,13 @@ class _LeafMatcher:
         for role in roles:
             left = [
                 place
-                for place, leaf in enumerate(self._mine)
-                if leaf.role is role and self._is_free(place)
+                for place, value in enumerate(self._mine)
+                if value.role is role and self._is_free(place)
             ]
             right = [
                 place
-                for place, leaf in enumerate(self._theirs)
-                if leaf.role is role and place not in self._taken
+                for place, value in enumerate(self._theirs)
+                if value.role is role and place not in self._taken
             ]
             lefts, rights = _by_looks(self._mine, left), _by_looks(self._theirs, right)
             for looks, places in lefts.items():
@@ -139,8 +140,8 @@ class _LeafMatcher:
 
         Their order is that of the arguments, or that in which the framework's graph has them.
         """
-        left = [place for place, leaf in enumerate(self._mine) if leaf.role is Role.OUTPUT]
-        right = [place for place, leaf in enumerate(self._theirs) if leaf.role is Role.OUTPUT]
+        left = [place for place, value in enumerate(self._mine) if value.role is Role.OUTPUT]
+        right = [place for place, value in enumerate(self._theirs) if value.role is Role.OUTPUT]
         fitting = sum(
             self._mine[place].shape == self._theirs[self.partners[place]].shape
             for place in left
@@ -185,35 +186,35 @@ class _LeafMatcher:
             self._taken.add(theirs)
 
 
-def _by_looks(leaves: list[Leaf], places: list[int]) -> dict[tuple[bool, object], list[int]]:
+def _by_looks(values: list[Value], places: list[int]) -> dict[tuple[bool, object], list[int]]:
     groups: defaultdict[tuple[bool, object], list[int]] = defaultdict(list)
     for place in places:
-        leaf = leaves[place]
-        groups[leaf.is_tensor, leaf.shape if leaf.is_tensor else leaf.type].append(place)
+        value = values[place]
+        groups[value.is_tensor, value.shape if value.is_tensor else value.type].append(place)
     return groups
 
 
-def _fact(leaf: Leaf) -> tuple[object, ...]:
-    return (leaf.md5, leaf.max, leaf.min, leaf.mean, leaf.norm, str(leaf.value))
+def _fact(value: Value) -> tuple[object, ...]:
+    return (value.md5, value.max, value.min, value.mean, value.norm, str(value.value))
 
 
 def _rows(
-    pair: OperationPair, mine: list[Leaf], theirs: list[Leaf], partners: Mapping[int, int]
+    pair: OperationPair, mine: list[Value], theirs: list[Value], partners: Mapping[int, int]
 ) -> list[Row]:
     taken = set(partners.values())
-    lonely = [leaf for place, leaf in enumerate(theirs) if place not in taken]
-    last_of_role = {leaf.role: place for place, leaf in enumerate(mine)}
+    lonely = [value for place, value in enumerate(theirs) if place not in taken]
+    last_of_role = {value.role: place for place, value in enumerate(mine)}
     rows: list[Row] = []
-    for place, leaf in enumerate(mine):
+    for place, value in enumerate(mine):
         partner = partners.get(place)
         rows.append(
-            Row(pair=pair, target=leaf, reference=None if partner is None else theirs[partner])
+            Row(pair=pair, target=value, reference=None if partner is None else theirs[partner])
         )
-        if last_of_role[leaf.role] == place:
+        if last_of_role[value.role] == place:
             rows += [
                 Row(pair=pair, target=None, reference=other)
                 for other in lonely
-                if other.role is leaf.role
+                if other.role is value.role
             ]
     rows += [
         Row(pair=pair, target=None, reference=other)

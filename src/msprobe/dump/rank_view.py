@@ -24,9 +24,11 @@ from msprobe.dump.record_index import (
     read_record_index,
 )
 from msprobe.dump.record_names import RecordName, parse_record_name
-from msprobe.dump.record_views import Record, TensorValue
+from msprobe.dump.record_views import Record
 from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import StoredTensor, locate_tensor_file, read_tensor
+from msprobe.dump.value_reader import ValueReader
+from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError, RecordNotFoundError
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class Records(Mapping[str, Record]):
         """Make a view of `index`; `level` helps to read the oldest names."""
         self._index = index
         self._level = level
+        self._reader = ValueReader(index.path, level=level)
         self._parsed: dict[str, RecordName] = {}
 
     def __getitem__(self, name: str) -> Record:
@@ -75,7 +78,7 @@ class Records(Mapping[str, Record]):
             RecordNotFoundError: there is none of that name (also a `KeyError`).
             DumpFormatError: its text is damaged.
         """
-        return Record(name=self.parsed(name), data=self.data(name), source=self._index.path)
+        return Record(name=self.parsed(name), data=self.data(name), reader=self._reader)
 
     def data(self, name: str) -> JsonTree:
         """Return one record as it stands in the file, its name not taken apart.
@@ -88,6 +91,15 @@ class Records(Mapping[str, Record]):
             return self._index[name]
         except KeyError:
             raise RecordNotFoundError(self._index.path, f"holds no record {name!r}") from None
+
+    def values_of(self, name: str) -> list[Value]:
+        """Return the values of one record; made anew by each call and not kept.
+
+        Raises:
+            RecordNotFoundError: there is none of that name (also a `KeyError`).
+            DumpFormatError: its text is damaged, or a value is of a wrong type.
+        """
+        return self._reader.read(self.data(name), self.parsed(name))
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in file order: the order of execution."""
@@ -267,7 +279,7 @@ class RankView:
         """
         return self.directory / layout.TENSOR_FOLDER
 
-    def tensor(self, which: TensorValue | str) -> StoredTensor:
+    def tensor(self, which: Value | str) -> StoredTensor:
         """Return the saved values of a tensor as NumPy; needs no framework.
 
         Args:
@@ -280,7 +292,7 @@ class RankView:
         """
         return read_tensor(self.tensor_directory, self._data_name(which))
 
-    def tensor_path(self, which: TensorValue | str) -> Path:
+    def tensor_path(self, which: Value | str) -> Path:
         """Return the file of a tensor's saved values, certain to lie in `tensor_directory`.
 
         For other readers: ``torch.load(view.tensor_path(value), weights_only=True)``.
@@ -291,7 +303,7 @@ class RankView:
         """
         return locate_tensor_file(self.tensor_directory, self._data_name(which))
 
-    def _data_name(self, which: TensorValue | str) -> str:
+    def _data_name(self, which: Value | str) -> str:
         name = which if isinstance(which, str) else which.data_name
         if name is None:
             raise RecordNotFoundError(self.records_path, "the values of this tensor were not saved")

@@ -37,6 +37,19 @@ def shape_of(found: JsonTree) -> tuple[int, ...]:
     return tuple(found)
 
 
+def integers_of(found: JsonTree) -> tuple[int, ...] | None:
+    """Return a list of integers, or None.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if found is None:
+        return None
+    if isinstance(found, list) and all(type(item) is int for item in found):
+        return tuple(found)
+    raise ValueError(f"is {shown_value(found)}, not a list of integers")
+
+
 def statistic_of(found: JsonTree) -> Statistic:
     """Return a number, a truth value or None; texts such as ``inf`` are numbers.
 

@@ -11,14 +11,8 @@ from typing import Final
 
 from msprobe.collectives.calls import is_communication
 from msprobe.dump.record_names import RecordKind, RecordName
-from msprobe.dump.record_views import (
-    REMARKS,
-    PartPath,
-    Record,
-    ScalarValue,
-    TensorValue,
-    part_label,
-)
+from msprobe.dump.record_views import Record
+from msprobe.dump.values import PartPath, Value
 from msprobe.report.value_text import nonfinite_text
 
 # Their results are whatever lay in memory.
@@ -78,34 +72,6 @@ class Badness(IntEnum):
     NAN = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """One tensor of a record, and where it stands there."""
-
-    path: PartPath
-    tensor: TensorValue
-
-    @property
-    def label(self) -> str:
-        """The place in short: ``input.0``, ``parameters.weight``."""
-        return part_label(self.path)
-
-    @property
-    def badness(self) -> Badness:
-        """What the worst element of the tensor is."""
-        if self.tensor.has_nan:
-            return Badness.NAN
-        return Badness.INF if self.tensor.has_inf else Badness.FINITE
-
-    @property
-    def holds_only_negative_inf(self) -> bool:
-        """Whether -Inf is all that is not finite, as in an attention mask."""
-        tensor = self.tensor
-        if self.badness is not Badness.INF:
-            return False
-        return tensor.max != math.inf and not tensor.extra.get("pos_inf_count")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
     """A record's tensors, divided into what the call read and what it made.
@@ -135,12 +101,12 @@ class Examined:
     @property
     def bad_arguments(self) -> list[Value]:
         """The arguments that are not finite."""
-        return [value for value in self.arguments if value.badness]
+        return [value for value in self.arguments if badness_of(value)]
 
     @property
     def bad_results(self) -> list[Value]:
         """The results that are not finite."""
-        return [value for value in self.results if value.badness]
+        return [value for value in self.results if badness_of(value)]
 
     @property
     def makes_worse(self) -> bool:
@@ -148,14 +114,28 @@ class Examined:
         return self.worst_result > self.worst_argument
 
 
+def badness_of(tensor: Value) -> Badness:
+    """Return what the worst element of a tensor is."""
+    if tensor.has_nan:
+        return Badness.NAN
+    return Badness.INF if tensor.has_inf else Badness.FINITE
+
+
+def holds_only_negative_inf(tensor: Value) -> bool:
+    """Return whether -Inf is all that is not finite, as in an attention mask."""
+    if badness_of(tensor) is not Badness.INF:
+        return False
+    return tensor.max != math.inf and not tensor.pos_inf_count
+
+
 def worst(values: Sequence[Value]) -> Badness:
     """Return the worst of these values."""
-    return max((value.badness for value in values), default=Badness.FINITE)
+    return max(map(badness_of, values), default=Badness.FINITE)
 
 
 def contents_text(values: list[Value]) -> str:
     """Return what these values hold: ``3 NaN``, ``NaN, Inf``; each text once."""
-    return ", ".join(dict.fromkeys(nonfinite_text(value.tensor) for value in values))
+    return ", ".join(dict.fromkeys(map(nonfinite_text, values)))
 
 
 def examine(record: Record) -> Examined:
@@ -172,17 +152,15 @@ def examine(record: Record) -> Examined:
     arguments: list[Value] = []
     results: list[Value] = []
     is_told_to = False
-    for path, leaf in record.leaves():
-        if isinstance(leaf, ScalarValue):
-            is_told_to |= path[0] in _ARGUMENT_PARTS and _is_nonfinite_number(leaf.value)
-        if not isinstance(leaf, TensorValue):
+    for value in record.values():
+        if not value.is_tensor:
+            is_argument = value.path[0] in _ARGUMENT_PARTS
+            is_told_to |= is_argument and _is_nonfinite_number(value.value)
+        elif uninitialized or value.note == "uninitialized":
             continue
-        if uninitialized or leaf.extra.get("note") == "uninitialized":
-            continue
-        value = Value(path, leaf)
-        if _is_result(name, path):
+        elif _is_result(name, value.path):
             results.append(value)
-        elif path[0] != REMARKS and not _is_written_over(name, path):
+        elif not _is_written_over(name, value.path):
             arguments.append(value)
     return Examined(
         record=record,

@@ -15,13 +15,15 @@ from msprobe.collectives.calls import (
 from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordKind, forward_name
+from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
 from msprobe.overflow.examined import (
     Badness,
     Examined,
-    Value,
+    badness_of,
     contents_text,
     examine,
+    holds_only_negative_inf,
     worst,
 )
 from msprobe.overflow.findings import Finding, Place, Source
@@ -146,7 +148,7 @@ class _Search:
 
     def _unexplained(self, examined: Examined) -> list[Value]:
         """Return the bad arguments that no earlier record can have made."""
-        return [value for value in examined.bad_arguments if value.badness > self._seen]
+        return [value for value in examined.bad_arguments if badness_of(value) > self._seen]
 
     def _given(self, name: str, examined: Examined, given: list[Value]) -> Iterator[Finding]:
         chain = [name, *self._view.ancestors(name)]
@@ -226,7 +228,7 @@ class _Search:
     ) -> Finding:
         """Make a finding; `at` is the record at which it shows first, if that is another one."""
         forward = forward_name(examined.name)
-        is_mask = all(value.holds_only_negative_inf for value in bad)
+        is_mask = all(map(holds_only_negative_inf, bad))
         is_deliberate = examined.is_deliberate or is_mask
         self._is_unmeant_inf_about |= not is_deliberate
         if examined.is_deliberate:

@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Final
 
 from msprobe.dump.record_views import Record
-from msprobe.overflow.examined import Badness, Examined, Value, examine
+from msprobe.dump.values import Value
+from msprobe.overflow.examined import Badness, Examined, badness_of, examine
 
 NORM_GROWTH: Final = 100.0
 """Outputs whose norm exceeds that of the inputs by more than this factor are graded high."""
@@ -40,7 +41,7 @@ def classify_examined(examined: Examined) -> Severity | None:
     if examined.name.path == "masked_fill_":
         # What it fills is often scores that hold -inf from the previous mask.
         arguments = arguments[1:]
-    given = any(value.badness for value in arguments)
+    given = any(map(badness_of, arguments))
     made = examined.worst_result > Badness.FINITE
     if made:
         return Severity.HIGH if given else Severity.CRITICAL
@@ -51,7 +52,7 @@ def classify_examined(examined: Examined) -> Severity | None:
 
 
 def _largest_norm(values: tuple[Value, ...]) -> float:
-    norms = (value.tensor.norm for value in values)
+    norms = (value.norm for value in values)
     return max(
         (float(norm) for norm in norms if norm is not None and math.isfinite(norm)), default=0.0
     )

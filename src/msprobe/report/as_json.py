@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from msprobe.dump.dump_steps import Dump
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.record_views import Leaf, Record, TensorValue, part_label
+from msprobe.dump.record_views import Record
 from msprobe.dump.records import JsonTree
+from msprobe.dump.values import Value
 from msprobe.report.nonfinite import find_nonfinite
+
+_FIELDS: Final = (
+    *("shape", "max", "min", "mean", "norm", "requires_grad", "data_name", "md5"),
+    *("value_id", "nan_count", "pos_inf_count", "neg_inf_count", "finite_max", "finite_min"),
+    *("note", "remark", "device", "stride"),
+)
 
 
 def overview_json(dump: Dump, view: RankView) -> dict[str, JsonTree]:
@@ -62,7 +69,7 @@ def record_json(view: RankView, record: Record) -> dict[str, JsonTree]:
         "inside": view.ancestors(name.full),
         "frames": view.frames(name.full),
         "notes": strict(dict(record.notes)),
-        "values": [_value_json(part_label(path), leaf) for path, leaf in record.leaves()],
+        "values": [_value_json(value) for value in record.values()],
     }
 
 
@@ -87,23 +94,13 @@ def strict(tree: Any) -> JsonTree:
     return tree
 
 
-def _value_json(label: str, leaf: Leaf) -> dict[str, JsonTree]:
-    if leaf is None:
-        return {"part": label, "type": None}
-    if not isinstance(leaf, TensorValue):
-        return {"part": label, "type": leaf.type, "value": strict(leaf.value)}
-    found = {
-        "part": label,
-        "type": leaf.type,
-        "dtype": leaf.dtype,
-        "shape": list(leaf.shape),
-        "max": strict(leaf.max),
-        "min": strict(leaf.min),
-        "mean": strict(leaf.mean),
-        "norm": strict(leaf.norm),
-        "requires_grad": leaf.requires_grad,
-        "data_name": leaf.data_name,
-        "md5": leaf.md5,
-        **strict(leaf.extra),
-    }
-    return {key: value for key, value in found.items() if value is not None}
+def _value_json(value: Value) -> dict[str, JsonTree]:
+    found = {"part": value.label, "type": None if value.is_null else value.type}
+    if value.is_tensor:
+        found["dtype"] = value.raw_dtype
+    elif not value.is_null:
+        found["value"] = strict(value.value)
+    facts = {name: getattr(value, name) for name in _FIELDS}
+    facts |= value.message._asdict() if value.message is not None else {}
+    known = {key: fact for key, fact in facts.items() if fact is not None} | dict(value.extra)
+    return found | {key: strict(fact) for key, fact in known.items()}

@@ -9,7 +9,7 @@ from typing import Final
 
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import forward_name
-from msprobe.dump.record_views import Leaf, Record, TensorValue
+from msprobe.dump.record_views import Record
 from msprobe.errors import DumpFormatError
 
 # Signs beside a record, for readers without colour too.
@@ -75,18 +75,12 @@ def _mark(record: Record) -> str:
 
     Results are the outputs of a forward call and the input gradients of a backward call.
     """
-    results = any(_is_nonfinite(leaf) for _, leaf in record.leaves("output"))
-    arguments = any(
-        _is_nonfinite(leaf)
-        for part in record.parts
-        if part != "output"
-        for _, leaf in record.leaves(part)
-    )
+    results = arguments = False
+    # Scalars do not count: a mask is filled with -inf on purpose, and a literal NaN is a beginning.
+    for path, tensor in record.tensors():
+        if tensor.has_nan or tensor.has_inf:
+            results |= path[0] == "output"
+            arguments |= path[0] != "output"
     if results and not arguments:
         return BORN
     return PRESENT if results or arguments else ""
-
-
-def _is_nonfinite(leaf: Leaf) -> bool:
-    # Scalars do not count: a mask is filled with -inf on purpose, and a literal NaN is a beginning.
-    return isinstance(leaf, TensorValue) and (leaf.has_nan or leaf.has_inf)

@@ -12,26 +12,23 @@ from rich.text import Text
 
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordKind, RecordName, forward_name
-from msprobe.dump.record_views import Leaf, Record, TensorValue, part_label
+from msprobe.dump.record_views import Record
 from msprobe.dump.stack_frames import parse_frame
+from msprobe.dump.values import Value
 from msprobe.report.grid import Cell, Column, cut_middle, heading, row
 from msprobe.report.value_text import (
     count_text,
     is_nonfinite,
-    leaf_text,
     nonfinite_text,
     number_text,
     plain,
     scalar_text,
+    value_text,
 )
 
 _STATISTICS: Final = ("min", "max", "mean", "norm")
 _LABEL_WIDTH: Final = 14
 _ALARM: Final = "bold red"
-# Shown in the columns already, or only of use to programs.
-_SHOWN_KEYS: Final = frozenset(
-    ("nan_count", "pos_inf_count", "neg_inf_count", "value_id", "finite_max", "finite_min")
-)
 
 
 def record_lines(view: RankView, record: Record, *, width: int) -> Iterator[Text]:
@@ -127,25 +124,24 @@ def _frame_parts(text: str) -> tuple[str, str]:
 
 
 def _values(record: Record, width: int) -> Iterator[Text]:
-    leaves = [(part_label(path), leaf) for path, leaf in record.leaves()]
-    if not leaves:
+    values = record.values()
+    if not values:
         yield Text("  no values", "dim")
         return
-    columns, gap = _columns(leaves, width)
+    columns, gap = _columns(values, width)
     yield heading(columns, gap)
-    for label, leaf in leaves:
-        yield _value_row(columns, gap, label, leaf)
-        details = _details(leaf) if isinstance(leaf, TensorValue) else ""
-        if details:
+    for value in values:
+        yield _value_row(columns, gap, value)
+        if details := _details(value):
             yield Text.assemble("      ", (cut_middle(details, max(width - 6, 20)), "dim"), end="")
 
 
-def _columns(leaves: list[tuple[str, Leaf]], width: int) -> tuple[list[Column], int]:
+def _columns(values: list[Value], width: int) -> tuple[list[Column], int]:
     gap, number = (2, 9) if width >= 100 else (1, 8)
     room = width - 2 - gap - len(_STATISTICS) * (number + gap)
-    labels = max(cell_len(plain(label)) for label, _ in leaves)
+    labels = max(cell_len(plain(value.label)) for value in values)
     labels = min(max(labels, len("value")), max(room * 3 // 5, room - 20))
-    kinds = max(cell_len(leaf_text(leaf, short=width < 100)) for _, leaf in leaves)
+    kinds = max(cell_len(value_text(value, short=width < 100)) for value in values)
     kinds = min(max(kinds, len("type")), max(room - labels - gap, 4))
     numbers = [Column(title=title, width=number, right=True) for title in _STATISTICS]
     fixed = [
@@ -156,47 +152,52 @@ def _columns(leaves: list[tuple[str, Leaf]], width: int) -> tuple[list[Column], 
     return [*fixed, *numbers], gap
 
 
-def _value_row(columns: list[Column], gap: int, label: str, leaf: Leaf) -> Text:
+def _value_row(columns: list[Column], gap: int, value: Value) -> Text:
     short = gap == 1
-    if not isinstance(leaf, TensorValue):
+    label = plain(value.label)
+    if not value.is_tensor:
         # No statistics follow, so the value may run on over their columns.
         used = sum(column.width for column in columns[:2]) + 2 * gap
         room = sum(column.width + gap for column in columns[2:]) - gap
-        line = row(columns[:2], [Cell(""), Cell(plain(label))], gap)
+        line = row(columns[:2], [Cell(""), Cell(label)], gap)
         line.pad_right(max(used - cell_len(line.plain), 0))
-        style = "dim" if leaf is None else "cyan"
-        return line.append(cut_middle(leaf_text(leaf), room), style)
-    mark = "!" if leaf.has_nan or leaf.has_inf else ""
+        style = "dim" if value.is_null else "cyan"
+        return line.append(cut_middle(value_text(value), room), style)
+    mark = "!" if value.has_nan or value.has_inf else ""
     alarm = _ALARM if mark else ""
     cells = [
         Cell(mark, alarm),
-        Cell(plain(label), alarm),
-        Cell(leaf_text(leaf, short=short), "green"),
+        Cell(label, alarm),
+        Cell(value_text(value, short=short), "green"),
     ]
     for column in columns[3:]:
-        value = getattr(leaf, column.title)
-        style = _ALARM if is_nonfinite(value) else ""
-        cells.append(Cell(number_text(value, column.width), style))
+        number = getattr(value, column.title)
+        style = _ALARM if is_nonfinite(number) else ""
+        cells.append(Cell(number_text(number, column.width), style))
     return row(columns, cells, gap)
 
 
-def _details(tensor: TensorValue) -> str:
+def _details(value: Value) -> str:
     """Return what the columns do not show, in one line."""
     said = []
-    if nonfinite := nonfinite_text(tensor):
+    if value.is_tensor and (nonfinite := nonfinite_text(value)):
         said.append(nonfinite)
-        low, high = tensor.extra.get("finite_min"), tensor.extra.get("finite_max")
-        if isinstance(low, (int, float)) and isinstance(high, (int, float)):
-            said.append(f"finite from {number_text(low)} to {number_text(high)}")
-    if tensor.requires_grad:
+        if value.finite_min is not None and value.finite_max is not None:
+            low, high = number_text(value.finite_min), number_text(value.finite_max)
+            said.append(f"finite from {low} to {high}")
+    if value.requires_grad:
         said.append("requires grad")
-    if tensor.value_id is not None:
-        said.append(f"value #{tensor.value_id}")
-    if not tensor.type.endswith((".Tensor", "ndarray")):
-        said.append(tensor.type)
-    if tensor.md5:
-        said.append(f"md5 {tensor.md5}")
-    if tensor.data_name:
-        said.append(tensor.data_name)
-    said += [f"{key} {scalar_text(v)}" for key, v in tensor.extra.items() if key not in _SHOWN_KEYS]
+    if value.value_id is not None:
+        said.append(f"value #{value.value_id}")
+    if value.is_tensor and not value.type.endswith((".Tensor", "ndarray")):
+        said.append(value.type)
+    if value.md5:
+        said.append(f"md5 {value.md5}")
+    if value.data_name:
+        said.append(value.data_name)
+    stride = None if value.stride is None else list(value.stride)
+    facts = {"device": value.device, "stride": stride, "note": value.note}
+    facts |= {} if value.message is None else value.message._asdict()
+    known = {key: fact for key, fact in facts.items() if fact is not None} | dict(value.extra)
+    said += [f"{key} {scalar_text(fact)}" for key, fact in known.items()]
     return plain(" · ".join(said))

@@ -10,20 +10,21 @@ from typing import Final
 from rich.cells import cell_len
 from rich.text import Text
 
+from msprobe.dump.call_nodes import SAVED_VALUES, CallNode, call_forest
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordKind, RecordName
-from msprobe.dump.record_views import Record, TensorValue
+from msprobe.dump.record_views import Record
+from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
-from msprobe.report.call_nodes import SAVED_VALUES, CallNode, call_forest
 from msprobe.report.grid import Cell, Column, heading, row
 from msprobe.report.nonfinite import BORN, PRESENT, Nonfinite
 from msprobe.report.value_text import (
     count_text,
     is_nonfinite,
-    leaf_text,
     number_text,
     plain,
     tensor_text,
+    value_text,
 )
 
 _WIDE_FROM: Final = 110
@@ -83,7 +84,7 @@ class _Line:
     label: _Label
     hidden: int = 0
     mark: str = ""
-    tensor: TensorValue | None = None
+    tensor: Value | None = None
     more: int = 0
     is_argument: bool = False
     remark: str = ""
@@ -237,17 +238,17 @@ def _line(
     )
 
 
-def _remark(record: Record, tensor: TensorValue | None) -> str:
+def _remark(record: Record, tensor: Value | None) -> str:
     if "raised" in record.notes:
         return _RAISED
     if tensor is not None:
         return ""
     part = "output" if "output" in record.parts else None
-    values = [leaf for _, leaf in record.leaves(part) if leaf is not None]
-    return leaf_text(values[0]) if values else "None"
+    values = (value for value in record.values(part) if not value.is_null)
+    return next(map(value_text, values), "None")
 
 
-def _main_tensor(record: Record) -> tuple[TensorValue | None, int, bool]:
+def _main_tensor(record: Record) -> tuple[Value | None, int, bool]:
     """Return the tensor that stands for the call, how many more there are, and if it is an input.
 
     The first output; where nothing came out, the first input.

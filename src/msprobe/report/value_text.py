@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from msprobe.dump.record_views import Leaf, TensorValue
 from msprobe.dump.records import JsonTree, Statistic
+from msprobe.dump.values import Value
 
 NUMBER_WIDTH: Final = 9
 """Columns that `number_text` fills at most by default."""
@@ -77,10 +77,10 @@ def dtype_text(dtype: str, *, short: bool) -> str:
     return plain(_SHORT_DTYPES.get(name.lower(), name) if short else name) or "?"
 
 
-def tensor_text(tensor: TensorValue, *, short: bool) -> str:
+def tensor_text(tensor: Value, *, short: bool) -> str:
     """Return type and shape: ``float32[8,64]``, or ``f32[8,64]`` when `short`."""
-    sizes = ",".join(map(str, tensor.shape))
-    return f"{dtype_text(tensor.dtype, short=short)}[{sizes}]"
+    sizes = ",".join(map(str, tensor.shape or ()))
+    return f"{dtype_text(tensor.raw_dtype, short=short)}[{sizes}]"
 
 
 def scalar_text(value: JsonTree, limit: int = 60) -> str:
@@ -89,13 +89,13 @@ def scalar_text(value: JsonTree, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def leaf_text(leaf: Leaf, *, short: bool = False) -> str:
-    """Return what kind of value a leaf is, and its value when that is short."""
-    if leaf is None:
+def value_text(value: Value, *, short: bool = False) -> str:
+    """Return the kind of a value, and the value itself if it is no tensor."""
+    if value.is_null:
         return "None"
-    if isinstance(leaf, TensorValue):
-        return tensor_text(leaf, short=short)
-    return f"{plain(leaf.type)} {scalar_text(leaf.value)}"
+    if value.is_tensor:
+        return tensor_text(value, short=short)
+    return f"{plain(value.type)} {scalar_text(value.value)}"
 
 
 def count_text(number: int, noun: str) -> str:
@@ -112,15 +112,14 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes:.1f} TB"
 
 
-def nonfinite_text(tensor: TensorValue) -> str:
+def nonfinite_text(tensor: Value) -> str:
     """Return the NaN and infinities of a tensor: ``3 NaN, 1 +Inf``; empty when there are none."""
-    counts = (("nan_count", "NaN"), ("pos_inf_count", "+Inf"), ("neg_inf_count", "-Inf"))
-    counted = [
-        f"{count} {word}"
-        for key, word in counts
-        if isinstance(count := tensor.extra.get(key), int) and count
-    ]
-    if counted:
+    counts = (
+        (tensor.nan_count, "NaN"),
+        (tensor.pos_inf_count, "+Inf"),
+        (tensor.neg_inf_count, "-Inf"),
+    )
+    if counted := [f"{count} {word}" for count, word in counts if count]:
         return ", ".join(counted)
     words = ["NaN"] * tensor.has_nan + ["Inf"] * tensor.has_inf
     return ", ".join(words)

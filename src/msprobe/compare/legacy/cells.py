@@ -8,7 +8,7 @@ import zlib
 from typing import Any, Final, NamedTuple
 
 from msprobe.compare.legacy.columns import Generation
-from msprobe.compare.model import Leaf
+from msprobe.dump.values import Value
 from msprobe.report.tables import Cell
 
 NOTHING: Final = "N/A"
@@ -55,51 +55,51 @@ class CellMaker:
         self._no_value = SideCells(word, word, NOTHING, *["None"] * 4)
         self._shapes: dict[tuple[int, ...], str] = {}
 
-    def cells(self, leaf: Leaf) -> SideCells:
+    def cells(self, value: Value) -> SideCells:
         """Return the cells of a value."""
-        if leaf.is_tensor:
-            shape = self._shapes.get(leaf.shape or ()) or self._shape(leaf.shape or ())
-            requires_grad = _TRUTH[leaf.requires_grad]
-            a, b, c, d = leaf.max, leaf.min, leaf.mean, leaf.norm
+        if value.is_tensor:
+            shape = self._shapes.get(value.shape or ()) or self._shape(value.shape or ())
+            requires_grad = _TRUTH[value.requires_grad]
+            a, b, c, d = value.max, value.min, value.mean, value.norm
             # The usual case by itself: four numbers that are none of them NaN.
             if type(a) is type(b) is type(c) is type(d) is float and (
                 a == a and b == b and c == c and d == d
             ):
-                return SideCells(leaf.raw_dtype, shape, requires_grad, a, b, c, d)
+                return SideCells(value.raw_dtype, shape, requires_grad, a, b, c, d)
             four = map(_statistic, (a, b, c, d))
-            return SideCells(leaf.raw_dtype, shape, requires_grad, *four)
-        value = leaf.value
-        if leaf.type == "NoneType":
+            return SideCells(value.raw_dtype, shape, requires_grad, *four)
+        content = value.value
+        if value.is_null:
             return self._no_value
-        if leaf.type == "torch.Size":
-            return SideCells(leaf.type, str(value), NOTHING, *["None"] * 4)
-        if leaf.type == "slice":
-            shape = f"({len(value)},)" if isinstance(value, list) else "[]"
-            return SideCells(leaf.type, shape, NOTHING, *["None"] * 4)
-        dtype = f"<class '{type(value).__name__}'>"
-        if leaf.type in _OWN_TYPES or is_rank_argument(leaf):
-            dtype = leaf.type
-        return SideCells(dtype, "[]", NOTHING, *[_statistic(value)] * 4)
+        if value.type == "torch.Size":
+            return SideCells(value.type, str(content), NOTHING, *["None"] * 4)
+        if value.type == "slice":
+            shape = f"({len(content)},)" if isinstance(content, list) else "[]"
+            return SideCells(value.type, shape, NOTHING, *["None"] * 4)
+        dtype = f"<class '{type(content).__name__}'>"
+        if value.type in _OWN_TYPES or is_rank_argument(value):
+            dtype = value.type
+        return SideCells(dtype, "[]", NOTHING, *[_statistic(content)] * 4)
 
     def _shape(self, shape: tuple[int, ...]) -> str:
         text = self._shapes[shape] = str(list(shape))
         return text
 
 
-def is_rank_argument(leaf: Leaf) -> bool:
+def is_rank_argument(value: Value) -> bool:
     """Return whether a value is the rank that a communication sends to or receives from."""
-    return not leaf.is_tensor and leaf.slot.rpartition(".")[2] in _RANK_ARGUMENTS
+    return not value.is_tensor and value.slot.rpartition(".")[2] in _RANK_ARGUMENTS
 
 
-def checksum(leaf: Leaf | None) -> str:
+def checksum(value: Value | None) -> str:
     """Return the checksum of a value: that of the dump, or of the value's text."""
-    if leaf is None or leaf.type == "NoneType":
+    if value is None or value.is_null:
         return NOTHING
-    if leaf.is_tensor:
-        return leaf.md5 or NOTHING
-    if leaf.type in _PROCESS_GROUPS or is_rank_argument(leaf):
-        return str(leaf.value)
-    return f"{zlib.crc32(str(leaf.value).encode('utf-8', 'backslashreplace')):08x}"
+    if value.is_tensor:
+        return value.md5 or NOTHING
+    if value.type in _PROCESS_GROUPS or is_rank_argument(value):
+        return str(value.value)
+    return f"{zlib.crc32(str(value.value).encode('utf-8', 'backslashreplace')):08x}"
 
 
 def _statistic(value: Any) -> Cell:

@@ -24,8 +24,9 @@ from msprobe.collectives.matching import connect, earliest_faults
 from msprobe.compare.legacy.cells import NOTHING
 from msprobe.compare.legacy.columns import CHECKSUMS, STACK, STATISTICS, Generation
 from msprobe.compare.legacy.tables import legacy_operations
-from msprobe.compare.model import Leaf, Mode, Role, Row
+from msprobe.compare.model import Mode, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.dump.values import Message, Role, Value
 from msprobe.errors import ReportWriteError
 from msprobe.report.replacing import replacing
 from msprobe.report.tables import Cell
@@ -40,7 +41,6 @@ _STATES: Final = {
     Role.PARAMETER_GRAD: "parameters_grad",
     Role.SAVED: "debug",
 }
-_NO_PEER: Final = "None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def first_differences(comparisons: Sequence[RankComparison]) -> list[FirstDiffer
             if different:
                 faulty[rank][name] = places[name]
                 rows_of[rank, name] = rows
-                if any(row.leaf.role is not Role.OUTPUT for row in different):
+                if any(row.value.role is not Role.OUTPUT for row in different):
                     faulty_inputs[rank].add(name)
     by_rank = {_number(each, number): each for number, each in enumerate(comparisons)}
     return [
@@ -106,7 +106,7 @@ def is_different(row: Row) -> bool:
     if name.startswith(_IGNORED):
         return False
     api = name.split(".", 2)[1] if "." in name else ""
-    return row.leaf.slot not in _IGNORED_OUTPUTS.get(api, ())
+    return row.value.slot not in _IGNORED_OUTPUTS.get(api, ())
 
 
 def write_first_differences(
@@ -195,17 +195,19 @@ def _item(
     item: dict[str, Any] = dict(zip(columns, map(_plain, cells), strict=True))
     if item.get(STACK, NOTHING) != NOTHING and row.pair.target is not None:
         item[STACK] = comparison.target.frames(row.pair.target)
-    item["state"] = _STATES[row.leaf.role]
+    item["state"] = _STATES[row.value.role]
     item["api_origin_name"] = row.pair.name
-    for key in ("op", "peer"):
-        for title, leaf in (("NPU", row.target), ("Bench", row.reference)):
-            item[f"{title} P2POp {key}"] = _operation_fact(leaf, key)
-    return item
+    sides = {"NPU": _message(row.target), "Bench": _message(row.reference)}
+    item |= {f"{side} P2POp op": _fact(message.operation) for side, message in sides.items()}
+    return item | {f"{side} P2POp peer": _fact(message.peer) for side, message in sides.items()}
 
 
-def _operation_fact(leaf: Leaf | None, key: str) -> Any:
-    value = None if leaf is None or "peer" not in leaf.extra else leaf.extra.get(key)
-    return _NO_PEER if value is None else value
+def _message(value: Value | None) -> Message:
+    return (None if value is None else value.message) or Message()
+
+
+def _fact(found: str | int | None) -> str | int:
+    return "None" if found is None else found
 
 
 def _plain(cell: Cell) -> Any:
@@ -224,7 +226,7 @@ def _entry(found: FirstDifference) -> dict[str, Any]:
     comparison = found.comparison
     data: dict[str, dict[str, Any]] = {"input": {}, "output": {}}
     for row, values in _values(found):
-        state = "output" if row.leaf.role is Role.OUTPUT else "input"
+        state = "output" if row.value.role is Role.OUTPUT else "input"
         data[state][row.name] = values
     return {
         "op_name": found.name,
@@ -263,4 +265,4 @@ def _values(found: FirstDifference) -> Iterator[tuple[Row, Mapping[str, Any]]]:
         for row, (cells, _) in zip(members, lines, strict=True):
             by_title = dict(zip(columns, cells, strict=True))
             values = {title: _plain(by_title[title]) for title in wanted}
-            yield row, {**values, "NPU P2POp peer": _operation_fact(row.target, "peer")}
+            yield row, {**values, "NPU P2POp peer": _fact(_message(row.target).peer)}

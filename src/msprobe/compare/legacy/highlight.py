@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from msprobe.compare.legacy.cells import NAN, number
 from msprobe.compare.legacy.levels import JudgedRow, is_gradient_inconsistent
-from msprobe.compare.model import Mode, Role, Status
+from msprobe.compare.model import Mode, Status
+from msprobe.dump.values import Role
 from msprobe.report.tables import Cell, Colour
 
 _HUGE: Final = 1e10
@@ -57,13 +58,13 @@ def highlight_operation(
     inputs = [
         found
         for judged, found in zip(rows, measures, strict=True)
-        if judged.row.leaf.role is not Role.OUTPUT and found is not None
+        if judged.row.value.role is not Role.OUTPUT and found is not None
     ]
     before = _summary(inputs)
     result: list[tuple[Colour | None, list[str]]] = []
     for judged, found in zip(rows, measures, strict=True):
         red, yellow = _own_reasons(judged)
-        if judged.row.leaf.role is Role.OUTPUT and found is not None and inputs:
+        if judged.row.value.role is Role.OUTPUT and found is not None and inputs:
             more_red, more_yellow = _change_reasons(before, found)
             red += more_red
             yellow += more_yellow

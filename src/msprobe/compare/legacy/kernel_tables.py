@@ -21,8 +21,9 @@ from msprobe.compare.legacy.levels import JudgedRow
 from msprobe.compare.legacy.reached import BAD, NO, NONE, UNMATCHED, YES, old_verdict
 from msprobe.compare.legacy.real_data import metric_cells
 from msprobe.compare.legacy.statistics import statistic_cells
-from msprobe.compare.model import Leaf, Mode, row_name
+from msprobe.compare.model import Mode, row_name
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.dump.values import Value
 from msprobe.report.tables import Cell, Colour, Table, TableRow
 
 CSV_FILES: Final = ("NPU CSV File", "Bench CSV File")
@@ -85,8 +86,8 @@ def _rows(comparison: RankComparison, *, highlight: bool) -> Iterator[TableRow]:
         yield line, Colour.RED if is_red else None
 
 
-def _name(record: str | None, leaf: Leaf | None) -> str:
-    return "" if leaf is None or record is None else row_name(record, leaf.slot)
+def _name(record: str | None, value: Value | None) -> str:
+    return "" if value is None or record is None else row_name(record, value.slot)
 
 
 def _verdict(judged: JudgedRow, mode: Mode) -> tuple[str, str]:

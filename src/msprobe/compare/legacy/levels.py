@@ -17,7 +17,8 @@ from typing import Final
 
 from msprobe.api_prefixes import API_PREFIXES
 from msprobe.compare.legacy.cells import NAN, SideCells, number
-from msprobe.compare.model import Mode, Origin, Role, Row, Status
+from msprobe.compare.model import Mode, Origin, Row, Status
+from msprobe.dump.values import Role
 from msprobe.report.tables import Cell
 
 # Their results are memory that nobody has written, or say nothing of the computation.
@@ -116,11 +117,11 @@ def judge_operation(rows: Sequence[JudgedRow], mode: Mode) -> list[Verdict]:
     looked_at = [
         (judged, verdict)
         for judged, verdict in zip(rows, verdicts, strict=True)
-        if api not in _INPUTS_IGNORED or judged.row.leaf.role is not Role.INPUT
+        if api not in _INPUTS_IGNORED or judged.row.value.role is not Role.INPUT
     ]
     for judged, verdict in looked_at:
         _judge_row(judged, verdict, mode)
-    output = next((v for judged, v in looked_at if judged.row.leaf.role is Role.OUTPUT), None)
+    output = next((v for judged, v in looked_at if judged.row.value.role is Role.OUTPUT), None)
     if output is not None and mode is Mode.STATISTICS:
         _judge_norms([judged for judged, _ in looked_at], output)
     elif output is not None and mode is Mode.TENSOR:
@@ -188,7 +189,7 @@ def _raise_to_status(row: Row, verdict: Verdict, mode: Mode) -> None:
     if row.status not in _WORDS:
         return
     # Another checksum or argument is an error wherever it stands.
-    may_inherit = mode is not Mode.MD5 and row.leaf.is_tensor
+    may_inherit = mode is not Mode.MD5 and row.value.is_tensor
     level = Level.WARNING if may_inherit and row.origin in _INHERITED else Level.ERROR
     verdict.add(level, row.reason or _WORDS[row.status])
 
@@ -228,7 +229,7 @@ def _judge_values(rows: Sequence[JudgedRow], output: Verdict) -> None:
 def _numbers(rows: Sequence[JudgedRow], column: int, *, is_output: bool) -> list[float]:
     found = []
     for judged in rows:
-        if (judged.row.leaf.role is Role.OUTPUT) is is_output:
+        if (judged.row.value.role is Role.OUTPUT) is is_output:
             cell = judged.metrics[column]
             value = cell if cell == 0 else number(cell)
             if isinstance(value, (int, float)):

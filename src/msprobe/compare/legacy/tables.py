@@ -20,10 +20,11 @@ from msprobe.compare.legacy.levels import JudgedRow, Level, judge_operation
 from msprobe.compare.legacy.reached import old_verdict
 from msprobe.compare.legacy.real_data import metric_cells
 from msprobe.compare.legacy.statistics import statistic_cells
-from msprobe.compare.model import Leaf, Mode, Origin, Row, Status, row_name
+from msprobe.compare.model import Mode, Origin, Row, Status, row_name
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump import layout
 from msprobe.dump.kernel_views import KernelView
+from msprobe.dump.values import Value
 from msprobe.report.tables import Cell, Colour, Table, TableRow
 
 _COLOURS: Final = {Level.PASS: None, Level.WARNING: Colour.YELLOW, Level.ERROR: Colour.RED}
@@ -199,7 +200,7 @@ class _RowMaker:
         return text
 
 
-def _file(leaf: Leaf | None) -> str:
-    if leaf is None:
+def _file(value: Value | None) -> str:
+    if value is None:
         return NOTHING
-    return leaf.data_name or NO_FILE
+    return value.data_name or NO_FILE

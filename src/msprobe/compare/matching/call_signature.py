@@ -8,9 +8,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
-from msprobe.compare.model import Leaf
 from msprobe.compare.sides import Side
 from msprobe.dump.records import Statistic
+from msprobe.dump.values import Value
 
 # A value that cannot be told apart from nothing: two records without numbers are half alike.
 _UNKNOWN: Final = 0.5
@@ -49,7 +49,7 @@ class EvidenceReader:
         """Return the evidence of a record."""
         found = self._found.get(name)
         if found is None:
-            found = self._found[name] = _evidence(self._side.leaves(name))
+            found = self._found[name] = _evidence(self._side.values(name))
         return found
 
 
@@ -74,25 +74,25 @@ def numbers_likeness(first: Evidence, second: Evidence) -> float:
     return total / max(len(first.numbers), len(second.numbers))
 
 
-def _evidence(leaves: list[Leaf]) -> Evidence:
-    tensors = [leaf for leaf in leaves if leaf.is_tensor]
-    shapes = tuple(leaf.shape for leaf in tensors)
-    values: Hashable = None
+def _evidence(values: list[Value]) -> Evidence:
+    tensors = [value for value in values if value.is_tensor]
+    shapes = tuple(value.shape for value in tensors)
+    facts: Hashable = None
     numbers: list[float] = []
     if tensors:
-        facts = [_fact(leaf) for leaf in leaves]
-        if any(fact is not None for fact in facts):
-            values = hash(tuple(facts))
-        for leaf in tensors:
+        known = tuple(_fact(value) for value in values)
+        if any(fact is not None for fact in known):
+            facts = hash(known)
+        for value in tensors:
             numbers += [
                 float(number)
-                for number in (leaf.max, leaf.min, leaf.mean, leaf.norm)
+                for number in (value.max, value.min, value.mean, value.norm)
                 if number is not None
             ]
-    signature = hash(tuple((leaf.role, _kind(leaf.dtype), leaf.shape) for leaf in leaves))
+    signature = hash(tuple((value.role, _kind(value.dtype), value.shape) for value in values))
     return Evidence(
         signature=signature,
-        values=values,
+        values=facts,
         scales=_scales(tensors),
         shapes=shapes,
         numbers=tuple(numbers),
@@ -104,10 +104,10 @@ def _kind(dtype: str) -> str:
     return dtype.rstrip("0123456789").removeprefix("b").removeprefix("u") if dtype else ""
 
 
-def _scales(tensors: list[Leaf]) -> Hashable:
+def _scales(tensors: list[Value]) -> Hashable:
     found = []
-    for leaf in (tensors[0], tensors[-1]) if tensors else ():
-        size = leaf.max if leaf.norm is None else leaf.norm
+    for value in (tensors[0], tensors[-1]) if tensors else ():
+        size = value.max if value.norm is None else value.norm
         if size is None:
             continue
         size = abs(float(size))
@@ -116,15 +116,15 @@ def _scales(tensors: list[Leaf]) -> Hashable:
     return tuple(found) or None
 
 
-def _fact(leaf: Leaf) -> Hashable:
-    if not leaf.is_tensor:
-        return None if leaf.value is None else str(leaf.value)
-    if leaf.md5 is not None:
-        return leaf.md5
-    statistics = (leaf.max, leaf.min, leaf.mean, leaf.norm)
+def _fact(value: Value) -> Hashable:
+    if not value.is_tensor:
+        return None if value.value is None else str(value.value)
+    if value.md5 is not None:
+        return value.md5
+    statistics = (value.max, value.min, value.mean, value.norm)
     if statistics == (None, None, None, None):
         return None
-    return (leaf.shape, *map(_hashable, statistics))
+    return (value.shape, *map(_hashable, statistics))
 
 
 def _hashable(number: Statistic) -> Hashable:

@@ -180,7 +180,7 @@ class _Rows:
     def _slots_of(self, record: str) -> set[str]:
         found = self._slots.get(record)
         if found is None:
-            found = self._slots[record] = {leaf.slot for leaf in self._side.leaves(record)}
+            found = self._slots[record] = {value.slot for value in self._side.values(record)}
         return found
 
 

@@ -46,11 +46,11 @@ class MappedRows:
         if place not in self.shares:
             return None
         moved = {slot for share in self.shares[place] for slot in share.slots}
-        return frozenset(leaf.slot for leaf in side.leaves(side.names[place])) - moved
+        return frozenset(value.slot for value in side.values(side.names[place])) - moved
 
     def reference_slots(self, side: Side, place: int) -> frozenset[str] | None:
         """Return the slots of a reference that no share has taken; None for all."""
         if place not in self._given_away:
             return None
-        found = frozenset(leaf.slot for leaf in side.leaves(side.names[place]))
+        found = frozenset(value.slot for value in side.values(side.names[place]))
         return found - self._given_away[place]

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from msprobe.compare.model import Leaf, Row
+from msprobe.compare.model import Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
@@ -19,6 +19,7 @@ from msprobe.compare.tensors.finished_pairs import FinishedPairs
 from msprobe.compare.tensors.processing import Processing, read_processing
 from msprobe.compare.tensors.schedule import files_size, measure_all
 from msprobe.compare.tensors.tensor_pairs import TensorJob
+from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
 from msprobe.numerics.elementwise import Tolerance
 from msprobe.numerics.tolerances import Tolerances
@@ -181,16 +182,15 @@ class _TensorFolder:
 
 def element_tolerance(row: Row, tolerances: Tolerances) -> Tolerance:
     """Return what the elements of a row may be apart; the reference's statistics tell its size."""
-    target, reference = row.target or row.leaf, row.reference or row.leaf
+    target, reference = row.target or row.value, row.reference or row.value
     size = _root_mean_square(reference)
     return tolerances.for_elements(row.name, target.dtype, reference.dtype, size)
 
 
-def _root_mean_square(leaf: Leaf) -> float | None:
+def _root_mean_square(value: Value) -> float | None:
     """Return the size of a tensor's finite elements by its statistics; None where unknown."""
-    norm = leaf.norm
-    if isinstance(norm, (int, float)) and math.isfinite(norm) and leaf.shape is not None:
-        return float(norm) / math.sqrt(max(math.prod(leaf.shape), 1))
-    ends = [leaf.extra.get("finite_max", leaf.max), leaf.extra.get("finite_min", leaf.min)]
-    known = [abs(float(end)) for end in ends if isinstance(end, (int, float))]
-    return max(known) if known and all(map(math.isfinite, known)) else None
+    norm = value.norm
+    if isinstance(norm, (int, float)) and math.isfinite(norm) and value.shape is not None:
+        return float(norm) / math.sqrt(max(math.prod(value.shape), 1))
+    ends = [abs(float(end)) for end in value.finite_ends if end is not None]
+    return max(ends, default=None)

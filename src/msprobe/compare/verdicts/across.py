@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from msprobe.compare.model import Origin, Role, Row
+from msprobe.compare.model import Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.history import History, gradient_key
 from msprobe.compare.verdicts.origin_state import UNRECORDED_VALUE, mark
+from msprobe.dump.values import Role
 
 _COLLECTIVE: Final = "Distributed."
 _REDUCED: Final = ".parameters_grad_reduced"
@@ -53,7 +54,7 @@ def _settle_steps(comparisons: Iterable[RankComparison]) -> None:
 
 def _revise(row: Row, history: History) -> None:
     """Let a value that came from outside inherit from the step before."""
-    role = row.leaf.role
+    role = row.value.role
     if role is Role.PARAMETER:
         if history.explains_parameter(row.name):
             _inherit(row, "an earlier step updated it with a gradient that was not the same")
@@ -92,7 +93,7 @@ def _put_in(comparisons: Iterable[RankComparison]) -> dict[str, list[int | str]]
         for row in comparison.rows:
             if not row.status.is_difference:
                 continue
-            name, role = row.pair.name, row.leaf.role
+            name, role = row.pair.name, row.value.role
             if role is Role.PARAMETER_GRAD and _REDUCED not in name:
                 found[gradient_key(row.name)].append(comparison.rank)
             elif role is Role.INPUT and name.startswith(_COLLECTIVE):

@@ -7,8 +7,9 @@ import math
 import re
 from typing import Final
 
-from msprobe.compare.model import Leaf, Row, Status
+from msprobe.compare.model import Row, Status
 from msprobe.dump.records import JsonTree
+from msprobe.dump.values import Value
 from msprobe.numerics.number_types import Kind, kind_of
 
 # Numbers that a script computes in Python or takes from tensors carry float32 rounding at worst.
@@ -20,7 +21,7 @@ _SHOWN: Final = 60
 _PLACE_TYPES: Final = ("torch.device", "torch.Generator", "torch.memory_format", "torch.Stream")
 
 
-def judge_arguments(row: Row, target: Leaf, reference: Leaf) -> None:
+def judge_arguments(row: Row, target: Value, reference: Value) -> None:
     """Fill in status, error and reason of a row whose values are not both tensors."""
     row.error = None
     if target.is_tensor or reference.is_tensor:
@@ -47,16 +48,15 @@ def judge_arguments(row: Row, target: Leaf, reference: Leaf) -> None:
         row.reason = f"{_shown(mine)} instead of {_shown(theirs)}"
 
 
-def _judge_mixed(row: Row, target: Leaf, reference: Leaf) -> None:
+def _judge_mixed(row: Row, target: Value, reference: Value) -> None:
     tensor, other = (target, reference) if target.is_tensor else (reference, target)
     if other.value is None:
         row.status = Status.ADDED if target.is_tensor else Status.MISSING
-        note = other.extra.get("note")
         row.reason = (
             "a tensor where the reference has None"
             if target.is_tensor
             else "None where the reference has a tensor"
-        ) + (f" ({note})" if note else "")
+        ) + (f" ({other.remark})" if other.remark else "")
         return
     number = tensor.max
     if _is_number(other.value) and number is not None and math.prod(tensor.shape or ()) == 1:
@@ -84,13 +84,13 @@ def _judge_numbers(row: Row, mine: float, theirs: float) -> None:
         row.reason = f"{_shown(mine)} instead of {_shown(theirs)}"
 
 
-def _are_float_types(target: Leaf, reference: Leaf) -> bool:
+def _are_float_types(target: Value, reference: Value) -> bool:
     """Return whether both are types of floating point: another precision, not another meaning."""
     return all(
-        isinstance(leaf.value, str)
-        and leaf.type.endswith(("dtype", "Type", "str"))
-        and kind_of(leaf.value.rpartition(".")[2].lower()) is Kind.FLOAT
-        for leaf in (target, reference)
+        isinstance(value.value, str)
+        and value.type.endswith(("dtype", "Type", "str"))
+        and kind_of(value.value.rpartition(".")[2].lower()) is Kind.FLOAT
+        for value in (target, reference)
     )
 
 

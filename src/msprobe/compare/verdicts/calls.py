@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import OperationPair, Role, Row
+from msprobe.compare.model import OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind, RecordName, forward_name
+from msprobe.dump.values import Role
 
 _TAKEN_IN: Final = (Role.INPUT, Role.PARAMETER)
 
@@ -171,8 +172,8 @@ class Calls:
         found = self._made.get(begin)
         if found is None:
             rows = self.rows[begin:end]
-            inputs = [row for row in rows if row.leaf.role in _TAKEN_IN]
-            outputs = [row for row in rows if row.leaf.role not in _TAKEN_IN]
+            inputs = [row for row in rows if row.value.role in _TAKEN_IN]
+            outputs = [row for row in rows if row.value.role not in _TAKEN_IN]
             pair = rows[0].pair
             found = Call(pair, self.parse(pair), begin, rows, inputs, outputs)
             self._made[begin] = found

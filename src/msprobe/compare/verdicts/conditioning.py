@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from msprobe.compare.model import Leaf, Row
+from msprobe.compare.model import Row
 from msprobe.compare.verdicts.operation_families import Family
+from msprobe.dump.values import Value
 from msprobe.numerics.number_types import epsilon_of
 
 # Frameworks accumulate half types in float32.
@@ -96,15 +97,14 @@ def operand_of(row: Row) -> Operand | None:
     )
 
 
-def _sizes(leaf: Leaf) -> tuple[float | None, float, float]:
+def _sizes(value: Value) -> tuple[float | None, float, float]:
     """Return norm, norm without the mean, and peak of the finite elements."""
-    ends = [leaf.extra.get("finite_max", leaf.max), leaf.extra.get("finite_min", leaf.min)]
-    numbers = [abs(float(end)) for end in ends if isinstance(end, (int, float))]
-    peak = max((end for end in numbers if math.isfinite(end)), default=0.0)
-    count = max(math.prod(leaf.shape or ()), 1)
-    norm, mean = leaf.norm, leaf.mean
+    ends = [abs(float(end)) for end in value.finite_ends if end is not None]
+    peak = max(ends, default=0.0)
+    count = max(math.prod(value.shape or ()), 1)
+    norm, mean = value.norm, value.mean
     if not isinstance(norm, (int, float)) or not math.isfinite(norm):
-        return (peak * math.sqrt(count) if numbers else None), peak * math.sqrt(count), peak
+        return (peak * math.sqrt(count) if ends else None), peak * math.sqrt(count), peak
     size = float(norm)
     if not isinstance(mean, (int, float)) or not math.isfinite(mean):
         return size, size, peak

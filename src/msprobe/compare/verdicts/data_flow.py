@@ -15,37 +15,36 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import Leaf, Role, Row
+from msprobe.compare.model import Row
+from msprobe.dump.values import Role, Value
 
 # Such values turn up everywhere and tell nothing about where they come from.
 _COMMON_NUMBERS: Final = (0.0, 1.0, -1.0, 0.5, 2.0)
 # A value that is handed on unchanged has several makers; more than so many are not looked at.
 _MOST_MAKERS: Final = 16
 
-_FINITE_STATISTICS: Final = ("finite_max", "finite_min", "nan_count")
-
 Fingerprint = Hashable
 
 
-def fingerprint(leaf: Leaf) -> Fingerprint | None:
+def fingerprint(value: Value) -> Fingerprint | None:
     """Return what a value is recognised by; None if nothing is special about it."""
-    if not leaf.is_tensor:
-        value = leaf.value
-        if isinstance(value, float) and math.isfinite(value) and value not in _COMMON_NUMBERS:
-            return value
+    if not value.is_tensor:
+        number = value.value
+        if isinstance(number, float) and math.isfinite(number) and number not in _COMMON_NUMBERS:
+            return number
         return None
-    largest, least = leaf.max, leaf.min
-    if largest is None and leaf.md5 is None:
+    largest, least = value.max, value.min
+    if largest is None and value.md5 is None:
         return None
-    if largest != largest and leaf.md5 is None:
+    if largest != largest and value.md5 is None:
         # With NaN in it all statistics are NaN; what is left of the values may tell.
-        finite = tuple(leaf.extra.get(key) for key in _FINITE_STATISTICS)
-        return None if None in finite else (leaf.dtype, leaf.shape, finite)
-    if largest == least and leaf.md5 is None:
-        is_single = math.prod(leaf.shape or ()) == 1
+        finite = (value.finite_max, value.finite_min, value.nan_count)
+        return None if None in finite else (value.dtype, value.shape, finite)
+    if largest == least and value.md5 is None:
+        is_single = math.prod(value.shape or ()) == 1
         if not is_single or largest in _COMMON_NUMBERS:
             return None
-    return (leaf.dtype, leaf.shape, largest, least, leaf.mean, leaf.norm, leaf.md5)
+    return (value.dtype, value.shape, largest, least, value.mean, value.norm, value.md5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Makers:
 class _SideFlow:
     """Who made and who used which value on one side."""
 
-    def __init__(self, rows: Sequence[Row], pick: Callable[[Row], Leaf | None]) -> None:
+    def __init__(self, rows: Sequence[Row], pick: Callable[[Row], Value | None]) -> None:
         self._rows = rows
         self._pick = pick
 
@@ -78,10 +77,10 @@ class _SideFlow:
         found: dict[int, list[int]] = {}
         pick = self._pick
         for index, row in enumerate(self._rows):
-            leaf = pick(row)
-            if leaf is None or leaf.role is not Role.OUTPUT:
+            value = pick(row)
+            if value is None or value.role is not Role.OUTPUT:
                 continue
-            number = leaf.extra.get("value_id")
+            number = value.value_id
             if number is None:
                 continue
             if number in found:
@@ -95,9 +94,9 @@ class _SideFlow:
         found: dict[Fingerprint, list[int]] = defaultdict(list)
         pick = self._pick
         for index, row in enumerate(self._rows):
-            leaf = pick(row)
-            if leaf is not None and leaf.role is Role.OUTPUT:
-                key = fingerprint(leaf)
+            value = pick(row)
+            if value is not None and value.role is Role.OUTPUT:
+                key = fingerprint(value)
                 if key is not None:
                     found[key].append(index)
         return found
@@ -107,26 +106,26 @@ class _SideFlow:
         found: dict[int, list[int]] = defaultdict(list)
         pick = self._pick
         for index, row in enumerate(self._rows):
-            leaf = pick(row)
-            if leaf is not None and leaf.role is Role.INPUT:
-                number = leaf.extra.get("value_id")
+            value = pick(row)
+            if value is not None and value.role is Role.INPUT:
+                number = value.value_id
                 if number is not None:
                     found[number].append(index)
         return found
 
     def makers(self, row: Row) -> Sequence[int]:
         """Return the output rows before this one that hold the same value, at most a few."""
-        leaf = self._pick(row)
-        if leaf is None:
+        value = self._pick(row)
+        if value is None:
             return ()
         position = row.pair.position
-        number = leaf.extra.get("value_id")
+        number = value.value_id
         if number is not None:
             found = self._by_id.get(number, ())
             end = self._count_before(found, position)
             if end:
                 return found[: min(end, _MOST_MAKERS)]
-        key = fingerprint(leaf)
+        key = fingerprint(value)
         if key is None:
             return ()
         # The latest one: an equal value that lies further back was perhaps overwritten since.
@@ -136,8 +135,8 @@ class _SideFlow:
 
     def users(self, row: Row) -> Sequence[int]:
         """Return the input rows that hold the same recognised value."""
-        leaf = self._pick(row)
-        number = None if leaf is None else leaf.extra.get("value_id")
+        value = self._pick(row)
+        number = None if value is None else value.value_id
         return () if number is None else self._users_by_id.get(number, ())
 
     def _count_before(self, indices: Sequence[int], position: int) -> int:
@@ -156,19 +155,19 @@ class DataFlow:
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self.target = _SideFlow(rows, _target_leaf)
-        self.reference = _SideFlow(rows, _reference_leaf)
+        self.target = _SideFlow(rows, _target_value)
+        self.reference = _SideFlow(rows, _reference_value)
 
     def makers(self, row: Row) -> Makers:
         """Return what made a row's value on each side, among what ran before its call."""
         return Makers(self.target.makers(row), self.reference.makers(row))
 
 
-def _target_leaf(row: Row) -> Leaf | None:
+def _target_value(row: Row) -> Value | None:
     return row.target
 
 
-def _reference_leaf(row: Row) -> Leaf | None:
+def _reference_value(row: Row) -> Value | None:
     return row.reference
 
 
@@ -215,7 +214,7 @@ class OutsideValues:
     def _differing(self, role: Role) -> dict[Fingerprint, int]:
         found: dict[Fingerprint, int] = {}
         for index, row in enumerate(self._rows):
-            if row.leaf.role is role and row.status.is_difference:
+            if row.value.role is role and row.status.is_difference:
                 key = fingerprints(row)
                 if key != (None, None):
                     found.setdefault(key, index)
@@ -225,7 +224,7 @@ class OutsideValues:
     def _model_inputs(self) -> dict[Fingerprint, int]:
         found: dict[Fingerprint, int] = {}
         for index, row in enumerate(self._rows):
-            if row.leaf.role is Role.INPUT and row.leaf.is_tensor and self._is_model_input(row):
+            if row.value.role is Role.INPUT and row.value.is_tensor and self._is_model_input(row):
                 key = fingerprints(row)
                 if key != (None, None):
                     found.setdefault(key, index)
@@ -233,18 +232,18 @@ class OutsideValues:
 
     @cached_property
     def _target_parameters(self) -> dict[Fingerprint | None, int]:
-        return self._parameters(_target_leaf)
+        return self._parameters(_target_value)
 
     @cached_property
     def _reference_parameters(self) -> dict[Fingerprint | None, int]:
-        return self._parameters(_reference_leaf)
+        return self._parameters(_reference_value)
 
-    def _parameters(self, pick: Callable[[Row], Leaf | None]) -> dict[Fingerprint | None, int]:
+    def _parameters(self, pick: Callable[[Row], Value | None]) -> dict[Fingerprint | None, int]:
         found: dict[Fingerprint | None, int] = {}
         for index, row in enumerate(self._rows):
-            leaf = pick(row)
-            if leaf is not None and leaf.role is Role.PARAMETER:
-                key = fingerprint(leaf)
+            value = pick(row)
+            if value is not None and value.role is Role.PARAMETER:
+                key = fingerprint(value)
                 if key is not None:
                     found.setdefault(key, index)
         return found

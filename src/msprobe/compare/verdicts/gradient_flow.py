@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import Origin, Role, Row, Status
+from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import backward_bound, operand_of
 from msprobe.compare.verdicts.operation_families import family_of
 from msprobe.compare.verdicts.origin_state import Trail, mark, settle_as_close
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
+from msprobe.dump.values import Role
 
 # A sum over consumers and its rounding, relative to the errors that go into it.
 _SUM_GROWTH: Final = 4.0
@@ -154,7 +155,7 @@ class GradientFlow:
                 mark(
                     row, Origin.INTRODUCED, "the forward call's result does not require a gradient"
                 )
-            elif row.leaf.is_tensor:
+            elif row.value.is_tensor:
                 mark(row, Origin.INTRODUCED, "no gradient flows here on one side")
         return True
 
@@ -167,9 +168,9 @@ class GradientFlow:
         forward = trail.calls.forward_of(call)
         if forward is None:
             return False
-        place = row.leaf.slot.replace("output_kwargs.", "input.").replace("output.", "input.")
+        place = row.value.slot.replace("output_kwargs.", "input.").replace("output.", "input.")
         for incoming in forward.inputs:
-            slot = incoming.leaf.slot.replace("kwargs.", "input.")
+            slot = incoming.value.slot.replace("kwargs.", "input.")
             if slot != place or not _lost_gradient(incoming):
                 continue
             makers = trail.flow.makers(incoming)
@@ -225,9 +226,9 @@ class GradientFlow:
         forward = trail.calls.forward_of(call)
         if forward is None:
             return None
-        place = row.leaf.slot.replace("input.", "output.", 1)
-        made = next((out for out in forward.outputs if out.leaf.slot == place), None)
-        if made is None or made.leaf.extra.get("value_id") is None:
+        place = row.value.slot.replace("input.", "output.", 1)
+        made = next((out for out in forward.outputs if out.value.slot == place), None)
+        if made is None or made.value.value_id is None:
             return None
         shares: dict[int, Row] = {}
         for is_target, flow in ((True, trail.flow.target), (False, trail.flow.reference)):
@@ -241,17 +242,17 @@ class GradientFlow:
         """Return the row of the gradient that a consumer returned for one of its inputs."""
         trail = self._trail
         name = used.pair.target if is_target else used.pair.reference
-        leaf = used.target if is_target else used.reference
-        if name is None or leaf is None or not name.endswith(".forward"):
+        value = used.target if is_target else used.reference
+        if name is None or value is None or not name.endswith(".forward"):
             return None  # a module's: its calls are looked at themselves
         consumer = trail.calls.named(name[: -len("forward")] + "backward", is_target=is_target)
         if consumer is None:
             return None
-        head, _, key = leaf.slot.partition(".")
+        head, _, key = value.slot.partition(".")
         places = (f"output.{key}", f"output_kwargs.{key}")
         if head not in ("input", "kwargs"):
             return None
-        return next((row for row in consumer.outputs if row.leaf.slot in places), None)
+        return next((row for row in consumer.outputs if row.value.slot in places), None)
 
     def _is_sum_of(self, row: Row, shares: Iterable[Row]) -> bool:
         """Return whether errors of the shares, and the rounding of a sum, explain a difference."""
@@ -265,17 +266,17 @@ class GradientFlow:
 
     def _parameter_shares(self, call: Call, row: Row) -> list[Row]:
         """Return the gradients that calls inside a module handed back for a parameter."""
-        shape = row.leaf.squeezed_shape
+        shape = row.value.squeezed_shape
         module = call.parsed.path
         shares = [
             share
             for share in self._gradients_by_module[module]
-            if share.leaf.squeezed_shape == shape and share.pair.position < row.pair.position
+            if share.value.squeezed_shape == shape and share.pair.position < row.pair.position
         ]
         earlier = [
             share
             for share in self._parameter_gradients[call.parsed.base]
-            if share.leaf.slot == row.leaf.slot and share.pair.position < row.pair.position
+            if share.value.slot == row.value.slot and share.pair.position < row.pair.position
         ]
         return shares + earlier
 
@@ -292,7 +293,7 @@ class GradientFlow:
                 name = pair.name
                 is_wanted = name.endswith(".backward")
                 module = calls.module(pair) if is_wanted else ""
-            if is_wanted and row.leaf.role is Role.OUTPUT:
+            if is_wanted and row.value.role is Role.OUTPUT:
                 found[module].append(row)
         return found
 
@@ -300,7 +301,7 @@ class GradientFlow:
     def _parameter_gradients(self) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = defaultdict(list)
         for row in self._trail.rows:
-            if row.leaf.role is Role.PARAMETER_GRAD:
+            if row.value.role is Role.PARAMETER_GRAD:
                 found[self._trail.calls.parse(row.pair).base].append(row)
         return found
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from msprobe.compare.model import Role, Status
+from msprobe.compare.model import Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.dump.values import Role
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class History:
             is_equal = row.status is Status.EQUAL
             if not is_equal:
                 self.inexact = True
-            role = row.leaf.role
+            role = row.value.role
             if role is Role.PARAMETER:
                 self.parameters[parameter_key(row.name)] = is_equal
             elif role is Role.PARAMETER_GRAD:

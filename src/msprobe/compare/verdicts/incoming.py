@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msprobe.compare.model import Match, Origin, Role, Row, Status
+from msprobe.compare.model import Match, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import Makers, fingerprints
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
@@ -19,6 +19,7 @@ from msprobe.compare.verdicts.origin_state import (
     settle_as_close,
 )
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
+from msprobe.dump.values import Role
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
 UNRECORDED_GROWTH: Final = 50.0
@@ -49,7 +50,7 @@ class Incoming:
                 continue
             if not row.holds_tensor:
                 others.append(row)
-            elif row.leaf.role is Role.PARAMETER:
+            elif row.value.role is Role.PARAMETER:
                 self._judge_parameter(row)
             else:
                 self._judge_tensor(call, row)
@@ -77,8 +78,8 @@ class Incoming:
             mark(row, Origin.INHERITED, "taken from a tensor that differs")
             return
         is_size = all(
-            leaf is None or leaf.type in ("int", "torch.Size", "slice")
-            for leaf in (row.target, row.reference)
+            value is None or value.type in ("int", "torch.Size", "slice")
+            for value in (row.target, row.reference)
         )
         if is_size and not tensors_agree:
             mark(row, Origin.INHERITED)
@@ -86,7 +87,7 @@ class Incoming:
         mark(row, Origin.INTRODUCED, "the call was given another argument")
 
     def _judge_tensor(self, call: Call, row: Row) -> None:
-        if row.leaf.slot.startswith(_RANDOM_STATE):
+        if row.value.slot.startswith(_RANDOM_STATE):
             origin = Origin.INHERITED if self._trail.has_difference else Origin.INPUT
             mark(row, origin, "the state of the random generator differs")
             return
@@ -215,7 +216,7 @@ class Incoming:
 
     @staticmethod
     def _is_parameter(call: Call, row: Row) -> bool:
-        leaves = (row.target, row.reference)
-        if any(leaf is None or not leaf.is_tensor for leaf in leaves):
+        values = (row.target, row.reference)
+        if any(value is None or not value.is_tensor for value in values):
             return False
-        return not call.parsed.is_module and takes_state(call.api, row.leaf.slot)
+        return not call.parsed.is_module and takes_state(call.api, row.value.slot)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from msprobe.compare.model import Leaf, Row
+from msprobe.compare.model import Row
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.origin_state import Trail
+from msprobe.dump.values import Value
 
 # How many calls upstream the origin of a mask is looked for.
 _FARTHEST: Final = 60
@@ -43,13 +44,13 @@ def has_doubtful_mask(trail: Trail, call: Call) -> bool:
 
 
 def _is_mask(row: Row) -> bool:
-    return all(_hides_its_elements(leaf) for leaf in (row.target, row.reference))
+    return all(_hides_its_elements(value) for value in (row.target, row.reference))
 
 
-def _hides_its_elements(leaf: Leaf | None) -> bool:
-    if leaf is None or not leaf.is_tensor or leaf.md5 is not None:
+def _hides_its_elements(value: Value | None) -> bool:
+    if value is None or not value.is_tensor or value.md5 is not None:
         return False
-    return leaf.dtype == "bool" and leaf.norm is None
+    return value.dtype == "bool" and value.norm is None
 
 
 def _matters(row: Row) -> bool:

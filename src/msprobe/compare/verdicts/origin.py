@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import Leaf, Mode, Origin, Role, Row, Status
+from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.conditioning import (
@@ -34,6 +34,7 @@ from msprobe.compare.verdicts.precision_policy import LONE_PRECISION
 from msprobe.compare.verdicts.retract_harmless import retract_inconsequential
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Role, Value
 
 # How far beyond a first-order bound an error must be to be more than rounding.
 _SAFETY: Final = 4.0
@@ -70,7 +71,7 @@ def _is_model_input(calls: Calls, row: Row) -> bool:
         parsed.is_module
         and parsed.kind is RecordKind.FORWARD
         and calls.parent(pair) is None
-        and row.leaf.role is Role.INPUT
+        and row.value.role is Role.INPUT
     )
 
 
@@ -110,7 +111,7 @@ class _Search:
 
     def _judge(self, call: Call) -> None:
         kind = call.parsed.kind
-        if any(row.leaf.role is Role.SAVED for row in call.rows):
+        if any(row.value.role is Role.SAVED for row in call.rows):
             self._judge_saved(call)
         elif kind in _PARAMETER_GRADIENTS:
             for row in call.rows:
@@ -138,7 +139,7 @@ class _Search:
         for row in rows:
             if row.status.is_difference:
                 # Nothing but the optimizer uses the gradient of a parameter.
-                if row.origin is Origin.INTRODUCED or row.leaf.role is not Role.PARAMETER_GRAD:
+                if row.origin is Origin.INTRODUCED or row.value.role is not Role.PARAMETER_GRAD:
                     trail.has_difference = trail.has_difference or row.origin is not None
             elif row.error is not None and row.error > trail.worst_close:
                 trail.worst_close = row.error
@@ -338,8 +339,8 @@ class _Arrivals:
             self.worst_error = max(self.worst_error, row.error)
 
 
-def _has_zero_between(leaf: Leaf) -> bool:
-    return leaf.max is not None and leaf.min is not None and leaf.min <= 0 <= leaf.max
+def _has_zero_between(value: Value) -> bool:
+    return value.max is not None and value.min is not None and value.min <= 0 <= value.max
 
 
 def _times(result: Operand, incoming: _Arrivals) -> str:

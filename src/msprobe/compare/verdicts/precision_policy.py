@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from msprobe.compare.model import Role, Row, Status
+from msprobe.compare.model import Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.data_flow import fingerprints
 from msprobe.compare.verdicts.operation_families import Family, family_of
 from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Role
 from msprobe.numerics.number_types import coarser, epsilon_of
 from msprobe.numerics.tolerances import Tolerances
 
@@ -54,17 +55,17 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
 
 
 def _is_output(row: Row) -> bool:
-    return row.leaf.role is Role.OUTPUT
+    return row.value.role is Role.OUTPUT
 
 
 def _is_float_output(row: Row) -> bool:
-    leaf = row.target
+    value = row.target
     return (
-        leaf is not None
+        value is not None
         and row.reference is not None
-        and leaf.role is Role.OUTPUT
-        and leaf.is_tensor
-        and epsilon_of(leaf.dtype) > 0
+        and value.role is Role.OUTPUT
+        and value.is_tensor
+        and epsilon_of(value.dtype) > 0
     )
 
 

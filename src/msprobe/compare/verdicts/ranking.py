@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from msprobe.compare.model import Origin, Role, Row, Status
+from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Role
 
 # A culprit whose own difference is this much smaller than the largest one is not the best guess,
 # even if it comes first: it may be an effect of another library or device.
@@ -79,10 +80,10 @@ def _culprits(comparison: RankComparison) -> list[Culprit]:
 def _telling_row(rows: Sequence[Row]) -> Row:
     """Return the row to name: a parameter or argument before the results that it spoiled."""
     for row in rows:
-        if row.leaf.role is Role.PARAMETER:
+        if row.value.role is Role.PARAMETER:
             return row
     for row in rows:
-        if row.leaf.role is Role.INPUT:
+        if row.value.role is Role.INPUT:
             return row
     return rows[0]
 
@@ -97,7 +98,7 @@ def kind_of_row(comparison: RankComparison, row: Row) -> str:
     """Return what a row is: ``parameter``, ``forward``, ``backward``, ``parameter_grad``,
     ``saved``.
     """
-    role = row.leaf.role
+    role = row.value.role
     if role in (Role.PARAMETER, Role.PARAMETER_GRAD, Role.SAVED):
         return str(role)
     name, side = row.pair.target, comparison.target

@@ -8,9 +8,10 @@ effect may show elsewhere (a momentum, an index to ignore) or later.
 
 from __future__ import annotations
 
-from msprobe.compare.model import Origin, Role, Row
+from msprobe.compare.model import Origin, Row
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Role
 
 
 def retract_inconsequential(calls: Calls) -> None:
@@ -40,7 +41,7 @@ def retract_inconsequential(calls: Calls) -> None:
 
 def _stays(row: Row) -> bool:
     """Return whether a row is blamed for an argument that is no tensor."""
-    if row.leaf.role is not Role.INPUT:
+    if row.value.role is not Role.INPUT:
         return False
     return not row.holds_tensor
 
@@ -67,5 +68,5 @@ def _module_around(calls: Calls, name: str, is_target: bool) -> Call | None:
 
 
 def _agrees(module: Call) -> bool:
-    outputs = [row for row in module.rows if row.leaf.role is Role.OUTPUT]
+    outputs = [row for row in module.rows if row.value.role is Role.OUTPUT]
     return bool(outputs) and not any(row.status.is_difference for row in outputs)

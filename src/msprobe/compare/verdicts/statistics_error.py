@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from msprobe.compare.model import Leaf
 from msprobe.dump.records import Statistic
+from msprobe.dump.values import Value
 from msprobe.numerics.tolerances import RowTolerance
 
 _NAMES: Final = ("max", "min", "mean", "norm")
@@ -37,20 +37,20 @@ class StatisticsError(NamedTuple):
     is_one_sided: bool = False
 
 
-def statistics_equal(target: Leaf, reference: Leaf) -> bool:
+def statistics_equal(target: Value, reference: Value) -> bool:
     """Return whether all statistics are exactly equal and finite."""
     return (
         target.norm == reference.norm
         and target.mean == reference.mean
         and target.max == reference.max
         and target.min == reference.min
-        and target.extra.get("nan_count") == reference.extra.get("nan_count")
+        and target.nan_count == reference.nan_count
     )
 
 
-def is_plain(leaf: Leaf) -> bool:
+def is_plain(value: Value) -> bool:
     """Return whether a tensor has all four statistics and none is NaN or infinite."""
-    largest, least, mean, norm = leaf.max, leaf.min, leaf.mean, leaf.norm
+    largest, least, mean, norm = value.max, value.min, value.mean, value.norm
     return (
         largest is not None
         and least is not None
@@ -63,17 +63,16 @@ def is_plain(leaf: Leaf) -> bool:
     )
 
 
-def nonfinite_signature(leaf: Leaf) -> str:
+def nonfinite_signature(value: Value) -> str:
     """Return what is not finite in a tensor, in words; empty if all is finite or unknown."""
-    extra = leaf.extra
-    if "nan_count" in extra or "pos_inf_count" in extra or "neg_inf_count" in extra:
-        counts = [
-            (extra.get("nan_count") or 0, "NaN"),
-            (extra.get("pos_inf_count") or 0, "+Inf"),
-            (extra.get("neg_inf_count") or 0, "-Inf"),
-        ]
+    counts = [
+        (value.nan_count, "NaN"),
+        (value.pos_inf_count, "+Inf"),
+        (value.neg_inf_count, "-Inf"),
+    ]
+    if any(count is not None for count, _ in counts):
         return ", ".join(f"{count} {name}" for count, name in counts if count)
-    ends = (leaf.max, leaf.min)
+    ends = (value.max, value.min)
     if any(isinstance(end, float) and math.isnan(end) for end in ends):
         return "NaN"
     found = [
@@ -82,7 +81,7 @@ def nonfinite_signature(leaf: Leaf) -> str:
     return ", ".join(dict.fromkeys(found))
 
 
-def statistics_error(target: Leaf, reference: Leaf, allowed: RowTolerance) -> StatisticsError:
+def statistics_error(target: Value, reference: Value, allowed: RowTolerance) -> StatisticsError:
     """Return how far two tensors of the same shape are apart by their statistics.
 
     Non-finite values are left out on both sides: finite_max and finite_min stand in for the ends.
@@ -92,8 +91,8 @@ def statistics_error(target: Leaf, reference: Leaf, allowed: RowTolerance) -> St
         reference: the other.
         allowed: what elements may be apart.
     """
-    target_max, target_min = _ends(target)
-    reference_max, reference_min = _ends(reference)
+    target_max, target_min = target.finite_ends
+    reference_max, reference_min = reference.finite_ends
     mean, norm = _change(target.mean, reference.mean), _change(target.norm, reference.norm)
     largest, least = _change(target_max, reference_max), _change(target_min, reference_min)
     if mean is None and norm is None and largest is None and least is None:
@@ -106,7 +105,9 @@ def statistics_error(target: Leaf, reference: Leaf, allowed: RowTolerance) -> St
     )
 
 
-def plain_statistics_error(target: Leaf, reference: Leaf, allowed: RowTolerance) -> StatisticsError:
+def plain_statistics_error(
+    target: Value, reference: Value, allowed: RowTolerance
+) -> StatisticsError:
     """Return what `statistics_error` returns, for two tensors for which `is_plain` holds."""
     a, b, c, d = reference.max, reference.min, reference.mean, reference.norm
     e, f, g, h = target.max, target.min, target.mean, target.norm
@@ -155,19 +156,10 @@ def _judge_changes(
     return StatisticsError(relative, is_beyond, extreme > 0, _NAMES[shares.index(relative)])
 
 
-def describe_statistics(target: Leaf, reference: Leaf, worst: str) -> str:
+def describe_statistics(target: Value, reference: Value, worst: str) -> str:
     """Return the statistic that changed most, in words."""
     mine, theirs = getattr(target, worst), getattr(reference, worst)
     return f"{worst} {_shown(mine)} instead of {_shown(theirs)}"
-
-
-def _ends(leaf: Leaf) -> tuple[Statistic, Statistic]:
-    largest, least = leaf.max, leaf.min
-    if _finite(largest) is None or _finite(least) is None:
-        extra = leaf.extra
-        largest = _finite(extra.get("finite_max", largest))
-        least = _finite(extra.get("finite_min", least))
-    return largest, least
 
 
 def _peak(largest: Statistic, least: Statistic) -> float:

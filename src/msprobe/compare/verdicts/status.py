@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from msprobe.compare.model import Leaf, Mode, Row, Status
+from msprobe.compare.model import Mode, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.arguments import judge_arguments
 from msprobe.compare.verdicts.precision_policy import judge_lone_precision
@@ -22,6 +22,7 @@ from msprobe.compare.verdicts.statistics_error import (
     statistics_equal,
     statistics_error,
 )
+from msprobe.dump.values import Value
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.numerics.number_types import coarser, kind_of
 from msprobe.numerics.tolerances import EXACT, RowTolerance, Tolerances
@@ -55,8 +56,8 @@ def _judge_alone(row: Row) -> None:
     """Judge a value without a partner."""
     row.status = Status.MISSING if row.target is None else Status.ADDED
     has_both = row.pair.target is not None and row.pair.reference is not None
-    leaf = row.leaf
-    if has_both and not leaf.is_tensor and leaf.value is None:
+    value = row.value
+    if has_both and not value.is_tensor and value.value is None:
         # Left out means the same as None for every optional argument that frameworks have.
         row.status = Status.EQUAL
     elif has_both:
@@ -64,7 +65,7 @@ def _judge_alone(row: Row) -> None:
 
 
 def _judge_tensors(
-    row: Row, target: Leaf, reference: Leaf, tolerances: Tolerances, is_md5: bool
+    row: Row, target: Value, reference: Value, tolerances: Tolerances, is_md5: bool
 ) -> None:
     if not target.has_shape_of(reference):
         row.status = Status.SHAPE
@@ -92,7 +93,7 @@ def _judge_tensors(
         )
 
 
-def _judge_types(row: Row, target: Leaf, reference: Leaf) -> None:
+def _judge_types(row: Row, target: Value, reference: Value) -> None:
     if kind_of(target.dtype) is not kind_of(reference.dtype):
         values = "equal" if row.status is Status.EQUAL else "different"
         row.status = Status.DTYPE
@@ -158,7 +159,7 @@ def _nonfinite_words(target: tuple[int, ...], reference: tuple[int, ...]) -> str
 
 
 def _judge_checksums(
-    row: Row, target: Leaf, reference: Leaf, tolerances: Tolerances, is_md5: bool
+    row: Row, target: Value, reference: Value, tolerances: Tolerances, is_md5: bool
 ) -> None:
     if target.md5 == reference.md5:
         row.status, row.error = Status.EQUAL, 0.0
@@ -172,7 +173,7 @@ def _judge_checksums(
             row.error = None
 
 
-def _judge_statistics(row: Row, target: Leaf, reference: Leaf, tolerances: Tolerances) -> None:
+def _judge_statistics(row: Row, target: Value, reference: Value, tolerances: Tolerances) -> None:
     if statistics_equal(target, reference):
         row.status, row.error = Status.EQUAL, 0.0
         return

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from msprobe.compare.model import Origin, Role, Row
+from msprobe.compare.model import Origin, Row
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.operation_families import Family, family_of, reorders
 from msprobe.compare.verdicts.origin_state import Trail, mark
 from msprobe.compare.verdicts.statistics_error import nonfinite_signature
+from msprobe.dump.values import Role
 
 # Where more calls than so many begin a chain, it is another program, not a slip.
 _MOST_ROOTS: Final = 8
@@ -81,7 +82,7 @@ class UnmatchedCalls:
         """
         for index in makers:
             call = self._trail.calls.of(self._trail.rows[index])
-            if not call.is_matched and not self._trail.rows[index].leaf.requires_grad:
+            if not call.is_matched and not self._trail.rows[index].value.requires_grad:
                 self._blame(index, "cuts the graph: no gradient flows back through it")
                 return True
         return False
@@ -142,7 +143,7 @@ class UnmatchedCalls:
         trail = self._trail
         call = trail.calls.of(trail.rows[index])
         side = "target" if call.pair.reference is None else "reference"
-        shown = [row for row in call.outputs if row.leaf.is_tensor] or list(call.rows)
+        shown = [row for row in call.outputs if row.value.is_tensor] or list(call.rows)
         for row in shown:
             if row.origin is not Origin.INTRODUCED:
                 mark(
@@ -193,7 +194,7 @@ class UnmatchedCalls:
             telling |= dict.fromkeys(chain.telling)
             moving |= dict.fromkeys(chain.moving)
         # A constant means nothing by itself: what counts is the call that takes it in.
-        if not telling and any(row.leaf.is_tensor for row in call.inputs):
+        if not telling and any(row.value.is_tensor for row in call.inputs):
             if not self._only_moves(call):
                 telling[call.start] = None
             elif not moving:
@@ -227,17 +228,17 @@ class UnmatchedCalls:
         if family_of(call.api) is not Family.MOVING:
             return False
         coming = {_numbers(row) for row in call.inputs}
-        return all(_numbers(row) in coming for row in call.outputs if row.leaf.is_tensor)
+        return all(_numbers(row) in coming for row in call.outputs if row.value.is_tensor)
 
 
 def _numbers(row: Row) -> object:
-    leaf = row.leaf
-    key = fingerprint(leaf)
-    if leaf.role is Role.PARAMETER or key is None:
+    value = row.value
+    key = fingerprint(value)
+    if value.role is Role.PARAMETER or key is None:
         return key
-    return (leaf.max, leaf.min, leaf.norm)
+    return (value.max, value.min, value.norm)
 
 
 def _holds_nan(row: Row) -> bool:
-    leaf = row.leaf
-    return leaf.is_tensor and "NaN" in nonfinite_signature(leaf)
+    value = row.value
+    return value.is_tensor and "NaN" in nonfinite_signature(value)

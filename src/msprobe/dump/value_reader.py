@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of a record, from its parsed JSON.
+
+The reader is strict: a value of a wrong type is a `DumpFormatError` that names file, record, place
+and key. It is also what a comparison spends most of its time in, as that reads every value of both
+dumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from msprobe.dump.record_names import RecordKind, RecordName
+from msprobe.dump.records import JsonTree
+from msprobe.dump.stored_values import integers_of, optional_of, shape_of, statistic_of
+from msprobe.dump.values import Message, PartPath, Role, Value, path_label
+from msprobe.errors import DumpFormatError
+
+_T = TypeVar("_T")
+
+MAX_DEPTH: Final = 500
+"""Deeper than any capture writes (the peer stops at 400); keeps hostile files off the stack."""
+REMARKS: Final = "remarks"
+"""Part that says, by value, why a gradient is missing or what else it includes."""
+
+_P2P_OPERATION: Final = "torch.distributed.P2POp"
+_PROCESS_GROUPS: Final = ("torch.ProcessGroup", "mindspore.ProcessGroup")
+_PARAMETER_GRADIENTS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
+_BARE: Final = "value"
+
+
+# In the order in which rows are listed.
+_PARTS: Final = {
+    "input_args": Role.INPUT,
+    "input_kwargs": Role.INPUT,
+    "input": Role.INPUT,
+    "parameters": Role.PARAMETER,
+    "output": Role.OUTPUT,
+    "output_kwargs": Role.OUTPUT,
+}
+_USUAL_KEYS: Final = frozenset(
+    (
+        *("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad"),
+        *("data_name", "md5", "value_id"),
+    )
+)
+_integer: Final = partial(optional_of, kind=int)
+_text: Final = partial(optional_of, kind=str)
+_truth: Final = partial(optional_of, kind=bool)
+# All of them fields of `Value`.
+_UNUSUAL_KEYS: Final[Mapping[str, Callable[[JsonTree], object]]] = {
+    "nan_count": _integer,
+    "pos_inf_count": _integer,
+    "neg_inf_count": _integer,
+    "finite_max": statistic_of,
+    "finite_min": statistic_of,
+    "note": _text,
+    "device": _text,
+    "stride": integers_of,
+}
+_DTYPE_WORDS: Final = {
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "short": "int16",
+    "int": "int32",
+    "long": "int64",
+    "cfloat": "complex64",
+    "cdouble": "complex128",
+}
+
+
+def normal_dtype(raw: str) -> str:
+    """Return a dtype's name in the spelling that all frameworks share.
+
+    Args:
+        raw: as a dump spells it: ``torch.float32``, ``Float32``, ``mindspore.Float32``.
+
+    Returns:
+        ``float32``, ``bfloat16``, ``bool`` …
+    """
+    word = raw.rpartition(".")[2].lower()
+    return _DTYPE_WORDS.get(word, word)
+
+
+def is_entry(tree: JsonTree) -> bool:
+    """Return whether a tree describes one value: it has a type.
+
+    A user's own dict may have a key "type", too, but there its value is an entry, not a string.
+    """
+    return isinstance(tree, dict) and isinstance(tree.get("type"), str)
+
+
+def parts_of(data: JsonTree) -> dict[str, JsonTree]:
+    """Return the parts of a record that hold values."""
+    if not _has_parts(data):
+        return {_BARE: data}
+    return {key: tree for key, tree in data.items() if not _is_note(key, tree)}
+
+
+def notes_of(data: JsonTree) -> dict[str, JsonTree]:
+    """Return the parts of a record that say something of the call as a whole."""
+    if not _has_parts(data):
+        return {}
+    return {key: tree for key, tree in data.items() if _is_note(key, tree)}
+
+
+def _has_parts(data: JsonTree) -> bool:
+    return isinstance(data, dict) and not is_entry(data)
+
+
+def _is_note(key: str, tree: JsonTree) -> bool:
+    if tree is None or key in _PARTS:
+        return False
+    if key == REMARKS:
+        return _has_parts(tree)
+    return not isinstance(tree, (dict, list))
+
+
+class ValueReader:
+    """Reads the values of the records of one file.
+
+    Texts, types, shapes and places that values share are kept once: the same few hundred come back
+    a million times.
+
+    Args:
+        source: the file, for messages.
+        level: of the dump.
+    """
+
+    def __init__(self, source: Path, *, level: str) -> None:
+        self.source = source
+        self._holds_saved_values = level == "debug"
+        self.texts: dict[str, str] = {}
+        self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.dtypes: dict[str | None, tuple[str, str]] = {None: ("", "")}
+        self._places: dict[_SlotName, dict[PartPath, tuple[PartPath, str]]] = {}
+
+    def read(self, data: JsonTree, name: RecordName, part: str | None = None) -> list[Value]:
+        """Return the values of a record: inputs, parameters, outputs, then everything else.
+
+        Args:
+            data: the record, as the file holds it.
+            name: its name.
+            part: only this part (``input_args`` …); None for all.
+
+        Raises:
+            DumpFormatError: a value is of a wrong type, or nested too deeply.
+        """
+        parts = parts_of(data)
+        if part is not None:
+            parts = {part: parts[part]} if part in parts else {}
+        if not _has_parts(data):
+            return self._walk(name, _bare_slot).all_of(parts, Role.SAVED)
+        if self._holds_saved_values or name.kind is RecordKind.DEBUG:
+            found = self._walk(name, _joined).all_of(parts, Role.SAVED)
+        elif name.kind in _PARAMETER_GRADIENTS:
+            found = self._walk(name, _gradient_slot).all_of(parts, Role.PARAMETER_GRAD)
+        else:
+            found = self._walk(name, _call_slot).of_call(parts)
+        remarks = data.get(REMARKS)
+        if isinstance(remarks, dict):
+            _add_remarks(found, remarks)
+        return found
+
+    def _walk(self, name: RecordName, slot_name: _SlotName) -> _Walk:
+        return _Walk(self, name.full, slot_name, self._places.setdefault(slot_name, {}))
+
+
+class _Walk:
+    """Collects the values of one record."""
+
+    __slots__ = ("_add", "_found", "_places", "_reader", "_record", "_slot_name")
+
+    def __init__(
+        self,
+        reader: ValueReader,
+        record: str,
+        slot_name: _SlotName,
+        places: dict[PartPath, tuple[PartPath, str]],
+    ) -> None:
+        self._reader = reader
+        self._record = record
+        self._slot_name = slot_name
+        self._places = places
+        self._found: list[Value] = []
+        self._add = self._found.append
+
+    def all_of(self, parts: Mapping[str, JsonTree], role: Role) -> list[Value]:
+        """Return the values of all parts, which have one role."""
+        for key, tree in parts.items():
+            self.walk(tree, (key,), role)
+        return self._found
+
+    def of_call(self, parts: Mapping[str, JsonTree]) -> list[Value]:
+        """Return the values of a call: of its known parts, then of others."""
+        for key, role in _PARTS.items():
+            if key in parts:
+                self.walk(parts[key], (key,), role)
+        known = len(self._found)
+        for key, tree in parts.items():
+            if key not in _PARTS:
+                self.walk(tree, (key,), Role.INPUT)
+        for value in self._found[known:]:
+            # The random state before the call is a file, or nothing to compare.
+            if not value.is_tensor:
+                value.role = Role.OTHER
+        return self._found
+
+    def walk(self, tree: JsonTree, path: PartPath, role: Role) -> None:
+        """Collect the values below `tree`, which is at `path`."""
+        kind = type(tree)
+        if kind is dict:
+            type_name = tree.get("type")
+            if type(type_name) is str:
+                if "shape" in tree:
+                    self._add(self._tensor(tree, path, role, type_name))
+                else:
+                    self._add(self._scalar(tree, path, role, type_name))
+                return
+            if tree.get("class_type") == _P2P_OPERATION:
+                self._add(self._p2p(tree, path, role))
+                return
+            items: Iterable[tuple[Any, Any]] = tree.items()
+        elif kind is list:
+            items = enumerate(tree)
+        else:
+            path, slot = self._place(path)
+            self._add(Value(path, slot, role, False, kind.__name__, value=tree))
+            return
+        if len(path) > MAX_DEPTH:
+            raise self._error(path[:3], f"nested deeper than {MAX_DEPTH} levels")
+        for key, item in items:
+            self.walk(item, (*path, key), role)
+
+    def _place(self, path: PartPath) -> tuple[PartPath, str]:
+        """Return the one object that equal paths share, and the slot."""
+        try:
+            return self._places[path]
+        except KeyError:
+            place = self._places[path] = (path, self._slot_name(path))
+            return place
+
+    def _tensor(self, tree: dict[str, Any], path: PartPath, role: Role, type_name: str) -> Value:
+        path, slot = self._place(path)
+        get = tree.get
+        found_shape = tree["shape"]
+        try:
+            shape = self._reader.shapes[tuple(found_shape)]
+        except (KeyError, TypeError):
+            shape = self._field(path, "shape", found_shape, shape_of)
+            self._reader.shapes[shape] = shape
+        try:
+            raw_dtype, dtype = self._reader.dtypes[get("dtype")]
+        except (KeyError, TypeError):
+            raw_dtype = self._field(path, "dtype", get("dtype"), _text) or ""
+            dtype = normal_dtype(raw_dtype)
+            self._reader.dtypes[raw_dtype] = raw_dtype, dtype
+        largest, least, mean, norm = get("Max"), get("Min"), get("Mean"), get("Norm")
+        if not (type(largest) is type(least) is type(mean) is type(norm) is float):
+            largest = self._field(path, "Max", largest, statistic_of)
+            least = self._field(path, "Min", least, statistic_of)
+            mean = self._field(path, "Mean", mean, statistic_of)
+            norm = self._field(path, "Norm", norm, statistic_of)
+        requires_grad = get("requires_grad")
+        if requires_grad is not None and type(requires_grad) is not bool:
+            requires_grad = self._field(path, "requires_grad", requires_grad, _truth)
+        data_name = get("data_name")
+        if data_name is not None and type(data_name) is not str:
+            data_name = self._field(path, "data_name", data_name, _text)
+        if data_name is not None:
+            slot = self._slot_of_file(data_name, slot)
+        md5 = get("md5")
+        if md5 is not None and type(md5) is not str:
+            md5 = self._field(path, "md5", md5, _text)
+        value_id = get("value_id")
+        if value_id is not None and type(value_id) is not int:
+            value_id = self._field(path, "value_id", value_id, _integer)
+        value = Value(
+            path,
+            slot,
+            role,
+            True,
+            self._text(type_name),
+            dtype=dtype,
+            raw_dtype=raw_dtype,
+            shape=shape,
+            max=largest,
+            min=least,
+            mean=mean,
+            norm=norm,
+            requires_grad=requires_grad,
+            data_name=data_name,
+            md5=md5,
+            value_id=value_id,
+        )
+        if not _USUAL_KEYS.issuperset(tree):
+            self._add_unusual(value, tree)
+        return value
+
+    def _add_unusual(self, value: Value, tree: dict[str, Any]) -> None:
+        """Fill in the fields that few tensors have."""
+        extra: dict[str, JsonTree] = {}
+        for key, item in tree.items():
+            if key in _UNUSUAL_KEYS:
+                setattr(value, key, self._field(value.path, key, item, _UNUSUAL_KEYS[key]))
+            elif key not in _USUAL_KEYS:
+                extra[key] = item
+        if extra:
+            value.extra = extra
+
+    def _scalar(self, tree: dict[str, Any], path: PartPath, role: Role, type_name: str) -> Value:
+        path, slot = self._place(path)
+        rest = {key: item for key, item in tree.items() if key != "type"}
+        value = Value(path, slot, role, False, self._text(type_name))
+        if type_name in _PROCESS_GROUPS and "group_ranks" in rest:
+            ranks = self._field(path, "group_ranks", rest.pop("group_ranks"), integers_of)
+            value.group_ranks = ranks
+            rest.setdefault("value", ranks and list(ranks))
+        key = next((key for key in ("value", "format") if key in rest), None)
+        if key is None:
+            value.value = rest
+        else:
+            value.value = rest.pop(key)
+            value.extra = rest or value.extra
+        return value
+
+    def _p2p(self, tree: dict[str, Any], path: PartPath, role: Role) -> Value:
+        """Return the tensor that a point-to-point operation sends or receives."""
+        tensor = tree.get("tensor")
+        if tensor is not None and not is_entry(tensor):
+            raise self._error(path, '"tensor" is not one tensor')
+        self.walk(tensor, path, role)
+        value = self._found.pop()
+        value.message = Message(
+            self._entry(path, tree, "op", str),
+            self._entry(path, tree, "peer", int),
+            self._entry(path, tree, "tag", int),
+            self._entry(path, tree, "group_id", str),
+        )
+        return value
+
+    def _slot_of_file(self, data_name: str, slot: str) -> str:
+        """Return the slot that a file's name tells; very long names were shortened and do not."""
+        stem, _, _ = data_name.rpartition(".")
+        if stem == self._record:
+            return ""
+        if stem.startswith(self._record) and stem[len(self._record)] == ".":
+            return self._text(stem[len(self._record) + 1 :])
+        return slot
+
+    def _text(self, text: str) -> str:
+        return self._reader.texts.setdefault(text, text)
+
+    def _entry(self, path: PartPath, tree: dict[str, Any], key: str, kind: type[_T]) -> _T | None:
+        """Return a value that is given as it is, or as an entry with its type."""
+        found = tree.get(key)
+        if isinstance(found, dict):
+            found = found.get("value")
+        return self._field(path, key, found, partial(optional_of, kind=kind))
+
+    def _field(
+        self, path: PartPath, key: str, found: JsonTree, read: Callable[[JsonTree], _T]
+    ) -> _T:
+        try:
+            return read(found)
+        except ValueError as exc:
+            raise self._error(path, f'"{key}" {exc}') from None
+
+    def _error(self, path: PartPath, problem: str) -> DumpFormatError:
+        return DumpFormatError(
+            self._reader.source, f"{self._record}: {path_label(path)}: {problem}"
+        )
+
+
+# How the values of a kind of record are named: the end of the names of their rows.
+_SlotName = Callable[[PartPath], str]
+
+
+def _call_slot(path: PartPath) -> str:
+    return _joined(("input" if path[0] in ("input_args", "input_kwargs") else path[0], *path[1:]))
+
+
+def _gradient_slot(path: PartPath) -> str:
+    # Each is a list of one. Were there more, only their order would tell them apart.
+    return _joined((path[0], *path[2:]) if path[1:2] == (0,) else path)
+
+
+def _bare_slot(path: PartPath) -> str:
+    return _joined(path[1:])
+
+
+def _joined(path: PartPath) -> str:
+    return ".".join(map(str, path))
+
+
+def _add_remarks(values: list[Value], remarks: dict[str, JsonTree]) -> None:
+    """Give each value the remark on its place."""
+    by_place: dict[str, str] = {}
+    for place, remark in remarks.items():
+        if isinstance(remark, str):
+            by_place[place] = remark
+        elif isinstance(remark, dict):
+            by_place |= {f"{place}.{key}": str(text) for key, text in remark.items()}
+    for value in values:
+        value.remark = by_place.get(value.slot)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Value`: one value of a record, a tensor or an argument that is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import msgspec
+
+from msprobe.dump.records import JsonTree, Statistic
+
+PartPath = tuple[str | int, ...]
+"""Keys and indices from a record to one of its values, such as ``("input_args", 0)``."""
+
+# As in the names of tensor files: "input.0" and "kwargs.key".
+_SHORT_PARTS: Final[Mapping[str | int, str]] = {"input_args": "input", "input_kwargs": "kwargs"}
+_NO_FIELDS: Final = MappingProxyType[str, JsonTree]({})
+
+
+class Role(StrEnum):
+    """What a value is to its operation."""
+
+    INPUT = "input"
+    PARAMETER = "parameter"
+    OUTPUT = "output"
+    PARAMETER_GRAD = "parameter_grad"
+    SAVED = "saved"
+    OTHER = "other"
+    """A fact about the call that is no tensor, such as which generator it drew from."""
+
+
+class Message(NamedTuple):
+    """Where a point-to-point operation (``torch.distributed.P2POp``) sends its tensor.
+
+    Attributes:
+        operation: ``isend`` or ``irecv``.
+        peer: the other rank.
+        tag: None where the dump does not say.
+        group_id: of the process group.
+    """
+
+    operation: str | None = None
+    peer: int | None = None
+    tag: int | None = None
+    group_id: str | None = None
+
+
+# Not a dataclass: a msgspec struct is made five times as fast, and a comparison makes all values of
+# two dumps. Calls with more than 15 keywords are slow in Python.
+class Value(msgspec.Struct, gc=False):
+    """One value of a record: a tensor, or an argument that is none.
+
+    Attributes:
+        path: where it is in the record: ``("input_args", 0)``.
+        slot: the same for names of rows, which are record and slot: ``input.0``,
+            ``output.0.hidden``, ``parameters.weight``. A keyword argument is ``input.mask``, or
+            ``kwargs.mask`` where its values were kept (as the file is named). Empty for a value
+            that is a record of its own (level ``debug``).
+        role: what the value is to its operation.
+        is_tensor: whether it has a shape and statistics.
+        type: ``torch.Tensor``, ``int``, ``slice`` …; ``NoneType`` for null.
+        dtype: normalised over frameworks: ``float32``, ``bfloat16``; empty for non-tensors.
+        raw_dtype: as the dump spells it: ``torch.float32``, ``Float32``.
+        shape: None for non-tensors.
+        max: largest value, as the dump holds it: NaN when there is any; a bool for bool tensors;
+            None when undefined. The same holds for `min`, `mean` and `norm` (L2).
+        requires_grad: None where the dump does not say (MindSpore).
+        data_name: file in ``dump_tensor_data`` with the elements; None when not kept.
+        md5: checksum of the bytes (the name is historical), None when not kept.
+        value_id: number that all appearances of the same unchanged value in the step share.
+        value: the value of a non-tensor, or all other keys of the entry if it has no single value.
+        nan_count: number of NaN elements; None where the dump does not say. The same holds for
+            `pos_inf_count` and `neg_inf_count`.
+        finite_max: largest finite element, only where some are not finite; also `finite_min`.
+        note: why a statistic is missing, in a few words (``uninitialized``, ``meta`` …).
+        remark: why a gradient is missing, or what it includes.
+        device: only when it is not the CPU.
+        stride: only when the tensor is not contiguous, in elements.
+        group_ranks: the members of a process group.
+        message: of a point-to-point operation.
+        extra: every other key of the entry.
+    """
+
+    path: PartPath
+    slot: str
+    role: Role
+    is_tensor: bool
+    type: str
+    dtype: str = ""
+    raw_dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    max: Statistic = None
+    min: Statistic = None
+    mean: Statistic = None
+    norm: Statistic = None
+    requires_grad: bool | None = None
+    data_name: str | None = None
+    md5: str | None = None
+    value_id: int | None = None
+    value: JsonTree = None
+    nan_count: int | None = None
+    pos_inf_count: int | None = None
+    neg_inf_count: int | None = None
+    finite_max: Statistic = None
+    finite_min: Statistic = None
+    note: str | None = None
+    remark: str | None = None
+    device: str | None = None
+    stride: tuple[int, ...] | None = None
+    group_ranks: tuple[int, ...] | None = None
+    message: Message | None = None
+    extra: Mapping[str, JsonTree] = _NO_FIELDS
+
+    @property
+    def label(self) -> str:
+        """The place in short: ``input.0``, ``kwargs.mask``, ``parameters.weight``."""
+        return path_label(self.path)
+
+    @property
+    def is_null(self) -> bool:
+        """Whether the record holds null in this place."""
+        return self.type == "NoneType"
+
+    @property
+    def squeezed_shape(self) -> tuple[int, ...]:
+        """The shape without dimensions of size 1."""
+        return tuple(size for size in self.shape or () if size != 1)
+
+    def has_shape_of(self, other: Value) -> bool:
+        """Return whether the elements correspond: one shape, up to dimensions of size 1."""
+        return self.shape == other.shape or self.squeezed_shape == other.squeezed_shape
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether the tensor is known to hold a NaN."""
+        return self.max != self.max or self.min != self.min or bool(self.nan_count)
+
+    @property
+    def has_inf(self) -> bool:
+        """Whether the tensor is known to hold an infinity (older dumps hide these behind a NaN)."""
+        if self.pos_inf_count or self.neg_inf_count:
+            return True
+        return any(isinstance(end, float) and math.isinf(end) for end in (self.max, self.min))
+
+    @property
+    def inf_count(self) -> int | None:
+        """Number of infinite elements; None where the dump does not say."""
+        if self.pos_inf_count is None and self.neg_inf_count is None:
+            return None
+        return (self.pos_inf_count or 0) + (self.neg_inf_count or 0)
+
+    @property
+    def finite_ends(self) -> tuple[Statistic, Statistic]:
+        """Largest and smallest of the finite elements; None where the dump does not tell."""
+        largest = self.max if _is_finite(self.max) else self.finite_max
+        least = self.min if _is_finite(self.min) else self.finite_min
+        return (largest if _is_finite(largest) else None, least if _is_finite(least) else None)
+
+
+def path_label(path: PartPath) -> str:
+    """Return a path in short: ``input.0``, ``kwargs.mask``, ``parameters.weight``."""
+    first, *rest = path
+    return ".".join(str(key) for key in (_SHORT_PARTS.get(first, first), *rest))
+
+
+def _is_finite(number: Statistic) -> bool:
+    return number is not None and math.isfinite(number)
