@@ -57,7 +57,7 @@ def test_the_answer_and_the_file(dump: Path, tmp_path: Path, capsys) -> None:
     (entry,) = written["rank_0"]
     assert entry["op_name"] == "Tensor.log.0.forward"
     assert list(entry["data_info"]) == ["input_args", "input_kwargs", "output"]
-    assert math.isnan(entry["data_info"]["output"][0]["Max"])
+    assert entry["data_info"]["output"][0]["Max"] == "NaN"
     assert entry["construct_info"] == ["Module.Model.forward.0", "Tensor.log.0.forward"]
     assert entry["stack_info"][1].startswith("File train.py")
     assert (entry["step"], entry["source"], entry["severity"]) == (1, "operation", "critical")

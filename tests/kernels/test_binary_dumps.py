@@ -290,7 +290,7 @@ def test_pt_files_open_in_torch(tmp_path):
 
 
 def test_long_names_go_through_mapping_csv_both_ways(tmp_path):
-    long = f"Add.{'x' * 200}.3.1.1795182233644492"
+    long = f"Add.{'x' * 225}.3.1.1795182233644492"
     digits = "1" * 32
     data, out = tmp_path / "data", tmp_path / "out"
     write(data / digits, [Value("output", 1, ND, (2,), numbers((2,)).tobytes())])

@@ -14,7 +14,7 @@ from binary_files import Value, write
 from msprobe.dump.kernel_files import find_kernel_folders
 from msprobe.kernels.clearing import clear_kernel_dump
 from msprobe.kernels.normalising import Wanted, normalise, read_code
-from msprobe.kernels.overflow_info import overflowed_parts, read_overflow_json
+from msprobe.kernels.overflow_info import overflowed_parts
 
 NAMES = ["Default/fc1-Dense/MatMul-op0", "Default/relu-ReLU/ReLU-op1"]
 
@@ -107,7 +107,7 @@ def test_notes_on_overflows(folder):
         json.dumps({"AI Core": {"status": 0}, "L2 Atomic Add": {"status": 3}})
     )
     done = normalise(folder, Wanted())
-    assert [overflowed_parts(read_overflow_json(path)) for path in done.notes] == [
+    assert [overflowed_parts(json.loads(path.read_text())) for path in done.notes] == [
         ["AI Core: status 32"],
         ["L2 Atomic Add: status 3"],
     ]

@@ -25,8 +25,8 @@ from msprobe.checkpoints.torch_file import read_torch_file
 from msprobe.checkpoints.torch_old_file import MAGIC as OLD_TORCH_MAGIC
 from msprobe.checkpoints.torch_old_file import read_old_torch_file
 from msprobe.checkpoints.zip_members import ZIP_ERRORS
-from msprobe.dump.record_index import JSON_ERRORS, json_problem, parse_json
 from msprobe.errors import CheckpointFormatError, UnsupportedError
+from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 
 SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy")
 """Files that are taken from a folder without an index."""

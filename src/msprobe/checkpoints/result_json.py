@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Final
 
 from msprobe.checkpoints.comparing import CheckpointComparison, ParameterDifference
 from msprobe.checkpoints.parameters import Checkpoint
-from msprobe.dump import layout
 from msprobe.dump.records import JsonTree
-from msprobe.errors import ReportWriteError, UsageError
+from msprobe.errors import UsageError
+from msprobe.files import write_report
+from msprobe.json_text import strict_json
 from msprobe.numerics.element_metrics import ElementMetrics
 
 SCHEMA_VERSION: Final = 1
@@ -68,13 +67,7 @@ def write_json(path: Path, tree: JsonTree) -> None:
     """
     if path.exists():
         raise UsageError(f"{path} exists already; remove it or name another file")
-    temporary = path.parent / layout.temporary_name(".json")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(tree, indent=1, allow_nan=False), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as exc:
-        raise ReportWriteError(path, f"cannot be written: {exc}") from exc
+    write_report(path, strict_json(tree))
 
 
 def max_abs_index(difference: ParameterDifference) -> list[int] | None:
@@ -131,8 +124,4 @@ def _difference_json(each: ParameterDifference) -> dict[str, JsonTree]:
 
 
 def _number(value: float | complex | None) -> JsonTree:
-    if isinstance(value, complex):
-        return [_number(value.real), _number(value.imag)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return [value.real, value.imag] if isinstance(value, complex) else value

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from msprobe.checkpoints.parameters import Parameter, contiguous_parameter
 from msprobe.checkpoints.spans import file_size
-from msprobe.dump.record_index import JSON_ERRORS, json_problem, parse_json
 from msprobe.errors import CheckpointFormatError
+from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 
 # As the reference implementation limits it.
 MAX_HEADER_BYTES: Final = 100_000_000

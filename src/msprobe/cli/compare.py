@@ -76,9 +76,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _show(result: CompareResult, files: Sequence[Path], options: argparse.Namespace) -> None:
     if options.json:
-        from msprobe.compare.result_files import summary_text
+        from msprobe.cli.terminal import print_json
 
-        sys.stdout.write(summary_text(result.summary))
+        print_json(result.summary)
         if not options.quiet:
             _list_files(files)
     elif options.quiet:

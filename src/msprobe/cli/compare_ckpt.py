@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -102,6 +101,7 @@ def compare(
     """Compare two checkpoints, print what was found and return the exit code."""
     from msprobe.checkpoints.comparing import compare_checkpoints
     from msprobe.checkpoints.result_json import comparison_json, parameters_json, write_json
+    from msprobe.cli.terminal import print_json
     from msprobe.errors import UsageError
     from msprobe.numerics.elementwise import Tolerance
 
@@ -118,8 +118,7 @@ def compare(
     if output is not None:
         write_json(output, parameters_json(found))
     if style == "json":
-        json.dump(comparison_json(found), sys.stdout, indent=1, allow_nan=False)
-        print()
+        print_json(comparison_json(found))
     elif style == "text":
         _print(found, output, limit)
     return EXIT_DIFFERENT if exit_code and not found.is_equal else 0

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,6 +105,7 @@ def _is_pack(path: Path) -> bool:
 
 
 def _collect(options: argparse.Namespace) -> int:
+    from msprobe.cli.terminal import print_json
     from msprobe.run_config.collecting import collect_static
     from msprobe.run_config.pack import PackWriter
 
@@ -116,12 +115,12 @@ def _collect(options: argparse.Namespace) -> int:
     if not options.json:
         print(f"collected: {path}")
     else:
-        print(json.dumps({"pack": str(path)}))
+        print_json({"pack": str(path)}, indent=None)
     return 0
 
 
 def _compare(bench: Path, cmp: Path, options: argparse.Namespace) -> int:
-    from msprobe.cli.terminal import make_console, print_lines
+    from msprobe.cli.terminal import make_console, print_json, print_lines
     from msprobe.run_config.comparing import compare_packs
     from msprobe.run_config.result_files import comparison_json, is_difference, write_results
     from msprobe.run_config.result_lines import comparison_lines
@@ -130,8 +129,7 @@ def _compare(bench: Path, cmp: Path, options: argparse.Namespace) -> int:
     directory = options.output or _DEFAULT_RESULT
     written = write_results(found, directory)
     if options.json:
-        json.dump(comparison_json(found), sys.stdout, indent=1)
-        print()
+        print_json(comparison_json(found))
     else:
         console = make_console()
         print_lines(console, comparison_lines(found, limit=0 if options.all else 10))

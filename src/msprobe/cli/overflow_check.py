@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,10 +59,10 @@ def run(options: argparse.Namespace) -> int:
     dump = open_dump(path)
     steps = analyze_overflow(dump, steps=options.step)
     if options.json:
+        from msprobe.cli.terminal import print_json
         from msprobe.overflow.as_json import findings_json
 
-        json.dump(findings_json(steps), sys.stdout, indent=1, allow_nan=False)
-        print()
+        print_json(findings_json(steps))
     else:
         _print_answer(dump, steps, options.output_path)
     found = any(step.findings for step in steps)

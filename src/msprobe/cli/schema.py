@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 
@@ -22,7 +21,8 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
 def run(_: argparse.Namespace) -> int:
     """Print the schema."""
+    from msprobe.cli.terminal import print_json
     from msprobe.config import json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    print_json(json_schema(), indent=2)
     return 0

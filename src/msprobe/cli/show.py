@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -193,6 +191,7 @@ def _print_tree(
 def _print_json(
     dump: Dump, view: RankView, selected: list[str] | None, options: argparse.Namespace
 ) -> None:
+    from msprobe.cli.terminal import print_json
     from msprobe.report.as_json import overview_json, record_json, records_json
 
     wanted = view.records if selected is None else selected
@@ -202,5 +201,4 @@ def _print_json(
     else:
         shown = names[: options.limit] if options.limit else names
         tree = overview_json(dump, view) | {"values": list(records_json(view, shown))}
-    json.dump(tree, sys.stdout, indent=1, allow_nan=False)
-    print()
+    print_json(tree)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from msprobe.dump.records import JsonTree
+
 # A pipe or a file has no width; nothing should be cut there.
 _WIDTH_OF_PIPES: Final = 240
 
@@ -39,6 +41,14 @@ def print_lines(screen: Console, lines: Iterable[Text]) -> None:
     for line in lines:
         line.end = "\n"
         screen.print(line)
+
+
+def print_json(tree: JsonTree, *, indent: int | None = 1) -> None:
+    """Print a tree as strict JSON, in characters that stdout has."""
+    from msprobe.json_text import strict_json
+
+    is_utf = (sys.stdout.encoding or "").lower().startswith("utf")
+    sys.stdout.write(strict_json(tree, indent=indent, ensure_ascii=not is_utf))
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from msprobe.dump.record_index import JSON_ERRORS, json_problem, parse_json
 from msprobe.errors import ConfigError, ConfigFileError, UnsupportedError
+from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 
 _TARGET_KEYS: Final = ("npu_path", "target_path", "npu_json_path")
 _REFERENCE_KEYS: Final = ("bench_path", "golden_path", "bench_json_path")

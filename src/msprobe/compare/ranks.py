@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from msprobe.compare.model import Status
 from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.rank_view import RankView
 from msprobe.errors import UsageError
+from msprobe.report.comparison_words import DIFFERENCES, SEVERITY
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,19 +22,9 @@ if TYPE_CHECKING:
 _Key = TypeVar("_Key", int, RankKey)
 
 _SHOWN_KEYS: Final = 8
+
+
 # From the harmless to what most needs a look; ties are broken by the error.
-_SEVERITY: Final = (
-    Status.EQUAL,
-    Status.CLOSE,
-    Status.DTYPE,
-    Status.ADDED,
-    Status.MISSING,
-    Status.SHAPE,
-    Status.DIFFERS,
-    Status.NONFINITE,
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewPair:
     """One rank of one step, on both sides.
@@ -210,9 +200,9 @@ def worst_ranks(frame: pl.DataFrame) -> pl.DataFrame:
     import polars as pl
 
     severity = pl.col("status").replace_strict(
-        {str(status): place for place, status in enumerate(_SEVERITY)}, return_dtype=pl.Int8
+        {status: -place for place, status in enumerate(SEVERITY)}, return_dtype=pl.Int8
     )
-    differs = severity >= _SEVERITY.index(Status.DTYPE)
+    differs = pl.col("status").is_in(DIFFERENCES)
     # NaN would sort as the largest error; a row without an error comes after those with one.
     error = pl.col("error").fill_nan(None)
     picked = ("status", "origin", "error", "reason")

@@ -15,8 +15,6 @@ summary.json
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msprobe.dump.kernel_views import KernelView
 from msprobe.errors import ReportWriteError
+from msprobe.files import write_report
+from msprobe.json_text import strict_json
 
 if TYPE_CHECKING:
     from msprobe.compare.rank_comparison import RankComparison
@@ -80,13 +80,8 @@ def write_data_mapping(comparison: RankComparison, path: Path) -> Path:
     from msprobe.compare.matching import data_mapping_of
 
     mapping = data_mapping_of(comparison.rows)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as file:
-            yaml.safe_dump(mapping, file, sort_keys=False, allow_unicode=True, width=10_000)
-    except OSError as exc:
-        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
-    return path
+    text = yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True, width=10_000)
+    return write_report(path, text)
 
 
 def mapping_name(table_name: str) -> str:
@@ -116,25 +111,4 @@ def write_summary(summary: Mapping[str, Any], directory: Path) -> Path:
     Raises:
         ReportWriteError: it cannot be written.
     """
-    path = directory / SUMMARY_JSON
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        path.write_text(summary_text(summary), encoding="utf-8")
-    except OSError as exc:
-        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
-    return path
-
-
-def summary_text(summary: Mapping[str, Any]) -> str:
-    """Return a summary as JSON that every parser takes: NaN and infinities become text."""
-    return json.dumps(_plain(summary), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _plain(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {key: _plain(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [_plain(value) for value in tree]
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return str(tree)
-    return tree
+    return write_report(directory / SUMMARY_JSON, strict_json(summary), warns=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from msprobe.dump import layout
+from msprobe.files import TEMPORARY_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +76,11 @@ def clear_directory(directory: Path) -> int:
 
 
 def _is_own(name: str) -> bool:
-    return name in OWN_FILES or name.startswith(layout.TEMPORARY_PREFIX)
+    return name in OWN_FILES or name.startswith(TEMPORARY_PREFIX)
 
 
 def _is_own_tensor(name: str) -> bool:
-    return name.endswith(layout.TENSOR_SUFFIXES) or name.startswith(layout.TEMPORARY_PREFIX)
+    return name.endswith(layout.TENSOR_SUFFIXES) or name.startswith(TEMPORARY_PREFIX)
 
 
 def _remove(folder: Path, is_ours: Callable[[str], bool]) -> int:

@@ -25,8 +25,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from msprobe.dump.layout import temporary_name
 from msprobe.errors import DumpFormatError
+from msprobe.files import temporary_name
+from msprobe.json_text import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,6 @@ _RECORD_LINE: Final = re.compile(rb'\["r",(-?\d+),("(?:[^"\\]|\\.)*"),')
 _END: Final = b"]\n"
 _ENCODE_TEXT: Final = msgspec.json.Encoder().encode
 
-_PARSE: Final = msgspec.json.Decoder()
 _CHECK: Final = msgspec.json.Decoder(msgspec.Raw)  # syntax only, a quarter of the time
 
 _Key = TypeVar("_Key", int, str)
@@ -341,12 +341,12 @@ class _JournalParser:
             raise ValueError("cut off")
         value = line[start.end() : -2]
         _check(value)
-        order, name = int(start[1]), _parse(start[2])
+        order, name = int(start[1]), parse_json(start[2])
         self.index.records[name] = Span(order, offset + start.end(), len(value))
         return True
 
     def _read_other(self, line: bytes, offset: int) -> None:
-        match _parse(line):
+        match parse_json(line):
             case ["head", dict() as fields]:
                 self._read_head(fields)
             case ["c", int(order), str(name), None | str() as parent, None | int() as stack]:
@@ -367,13 +367,6 @@ class _JournalParser:
         self.head = msgspec.convert(
             {key: value for key, value in fields.items() if key != "version"}, DumpHead
         )
-
-
-def _parse(text: bytes) -> Any:
-    try:
-        return _PARSE.decode(text)
-    except msgspec.DecodeError:  # bare NaN or Infinity, or damage, which json refuses too
-        return json.loads(text)
 
 
 def _check(text: bytes) -> None:

@@ -24,6 +24,7 @@ from msprobe.dump.journal import (
     Span,
     encode_text,
 )
+from msprobe.files import write_whole
 
 _BLOCK_BYTES: Final = 64 << 10
 _CACHED_BLOCKS: Final = 256  # 16 MiB: records come nearly in the order in which they were written
@@ -78,36 +79,6 @@ def build_json_files(index: JournalIndex, descriptor: int, directory: Path) -> i
     )
 
 
-def write_atomically(path: Path, chunks: Iterable[bytes]) -> int:
-    """Write a file under a temporary name and rename it; return its size.
-
-    Raises:
-        OSError: the file cannot be written; nothing is left behind then.
-    """
-    temporary = path.with_name(layout.temporary_name(path.suffix))
-    size = 0
-    try:
-        with temporary.open("wb", buffering=0) as file:
-            for chunk in chunks:
-                waiting = memoryview(chunk)
-                while waiting:
-                    waiting = waiting[file.write(waiting) :]
-                size += len(chunk)
-        temporary.replace(path)
-    except BaseException:
-        remove_quietly(temporary)
-        raise
-    return size
-
-
-def remove_quietly(path: Path) -> None:
-    """Remove a file if that is possible; its absence is all that matters."""
-    try:
-        path.unlink()
-    except OSError:
-        return
-
-
 class _BlockReader:
     """Reads spans of a file through a small cache of blocks.
 
@@ -143,7 +114,7 @@ class _BlockReader:
 
 
 def _write_lines(path: Path, opening: bytes, lines: Iterable[bytes], closing: bytes) -> int:
-    return write_atomically(path, _chunks(opening, lines, closing))
+    return write_whole(path, _chunks(opening, lines, closing))
 
 
 def _chunks(opening: bytes, lines: Iterable[bytes], closing: bytes) -> Iterator[bytes]:

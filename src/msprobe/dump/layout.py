@@ -17,8 +17,6 @@ process already writes under the wanted name.
 from __future__ import annotations
 
 import hashlib
-import itertools
-import os
 import re
 from pathlib import Path, PurePath
 from typing import Final
@@ -32,7 +30,6 @@ ERROR_LOG: Final = "dump_error_info.log"
 JOURNAL: Final = "journal.jsonl"
 TENSOR_FOLDER: Final = "dump_tensor_data"
 TENSOR_SUFFIXES: Final = (".pt", ".npy")
-TEMPORARY_PREFIX: Final = ".msprobe.tmp."
 
 STEP_FOLDER: Final = re.compile(r"step(\d+)")
 RANK_FOLDER: Final = re.compile(r"rank(\d*)|proc(\d+)")
@@ -44,8 +41,6 @@ MAX_NAME_BYTES: Final = 255
 _UNSAFE: Final = re.compile("[/\\\\\x00-\x1f\x7f\ud800-\udfff]")
 _HASH_DIGITS: Final = 12
 _MAX_SUFFIX_BYTES: Final = 16
-
-_NUMBERS: Final = itertools.count()
 
 
 def step_folder(step: int) -> str:
@@ -66,14 +61,6 @@ def rank_directory(dump_path: Path, step: int, rank_name: str) -> Path:
 def records_file(level: str) -> str:
     """Return the name of the file that holds the records at this level."""
     return DEBUG_JSON if level == "debug" else DUMP_JSON
-
-
-def temporary_name(suffix: str) -> str:
-    """Return a new name under which a file is written before it gets its own.
-
-    The suffix stays, because some writers add one by themselves (`numpy.save`).
-    """
-    return f"{TEMPORARY_PREFIX}{os.getpid()}.{next(_NUMBERS)}{suffix}"
 
 
 def safe_file_name(wanted: str) -> str:

@@ -23,10 +23,11 @@ from typing import Final
 from msprobe.dump import layout
 from msprobe.dump.background import BackgroundQueue
 from msprobe.dump.journal import Call, Journal
-from msprobe.dump.json_files import build_json_files, remove_quietly, write_atomically
+from msprobe.dump.json_files import build_json_files
 from msprobe.dump.records import JsonTree, encode
 from msprobe.dump.tensor_store import MAX_LINKS, TensorPayload, TensorStore
 from msprobe.errors import DumpWriteError, UsageError
+from msprobe.files import remove_quietly, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +253,7 @@ class RankDump:
             return
         text = json.dumps(fields, indent=1, default=str)
         try:
-            write_atomically(self.directory / layout.ACCOUNT_JSON, [text.encode()])
+            write_whole(self.directory / layout.ACCOUNT_JSON, [text.encode()])
         except OSError as exc:
             self._note(exc, self.directory / layout.ACCOUNT_JSON)
 

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from msprobe.dump.records import JsonTree
 from msprobe.errors import DumpFormatError
+from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 
 # The head is a few hundred bytes; the line break after "data":{ must come before this.
 _MAX_HEAD_BYTES: Final = 64 << 10
@@ -134,28 +133,6 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except (OSError, MemoryError) as exc:
         raise DumpFormatError(path, f"cannot be read: {exc}") from exc
-
-
-JSON_ERRORS: Final = (ValueError, RecursionError)
-"""What `parse_json` raises: text that is not JSON or not UTF-8, huge numbers, deep nesting."""
-
-
-def parse_json(text: bytes) -> JsonTree:
-    """Return parsed JSON, where bare NaN and Infinity are allowed."""
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        # Five times faster, but it refuses NaN and Infinity.
-        return json.loads(text)
-
-
-def json_problem(exc: BaseException) -> str:
-    """Return what is wrong with the text, in one line."""
-    if isinstance(exc, RecursionError):
-        return "nested too deeply"
-    if isinstance(exc, json.JSONDecodeError) and exc.pos >= len(exc.doc.rstrip()):
-        return f"truncated JSON ({exc})"
-    return f"not valid JSON ({str(exc).splitlines()[0][:200]})"
 
 
 def _scan_lines(path: Path, buffer: bytes) -> RecordIndex | None:

@@ -14,13 +14,14 @@ from typing import Final
 
 from msprobe.dump import layout
 from msprobe.dump.journal import JournalContents, read_journal
-from msprobe.dump.json_files import build_from_journal, write_atomically
+from msprobe.dump.json_files import build_from_journal
 from msprobe.dump.locking import is_claimed
 from msprobe.dump.missing_tensors import missing_tensor_files
 from msprobe.dump.rank_view import read_journal_records
 from msprobe.dump.reader import find_rank_folders
 from msprobe.dump.record_index import read_json_object, read_record_index
 from msprobe.errors import DumpFormatError, DumpWriteError, MsprobeError
+from msprobe.files import TEMPORARY_PREFIX, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ def _mark_repaired(directory: Path, records: int, missing_tensors: int) -> None:
     if missing_tensors:
         said.append(f"tensor files that records name but were never written: {missing_tensors}")
     account |= {"complete": False, "notes": [*kept, *said]}
-    write_atomically(path, [json.dumps(account, indent=1).encode()])
+    write_whole(path, [json.dumps(account, indent=1).encode()])
 
 
 def _temporaries(directory: Path) -> list[Path]:
@@ -138,5 +139,5 @@ def _temporaries(directory: Path) -> list[Path]:
         for folder in folders
         if folder.is_dir() and not folder.is_symlink()
         for path in sorted(folder.iterdir())
-        if path.name.startswith(layout.TEMPORARY_PREFIX) and not path.is_dir()
+        if path.name.startswith(TEMPORARY_PREFIX) and not path.is_dir()
     ]

@@ -9,8 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from msprobe.dump import layout
-from msprobe.dump.json_files import remove_quietly
+from msprobe.files import remove_quietly, temporary_name
 
 # ext4 allows 65,000 names for one inode, others more; where one allows fewer, EMLINK tells.
 MAX_LINKS: Final = 60_000
@@ -152,7 +151,7 @@ class TensorStore:
         return source.stat().st_nlink >= self._max_links
 
     def _temporary(self, name: str) -> Path:
-        return self.folder / layout.temporary_name(os.path.splitext(name)[1][:16])  # noqa: PTH122
+        return self.folder / temporary_name(os.path.splitext(name)[1][:16])  # noqa: PTH122
 
 
 def _inode(path: Path) -> int | None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,12 +20,13 @@ from msprobe.dump.kernel_names import OVERFLOW_TYPE, parse_kernel_file_name
 from msprobe.dump.layout import MAX_NAME_BYTES
 from msprobe.dump.open_file import OpenFile
 from msprobe.dump.tensor_archive_writer import MAX_BYTES, TYPED_STORAGES, UNTYPED, write_archive
-from msprobe.errors import DumpFormatError, DumpWriteError
+from msprobe.errors import DumpFormatError, ReportWriteError
+from msprobe.files import report_file, write_report
+from msprobe.json_text import strict_json
 from msprobe.kernels.binary_dump import BinaryValue, read_binary_dump
 from msprobe.kernels.element_types import ELEMENT_TYPES, NAMES_WITHOUT_VALUES, decode_elements
 from msprobe.kernels.layouts import STORED, Layout, LayoutError, restore_layout
 from msprobe.kernels.overflow_info import decode_overflow
-from msprobe.report.replacing import replacing
 
 _NPY: Final = ".npy"
 
@@ -64,7 +64,7 @@ def convert_binary(
 
     Raises:
         DumpFormatError: there are no binary files.
-        DumpWriteError: a file cannot be written.
+        ReportWriteError: a file cannot be written.
     """
     done = Conversion()
     found = False
@@ -168,7 +168,7 @@ def _convert_file(path: Path, name: str, target: _Target, wanted: str, done: Con
 
 def _write_overflow(file: OpenFile, value: BinaryValue, name: str, target: _Target) -> Path:
     found = decode_overflow(file.read(value.offset, value.size_bytes), file.path)
-    return target.write_text(f"{name}.output.{value.index}.json", json.dumps(found, indent=4))
+    return target.write_text(f"{name}.output.{value.index}.json", strict_json(found, indent=4))
 
 
 class _Target:
@@ -183,40 +183,30 @@ class _Target:
         sizes = "x".join(map(str, array.shape))
         wanted = ".".join(filter(None, (name, value.io, str(value.index), sizes, self._type.value)))
         path = self._path(wanted)
-        try:
-            with replacing(path) as temporary:
-                if self._type is FileType.NPY:
-                    with temporary.open("wb") as file:
-                        np.save(file, array, allow_pickle=False)
-                else:
-                    _write_pt(temporary, array)
-        except OSError as exc:
-            raise DumpWriteError(path, f"cannot be written: {exc}") from exc
+        with report_file(path) as temporary:
+            if self._type is FileType.NPY:
+                with temporary.open("wb") as file:
+                    np.save(file, array, allow_pickle=False)
+            else:
+                _write_pt(temporary, array)
         return path
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a text file."""
-        path = self._path(name)
-        try:
-            with replacing(path) as temporary:
-                temporary.write_text(text + "\n", encoding="utf-8")
-        except OSError as exc:
-            raise DumpWriteError(path, f"cannot be written: {exc}") from exc
-        return path
+        return write_report(self._path(name), text)
 
     def _path(self, wanted: str) -> Path:
         """Return where a file of that name goes: under digits if the name is too long."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # Room for the temporary name, which is longer.
-            if len(os.fsencode(wanted)) <= MAX_NAME_BYTES - 24:
+            if len(os.fsencode(wanted)) <= MAX_NAME_BYTES:
                 return self._folder / wanted
             digest = int(hashlib.sha256(os.fsencode(wanted)).hexdigest(), 16)
             short = f"{digest % 10**32:032d}{Path(wanted).suffix}"
             with (self._folder / MAPPING_CSV).open("a", encoding="utf-8") as file:
                 file.write(f"{short},{wanted}\n")
         except OSError as exc:
-            raise DumpWriteError(self._folder, f"cannot be written: {exc}") from exc
+            raise ReportWriteError(self._folder, f"cannot be written: {exc}") from exc
         return self._folder / short
 
 

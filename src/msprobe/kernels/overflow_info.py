@@ -11,7 +11,6 @@ The first three parts each have the same six numbers.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from struct import unpack_from
 from typing import Any, Final
@@ -45,21 +44,6 @@ def decode_overflow(raw: bytes, path: Path) -> OverflowInfo:
         found[part] = {
             name: hex(number) if name in _ADDRESSES else number for name, number in numbers.items()
         }
-    return found
-
-
-def read_overflow_json(path: Path) -> dict[str, Any]:
-    """Return a note that the runtime already wrote as JSON.
-
-    Raises:
-        DumpFormatError: it cannot be read.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as exc:
-        raise DumpFormatError(path, f"cannot be read: {exc}") from exc
-    if not isinstance(found, dict):
-        raise DumpFormatError(path, "is no JSON object")
     return found
 
 

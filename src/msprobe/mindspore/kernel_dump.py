@@ -20,10 +20,11 @@ from msprobe.capture.session import Session
 from msprobe.config import Config, OverflowCheckSection, StatisticsSection, SummaryMode, Task
 from msprobe.dump.kernel_code import CodeMap
 from msprobe.dump.kernel_files import KernelFolder, find_kernel_folders
+from msprobe.dump.record_index import read_json_object
 from msprobe.errors import ConfigError, DumpFormatError, DumpWriteError, UsageError
 from msprobe.kernels.clearing import clear_kernel_dump
 from msprobe.kernels.normalising import Normalised, Wanted, normalise, read_code
-from msprobe.kernels.overflow_info import overflowed_parts, read_overflow_json
+from msprobe.kernels.overflow_info import overflowed_parts
 from msprobe.mindspore import native_dump
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.kernel_settings import NET_NAME, SETTINGS_FILE, dump_settings, write_settings
@@ -199,7 +200,7 @@ class KernelRun:
         for name in done.overflowing:
             logger.warning("step %d: %s puts out a NaN or an infinity", folder.step, name)
         for path in done.notes:
-            for part in overflowed_parts(read_overflow_json(path)):
+            for part in overflowed_parts(read_json_object(path)):
                 logger.warning("step %d: overflow in %s (%s)", folder.step, part, path.name)
         logger.info(
             "step %d, graph %s: %d kernels with %d inputs and outputs",

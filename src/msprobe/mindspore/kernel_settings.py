@@ -18,7 +18,7 @@ from msprobe.config import (
     SummaryMode,
     TensorSection,
 )
-from msprobe.dump.layout import temporary_name
+from msprobe.files import write_whole
 
 SETTINGS_FILE: Final = "kernel_kbyk_dump.json"
 """Name of the file of settings, in the folder of the dump."""
@@ -111,7 +111,5 @@ def write_settings(settings: dict[str, Any], folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SETTINGS_FILE
-    temporary = folder / temporary_name(".json")
-    temporary.write_text(json.dumps(settings, indent=4) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, [json.dumps(settings, indent=4).encode()])
     return path

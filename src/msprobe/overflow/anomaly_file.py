@@ -11,16 +11,15 @@ These keys are those of mindstudio-probe. Each entry also says ``step``, ``sourc
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msprobe.dump import layout
 from msprobe.dump.dump_steps import DumpStep, RankKey
 from msprobe.dump.records import JsonTree
-from msprobe.errors import DumpWriteError
+from msprobe.files import write_report
+from msprobe.json_text import strict_json
 from msprobe.overflow.findings import Finding, StepFindings
 
 _PARTS = ("input_args", "input_kwargs", "input", "output", "output_kwargs", "parameters")
@@ -35,7 +34,7 @@ def write_anomalies(directory: Path, step: DumpStep, found: StepFindings) -> Pat
         found: what was found in it; at least one finding.
 
     Raises:
-        DumpWriteError: the file cannot be written.
+        ReportWriteError: the file cannot be written.
         DumpFormatError: the step's files are damaged.
     """
     tree: dict[str, list[dict[str, JsonTree]]] = {}
@@ -45,14 +44,7 @@ def write_anomalies(directory: Path, step: DumpStep, found: StepFindings) -> Pat
         entry = _entry(finding, data) | {"step": found.step}
         tree.setdefault(rank_title(finding.place.rank, step.ranks), []).append(entry)
     path = directory / f"anomaly_analyze_{time.time_ns()}.json"
-    temporary = directory / layout.temporary_name(".json")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(tree, indent=4), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as exc:
-        raise DumpWriteError(path, f"cannot be written: {exc}") from exc
-    return path
+    return write_report(path, strict_json(tree, indent=4))
 
 
 def rank_title(rank: RankKey, ranks: Mapping[RankKey, Any]) -> str:

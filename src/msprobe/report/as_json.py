@@ -7,15 +7,15 @@ them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from msprobe.dump.dump_steps import Dump
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_views import Record
 from msprobe.dump.records import JsonTree
 from msprobe.dump.values import Value
+from msprobe.json_text import strict
 from msprobe.report.nonfinite import find_nonfinite
 
 _FIELDS: Final = (
@@ -79,19 +79,6 @@ def records_json(view: RankView, names: list[str]) -> Iterator[dict[str, JsonTre
         found = record_json(view, view.records[name])
         del found["frames"]
         yield found
-
-
-def strict(tree: Any) -> JsonTree:
-    """Return the tree with words in place of NaN and infinities."""
-    if isinstance(tree, float) and not math.isfinite(tree):
-        if math.isnan(tree):
-            return "NaN"
-        return "Infinity" if tree > 0 else "-Infinity"
-    if isinstance(tree, dict):
-        return {str(key): strict(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [strict(value) for value in tree]
-    return tree
 
 
 def _value_json(value: Value) -> dict[str, JsonTree]:

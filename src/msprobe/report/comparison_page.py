@@ -17,6 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msprobe.files import write_report
 from msprobe.report.comparison_page_data import page_data
 from msprobe.report.value_text import plain
 
@@ -69,19 +70,13 @@ def write_comparison_page(
         limit: rows to take in, the most interesting ones; the page says so if there are more.
 
     Raises:
-        OSError: the file cannot be written.
+        ReportWriteError: the file cannot be written.
     """
     data = page_data(summary, frame, limit=limit)
-    content = comparison_page(data).encode()
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_report(path, comparison_page(data))
     shown = data["shown"]
     return PageNote(
-        path=path, rows=shown["rows"], of_rows=shown["of_rows"], size_bytes=len(content)
+        path=path, rows=shown["rows"], of_rows=shown["of_rows"], size_bytes=path.stat().st_size
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.records import JsonTree
-from msprobe.report.as_json import strict
+from msprobe.json_text import strict
 from msprobe.report.comparison_facts import (
     OPERATION,
     ModuleNode,

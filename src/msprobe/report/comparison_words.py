@@ -23,7 +23,8 @@ SEVERITY: Final = (
     "close",
     "equal",
 )
-DIFFERENCES: Final = SEVERITY[:6]
+STATUSES: Final = SEVERITY[::-1]
+DIFFERENCES: Final = SEVERITY[:-2]
 UNMATCHED: Final = ("missing", "added")
 
 STATUS_MEANINGS: Final = {
@@ -67,19 +68,6 @@ MODE_MEANINGS: Final = {
     "statistics": "maximum, minimum, mean and norm",
     "md5": "checksums",
 }
-
-
-# As people read them: from nothing to see to what cannot be judged.
-STATUSES: Final = (
-    "equal",
-    "close",
-    "differs",
-    "nonfinite",
-    "shape",
-    "dtype",
-    "missing",
-    "added",
-)
 
 
 def place_text(step: int, rank: object) -> str:

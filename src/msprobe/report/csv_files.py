@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
-from msprobe.report.replacing import replacing
+from msprobe.files import write_report
 from msprobe.report.tables import Cell, Table
 
 MAX_ROWS: Final = 1_000_000
@@ -37,23 +37,16 @@ def write_csv(table: Table, path: Path) -> list[Path]:
         The files.
 
     Raises:
-        OSError: a file cannot be written.
+        ReportWriteError: a file cannot be written.
     """
     parts = max(1, math.ceil(table.count / MAX_ROWS))
     rows = table.rows()
     paths = []
     for number in range(1, parts + 1):
         target = path if parts == 1 else path.with_name(f"{path.stem}_part_{number}{path.suffix}")
-        with (
-            replacing(target) as temporary,
-            # Names in a hostile dump may hold half characters, which no encoding knows.
-            temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
-        ):
-            lines = _Lines()
-            file.write(lines.line(table.columns))
-            for cells, _ in islice(rows, MAX_ROWS):
-                file.write(lines.line(cells))
-        paths.append(target)
+        line = _Lines().line
+        cells_of_rows = (cells for cells, _ in islice(rows, MAX_ROWS))
+        paths.append(write_report(target, map(line, chain([table.columns], cells_of_rows))))
     return paths
 
 

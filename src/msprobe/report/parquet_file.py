@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.report.replacing import replacing
+from msprobe.files import report_file
 from msprobe.report.tables import Cell, Table, TableRow
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ def write_parquet(table: Table | pl.DataFrame, path: Path) -> list[Path]:
     Columns that hold nothing but numbers become numbers; all others become text.
 
     Raises:
-        OSError: the file cannot be written.
+        ReportWriteError: the file cannot be written.
     """
-    with replacing(path) as temporary:
+    with report_file(path) as temporary:
         frame = _frame(table) if isinstance(table, Table) else table
         frame.write_parquet(temporary)
     return [path]

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from msprobe.report.replacing import replacing
+from msprobe.files import report_file
 from msprobe.report.tables import Cell, Colour, Table, TableRow
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _write_file(path: Path, write: Callable[[_SheetWriter], None], largest: int)
     """Let `write` fill the file, whose largest sheet has so many cells."""
     import xlsxwriter
 
-    with replacing(path) as temporary, TemporaryDirectory(dir=path.parent) as parts:
+    with report_file(path) as temporary, TemporaryDirectory(dir=path.parent) as parts:
         # Rows go to disk as they come.
         workbook = xlsxwriter.Workbook(str(temporary), {"constant_memory": True, "tmpdir": parts})
         if (

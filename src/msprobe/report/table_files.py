@@ -12,7 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msprobe.errors import ReportWriteError
 from msprobe.report.tables import Table
 
 if TYPE_CHECKING:
@@ -45,21 +44,17 @@ def write_table(
     """
     kind = TableFormat(kind)
     path = path.with_name(f"{path.name.removesuffix('.' + kind)}.{kind}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if kind is TableFormat.XLSX:
-            from msprobe.report.spreadsheet import write_xlsx
+    if kind is TableFormat.XLSX:
+        from msprobe.report.spreadsheet import write_xlsx
 
-            return write_xlsx(_as_table(table), path)
-        if kind is TableFormat.CSV:
-            from msprobe.report.csv_files import write_csv
+        return write_xlsx(_as_table(table), path)
+    if kind is TableFormat.CSV:
+        from msprobe.report.csv_files import write_csv
 
-            return write_csv(_as_table(table), path)
-        from msprobe.report.parquet_file import write_parquet
+        return write_csv(_as_table(table), path)
+    from msprobe.report.parquet_file import write_parquet
 
-        return write_parquet(table, path)
-    except OSError as exc:
-        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
+    return write_parquet(table, path)
 
 
 def _as_table(table: Table | pl.DataFrame) -> Table:

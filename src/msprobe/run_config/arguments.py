@@ -12,9 +12,9 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from msprobe.dump.record_index import JSON_ERRORS, json_problem, parse_json
 from msprobe.dump.records import JsonTree
 from msprobe.errors import ConfigFileError
+from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 from msprobe.run_config.levels import Difference, ItemResult, Level
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_scripts import parse_shell_script

@@ -28,9 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from msprobe.dump.record_index import JSON_ERRORS, json_problem, parse_json
 from msprobe.dump.records import JsonTree
 from msprobe.errors import ReportWriteError, RunConfigFormatError
+from msprobe.files import report_file
+from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 
 SCHEMA_VERSION: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -179,12 +180,8 @@ def unpack(path: Path, directory: Path) -> None:
     for name, content in _members(path):
         if not _is_known(name):
             continue
-        target = directory / name
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-        except OSError as exc:
-            raise ReportWriteError(target, f"cannot be written: {exc}") from exc
+        with report_file(directory / name) as temporary:
+            temporary.write_bytes(content)
 
 
 def _is_known(name: str) -> bool:

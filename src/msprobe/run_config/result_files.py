@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from msprobe.dump import layout
 from msprobe.dump.records import JsonTree
-from msprobe.errors import ReportWriteError
+from msprobe.files import write_report
+from msprobe.json_text import strict_json
 from msprobe.report.spreadsheet import MAX_ROWS, write_sheets
 from msprobe.report.tables import Cell, Table
 from msprobe.run_config.comparing import RunComparison
@@ -33,14 +32,8 @@ def write_results(found: RunComparison, directory: Path) -> list[Path]:
     spreadsheet, summary = directory / "result.xlsx", directory / "result.json"
     tables = {"summary": _summary(found)}
     tables |= {name: _table(item) for name, item in found.items.items()}
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_sheets(tables, spreadsheet)
-        temporary = directory / layout.temporary_name(".json")
-        temporary.write_text(json.dumps(comparison_json(found), indent=1), encoding="utf-8")
-        temporary.replace(summary)
-    except OSError as exc:
-        raise ReportWriteError(directory, f"cannot be written: {exc}") from exc
+    write_sheets(tables, spreadsheet)
+    write_report(summary, strict_json(comparison_json(found)))
     unpack(found.bench.path, directory / "bench")
     unpack(found.cmp.path, directory / "cmp")
     return [spreadsheet, summary]

@@ -10,8 +10,7 @@ from typing import Final
 
 from msprobe.compare.legacy.columns import REACHED, RESULT
 from msprobe.compare.legacy.reached import BAD, UNMATCHED
-from msprobe.errors import ReportWriteError
-from msprobe.report.replacing import replacing
+from msprobe.files import write_report
 from msprobe.report.tables import Cell, Table
 
 _BAD_RESULTS: Final = (*BAD, UNMATCHED, "error", "warning")
@@ -84,13 +83,7 @@ def write_advice(table: Table, path: Path) -> Path:
         ReportWriteError: it cannot be written.
     """
     text = "\n".join(advise(table).lines()) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as exc:
-        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
-    return path
+    return write_report(path, text)
 
 
 def _cells(table: Table) -> Iterator[list[Cell]]:

@@ -11,7 +11,6 @@ only those are named whose difference no other rank's explains (`msprobe.collect
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ from msprobe.compare.legacy.tables import legacy_operations
 from msprobe.compare.model import Mode, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.values import Message, Role, Value
-from msprobe.errors import ReportWriteError
-from msprobe.report.replacing import replacing
+from msprobe.files import write_report
+from msprobe.json_text import strict, strict_json
 from msprobe.report.tables import Cell
 
 _IGNORED: Final = ("Torch.empty", "Torch.fill", "Tensor.__setitem__")
@@ -132,26 +131,12 @@ def write_first_differences(
         folder = directory / f"step{step}" if len(by_step) > 1 else directory
         for comparison in ranks:
             path = folder / f"compare_result_{_label(comparison, '')}_{stamp}.json"
-            _write(path, _operations_text(comparison))
-            files.append(path)
+            files.append(write_report(path, _operations_text(comparison)))
         found = first_differences(ranks)
         if found:
             path = folder / f"diff_analyze_{time.time_ns()}.json"
-            _write(path, iter([json.dumps(_analysis(found), indent=2, ensure_ascii=False)]))
-            files.append(path)
+            files.append(write_report(path, strict_json(_analysis(found), indent=2)))
     return files
-
-
-def _write(path: Path, pieces: Iterator[str]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            replacing(path) as temporary,
-            temporary.open("w", encoding="utf-8", errors="backslashreplace") as file,
-        ):
-            file.writelines(pieces)
-    except OSError as exc:
-        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
 
 
 def _number(comparison: RankComparison, position: int) -> int:
@@ -184,7 +169,7 @@ def _operations_text(comparison: RankComparison) -> Iterator[str]:
         ]
         is_same = not any(map(is_different, rows))
         entry = {"is_same": is_same, "op_items": items}
-        yield f"{separator}{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}"
+        yield f"{separator}{json.dumps(name)}: {json.dumps(strict(entry), ensure_ascii=False)}"
         separator = ",\n"
     yield "{}\n" if separator == "{\n" else "\n}\n"
 
@@ -192,7 +177,7 @@ def _operations_text(comparison: RankComparison) -> Iterator[str]:
 def _item(
     columns: Sequence[str], cells: Sequence[Cell], row: Row, comparison: RankComparison
 ) -> dict[str, Any]:
-    item: dict[str, Any] = dict(zip(columns, map(_plain, cells), strict=True))
+    item: dict[str, Any] = dict(zip(columns, cells, strict=True))
     if item.get(STACK, NOTHING) != NOTHING and row.pair.target is not None:
         item[STACK] = comparison.target.frames(row.pair.target)
     item["state"] = _STATES[row.value.role]
@@ -208,11 +193,6 @@ def _message(value: Value | None) -> Message:
 
 def _fact(found: str | int | None) -> str | int:
     return "None" if found is None else found
-
-
-def _plain(cell: Cell) -> Any:
-    # JSON has no infinity.
-    return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 
 def _analysis(found: Sequence[FirstDifference]) -> dict[str, Any]:
@@ -237,7 +217,7 @@ def _entry(found: FirstDifference) -> dict[str, Any]:
                 "name": row.name,
                 "status": row.status.value,
                 "origin": None if row.origin is None else row.origin.value,
-                "error": None if row.error is None else _plain(row.error),
+                "error": row.error,
                 "reason": row.reason,
             }
             for row in found.rows
@@ -264,5 +244,5 @@ def _values(found: FirstDifference) -> Iterator[tuple[Row, Mapping[str, Any]]]:
     for members, lines in operations:
         for row, (cells, _) in zip(members, lines, strict=True):
             by_title = dict(zip(columns, cells, strict=True))
-            values = {title: _plain(by_title[title]) for title in wanted}
+            values = {title: by_title[title] for title in wanted}
             yield row, {**values, "NPU P2POp peer": _fact(_message(row.target).peer)}

@@ -21,6 +21,7 @@ from typing import Final
 from msprobe.capture.session import Session
 from msprobe.config import Task, TensorSection
 from msprobe.dump.layout import step_folder
+from msprobe.files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -103,5 +104,5 @@ class KernelDump:
             }
         }
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(wanted), encoding="utf-8")
+        write_whole(path, [json.dumps(wanted).encode()])
         return path
