@@ -205,6 +205,17 @@ def test_views_and_lazy_signs_of_pt_files(tmp_path, size):
 
 
 @pytest.mark.torch
+def test_what_only_torch_can_read_is_compared_as_files(tmp_path):
+    torch = pytest.importorskip("torch")
+    for folder, value in (("one", 1.0), ("same", 1.0), ("other", 2.0)):
+        (tmp_path / folder).mkdir()
+        torch.save(torch.eye(3).mul(value).to_sparse(), tmp_path / folder / "t.pt")
+    same = measure(tmp_path / "one/t.pt", tmp_path / "same/t.pt")
+    assert (same.metrics, same.problem) == (None, "")
+    assert "special" in measure(tmp_path / "one/t.pt", tmp_path / "other/t.pt").problem
+
+
+@pytest.mark.torch
 def test_files_of_one_size_are_not_taken_for_each_other(tmp_path):
     torch = pytest.importorskip("torch")
     workspace = Workspace()
@@ -342,7 +353,8 @@ def test_special_tensors_and_packed_types_are_problems(tmp_path):
         assert outcome.problem, name
     (tmp_path / "text.npy").write_bytes(b"")
     np.save(tmp_path / "text.npy", np.array([["a", "b"]]))
-    outcome = measure(tmp_path / "text.npy", tmp_path / "text.npy")
+    np.save(tmp_path / "other.npy", np.array([["a", "c"]]))
+    outcome = measure(tmp_path / "text.npy", tmp_path / "other.npy")
     assert "cannot be compared" in outcome.problem
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from msprobe.compare.result import CompareResult, LegacyChoices
 
 EXIT_DIFFERENT: Final = 1
+EXIT_UNREAD: Final = 2
 
 _EXAMPLES: Final = """\
 examples:
@@ -25,7 +26,8 @@ examples:
   msprobe compare dump --replicas                       do the ranks of one run agree
   msprobe compare -i compare.json -o out                as mindstudio-probe has it
 
-exit codes: 0 done, 1 the dumps differ (only with --exit-code), 2 an error
+exit codes: 0 done, 1 the dumps differ (only with --exit-code), 2 an error, or (with
+            --exit-code) nothing differs as far as the files could be read
 """
 _ONLY_MODE: Final = "auto"
 _OTHER_MODES: Final = ("offline_data", "offline_model", "torchair", "atb")
@@ -71,7 +73,13 @@ def run(options: argparse.Namespace) -> int:
     )
     with reader_may_leave():
         _show(result, files, options)
-    return EXIT_DIFFERENT if options.exit_code and not result.is_equal else 0
+    return _exit_code(result) if options.exit_code else 0
+
+
+def _exit_code(result: CompareResult) -> int:
+    if result.is_equal:
+        return 0
+    return EXIT_DIFFERENT if result.differs else EXIT_UNREAD
 
 
 def _show(result: CompareResult, files: Sequence[Path], options: argparse.Namespace) -> None:

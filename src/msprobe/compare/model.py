@@ -35,11 +35,13 @@ class Status(StrEnum):
     MISSING = "missing"
     ADDED = "added"
     NONFINITE = "nonfinite"
+    UNREAD = "unread"
+    """Nothing shows that the values differ, but their elements could not be read."""
 
     @property
     def is_difference(self) -> bool:
-        """Whether somebody looking for a fault should see the row."""
-        return self not in (Status.EQUAL, Status.CLOSE)
+        """Whether the two values are known to differ."""
+        return self not in (Status.EQUAL, Status.CLOSE, Status.UNREAD)
 
 
 class Origin(StrEnum):

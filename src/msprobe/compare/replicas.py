@@ -327,7 +327,7 @@ class _Checker:
 
 def judge_replicas(comparison: RankComparison, tolerances: Tolerances) -> None:
     """Judge the rows of a replica: results within the tolerance, parameters exactly."""
-    from msprobe.compare.verdicts.status import judge_rows
+    from msprobe.compare.verdicts.status import judge_rows, mark_unread
 
     judge_rows(comparison, tolerances)
     for row in comparison.rows:
@@ -336,6 +336,7 @@ def judge_replicas(comparison: RankComparison, tolerances: Tolerances) -> None:
         if row.status.is_difference:
             row.origin = Origin.INTRODUCED
             row.reason = _reason(row)
+    mark_unread(comparison)
 
 
 def _reason(row: Row) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from msprobe.compare.model import Status
 from msprobe.errors import ReportWriteError, UsageError
 
 if TYPE_CHECKING:
@@ -71,8 +72,13 @@ class CompareResult:
 
     @property
     def is_equal(self) -> bool:
-        """Whether no value differs beyond its tolerance."""
+        """Whether all values were read and none differs beyond its tolerance."""
         return bool(self.summary["equal"])
+
+    @property
+    def differs(self) -> bool:
+        """Whether any value is known to differ; neither this nor `is_equal` if files were lost."""
+        return any(self.summary["counts"][status] for status in Status if status.is_difference)
 
     def worst_ranks(self) -> pl.DataFrame:
         """Return one row for each value of each step, with the rank where it is worst."""

@@ -215,7 +215,7 @@ class _Comparer:
         from msprobe.compare.matching import pair_operations
         from msprobe.compare.value_pairs import pair_values
         from msprobe.compare.verdicts.origin import find_origins
-        from msprobe.compare.verdicts.status import judge_rows
+        from msprobe.compare.verdicts.status import judge_rows, mark_unread
 
         target = Side(pair.target, source="target")
         reference = Side(pair.reference, source="reference")
@@ -237,6 +237,7 @@ class _Comparer:
             self._tensor_work().measure(comparison, self._tolerances)
         judge_rows(comparison, self._tolerances)
         find_origins(comparison)
+        mark_unread(comparison)
         return comparison
 
     def _tensor_work(self) -> TensorWork:

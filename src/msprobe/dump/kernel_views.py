@@ -34,12 +34,11 @@ from msprobe.dump.rank_view import CallTree, RankView
 from msprobe.dump.record_index import RecordIndex
 from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import npy_type_and_shape
+from msprobe.dump.values import UNREADABLE
 from msprobe.errors import DumpFormatError
 
 LEVEL: Final = "L2"
 PARAMETER: Final = "Parameter"
-UNREADABLE: Final = "unreadable"
-"""Type of a value whose file is damaged; its value says what is wrong."""
 
 _GRADIENTS: Final = "Gradients"
 # What a graph is fed with is dumped like its weights; only its name tells.

@@ -21,6 +21,10 @@ _SHORT_PARTS: Final[Mapping[str | int, str]] = {"input_args": "input", "input_kw
 _NO_FIELDS: Final = MappingProxyType[str, JsonTree]({})
 
 
+UNREADABLE: Final = "unreadable"
+"""Type of a value whose file is damaged; its value says what is wrong."""
+
+
 class Role(StrEnum):
     """What a value is to its operation."""
 

@@ -18,6 +18,7 @@ from msprobe.report.comparison_sections import (
     rank_lines,
     replica_lines,
     unmatched_lines,
+    unread_lines,
 )
 from msprobe.report.comparison_tree import comparison_tree_lines
 from msprobe.report.comparison_words import (
@@ -80,7 +81,7 @@ def _lines(
     files: Sequence[Path],
 ) -> Iterator[Text]:
     yield from _answer(summary, width)
-    if not summary["equal"]:
+    if _different(summary):
         yield from _first_difference(summary, frame, width)
         yield from _introduced(summary, width, limit)
         yield from title_lines("By module", width)
@@ -90,6 +91,7 @@ def _lines(
         yield from comparison_tree_lines(
             frame, best=modules, width=width, unicode=unicode, limit=limit
         )
+    yield from unread_lines(summary, frame, width)
     yield from unmatched_lines(summary, width)
     yield from match_lines(frame, width)
     yield from rank_lines(summary, width)
@@ -110,6 +112,8 @@ def quiet_line(summary: Tree) -> str:
         return "nothing to compare"
     if summary["equal"]:
         return f"equal: {count_text(rows, 'value')} agree"
+    if not different:
+        return f"unread: {_unread_text(summary)}"
     text = f"different: {different:,} of {count_text(rows, 'value')}"
     if culprits := summary["introduced"]:
         first = culprits[0]
@@ -126,15 +130,23 @@ def _different(summary: Tree) -> int:
     return sum(summary["counts"].get(status, 0) for status in DIFFERENCES)
 
 
+def _unread_text(summary: Tree) -> str:
+    unread, rows = summary["counts"]["unread"], summary["rows"]
+    return f"{unread:,} of {count_text(rows, 'value')} could not be read, the others agree"
+
+
 def _answer(summary: Tree, width: int) -> Iterator[Text]:
-    rows = summary["rows"]
+    rows, unread = summary["rows"], summary["counts"].get("unread")
     if not rows:
         yield Text("NOTHING TO COMPARE  the two have no value in common or apart", "bold yellow")
     elif summary["equal"]:
         text = f"  all {count_text(rows, 'value')} agree"
         yield Text.assemble(("EQUAL", "bold green"), (text, "bold"))
+    elif not _different(summary):
+        yield Text.assemble(("UNREAD", "bold yellow"), (f"  {_unread_text(summary)}", "bold"))
     else:
         text = f"  {_different(summary):,} of {count_text(rows, 'value')} differ"
+        text += f", {unread:,} could not be read" if unread else ""
         yield Text.assemble(("DIFFERENT", "bold red"), (text, "bold"))
     for side in ("target", "reference"):
         yield from fact_lines(side, summary[side], width)

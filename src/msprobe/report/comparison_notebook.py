@@ -46,7 +46,7 @@ def _parts(summary: Mapping[str, Any], frame: pl.DataFrame) -> Iterator[str]:
     sides = f"{plain(summary['target'])} against {plain(summary['reference'])}"
     yield f'<div style="{_SMALL}">{escape(sides)}</div>'
     yield f'<div style="{_SMALL}">{_counts(summary["counts"])}</div>'
-    if not summary["equal"]:
+    if summary["introduced"] or summary["first_difference"]:
         yield _table(summary, frame)
 
 

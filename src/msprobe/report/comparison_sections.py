@@ -15,19 +15,36 @@ from rich.text import Text
 
 from msprobe.report.comparison_facts import OPERATION
 from msprobe.report.comparison_words import DIFFERENCES, STATUS_STYLES, place_text
-from msprobe.report.fact_lines import title_lines
+from msprobe.report.fact_lines import list_lines, title_lines
 from msprobe.report.grid import Cell, Column, fitted, heading, row
 from msprobe.report.value_text import count_text, number_text, plain
 
 if TYPE_CHECKING:
     import polars as pl
 
+_MAX_UNREAD: Final = 5
 _MAX_UNMATCHED: Final = 5
 _MAX_GUESSED: Final = 5
 _MAX_RANKS: Final = 16
 _MAX_REPLICAS: Final = 8
 # A renamed call of the same operation is no guess.
 _CERTAIN: Final = 0.9
+
+
+def unread_lines(summary: Mapping[str, Any], frame: pl.DataFrame, width: int) -> Iterator[Text]:
+    """Yield the values that could not be read, a few of them, and why."""
+    import polars as pl
+
+    count = summary["counts"].get("unread", 0)
+    if not count:
+        return
+    yield from title_lines(f"Could not be read: {count_text(count, 'value')}", width)
+    rows = frame.filter(pl.col("status") == "unread").select("name", "reason").head(_MAX_UNREAD)
+    for name, reason in rows.iter_rows():
+        yield Text.assemble("  ", (plain(name), STATUS_STYLES["unread"]))
+        yield from list_lines([reason], width)
+    if (more := count - rows.height) > 0:
+        yield Text(f"  and {more:,} more", "dim")
 
 
 def unmatched_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:

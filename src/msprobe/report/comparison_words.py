@@ -20,11 +20,12 @@ SEVERITY: Final = (
     "dtype",
     "missing",
     "added",
+    "unread",
     "close",
     "equal",
 )
 STATUSES: Final = SEVERITY[::-1]
-DIFFERENCES: Final = SEVERITY[:-2]
+DIFFERENCES: Final = SEVERITY[:6]
 UNMATCHED: Final = ("missing", "added")
 
 STATUS_MEANINGS: Final = {
@@ -36,6 +37,7 @@ STATUS_MEANINGS: Final = {
     "dtype": "the types are different",
     "missing": "only the reference has it",
     "added": "only the target has it",
+    "unread": "the values could not be read, and nothing else tells them apart",
 }
 STATUS_STYLES: Final = {
     "equal": "green",
@@ -46,6 +48,7 @@ STATUS_STYLES: Final = {
     "dtype": "magenta",
     "missing": "cyan",
     "added": "cyan",
+    "unread": "bold yellow",
 }
 
 # The most telling first.

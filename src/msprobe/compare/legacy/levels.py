@@ -182,6 +182,7 @@ _WORDS: Final = {
     Status.SHAPE: "the shapes of NPU and Bench differ",
     Status.DTYPE: "the dtypes of NPU and Bench differ",
     Status.NONFINITE: "NaN or infinite values differ between NPU and Bench",
+    Status.UNREAD: "the values could not be read",
 }
 
 
@@ -190,7 +191,8 @@ def _raise_to_status(row: Row, verdict: Verdict, mode: Mode) -> None:
         return
     # Another checksum or argument is an error wherever it stands.
     may_inherit = mode is not Mode.MD5 and row.value.is_tensor
-    level = Level.WARNING if may_inherit and row.origin in _INHERITED else Level.ERROR
+    is_mild = row.status is Status.UNREAD or (may_inherit and row.origin in _INHERITED)
+    level = Level.WARNING if is_mild else Level.ERROR
     verdict.add(level, row.reason or _WORDS[row.status])
 
 

@@ -8,6 +8,7 @@ stored in an unusual way (transposed, as a view, in the other byte order), which
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +24,7 @@ from msprobe.dump.open_file import OpenFile
 from msprobe.dump.tensor_archive import check_checksum
 from msprobe.dump.tensor_files import StoredTensor, read_open_tensor
 from msprobe.dump.tensor_span import FoundTensor, SpanFinder
-from msprobe.errors import MsprobeError
+from msprobe.errors import MsprobeError, UnsupportedError
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.numerics.element_types import Category, element_type
 from msprobe.numerics.elementwise import ElementAccumulator, Tolerance
@@ -102,12 +103,27 @@ def measure_pair(job: TensorJob, workspace: Workspace | None = None) -> TensorOu
     try:
         with OpenFile(job.target) as target, OpenFile(job.reference) as reference:
             return _measure_open(job, target, reference, workspace or Workspace())
+    except UnsupportedError as exc:
+        return TensorOutcome(job.index, None, "" if _are_alike(job) else str(exc), 0)
     except MsprobeError as exc:
         return TensorOutcome(job.index, None, str(exc), 0)
     except MemoryError:
         # Only tensors stored in an unusual way are read whole.
         problem = f"{job.target}, {job.reference}: too large to be read whole, as it must be"
         return TensorOutcome(job.index, None, problem, 0)
+
+
+def _are_alike(job: TensorJob) -> bool:
+    """Return whether two files that only a framework can read (sparse, quantised …) are the same.
+
+    Their statistics then are, too, and decide.
+    """
+    if job.target_matrices != job.reference_matrices:
+        return False
+    try:
+        return filecmp.cmp(job.target, job.reference, shallow=False)
+    except OSError:
+        return False
 
 
 def _measure_open(

@@ -9,7 +9,7 @@ from typing import Final
 
 from msprobe.compare.model import Row, Status
 from msprobe.dump.records import JsonTree
-from msprobe.dump.values import Value
+from msprobe.dump.values import UNREADABLE, Value
 from msprobe.numerics.number_types import Kind, kind_of
 
 # Numbers that a script computes in Python or takes from tensors carry float32 rounding at worst.
@@ -24,6 +24,11 @@ _PLACE_TYPES: Final = ("torch.device", "torch.Generator", "torch.memory_format",
 def judge_arguments(row: Row, target: Value, reference: Value) -> None:
     """Fill in status, error and reason of a row whose values are not both tensors."""
     row.error = None
+    unreadable = [value for value in (target, reference) if value.type == UNREADABLE]
+    if unreadable:
+        row.status = Status.UNREAD
+        row.problem = row.reason = str(unreadable[0].value)
+        return
     if target.is_tensor or reference.is_tensor:
         _judge_mixed(row, target, reference)
         return

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msprobe.compare.model import Match, Mode, Origin, Status
+from msprobe.compare.model import Match, Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.ranking import Culprit
 
@@ -92,7 +92,27 @@ def notes_on(comparisons: Sequence[RankComparison]) -> list[str]:
         )
         if doubtful:
             notes.append(f"{where}: {doubtful} calls were paired with little confidence")
-        unread = sum(bool(row.problem) for row in comparison.rows)
+        unread = sum(bool(row.problem) and row.metrics is None for row in comparison.rows)
         if unread:
             notes.append(f"{where}: {unread} pairs of tensors could not be read element by element")
+        if comparison.mode is Mode.TENSOR and (without := sum(map(_lacks_files, comparison.rows))):
+            notes.append(
+                f"{where}: {without} pairs of tensors were judged by statistics: "
+                "the records name no files of their values"
+            )
     return notes
+
+
+def _lacks_files(row: Row) -> bool:
+    """Return whether a row's tensors were to be saved, and at least one was not."""
+    if row.metrics is not None or row.problem:
+        return False
+    return any(
+        value is not None
+        and value.is_tensor
+        and value.data_name is None
+        # Nothing is saved of empty tensors, and of those without memory, which a note tells.
+        and value.note is None
+        and 0 not in (value.shape or ())
+        for value in (row.target, row.reference)
+    )

@@ -52,6 +52,23 @@ def judge_rows(comparison: RankComparison, tolerances: Tolerances) -> None:
     judge_lone_precision(comparison, tolerances)
 
 
+def mark_unread(comparison: RankComparison) -> None:
+    """Give the status `UNREAD` to rows that agree as far as is known, but were not read.
+
+    Comes after everything that changes statuses. Equal checksums are proof enough.
+    """
+    for row in comparison.rows:
+        if row.problem and row.metrics is None and not row.status.is_difference:
+            row.status = row.status if _has_equal_checksums(row) else Status.UNREAD
+
+
+def _has_equal_checksums(row: Row) -> bool:
+    target, reference = row.target, row.reference
+    if target is None or reference is None or target.md5 is None:
+        return False
+    return target.md5 == reference.md5 and target.dtype == reference.dtype
+
+
 def _judge_alone(row: Row) -> None:
     """Judge a value without a partner."""
     row.status = Status.MISSING if row.target is None else Status.ADDED

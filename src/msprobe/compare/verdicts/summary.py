@@ -54,7 +54,8 @@ def summarize(
         "mode": str(_mode(comparisons)),
         "target": target,
         "reference": reference,
-        "equal": not any(counts[str(status)] for status in Status if status.is_difference),
+        "equal": not any(counts[status] for status in Status if status.is_difference)
+        and not counts[Status.UNREAD],
         "counts": counts,
         "origins": origins,
         "rows": sum(part["rows"] for part in parts),

@@ -7,9 +7,16 @@ function different() {
 
 function drawHeader() {
   const values = plural(summary.rows, "value");
-  let text = `${grouped(different())} of ${values} differ`;
-  if (summary.equal) text = summary.rows ? `All ${values} agree` : "There was nothing to compare";
-  const word = summary.equal ? "equal" : "different";
+  const unread = summary.counts.unread ?? 0;
+  let text = `${grouped(different())} of ${values} differ`, word = "different";
+  if (unread) text += `, ${grouped(unread)} could not be read`;
+  if (summary.equal) {
+    text = summary.rows ? `All ${values} agree` : "There was nothing to compare";
+    word = "equal";
+  } else if (!different()) {
+    text = `${grouped(unread)} of ${values} could not be read, the others agree`;
+    word = "unread";
+  }
   replace(byId("verdict"), span(`badge ${word}`, word), text);
   byId("sides").textContent = `${summary.target}  against  ${summary.reference}`;
 }
@@ -56,7 +63,7 @@ function groupedCulprits() {
 }
 
 function culprits() {
-  if (summary.equal) return [];
+  if (!different()) return [];
   const found = groupedCulprits();
   if (!found.length) {
     const text = "No operation introduces a difference by itself.";

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor files that cannot be read are never taken for equal: status, headline and exit code."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from msprobe.cli import main
+
+sys.path.append(str(Path(__file__).parents[1] / "compare"))
+from run_dumps import write_dump
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def dumps(tmp_path):
+    """Return two equal dumps of tensors, and a value's file in the first."""
+    new, old = (write_dump(tmp_path / name, task="tensor") for name in ("new", "old"))
+    (path,) = new.rglob("Functional.linear.1.forward.output.0.*")
+    return new, old, path
+
+
+def compare(capsys, *arguments):
+    code = main(["compare", *map(str, arguments), "--format", "csv"])
+    return code, capsys.readouterr().out
+
+
+def renamed(new: Path, data_name: str) -> None:
+    """Give the output of one call another `data_name`."""
+    (path,) = new.rglob("dump.json")
+    dump = json.loads(path.read_text())
+    dump["data"]["Functional.linear.1.forward"]["output"][0]["data_name"] = data_name
+    path.write_text(json.dumps(dump))
+
+
+def cut(path: Path) -> None:
+    content = path.read_bytes()
+    path.unlink()  # its other names keep the content
+    path.write_bytes(content[: len(content) // 2])
+
+
+DAMAGES = {
+    "deleted": lambda new, path: path.unlink(),
+    "cut short": lambda new, path: cut(path),
+    "a folder": lambda new, path: (path.unlink(), path.mkdir()),
+    "outside of the dump": lambda new, path: renamed(new, f"../../../../old/{path.name}"),
+    "no name": lambda new, path: renamed(new, ""),
+    "too long a name": lambda new, path: renamed(new, "x" * 5000 + ".npy"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_cannot_be_read_is_not_equal(capsys, dumps, damage):
+    new, old, path = dumps
+    DAMAGES[damage](new, path)
+    code, out = compare(capsys, new, old, "--exit-code")
+    assert code == 2  # not known to be equal, not known to differ
+    headline, *_ = out.splitlines()
+    assert headline.startswith("UNREAD")
+    assert "1 of " in headline
+    assert "could not be read" in headline
+    assert "Functional.linear.1.forward.output.0" in out
+    summary = json.loads(Path("output/summary.json").read_text())
+    assert (summary["equal"], summary["counts"]["unread"]) == (False, 1)
+    assert summary["first_difference"] is None
+
+
+def test_without_exit_code_the_answer_is_the_same_and_the_code_is_0(capsys, dumps):
+    new, old, path = dumps
+    path.unlink()
+    code, out = compare(capsys, new, old, "--quiet")
+    assert (code, out.partition(":")[0]) == (0, "unread")
+
+
+def test_a_dump_without_its_tensor_files(capsys, dumps):
+    new, old, path = dumps
+    for file in path.parent.iterdir():
+        file.unlink()
+    path.parent.rmdir()
+    code, out = compare(capsys, new, old, "--exit-code", "--quiet")
+    assert code == 2
+    assert out.startswith("unread: ")
+
+
+def test_the_documented_table_warns(capsys, dumps):
+    new, old, path = dumps
+    path.unlink()
+    compare(capsys, new, old)
+    (table,) = Path("output").glob("compare_result_*.csv")
+    with table.open(newline="") as file:
+        rows = {row["NPU Name"]: row for row in csv.DictReader(file)}
+    row = rows["Functional.linear.1.forward.output.0"]
+    assert (row["Cosine"], row["Result"]) == ("unsupported", "warning")
+    assert path.name in row["Err_message"]
+
+
+def test_a_difference_is_found_beside_what_cannot_be_read(capsys, tmp_path, dumps):
+    new, _, path = dumps
+    other = write_dump(tmp_path / "other", task="tensor", scale=1.5)
+    (file,) = new.rglob("Functional.linear.0.forward.output.0.*")
+    file.unlink()
+    code, out = compare(capsys, new, other, "--exit-code")
+    assert code == 1
+    headline, *_ = out.splitlines()
+    assert headline.startswith("DIFFERENT")
+    assert "1 could not be read" in headline
+    # The statistics in the record prove this one different, whether or not its file is there.
+    path.unlink()
+    _, out = compare(capsys, new, other)
+    assert "introduced" in out
+    assert json.loads(Path("output/summary.json").read_text())["counts"]["unread"] == 1
