@@ -6,13 +6,14 @@ A reader never meets half of one, and what was there before stays if the writing
 
 from __future__ import annotations
 
+import io
 import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msprobe.errors import ReportWriteError
 
@@ -77,6 +78,60 @@ def write_report(path: Path, text: str | Iterable[str], *, warns: bool = True) -
     ):
         file.writelines([text] if isinstance(text, str) else text)
     return path
+
+
+class PatientFile(io.RawIOBase):
+    """A new file that tells of a full disk only when it is closed.
+
+    For libraries that turn such an error into another one, or repeat it on stderr while they clean
+    up.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = path.open("wb", buffering=0)
+        self._problem: OSError | None = None
+
+    def writable(self) -> bool:
+        """Return that it can be written."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return that it has positions."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Move to a position and return it."""
+        return offset if self._file.closed else self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the position."""
+        return 0 if self._file.closed else self._file.tell()
+
+    def write(self, data: Any, /) -> int:
+        """Write all bytes; after an error, or when closed, pretend to."""
+        waiting = memoryview(data).cast("B")
+        size = len(waiting)
+        try:
+            while waiting and self._problem is None and not self._file.closed:
+                waiting = waiting[self._file.write(waiting) :]
+        except OSError as exc:
+            self._problem = exc
+        return size
+
+    def flush(self) -> None:
+        """Do nothing: nothing waits."""
+
+    def close(self) -> None:
+        """Close the file.
+
+        Raises:
+            OSError: something could not be written.
+        """
+        super().close()
+        self._file.close()
+        if self._problem is not None:
+            raise self._problem
 
 
 def write_whole(path: Path, chunks: Iterable[bytes]) -> int:

@@ -336,3 +336,21 @@ def test_merge_result_reads_what_compare_wrote(capsys, tmp_path):
     rows = python_calamine.load_workbook(path).get_sheet_by_name("Max diff").to_python()
     assert rows[0] == ["NPU Name", "rank0", "rank1"]
     assert f"{FAULT}.output.0" in [row[0] for row in rows]
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "forward", "\ud800.0.forward", "Tensor.x\n\x1b[31m.0.forward"]
+)
+@pytest.mark.parametrize("kind", ["csv", "xlsx", "parquet"])
+def test_a_record_may_have_any_name(capsys, new, old, name, kind):
+    (path,) = Path(new).rglob("dump.json")
+    dump = json.loads(path.read_text())
+    dump["data"][name] = dump["data"][FAULT]
+    path.write_text(json.dumps(dump))
+    code, out, err = run(capsys, "compare", new, old, "--html", "--format", kind)
+    assert (code, err) == (0, "")
+    assert out.startswith("DIFFERENT")
+    assert "\x1b[31m" not in out
+    assert name in summary()["unmatched"]["operations"]["added"]
+    code, out, err = run(capsys, "compare", new, old, "--json", "--format", kind)
+    assert json.loads(out)["unmatched"]["target"] == 1

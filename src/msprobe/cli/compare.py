@@ -87,6 +87,7 @@ def _show(result: CompareResult, files: Sequence[Path], options: argparse.Namesp
         from msprobe.cli.terminal import print_json
 
         print_json(result.summary)
+        sys.stdout.flush()
         if not options.quiet:
             _list_files(files)
     elif options.quiet:

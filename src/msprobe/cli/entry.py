@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -23,6 +22,7 @@ from msprobe.cli import (
     schema,
     show,
 )
+from msprobe.cli.terminal import discard_stdout, guarded_stdout
 from msprobe.errors import MsprobeError
 
 EXIT_ERROR: Final = 2
@@ -55,18 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 2 an error.
     """
-    options = _parse(arguments)
-    from msprobe.log import ensure_handler
-
-    ensure_handler()
     try:
-        code = int(options.run(options))
-        sys.stdout.flush()
+        with guarded_stdout():
+            return _run(arguments)
     except MsprobeError as exc:
         return _fail(str(exc))
-    except BrokenPipeError:
-        # The reader (head, a pager) has seen enough. Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (head, a pager) has seen enough
+        discard_stdout()
         return 0
     except KeyboardInterrupt:
         return _fail("interrupted")
@@ -75,7 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.debug("unexpected error", exc_info=True)
         hint = "set MSPROBE_LOG_LEVEL=0 to see where"
         return _fail(f"unexpected {type(exc).__name__}: {exc} ({hint})")
-    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    from msprobe.log import ensure_handler
+
+    options = _parse(arguments)
+    ensure_handler()
+    return int(options.run(options))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

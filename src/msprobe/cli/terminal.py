@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from msprobe.dump.records import JsonTree
+
+_T = TypeVar("_T")
 
 # A pipe or a file has no width; nothing should be cut there.
 _WIDTH_OF_PIPES: Final = 240
@@ -48,15 +50,67 @@ def print_json(tree: JsonTree, *, indent: int | None = 1) -> None:
     from msprobe.json_text import strict_json
 
     is_utf = (sys.stdout.encoding or "").lower().startswith("utf")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # half characters; JSON means the same
     sys.stdout.write(strict_json(tree, indent=indent, ensure_ascii=not is_utf))
 
 
 @contextmanager
+def guarded_stdout() -> Iterator[None]:
+    """Let failures of stdout be errors like those of every other file.
+
+    Raises:
+        ReportWriteError: it is closed, or cannot be written.
+    """
+    with redirect_stdout(cast("TextIO", _Stdout(sys.stdout))):
+        yield
+        sys.stdout.flush()
+
+
+class _Stdout:
+    """A stream that says that it is stdout which cannot be written."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        # Python has no stream where the descriptor is closed.
+        self._is_closed = stream is None
+        self._stream = open(os.devnull, "w") if stream is None else stream  # noqa: PTH123, SIM115
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        from msprobe.errors import ReportWriteError
+
+        if self._is_closed and text:
+            raise ReportWriteError("standard output", "is closed")
+        return self._guarded(lambda: self._stream.write(text)) if text else 0
+
+    def flush(self) -> None:
+        self._guarded(self._stream.flush)
+
+    def _guarded(self, do: Callable[[], _T]) -> _T:
+        from msprobe.errors import ReportWriteError
+
+        try:
+            return do()
+        except BrokenPipeError:
+            raise
+        except OSError as exc:
+            discard_stdout()
+            problem = f"cannot be written: {exc.strerror or exc}"
+            raise ReportWriteError("standard output", problem) from exc
+
+
+def discard_stdout() -> None:
+    """Let what is still to be printed vanish: it would raise again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Let whoever reads stdout (head, a pager) stop early; the exit code stays the same."""
+    """Let the reader of stdout (head, a pager) stop early; the exit code stays the same."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered would raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()

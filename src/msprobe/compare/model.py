@@ -93,7 +93,7 @@ class OperationPair:
     @property
     def name(self) -> str:
         """The record's name: the target's, or the reference's where the target has none."""
-        name = self.target or self.reference
+        name = self.reference if self.target is None else self.target
         assert name is not None
         return name
 
@@ -132,7 +132,7 @@ class Row:
     @property
     def value(self) -> Value:
         """The target's value, or the reference's where the target has none."""
-        value = self.target or self.reference
+        value = self.reference if self.target is None else self.target
         assert value is not None
         return value
 

@@ -166,13 +166,26 @@ def _table_of(rows: Sequence[Row], comparison: RankComparison) -> pl.DataFrame:
     series = []
     for name, kind in _schema().items():
         if name in columns:
-            made = pl.Series(name, columns[name], dtype=kind, strict=False)
+            made = _column(name, columns[name], kind)
         elif name in of_pairs:
-            made = pl.Series(name, of_pairs[name], dtype=kind).gather(index)
+            made = _column(name, of_pairs[name], kind).gather(index)
         else:  # the same for all rows; nothing where the mode does not know it
             made = pl.Series(name, [of_all.get(name)], dtype=kind).new_from_index(0, len(rows))
         series.append(made)
     return pl.DataFrame(series)
+
+
+def _column(name: str, values: list[Any], kind: Any) -> pl.Series:
+    import polars as pl
+
+    try:
+        return pl.Series(name, values, dtype=kind, strict=False)
+    except UnicodeEncodeError:  # half characters of a hostile dump, which polars does not take
+        whole = [
+            value.encode("utf-8", "backslashreplace").decode() if type(value) is str else value
+            for value in values
+        ]
+        return pl.Series(name, whole, dtype=kind, strict=False)
 
 
 def _pairs_of(rows: Sequence[Row]) -> tuple[list[OperationPair], list[int]]:

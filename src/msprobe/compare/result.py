@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msprobe.compare.model import Status
-from msprobe.errors import ReportWriteError, UsageError
+from msprobe.errors import UsageError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from msprobe.compare.rank_comparison import RankComparison
 
 TableFormat = Literal["xlsx", "csv", "parquet"]
-
-_STAMP: Final = "%Y%m%d%H%M%S"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,19 +118,15 @@ class CompareResult:
         if not self._has_rows:
             raise UsageError("write() must come before release()")
         folder = Path(directory)
-        stamp = time.strftime(_STAMP)
-        from msprobe.compare.result_files import write_summary
+        from msprobe.compare.result_files import own_stamp, write_summary
 
-        files = self._write_tables(folder, stamp, table, legacy or LegacyChoices())
-        if html:
-            from msprobe.report.comparison_page import write_comparison_page
+        with own_stamp(folder) as stamp:
+            files = self._write_tables(folder, stamp, table, legacy or LegacyChoices())
+            if html:
+                from msprobe.report.comparison_page import write_comparison_page
 
-            page = folder / f"compare_report_{stamp}.html"
-            try:
-                write_comparison_page(page, self.summary, self.frame)
-            except OSError as exc:
-                raise ReportWriteError(page, f"cannot be written: {exc.strerror or exc}") from exc
-            files.append(page)
+                page = folder / f"compare_report_{stamp}.html"
+                files.append(write_comparison_page(page, self.summary, self.frame).path)
         files.append(write_summary(self.summary, folder))
         return files
 

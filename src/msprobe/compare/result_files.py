@@ -16,19 +16,55 @@ summary.json
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msprobe.dump.kernel_views import KernelView
 from msprobe.errors import ReportWriteError
-from msprobe.files import write_report
+from msprobe.files import TEMPORARY_PREFIX, remove_quietly, write_report
 from msprobe.json_text import strict_json
 
 if TYPE_CHECKING:
     from msprobe.compare.rank_comparison import RankComparison
 
 SUMMARY_JSON: Final = "summary.json"
+
+_STAMP: Final = "%Y%m%d%H%M%S"
+# Where files with a time in their names are, seen from the output folder.
+_PLACES: Final = ("", "step*/", "*/step*/")
+
+
+@contextmanager
+def own_stamp(folder: Path) -> Iterator[str]:
+    """Give the time for the names of one call's files, which no other call into a folder has.
+
+    Where this second is taken, a later one is.
+
+    Raises:
+        ReportWriteError: the folder cannot be made or written to.
+    """
+    moment = time.time()
+    while True:
+        stamp = time.strftime(_STAMP, time.localtime(moment))
+        claim = folder / f"{TEMPORARY_PREFIX}{stamp}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            claim.touch(exist_ok=False)
+        except FileExistsError:
+            moment += 1
+            continue
+        except OSError as exc:
+            raise ReportWriteError(folder, f"cannot be written: {exc.strerror or exc}") from exc
+        try:
+            if not any(next(folder.glob(place + f"*_{stamp}*"), None) for place in _PLACES):
+                yield stamp
+                return
+        finally:
+            remove_quietly(claim)
+        moment += 1
 
 
 def table_names(comparisons: Sequence[RankComparison], stamp: str) -> list[str]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, cast
 
-from msprobe.files import report_file
+from msprobe.files import PatientFile, report_file
 from msprobe.report.tables import Cell, Table, TableRow
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def write_parquet(table: Table | pl.DataFrame, path: Path) -> list[Path]:
     Raises:
         ReportWriteError: the file cannot be written.
     """
-    with report_file(path) as temporary:
-        frame = _frame(table) if isinstance(table, Table) else table
-        frame.write_parquet(temporary)
+    frame = _frame(table) if isinstance(table, Table) else table
+    with report_file(path) as temporary, PatientFile(temporary) as file:
+        frame.write_parquet(cast("IO[bytes]", file))
     return [path]
 
 

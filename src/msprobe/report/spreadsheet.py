@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from msprobe.files import report_file
+from msprobe.files import PatientFile, report_file
 from msprobe.report.tables import Cell, Colour, Table, TableRow
 
 if TYPE_CHECKING:
@@ -81,10 +81,15 @@ def _cells(table: Table) -> int:
 def _write_file(path: Path, write: Callable[[_SheetWriter], None], largest: int) -> list[Path]:
     """Let `write` fill the file, whose largest sheet has so many cells."""
     import xlsxwriter
+    from xlsxwriter.exceptions import FileCreateError
 
-    with report_file(path) as temporary, TemporaryDirectory(dir=path.parent) as parts:
+    with (
+        report_file(path) as temporary,
+        TemporaryDirectory(dir=path.parent) as parts,
+        PatientFile(temporary) as file,
+    ):
         # Rows go to disk as they come.
-        workbook = xlsxwriter.Workbook(str(temporary), {"constant_memory": True, "tmpdir": parts})
+        workbook = xlsxwriter.Workbook(file, {"constant_memory": True, "tmpdir": parts})
         if (
             largest > MAX_ORDINARY_CELLS
         ):  # Excel offers to repair such a file first, so only where it must be
@@ -92,7 +97,10 @@ def _write_file(path: Path, write: Callable[[_SheetWriter], None], largest: int)
         try:
             write(_SheetWriter(workbook))
         finally:
-            workbook.close()  # also after an error: its files must be closed
+            try:
+                workbook.close()  # also after an error: its files must be closed
+            except FileCreateError as exc:
+                raise exc.args[0] from None  # the error of the disk
     return [path]
 
 
