@@ -104,6 +104,9 @@ def test_tolerances_decide_statuses(tmp_path: Path) -> None:
         ("rows:\n  a: 3\n", 2, "a mapping"),
         ("rows: [1]\n", 1, "a mapping"),
         ("layers: {}\n", 1, "one of dtypes, rows"),
+        ("dtypes:\n  float32: {rtol: 1}\n  bogus: {rtol: 1}\n", 3, '"dtypes.bogus" is "bogus"'),
+        ("dtypes: {torch.float32: {rtol: 1}}\n", 1, "float32"),
+        ("dtypes: {int64: {rtol: 1}}\n", 1, "compared exactly"),
     ],
 )
 def test_a_fault_is_named_with_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
@@ -122,3 +125,17 @@ def test_what_is_no_yaml_or_no_file_is_refused(tmp_path: Path) -> None:
     assert caught.value.line is not None
     with pytest.raises(ConfigFileError, match="cannot be read"):
         Tolerances.load(tmp_path / "nowhere.yaml")
+
+
+def test_globs_that_match_no_row_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dumps = [
+        Book(tmp_path / side).call("Torch.op.0.forward", [], [value([y])]).write()
+        for side, y in (("t", 1.0), ("r", 2.0))
+    ]
+    path = write(tmp_path, "rows: {'Torch.op.*': {rtol: 1}, 'Module.*': {rtol: 1}, '[': {atol: 1}}")
+
+    notes = compare(*dumps, tolerances=path).summary["notes"]
+
+    expected = f"{path}: these globs match no row of the comparison: Module.*, ["
+    assert expected in notes
+    assert expected in caplog.text

@@ -86,6 +86,7 @@ def compare_replicas(
     from msprobe.compare.result import CompareResult
     from msprobe.compare.result_files import check_writable
     from msprobe.compare.tensors.tensor_rows import TensorWork
+    from msprobe.compare.verdicts.next_steps import notes_on_globs
     from msprobe.compare.verdicts.summary import summarize
     from msprobe.dump.reader import open_dump
     from msprobe.numerics.tolerances import Tolerances
@@ -109,6 +110,8 @@ def compare_replicas(
             f"{path}: no step has two ranks with the same parameters; "
             "replicas are ranks of one data-parallel run"
         )
+    if options.tolerances is not None:
+        said += notes_on_globs(options.tolerances, tolerances, comparisons)
     summary = summarize(
         comparisons,
         target=str(path),

@@ -146,6 +146,7 @@ def run_comparison(
         if framework is not None:
             comparer.check_framework(comparisons, framework)
         comparer.check_processing(comparisons)
+        comparer.check_tolerances(comparisons)
         replicas = comparer.replicas(pairing.pairs)
         summary = summarize(
             comparisons,
@@ -269,6 +270,14 @@ class _Comparer:
 
         read_processing(path)
         self.notes.append(f"{path} has no effect: it is about tensors, and none were compared")
+
+    def check_tolerances(self, comparisons: Sequence[RankComparison]) -> None:
+        """Note globs of the user's file that match no row."""
+        from msprobe.compare.verdicts.next_steps import notes_on_globs
+
+        path = self._options.tolerances
+        if path is not None:
+            self.notes += notes_on_globs(path, self._tolerances, comparisons)
 
     def check_framework(self, comparisons: Sequence[RankComparison], framework: str) -> None:
         """Note it if the target was not made with the framework that the user says."""

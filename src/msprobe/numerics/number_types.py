@@ -37,6 +37,10 @@ _EPSILON: Final = {
 }
 
 
+FLOAT_TYPES: Final = frozenset(_EPSILON)
+"""Normal names of all types with a resolution."""
+
+
 @cache
 def kind_of(dtype: str) -> Kind:
     """Return the kind of a type given by its normal name; `OTHER` for unknown ones."""

@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.numerics.number_types import Kind, coarser, kind_of
+from msprobe.numerics.number_types import FLOAT_TYPES, Kind, coarser, kind_of
 from msprobe.yaml_nodes import Node, parse_yaml, read_yaml
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ EXACT: Final = RowTolerance(rtol=0.0)
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
+    glob: str
     pattern: re.Pattern[str]
     fields: Mapping[str, float]
 
@@ -75,7 +76,7 @@ class Tolerances:
 
         Raises:
             ConfigFileError: the file cannot be read or is not YAML.
-            ConfigError: an unknown key, or a value that is no number >= 0; it names the line.
+            ConfigError: an unknown key or type, or a value that is no number >= 0; with its line.
         """
         text = resources.files(__package__).joinpath(_BUILT_IN).read_text("utf-8")
         dtypes, _ = _parse(parse_yaml(text, Path(_BUILT_IN)), {})
@@ -105,6 +106,15 @@ class Tolerances:
             if rule.pattern.match(name):
                 found = replace(found, **rule.fields)
         return found
+
+    def unused_globs(self, names: Iterable[str]) -> list[str]:
+        """Return the globs of the user's rules that match none of these rows."""
+        left = list(self._rules)
+        for name in names if left else ():
+            left = [rule for rule in left if not rule.pattern.match(name)]
+            if not left:
+                break
+        return [rule.glob for rule in left]
 
     def for_elements(
         self, name: str, target_dtype: str, reference_dtype: str, size: float | None
@@ -148,10 +158,18 @@ def _parse(
         for name, _, numbers in _items(entries):
             fields = {field: _number(field, value) for field, _, value in _items(numbers)}
             if part == "dtypes":
+                _check_type(name, numbers)
                 dtypes[name] = replace(known.get(name, RowTolerance(rtol=0.0)), **fields)
             else:
-                rules.append(_Rule(re.compile(fnmatch.translate(name)), fields))
+                rules.append(_Rule(name, re.compile(fnmatch.translate(name)), fields))
     return dtypes, tuple(rules)
+
+
+def _check_type(name: str, numbers: Node) -> None:
+    if name not in FLOAT_TYPES:
+        is_exact = kind_of(name) in (Kind.INTEGER, Kind.BOOL)
+        hint = "integers and truth values are compared exactly; rows may say otherwise"
+        numbers.refuse(name, sorted(FLOAT_TYPES), hint=hint if is_exact else "")
 
 
 def _items(node: Node) -> Iterable[tuple[str, Node, Node]]:

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from msprobe.compare.model import Match, Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.ranking import Culprit
+from msprobe.numerics.tolerances import Tolerances
+
+logger = logging.getLogger(__name__)
 
 # Confidence of an alignment below which a reader should look at the pair.
 _DOUBTFUL: Final = 0.5
@@ -101,6 +106,19 @@ def notes_on(comparisons: Sequence[RankComparison]) -> list[str]:
                 "the records name no files of their values"
             )
     return notes
+
+
+def notes_on_globs(
+    path: Path, tolerances: Tolerances, comparisons: Sequence[RankComparison]
+) -> list[str]:
+    """Return a note on globs in the user's file of tolerances that match no row, and log it."""
+    names = (row.name for comparison in comparisons for row in comparison.rows)
+    unused = tolerances.unused_globs(names)
+    if not unused:
+        return []
+    note = f"{path}: these globs match no row of the comparison: {', '.join(unused)}"
+    logger.warning("%s", note)
+    return [note]
 
 
 def _lacks_files(row: Row) -> bool:
