@@ -33,9 +33,17 @@ def json_problem(exc: BaseException) -> str:
     """Return what is wrong with the text, in one line."""
     if isinstance(exc, RecursionError):
         return "nested too deeply"
-    if isinstance(exc, json.JSONDecodeError) and exc.pos >= len(exc.doc.rstrip()):
+    if is_truncated(exc):
         return f"truncated JSON ({exc})"
     return f"not valid JSON ({str(exc).splitlines()[0][:200]})"
+
+
+def is_truncated(exc: BaseException) -> bool:
+    """Return whether the text, which could not be parsed, ends too early."""
+    if not isinstance(exc, json.JSONDecodeError):
+        return False
+    # In the middle of a text, or of a word such as "null".
+    return exc.msg.startswith("Unterminated") or exc.pos > len(exc.doc.rstrip()) - len("Infinity")
 
 
 def strict(tree: Any) -> Any:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import msprobe
@@ -252,6 +253,56 @@ def test_missing_tensor_files_are_counted(capsys, tmp_path):
         assert "1 tensor file that records name had not been written" in " ".join(out.split())
     _, text, _ = run(capsys, "show", str(tmp_path), "--json")
     assert json.loads(text)["missing_tensors"] == ["a.1.pt"]
+
+
+def test_tensors_of_calls_that_had_not_ended_are_told(capsys, tmp_path):
+    directory = tmp_path / "step0" / "rank"
+    (directory / "dump_tensor_data").mkdir(parents=True)
+    file = "Module.b.B.forward.0.input.0.npy"
+    np.save(directory / "dump_tensor_data" / file, np.zeros(3))
+    head = {"version": 1, "task": "tensor", "level": "L0", "framework": "mindspore"}
+    (directory / "journal.jsonl").write_text(json.dumps(["head", head]) + "\n")
+    _, before, _ = run(capsys, "show", str(tmp_path))
+    assert "no record 1 tensor file that no record names" in before
+    assert file in before
+    _, text, _ = run(capsys, "show", str(tmp_path), "--json")
+    assert json.loads(text)["unrecorded_tensors"] == [file]
+    _, out, _ = run(capsys, "repair", str(tmp_path))
+    assert "1 record of calls that had not ended, from their tensor files" in " ".join(out.split())
+    _, after, _ = run(capsys, "show", str(tmp_path), "Module.b.B.forward.0")
+    assert "unfinished" in after
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_dump_that_was_cut_short_keeps_its_whole_records(capsys, tmp_path, indent):
+    directory = tmp_path / "step0" / "rank"
+    directory.mkdir(parents=True)
+    head = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
+    records = {
+        f"Functional.relu.{number}.forward": {"input_args": [None], "output": [{"a": [number]}]}
+        for number in range(5)
+    }
+    if indent:
+        text = json.dumps({**head, "data": records}, indent=1)
+    else:
+        lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in records.items())
+        text = f'{json.dumps(head)[:-1]}, "data": {{\n{lines}\n}}}}'
+    path = directory / "dump.json"
+    for end in (text.index('"Functional.relu.3') + 40, text.index('"Functional.relu.3') + 4):
+        path.write_text(text[:end])
+        code, out, err = run(capsys, "show", str(tmp_path))
+        assert (code, out) == (2, "")
+        assert "truncated JSON" in err
+        assert "msprobe repair" in err
+        code, out, _ = run(capsys, "repair", str(tmp_path))
+        assert code == 0
+        assert "3 whole records" in out
+        assert (directory / "dump.json.cut").read_text() == text[:end]
+        assert list(json.loads(path.read_text())["data"]) == list(records)[:3]
+        code, out, _ = run(capsys, "show", str(tmp_path))
+        assert code == 0
+        assert "NO: " in out
+        (directory / "account.json").unlink()
 
 
 def test_config_schema_is_printed(capsys):

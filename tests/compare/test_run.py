@@ -171,6 +171,21 @@ def test_a_lost_tensor_file_is_a_problem_of_its_row_alone(tmp_path):
     assert others["count"].null_count() == 0
 
 
+@pytest.mark.parametrize("file", ["construct.json", "stack.json", "account.json"])
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"0": 5}', '{"a": ["b"'])
+def test_files_beside_the_records_may_be_damaged(tmp_path, file, text):
+    new, old = (write_dump(tmp_path / side, scale=s) for side, s in (("new", 1.5), ("old", 1.0)))
+    path = new / "step0/rank0" / file
+    path.write_text(text)
+    result = msprobe.compare_dumps(new, old)
+    assert result.summary["counts"]["differs"] > 0
+    is_damaged = file != "account.json" or text != '{"0": 5}'
+    notes = [note for note in result.summary["notes"] if str(path) in note]
+    assert [note.partition(f"{path}: ")[0] for note in notes] == (
+        ["the target is compared without "] if is_damaged else []
+    )
+
+
 def test_a_data_name_cannot_lead_out_of_the_dump(tmp_path):
     new, old = (write_dump(tmp_path / side, "tensor") for side in ("new", "old"))
     secret = tmp_path / "secret.npy"

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import msprobe
@@ -240,3 +242,74 @@ def test_links_to_other_folders_are_not_cleaned(tmp_path):
 def test_nothing_to_repair_there_is_an_error(tmp_path):
     with pytest.raises(DumpFormatError, match="no dump"):
         repair_dump(tmp_path)
+
+
+def killed_inside_calls(directory: Path, framework: str) -> list[str]:
+    """Leave tensor files of calls whose records were not written, and return their names."""
+    tensors = directory / "dump_tensor_data"
+    tensors.mkdir(parents=True)
+    entry = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2]}
+    entry["data_name"] = "Torch.tanh.0.forward.output.0.npy"
+    lines = [
+        ["head", {"version": 1, "task": "tensor", "level": "mix", "framework": framework}],
+        ["c", 0, "Module.A.forward.0", None, None],
+        ["c", 1, "Module.b.B.forward.0", "Module.A.forward.0", None],
+        ["c", 2, "Torch.tanh.0.forward", "Module.b.B.forward.0", None],
+        ["r", 2, "Torch.tanh.0.forward", {"output": [entry]}],
+    ]
+    texts = (json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    (directory / "journal.jsonl").write_text("".join(texts))
+    names = [
+        "Module.A.forward.0.input.0.npy",
+        "Module.b.B.forward.0.input.1.mask.npy",
+        "Module.b.B.forward.0.kwargs.scale.npy",
+        "Module.b.B.backward.0.input.0.npy",
+        "Module.b.B.parameters_grad.weight.npy",
+    ]
+    for number, name in enumerate((*names, entry["data_name"])):
+        np.save(tensors / name, np.array([number, np.nan], np.float32))
+    (tensors / "Module.b.B.forward.0.output.0.npy").write_bytes(b"half of a file")
+    (tensors / "shortened~0123456789ab.npy").write_bytes(b"")
+    (tensors / "Module.b.B.forward.0.input.999999999.npy").write_bytes(b"")
+    return names
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind", "dtype"),
+    [
+        ("pytorch", "torch.Tensor", "torch.float32"),
+        ("mindspore", "mindspore.Tensor", "Float32"),
+    ],
+)
+def test_tensors_of_calls_that_had_not_ended_become_records(tmp_path, framework, kind, dtype):
+    directory = tmp_path / "step0" / "rank"
+    names = killed_inside_calls(directory, framework)
+    view = msprobe.open_dump(tmp_path).step().rank()
+    assert set(names) < set(view.unrecorded_tensors)
+    assert len(view.unrecorded_tensors) == len(names) + 3
+    assert repair_dump(tmp_path, dry_run=True)[0].unfinished == 4
+    (done,) = repair_dump(tmp_path)
+    assert (done.records, done.unfinished, done.problem) == (1, 4, None)
+    view = msprobe.open_dump(tmp_path).step().rank()
+    assert list(view.records)[:3] == [
+        "Module.A.forward.0",
+        "Module.b.B.forward.0",
+        "Torch.tanh.0.forward",
+    ]
+    found = {
+        f"{name} {value.label}": value
+        for name, record in view.records.items()
+        for value in record.values()
+        if "unfinished" in record.notes and value.is_tensor
+    }
+    assert [value.data_name for value in found.values()] == names[:5]
+    assert list(found)[1:4] == [
+        "Module.b.B.forward.0 input.1.mask",
+        "Module.b.B.forward.0 kwargs.scale",
+        "Module.b.B.backward.0 input.0",
+    ]
+    value = found["Module.b.B.forward.0 kwargs.scale"]
+    assert (value.type, value.raw_dtype, value.shape) == (kind, dtype, (2,))
+    assert (value.nan_count, math.isnan(value.max)) == (1, True)
+    assert view.tensor(value).array[0] == 2
+    assert view.parents["Torch.tanh.0.forward"] == "Module.b.B.forward.0"

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from msprobe import open_dump
+from msprobe.dump.repair import repair_dump
 
 SCRIPT = """
 import os, signal, sys, time
@@ -38,3 +39,36 @@ def test_what_was_recorded_before_a_kill_is_there(tmp_path, task):
     }
     assert expected <= set(rank.records)
     assert rank.missing_tensors == []
+
+
+KILLED_INSIDE = """
+import os, signal, sys, time
+import torch
+from msprobe.pytorch import PrecisionDebugger
+
+class Dies(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(0.25)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), Dies())
+debugger = PrecisionDebugger(dump_path=sys.argv[1], task="tensor", level="mix")
+debugger.start(net)
+net(torch.ones(3, 4))
+"""
+
+
+def test_what_was_given_to_the_call_that_a_process_died_in_is_kept(tmp_path):
+    command = [sys.executable, "-c", KILLED_INSIDE, str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    name = "Module.1.Dies.forward.0"
+    view = open_dump(tmp_path).step(0).rank()
+    assert name not in view.records
+    assert f"{name}.input.0.pt" in view.unrecorded_tensors
+    repair_dump(tmp_path)
+    view = open_dump(tmp_path).step(0).rank()
+    ((path, given),) = view.records[name].tensors()
+    made = next(view.records["Module.0.Linear.forward.0"].tensors("output"))[1]
+    assert (path, given.shape, given.dtype) == (("input_args", 0), (3, 8), "float32")
+    assert (given.max, given.min) == (made.max, made.min)
+    assert (view.tensor(given).array == view.tensor(made).array).all()

@@ -61,9 +61,16 @@ def _what(rank: RepairedRank, dry_run: bool) -> str:
         if rank.missing_tensors:
             missing = count_text(len(rank.missing_tensors), "tensor file")
             lost += f"; {missing} that records name had not been written"
+        if rank.unfinished:
+            more = count_text(rank.unfinished, "record")
+            lost += f"; {more} of calls that had not ended, from their tensor files"
         said.append(
             f"{verb} the JSON files of {count_text(rank.records, 'record')} from the journal{lost}"
         )
+    if rank.kept is not None:
+        verb = "would keep" if dry_run else "kept"
+        count = count_text(rank.kept, "whole record")
+        said.append(f"{verb} the {count} of a file that was cut short (the old one as ….json.cut)")
     if rank.temporaries:
         verb = "would remove" if dry_run else "removed"
         said.append(f"{verb} {count_text(len(rank.temporaries), 'temporary file')}")

@@ -158,6 +158,7 @@ def compare_replicas_of(
         for key, view in step.ranks.items()
         if ranks is None or (view.rank or 0) in ranks
     }
+    notes += [damage for side in sides.values() for damage in side.damages]
     if len(sides) < 2:
         return
     for group in find_replica_groups(step.number, sides):

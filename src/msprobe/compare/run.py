@@ -329,6 +329,7 @@ def _has_statistics(side: Side) -> bool:
 def _notes_of(target: Side, reference: Side) -> list[str]:
     notes = []
     for side in (target, reference):
+        notes += side.damages
         reason = side.view.incomplete_reason
         if reason is not None:
             notes.append(f"the {side.source} {side.view.directory} may lack records: {reason}")

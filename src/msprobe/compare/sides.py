@@ -28,6 +28,7 @@ class Side:
         source: ``target`` or ``reference``, for messages.
         framework: ``pytorch``, ``mindspore`` …
         names: names of the records in order of execution.
+        damages: what is said of files that are damaged and can be done without.
     """
 
     def __init__(self, view: RankView, *, source: str) -> None:
@@ -35,6 +36,9 @@ class Side:
         self.source = source
         self.framework: str = view.head.framework
         self.names: Sequence[str] = list(view.records)
+        self.damages = [
+            f"the {source} is compared without {problem}" for problem in view.ignore_damaged()
+        ]
         self._mode: Mode | None = None
 
     def __repr__(self) -> str:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from msprobe.dump import layout
@@ -24,19 +25,26 @@ from msprobe.dump.journal import (
     Span,
     encode_text,
 )
+from msprobe.dump.records import JsonTree, encode
 from msprobe.files import write_whole
 
 _BLOCK_BYTES: Final = 64 << 10
 _CACHED_BLOCKS: Final = 256  # 16 MiB: records come nearly in the order in which they were written
 _CHUNK_BYTES: Final = 1 << 20
+_LAST: Final = 1 << 62  # the order of what comes behind all calls
 
 
-def build_from_journal(contents: JournalContents, directory: Path) -> int:
+def build_from_journal(
+    contents: JournalContents,
+    directory: Path,
+    more: Mapping[str, JsonTree] = MappingProxyType({}),
+) -> int:
     """Build the JSON files of a journal found on disk; replaces existing ones.
 
     Args:
         contents: what `read_journal` found.
         directory: the rank folder to write to.
+        more: further records.
 
     Returns:
         The number of bytes written.
@@ -46,15 +54,26 @@ def build_from_journal(contents: JournalContents, directory: Path) -> int:
     """
     descriptor = os.open(contents.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return build_json_files(contents.index, descriptor, directory)
+        return build_json_files(contents.index, descriptor, directory, more)
     finally:
         os.close(descriptor)
 
 
-def build_json_files(index: JournalIndex, descriptor: int, directory: Path) -> int:
+def build_json_files(
+    index: JournalIndex,
+    descriptor: int,
+    directory: Path,
+    more: Mapping[str, JsonTree] = MappingProxyType({}),
+) -> int:
     """Build the JSON files of an index whose journal is open as `descriptor`.
 
     The file of records comes last: where it is new, the others are too.
+
+    Args:
+        index: of the journal.
+        descriptor: the journal.
+        directory: the rank folder to write to.
+        more: further records; each comes where its call is, or at the end.
 
     Returns:
         The number of bytes written.
@@ -74,7 +93,7 @@ def build_json_files(index: JournalIndex, descriptor: int, directory: Path) -> i
     return written + _write_lines(
         directory / layout.records_file(index.head.level),
         _opening(index.head),
-        _record_lines(index, source),
+        _record_lines(index, source, more),
         b"}}",
     )
 
@@ -144,9 +163,15 @@ def _opening(head: DumpHead) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()[:-1] + b',"data":{'
 
 
-def _record_lines(index: JournalIndex, source: _BlockReader) -> Iterator[bytes]:
-    for name, span in sorted(index.records.items(), key=lambda item: item[1].order):
-        yield b"%b: %b" % (encode_text(name), source.read(span))
+def _record_lines(
+    index: JournalIndex, source: _BlockReader, more: Mapping[str, JsonTree]
+) -> Iterator[bytes]:
+    orders = {name: span.order for name, span in index.records.items()}
+    orders |= {name: index.calls[name].order if name in index.calls else _LAST for name in more}
+    for name in sorted(orders, key=orders.__getitem__):
+        span = index.records.get(name)
+        text = encode(more[name], nonfinite=True) if span is None else source.read(span)
+        yield b"%b: %b" % (encode_text(name), text)
 
 
 def _construct_lines(index: JournalIndex) -> Iterator[bytes]:

@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from msprobe.dump import layout
+from msprobe.dump.array_statistics import array_statistics
 from msprobe.dump.dump_steps import Dump, DumpStep
 from msprobe.dump.kernel_code import CodeMap
 from msprobe.dump.kernel_files import (
@@ -43,7 +45,6 @@ PARAMETER: Final = "Parameter"
 _GRADIENTS: Final = "Gradients"
 # What a graph is fed with is dumped like its weights; only its name tells.
 _GRAPH_INPUT: Final = re.compile(r"inputs?\d*|data|label")
-_CHUNK_ELEMENTS: Final = 1 << 20
 _STATISTICS: Final = {
     "maxvalue": "Max",
     "minvalue": "Min",
@@ -136,6 +137,8 @@ class KernelView(RankView):
     @cached_property
     def _frames_by_name(self) -> Mapping[str, list[str]]:
         """Stacks from the graphs that lie beside the values."""
+        if layout.STACK_JSON in self._ignored:
+            return {}
         paths = {path for folder in self._folders if (path := find_graph_file(folder))}
         code = CodeMap([read_ir(path) for path in sorted(paths)])
         found = {}
@@ -259,37 +262,13 @@ def _file_facts(path: Path, statistics: Mapping[str, Any]) -> dict[str, JsonTree
 
 
 def _computed_statistics(path: Path) -> dict[str, JsonTree]:
-    """Return the four statistics of a file, in float64, a piece at a time."""
     import numpy as np
 
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError):  # what is wrong with it is said where its elements are read
         return {}
-    if array.size == 0 or array.dtype.kind not in "biuf":
-        return {}
-    if array.dtype.kind == "b":
-        return {"Max": bool(array.max()), "Min": bool(array.min())}
-    flat = array.ravel(order="K")
-    total = squares = 0.0
-    nans = rises = falls = 0
-    with np.errstate(all="ignore"):  # of infinities with both signs
-        for start in range(0, flat.size, _CHUNK_ELEMENTS):
-            piece = flat[start : start + _CHUNK_ELEMENTS].astype(np.float64)
-            total += float(piece.sum())
-            squares += float(np.dot(piece, piece))
-            nans += int(np.isnan(piece).sum())
-            rises += int(np.isposinf(piece).sum())
-            falls += int(np.isneginf(piece).sum())
-        found: dict[str, JsonTree] = {
-            "Max": array.max().item(),
-            "Min": array.min().item(),
-            "Mean": total / flat.size,
-            "Norm": squares**0.5,
-        }
-    if nans or rises or falls:
-        found |= {"nan_count": nans, "pos_inf_count": rises, "neg_inf_count": falls}
-    return found
+    return array_statistics(array)
 
 
 def kernels_in_order(folders: list[KernelFolder]) -> list[Kernel]:

@@ -15,7 +15,7 @@ import msgspec
 from msprobe.dump import layout
 from msprobe.dump.journal import OUTSIDE_CONSTRUCT, DumpHead, JournalContents, read_journal
 from msprobe.dump.locking import is_claimed
-from msprobe.dump.missing_tensors import missing_tensor_files
+from msprobe.dump.lost_tensors import missing_tensor_files, unrecorded_tensor_files
 from msprobe.dump.record_index import (
     RecordIndex,
     Span,
@@ -40,6 +40,7 @@ _CACHED: Final = (
     "call_tree",
     "account",
     "missing_tensors",
+    "unrecorded_tensors",
     "_journal",
     "_index",
     "_frames_by_name",
@@ -153,6 +154,7 @@ class RankView:
         self.step = step
         self.name = directory.name
         self.mode = mode
+        self._ignored: set[str] = set()
 
     def __repr__(self) -> str:
         """Return the folder, for debugging."""
@@ -205,7 +207,7 @@ class RankView:
             calls = sorted(self._journal.index.calls.items(), key=lambda item: item[1].order)
             parents = {name: call.parent for name, call in calls if call.order != OUTSIDE_CONSTRUCT}
             return CallTree(parents=parents, micro_steps={}, micro_step_count=None)
-        return _read_call_tree(self.directory / layout.CONSTRUCT_JSON)
+        return _read_call_tree(self._optional_file(layout.CONSTRUCT_JSON))
 
     @property
     def parents(self) -> Mapping[str, str | None]:
@@ -236,8 +238,8 @@ class RankView:
         Raises:
             DumpFormatError: the file is damaged.
         """
-        path = self.directory / layout.ACCOUNT_JSON
-        return read_json_object(path) if path.exists() else None
+        path = self._optional_file(layout.ACCOUNT_JSON)
+        return None if path is None else read_json_object(path)
 
     @property
     def incomplete_reason(self) -> str | None:
@@ -252,6 +254,25 @@ class RankView:
             return "the capture could not write everything; see account.json"
         return None
 
+    def ignore_damaged(self) -> list[str]:
+        """Treat damaged ``construct.json``, ``stack.json`` and ``account.json`` as missing.
+
+        Returns:
+            What is wrong with each of them, naming the file.
+        """
+        problems = []
+        for name, read in (
+            (layout.CONSTRUCT_JSON, lambda: self.call_tree),
+            (layout.STACK_JSON, lambda: self._frames_by_name),
+            (layout.ACCOUNT_JSON, lambda: self.account),
+        ):
+            try:
+                read()
+            except DumpFormatError as exc:
+                self._ignored.add(name)
+                problems.append(str(exc))
+        return problems
+
     @cached_property
     def missing_tensors(self) -> list[str]:
         """Tensor files that records name and that are not there, in the order of the records.
@@ -265,6 +286,18 @@ class RankView:
         if self.head.dump_data_dir is None and not self.tensor_directory.is_dir():
             return []
         return missing_tensor_files(self.records.values(), self.tensor_directory)
+
+    @cached_property
+    def unrecorded_tensors(self) -> list[str]:
+        """Tensor files that no record names, sorted.
+
+        A killed process leaves some: what was given to the calls that had not ended.
+        `msprobe repair` makes records of them.
+
+        Raises:
+            DumpFormatError: the file of records is damaged.
+        """
+        return unrecorded_tensor_files(self.records.values(), self.tensor_directory)
 
     def unload(self) -> None:
         """Forget everything read so far, to free memory; it is read again when asked for."""
@@ -334,8 +367,12 @@ class RankView:
     def _frames_by_name(self) -> Mapping[str, list[str]]:
         if self._journal is not None:
             return self._journal_frames(self._journal)
-        path = self.directory / layout.STACK_JSON
-        return _read_frames(path, read_json_object(path)) if path.exists() else {}
+        path = self._optional_file(layout.STACK_JSON)
+        return {} if path is None else _read_frames(path, read_json_object(path))
+
+    def _optional_file(self, name: str) -> Path | None:
+        path = self.directory / name
+        return path if name not in self._ignored and path.exists() else None
 
     def _journal_frames(self, journal: JournalContents) -> dict[str, list[str]]:
         text = read_bytes(self.records_path)
@@ -384,12 +421,13 @@ def _guess_framework(index: RecordIndex) -> str:
     return "mindspore" if any(name.startswith("Cell.") for name in index) else "pytorch"
 
 
-def _read_call_tree(path: Path) -> CallTree:
+def _read_call_tree(path: Path | None) -> CallTree:
     parents: dict[str, str | None] = {}
     micro_steps: dict[str, int] = {}
     micro_step_count = None
-    entries = read_json_object(path) if path.exists() else {}
-    for name, entry in entries.items():
+    if path is None:
+        return CallTree(parents={}, micro_steps={}, micro_step_count=None)
+    for name, entry in read_json_object(path).items():
         match entry:
             case int() if name == "megatron_micro_step_number":
                 micro_step_count = entry

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from msprobe.dump.records import JsonTree
 from msprobe.errors import DumpFormatError
-from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
+from msprobe.json_text import JSON_ERRORS, is_truncated, json_problem, parse_json
 
 # The head is a few hundred bytes; the line break after "data":{ must come before this.
 _MAX_HEAD_BYTES: Final = 64 << 10
@@ -105,6 +105,22 @@ def read_record_index(path: Path) -> RecordIndex:
     if index is None:
         index = _scan_indented(path, buffer)
     return _parse_whole(path, buffer) if index is None else index
+
+
+def read_cut_records(path: Path, buffer: bytes) -> RecordIndex | None:
+    """Return the whole records at the beginning of a file that ends too early.
+
+    None if there are none, or if its form is neither msprobe's nor mindstudio-probe's.
+    """
+    # The last record may be cut; up to it, and with an end put to it, the file is in good order.
+    for last_record, end, scan in (
+        (b',\n"', b"\n}}", _scan_lines),
+        (b',\n  "', b"\n }\n}", _scan_indented),
+    ):
+        index = scan(path, buffer[: max(buffer.rfind(last_record), 0)] + end)
+        if index is not None:
+            return index
+    return None
 
 
 def read_json_object(path: Path) -> dict[str, JsonTree]:
@@ -215,7 +231,13 @@ def _key_text(raw: bytes) -> str | None:
 
 
 def _parse_whole(path: Path, buffer: bytes) -> RecordIndex:
-    tree = _parse_file(path, buffer)
+    try:
+        tree = parse_json(buffer)
+    except JSON_ERRORS as exc:
+        problem = json_problem(exc)
+        if is_truncated(exc) and read_cut_records(path, buffer) is not None:
+            problem += "; msprobe repair keeps the records before the cut"
+        raise DumpFormatError(path, problem) from exc
     if not isinstance(tree, dict) or not isinstance(tree.get("data"), dict):
         raise DumpFormatError(path, 'is no dump: it has no object "data" with records')
     head = {key: value for key, value in tree.items() if key != "data"}

@@ -8,23 +8,37 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from msprobe.dump import layout
-from msprobe.dump.journal import JournalContents, read_journal
+from msprobe.dump.journal import JournalContents, encode_text, read_journal
 from msprobe.dump.json_files import build_from_journal
 from msprobe.dump.locking import is_claimed
-from msprobe.dump.missing_tensors import missing_tensor_files
+from msprobe.dump.lost_tensors import (
+    missing_tensor_files,
+    unfinished_records,
+    unrecorded_tensor_files,
+)
 from msprobe.dump.rank_view import read_journal_records
 from msprobe.dump.reader import find_rank_folders
-from msprobe.dump.record_index import read_json_object, read_record_index
+from msprobe.dump.record_index import (
+    RecordIndex,
+    read_bytes,
+    read_cut_records,
+    read_json_object,
+    read_record_index,
+)
+from msprobe.dump.records import JsonTree, encode
 from msprobe.errors import DumpFormatError, DumpWriteError, MsprobeError
 from msprobe.files import TEMPORARY_PREFIX, write_whole
 
 logger = logging.getLogger(__name__)
 
+CUT_NOTE: Final = "repaired from the records before the cut"
 REPAIRED_NOTE: Final = "the process ended while capturing; repaired from its journal"
 
 
@@ -35,6 +49,8 @@ class RepairedRank:
     Attributes:
         directory: the rank folder.
         records: records taken from the journal; None where there was no journal.
+        unfinished: records made of the tensor files of calls that had not ended.
+        kept: whole records of a file that was cut short; None where there was no such file.
         damaged_lines: lines of the journal that could not be used.
         is_torn: whether the journal's last line was cut off.
         missing_tensors: tensor files that records name and that were never written.
@@ -44,6 +60,8 @@ class RepairedRank:
 
     directory: Path
     records: int | None = None
+    unfinished: int = 0
+    kept: int | None = None
     damaged_lines: int = 0
     is_torn: bool = False
     missing_tensors: tuple[str, ...] = ()
@@ -77,16 +95,19 @@ def repair_dump(path: str | Path, *, dry_run: bool = False) -> list[RepairedRank
 def _repair_rank(directory: Path, *, dry_run: bool) -> RepairedRank | None:
     journal = directory / layout.JOURNAL
     temporaries = _temporaries(directory)
-    if not journal.is_file() and not temporaries:
+    cut = None if journal.is_file() else _cut_file(directory)
+    if not journal.is_file() and not temporaries and cut is None:
         return None
     if is_claimed(directory):
         return RepairedRank(directory=directory, problem="a running process still writes here")
     try:
         contents = read_journal(journal) if journal.is_file() else None
-        missing = [] if contents is None else _missing_tensors(contents, directory)
+        tensors = _Tensors() if contents is None else _tensors_of(contents, directory)
         if not dry_run:
             if contents is not None:
-                _replace_journal(contents, directory, missing_tensors=len(missing))
+                _replace_journal(contents, directory, tensors)
+            if cut is not None:
+                _replace_cut_file(cut)
             for temporary in temporaries:
                 temporary.unlink(missing_ok=True)
     except (OSError, TypeError, ValueError, MsprobeError) as exc:
@@ -96,26 +117,74 @@ def _repair_rank(directory: Path, *, dry_run: bool) -> RepairedRank | None:
         records=None if contents is None else len(contents.index.records),
         damaged_lines=0 if contents is None else contents.damaged_lines,
         is_torn=contents is not None and contents.is_torn,
-        missing_tensors=tuple(missing),
+        missing_tensors=tensors.missing,
+        unfinished=len(tensors.unfinished),
+        kept=None if cut is None else len(cut),
         temporaries=tuple(temporaries),
     )
 
 
-def _missing_tensors(contents: JournalContents, directory: Path) -> list[str]:
+class _Tensors(NamedTuple):
+    """What a kill has left of the tensors of a folder.
+
+    Attributes:
+        missing: files that records name and that are not there.
+        unfinished: records made of files that none names, by name.
+    """
+
+    missing: tuple[str, ...] = ()
+    unfinished: Mapping[str, JsonTree] = {}
+
+
+def _tensors_of(contents: JournalContents, directory: Path) -> _Tensors:
     records = read_journal_records(contents)
-    return missing_tensor_files(records.values(), directory / layout.TENSOR_FOLDER)
+    folder = directory / layout.TENSOR_FOLDER
+    return _Tensors(
+        missing=tuple(missing_tensor_files(records.values(), folder)),
+        unfinished=unfinished_records(
+            unrecorded_tensor_files(records.values(), folder),
+            folder,
+            framework=contents.index.head.framework,
+            known=records,
+        ),
+    )
 
 
-def _replace_journal(contents: JournalContents, directory: Path, *, missing_tensors: int) -> None:
-    build_from_journal(contents, directory)
+def _replace_journal(contents: JournalContents, directory: Path, tensors: _Tensors) -> None:
+    build_from_journal(contents, directory, tensors.unfinished)
+    count = len(contents.index.records) + len(tensors.unfinished)
     records = directory / layout.records_file(contents.index.head.level)
-    if len(read_record_index(records)) != len(contents.index.records):
+    if len(read_record_index(records)) != count:
         raise DumpWriteError(records, "does not hold all records of the journal, which stays")
-    _mark_repaired(directory, len(contents.index.records), missing_tensors)
+    _mark_repaired(directory, count, len(tensors.missing))
     contents.path.unlink()
 
 
-def _mark_repaired(directory: Path, records: int, missing_tensors: int) -> None:
+def _cut_file(directory: Path) -> RecordIndex | None:
+    """Return the whole records of a file of records that ends too early; None for others."""
+    for name in (layout.DUMP_JSON, layout.DEBUG_JSON):
+        path = directory / name
+        if path.is_file():
+            try:
+                read_record_index(path)
+            except DumpFormatError:
+                return read_cut_records(path, read_bytes(path))
+    return None
+
+
+def _replace_cut_file(cut: RecordIndex) -> None:
+    """Write a file of the whole records, and keep the old one beside it."""
+    head = json.dumps(dict(cut.head), separators=(",", ":")).encode()[:-1] + b',"data":{\n'
+    records = (b"%b: %b" % (encode_text(name), encode(cut[name], nonfinite=True)) for name in cut)
+    text = head + b",\n".join(records) + b"\n}}"
+    shutil.copyfile(cut.path, cut.path.with_name(f"{cut.path.name}.cut"))
+    write_whole(cut.path, [text])
+    _mark_repaired(cut.path.parent, len(cut), 0, f"{cut.path.name} was cut short; {CUT_NOTE}")
+
+
+def _mark_repaired(
+    directory: Path, records: int, missing_tensors: int, note: str = REPAIRED_NOTE
+) -> None:
     """Let the account say that the dump is not complete: the journal can no longer tell."""
     path = directory / layout.ACCOUNT_JSON
     try:
@@ -125,7 +194,7 @@ def _mark_repaired(directory: Path, records: int, missing_tensors: int) -> None:
         account = {"records": records}
     notes = account.get("notes")
     kept = notes if isinstance(notes, list) else []
-    said = [REPAIRED_NOTE]
+    said = [note]
     if missing_tensors:
         said.append(f"tensor files that records name but were never written: {missing_tensors}")
     account |= {"complete": False, "notes": [*kept, *said]}

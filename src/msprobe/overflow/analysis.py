@@ -52,6 +52,7 @@ def analyze_step(step: DumpStep) -> StepFindings:
     notes: list[str] = []
     problem: DumpFormatError | None = None
     for key, view in step.ranks.items():
+        notes += [f"rank {key} is seen without {problem}" for problem in view.ignore_damaged()]
         try:
             ranks[key] = examine_rank(key, view)
         except DumpFormatError as exc:

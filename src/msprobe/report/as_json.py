@@ -45,6 +45,7 @@ def overview_json(dump: Dump, view: RankView) -> dict[str, JsonTree]:
         "records": len(view.records),
         "incomplete": view.incomplete_reason,
         "missing_tensors": view.missing_tensors if view.incomplete_reason else [],
+        "unrecorded_tensors": view.unrecorded_tensors if view.incomplete_reason else [],
         "account": strict(view.account),
         "nonfinite_records": len(nonfinite.marks),
         "first_nonfinite": nonfinite.first,

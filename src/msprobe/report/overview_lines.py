@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from rich.text import Text
@@ -81,6 +81,10 @@ def _completeness(view: RankView, width: int) -> Iterator[Text]:
         if missing := len(view.missing_tensors):
             text = f"{count_text(missing, 'tensor file')} that records name"
             yield from _fact("missing", text, width, style="bold yellow")
+        if found := view.unrecorded_tensors:
+            text = f"{count_text(len(found), 'tensor file')} that no record names, of calls that "
+            text += f"had not ended; msprobe repair makes records of them: {_named(found)}"
+            yield from _fact("no record", text, width, style="bold yellow")
     else:
         known = "yes" if account.get("complete") is True else "unknown (no account.json)"
         yield from _fact("complete", known, width)
@@ -95,6 +99,11 @@ def _completeness(view: RankView, width: int) -> Iterator[Text]:
     notes = account.get("notes")
     for note in notes if isinstance(notes, list) else []:
         yield from _fact("note", plain(str(note)), width)
+
+
+def _named(files: Sequence[str]) -> str:
+    text = ", ".join(map(plain, files[:_MAX_LISTED]))
+    return text + (" …" if len(files) > _MAX_LISTED else "")
 
 
 def _cost(account: Mapping[str, JsonTree]) -> str:

@@ -256,7 +256,7 @@ def _main_tensor(record: Record) -> tuple[Value | None, int, bool]:
     for part in ("output",) if "raised" in record.notes else ("output", None):
         tensors = [tensor for _, tensor in record.tensors(part)]
         if tensors:
-            is_argument = part is None and ("output" in record.parts or "input" in record.parts)
+            is_argument = str(tensors[0].path[0]).startswith("input")
             return tensors[0], len(tensors) - 1, is_argument
     return None, 0, False
 
