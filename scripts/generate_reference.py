@@ -31,7 +31,8 @@ _INTRODUCTION: Final = """\
 
 One JSON object. Keys for every task stand at the top, keys of a task in an object of the task's
 name; only the object of the active task is read. `PrecisionDebugger` reads the file named as
-`config_path`; without one it records statistics at level L1.
+`config_path`; without one it reads `msprobe/config.json` of the installation: statistics at level
+L1 into `./dump_path`. That file holds every section; copy it to begin with.
 
 ```json
 {

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+import msprobe
 from msprobe.config import Level, StatisticsSection, Task, load_config
 from msprobe.config.reading import MAX_FILE_BYTES
 from msprobe.errors import ConfigError, ConfigFileError
@@ -21,9 +23,30 @@ def test_without_a_file_the_packaged_default_records_statistics_at_l1(tmp_path):
     assert config.dump_path == tmp_path
 
 
-def test_packaged_default_has_no_output_folder():
-    with pytest.raises(ConfigError, match=r'packaged config\.json: "dump_path" .* missing'):
-        load_config()
+def test_without_arguments_the_packaged_default_writes_below_the_working_directory(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    config = load_config()
+    assert config.dump_path == tmp_path / "dump_path"
+    assert not config.dump_path.exists()
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor", "structure", "overflow_check"])
+def test_the_packaged_file_holds_all_sections_with_their_defaults(task, config_file, caplog):
+    packaged = Path(msprobe.__file__).with_name("config.json")
+    copy = load_config(config_file(packaged.read_bytes()), task=task, level="mix")
+    bare = load_config(config_file({"dump_path": "./dump_path"}), task=task, level="mix")
+    assert copy == bare
+    assert caplog.records == []
+    content = json.loads(packaged.read_text())
+    sections = {key for key, value in content.items() if isinstance(value, dict)}
+    assert sections >= {task, "run_ut", "grad_probe", "free_benchmark"}
+
+
+def test_a_file_without_an_output_folder_is_refused(config_file):
+    with pytest.raises(ConfigError, match=r'config\.json: "dump_path" .* missing'):
+        load_config(config_file({}))
 
 
 def test_an_empty_dump_path_is_shown_as_it_stands(config_file):

@@ -51,6 +51,22 @@ def test_a_second_construction_returns_the_first_and_names_what_it_ignores(
         assert "config_path" not in caplog.text
 
 
+def test_no_argument_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reset_session()
+    try:
+        debugger = PrecisionDebugger()
+        debugger.start()
+        torch.relu(BATCH)
+        debugger.stop()
+        debugger.step()
+    finally:
+        reset_session()
+    dump = json.loads((tmp_path / "dump_path" / "step0" / "rank" / "dump.json").read_text())
+    assert (dump["task"], dump["level"]) == ("statistics", "L1")
+    assert list(dump["data"]) == ["Torch.relu.0.forward"]
+
+
 def test_methods_work_on_the_class_alone(tmp_path: Path) -> None:
     with recording(tmp_path, "L1") as run:
         PrecisionDebugger.start()

@@ -26,7 +26,8 @@ from msprobe.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 ARGUMENT: Final = "PrecisionDebugger()"
-PACKAGED_DEFAULT: Final = Path(__file__).with_name("config.json")
+PACKAGED_DEFAULT: Final = Path(__file__).parents[1] / "config.json"
+"""Holds every key of the documented form at its default; users copy it to begin with."""
 
 _LEVELS: Final[dict[Task, tuple[Level, ...]]] = {
     Task.STATISTICS: tuple(Level),
@@ -66,7 +67,7 @@ def load_config(
     """Read, check and resolve the settings of a run.
 
     Args:
-        path: a `config.json`; None for the packaged default (statistics at L1, no `dump_path`).
+        path: a `config.json`; None for the packaged default (statistics at L1 into ./dump_path).
         task: wins over the file, as do the following, unless None or empty.
         dump_path: output folder.
         level: level of the capture.

@@ -43,7 +43,8 @@ class PrecisionDebugger(DebuggerFront):
         """Read the configuration; nothing is installed before `start`.
 
         Args:
-            config_path: a ``config.json``; None for the default settings.
+            config_path: a ``config.json``; None for that of the installed package, which records
+                statistics at L1 into ``./dump_path``.
             task: overrides the file: ``statistics``, ``tensor``, ``structure``, ``overflow_check``,
                 ``exception_dump``.
             dump_path: overrides the file: folder of the dump, made when needed.

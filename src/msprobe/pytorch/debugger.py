@@ -51,7 +51,8 @@ class PrecisionDebugger(DebuggerFront):
         """Read the configuration; nothing is installed before `start`.
 
         Args:
-            config_path: a ``config.json``; None for the default settings.
+            config_path: a ``config.json``; None for that of the installed package, which records
+                statistics at L1 into ``./dump_path``.
             task: overrides the file: ``statistics``, ``tensor``, ``structure``, ``overflow_check``.
             dump_path: overrides the file: folder of the dump, made when needed.
             level: overrides the file: ``L0``, ``L1``, ``mix``, ``L2``, ``debug``.
