@@ -61,6 +61,55 @@ def test_only_the_module_is_recorded_and_recording_resumes(level, tmp_path):
     assert expected in names
 
 
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_nothing_of_its_children_is_written_not_even_gradients(level, tmp_path):
+    model = Net()
+    with observed(tmp_path, Setting(level, "tensor")) as run:
+        with run.step_of(model):
+            model(torch.randn(2, 4)).sum().backward()
+        names = list(run.records())
+        files = [path.name for path in (run.folder / "step0").rglob("*.pt")]
+    gradients = [name for name in names if "parameters_grad" in name]
+    assert sorted(gradients) == [
+        "Module.chosen.Block.parameters_grad",
+        "Module.first.Linear.parameters_grad",
+        "Module.last.Linear.parameters_grad",
+    ]
+    assert not [name for name in names + files if ".block." in name or ".inner." in name]
+
+
+def test_other_modules_inside_are_left_out_and_those_that_also_run_outside_are_not(tmp_path):
+    shared, hidden = nn.Linear(3, 3), nn.Linear(3, 3)
+    model = nn.ModuleDict({"shared": shared, "hidden": hidden, "chosen": nn.Tanh()})
+    with observed(tmp_path, Setting("L0", "statistics")) as run:
+        with run.step_of(model):
+            x = shared(torch.ones(2, 3))
+            module_dump(model["chosen"], "alone")
+            x = model["chosen"](hidden(shared(x)))
+            module_dump_end()
+            x.sum().backward()
+        with run.step_of(model):
+            hidden(torch.ones(2, 3)).sum().backward()
+        first, second = list(run.records()), list(run.records(1))
+    assert "Module.shared.Linear.parameters_grad" in first
+    assert "Module.shared.Linear.forward.1" not in first
+    assert not [name for name in first if "hidden" in name]
+    assert "Module.hidden.Linear.parameters_grad" in second
+
+
+@pytest.mark.parametrize("keyword", ["module_name", "dump_name"])
+def test_both_names_of_the_second_argument_are_known(keyword, tmp_path):
+    layer = nn.Linear(3, 3)
+    with observed(tmp_path, Setting("L1", "statistics")) as run:
+        with run.step_of(None):
+            module_dump(module=layer, **{keyword: "mine"})
+            layer(torch.ones(1, 3))
+            module_dump_end()
+        assert list(run.records()) == ["Module.mine.Linear.forward.0"]
+        with pytest.raises(UsageError, match="module_name and dump_name"):
+            module_dump(layer, "a", dump_name="b")
+
+
 def test_each_call_has_its_number_and_a_name_of_ones_own(tmp_path):
     layer = nn.Linear(3, 3)
     with observed(tmp_path, Setting("L1", "statistics")) as run:
@@ -125,7 +174,12 @@ def test_an_exception_in_the_module_leaves_a_clean_state(tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "name", "key"),
-    [(3, "a", "module"), (nn.Identity(), 3, "name"), (nn.Identity(), "", "name")],
+    [
+        (3, "a", "module"),
+        (nn.Identity(), 3, "module_name"),
+        (nn.Identity(), "", "module_name"),
+        (nn.Identity(), None, "module_name"),
+    ],
 )
 def test_wrong_arguments_are_refused(module, name, key, tmp_path):
     with observed(tmp_path, Setting("L1", "statistics")):

@@ -35,6 +35,10 @@ class CallCounters:
         self._next[base] = number + 1
         return number
 
+    def __contains__(self, base: str) -> bool:
+        """Return whether `base` was called in this step."""
+        return base in self._next
+
     def reset(self) -> None:
         """Begin again at 0, as every step does."""
         self._next.clear()

@@ -117,6 +117,7 @@ class Recorder:
         # Modules whose backward `list` wants, and whose backward lay in `scope`.
         self._wanted_modules: set[str] = set()
         self._modules_in_scope: set[str] = set()
+        self._hidden_modules: set[str] = set()
         self.modules: list[Call] = []
         self.watcher: CallWatcher | None = None
         self.step = 0
@@ -137,6 +138,7 @@ class Recorder:
         self._reruns.clear()
         self._wanted_modules.clear()
         self._modules_in_scope.clear()
+        self._hidden_modules.clear()
         self.modules.clear()
         if self.selection.scope is not None:
             self.selection.scope.reset()
@@ -329,11 +331,19 @@ class Recorder:
             self._modules_in_scope.add(_base_of(call))
         return inside
 
+    def hide(self, module: str | None) -> None:
+        """Note that a module ran unrecorded, while another one was dumped alone."""
+        if module is not None:
+            self._hidden_modules.add(module)
+
     def wants_parameters_of(self, module: str) -> bool:
         """Return whether the gradients of this module's parameters are recorded now.
 
-        They belong to the module's backward: they are wanted with it.
+        They belong to the module's backward: they are wanted with it. A module that ran only while
+        another one was dumped alone has none.
         """
+        if module in self._hidden_modules and module not in self._counters:
+            return False
         selection = self.selection
         if selection.everything:
             return True

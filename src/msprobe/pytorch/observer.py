@@ -110,7 +110,7 @@ class Observer:
         self._only_parameters = self._parameters_of(names)
         self._session.muted += 1
         if self._modules is not None:
-            self._modules.names = names
+            self._modules.names, self._modules.hides = names, self._names
         if self._only_parameters is not None and self._session.capturing:
             self._only_parameters.install()
 
@@ -119,7 +119,7 @@ class Observer:
         self._only = self._only_parameters = None
         self._session.muted -= 1
         if self._modules is not None:
-            self._modules.names = self._names
+            self._modules.names, self._modules.hides = self._names, None
 
     @property
     def dumps_one_module(self) -> bool:
@@ -142,6 +142,7 @@ class Observer:
                 gate = TokenGate(session, root, token_range, self._adapter.memo.clear)
         names = self._names if self._only is None else self._only
         modules = ModuleObserver(session, names, self.recomputations, self.apis, gate)
+        modules.hides = None if self._only is None else self._names
         modules.install()
         self._modules = modules
         run_eagerly(session)

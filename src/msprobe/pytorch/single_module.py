@@ -16,26 +16,32 @@ from msprobe.pytorch.interception.module_hooks import ModuleNames
 _SOURCE = "module_dump()"
 
 
-def module_dump(module: nn.Module, name: str) -> None:
-    """Record only `module` until `module_dump_end`, as ``Module.{name}.{Class}.forward.{number}``.
+def module_dump(
+    module: nn.Module, module_name: str | None = None, *, dump_name: str | None = None
+) -> None:
+    """Record one module alone until `module_dump_end`.
 
-    Its inputs, outputs, parameters and their gradients are recorded, at level L1 too; its children
-    and the APIs that are called make no records meanwhile. Gradients of calls made before are
-    recorded as ever. Nothing is recorded outside of `start` and `stop`.
+    Its inputs, outputs, parameters and their gradients are recorded, at level L1 too. No other call
+    made meanwhile is, nor are gradients of parameters whose modules run only meanwhile. Gradients
+    of calls made before are recorded as ever. Nothing is recorded outside of `start` and `stop`.
 
     Args:
         module: any module; it need not belong to the model given to `start`.
-        name: stands for its path in the names of the records.
+        module_name: path of the module in the names of its records,
+            ``Module.{module_name}.{Class}.forward.{number}``.
+        dump_name: another word for `module_name`.
 
     Raises:
-        ConfigError: `module` is no module, or one that was scripted; `name` is no text.
-        UsageError: no debugger was constructed, or another `module_dump` has not ended yet.
+        ConfigError: `module` is no module, or one that was scripted; the name is no text.
+        UsageError: no debugger was constructed, another `module_dump` has not ended yet, or both
+            names were given.
     """
-    _check(module, name)
+    _check(module)
+    name = _name(module_name, dump_name)
     with lock:
         observer = running().observer
         if observer.dumps_one_module:
-            raise UsageError("module_dump(): the module before still is; call module_dump_end()")
+            raise UsageError("module_dump(): the previous module is open; call module_dump_end()")
         observer.begin_only(ModuleNames.of_one(module, name))
 
 
@@ -52,11 +58,18 @@ def module_dump_end() -> None:
         observer.end_only()
 
 
-def _check(module: Any, name: Any) -> None:
+def _check(module: Any) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         rule = "a module that was not scripted: TorchScript runs without Python, unobserved"
         raise ConfigError("module", type(module).__name__, rule, source=_SOURCE)
     if not isinstance(module, nn.Module):
         raise ConfigError("module", module, "a torch.nn.Module", source=_SOURCE)
+
+
+def _name(module_name: Any, dump_name: Any) -> str:
+    if module_name is not None and dump_name is not None:
+        raise UsageError("module_dump(): module_name and dump_name are the same; give one of them")
+    name = module_name if dump_name is None else dump_name
     if not isinstance(name, str) or not name:
-        raise ConfigError("name", name, "a text that stands for the module's path", source=_SOURCE)
+        raise ConfigError("module_name", name, "a text, such as block.0", source=_SOURCE)
+    return name

@@ -135,6 +135,7 @@ class ModuleObserver:
 
     Attributes:
         names: the modules to record; None to record none and only watch.
+        hides: the modules of the models, while one module alone is recorded; else None.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class ModuleObserver:
         """
         self._session = session
         self.names = names
+        self.hides: ModuleNames | None = None
         self._recomputations = recomputations
         self._apis = apis
         self._gate = gate
@@ -190,6 +192,8 @@ class ModuleObserver:
             return
         started = _clock()
         base = self.names.find(module) if self.names is not None else None
+        if self.hides is not None:
+            session.recorder.hide(self.hides.find(module))
         fused = self._apis is not None and isinstance(module, FAST_PATH_MODULES)
         if base is not None or fused:
             with_grad = torch.is_grad_enabled()
