@@ -448,6 +448,21 @@ class TestUserTable:
         assert "adddmm (nearest: addmm" in caplog.text
         assert "gelu" not in caplog.text
 
+    def test_lists_made_for_another_version_of_pytorch_are_not_called_misspelt(
+        self, tmp_path, caplog
+    ):
+        path = self.write(
+            tmp_path,
+            "tensor: [align_as, align_to, add]\ntorch: [align_tensors, linalg.norm]\n_VF: [lstm]\n"
+            "aten: [__doc__, __name__, __loader__, name, _dir, _list_to_tensor, relu]\n",
+        )
+        with caplog.at_level(logging.WARNING, logger="msprobe"):
+            table = ApiTable.from_yaml(path)
+        assert caplog.text == ""
+        assert table.lookup(torch.Tensor.add).action is Action.RECORD
+        assert table.lookup(torch.ops.aten.relu).action is Action.RECORD
+        assert table.lookup(torch.ops.aten.exp).action is Action.METADATA
+
     @pytest.mark.parametrize(
         ("text", "key", "hint"),
         [

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`seed_all` makes runs repeat, refuses bad arguments, and takes dropout away and gives it back."""
 
+import importlib
+import logging
 import os
 import random
 import subprocess
@@ -23,6 +25,9 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(autouse=True)
 def everything_put_back(monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", os.environ.get("PYTHONHASHSEED", "0"))
+    monkeypatch.setenv("HCCL_DETERMINISTIC", "")
+    for flag in ("enabled", "benchmark", "deterministic"):
+        monkeypatch.setattr(torch.backends.cudnn, flag, getattr(torch.backends.cudnn, flag))
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     deterministic = torch.are_deterministic_algorithms_enabled()
     yield
@@ -100,10 +105,32 @@ def test_a_refusal_leaves_the_generators_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_collectives_and_convolutions_are_asked_for_the_same_results_each_time():
+    seed_all()
+    assert os.environ["HCCL_DETERMINISTIC"] == "True"
+    cudnn = torch.backends.cudnn
+    assert (cudnn.enabled, cudnn.benchmark, cudnn.deterministic) == (False, False, True)
+
+
+@pytest.mark.parametrize("path", ["msprobe.pytorch.common", "msprobe.pytorch.common.utils"])
+def test_scripts_import_it_from_where_the_documents_say(path):
+    assert importlib.import_module(path).seed_all is seed_all
+
+
 KINDS = ["dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"]
 
 
 class TestDropout:
+    def test_it_is_taken_away_unless_the_script_wants_it(self, caplog):
+        x = torch.ones(1000)
+        with caplog.at_level(logging.INFO, logger="msprobe"):
+            seed_all(rm_dropout=False)
+            assert caplog.text == ""
+            assert not torch.equal(F.dropout(x, 0.5, True), x)
+            seed_all()
+        assert torch.equal(F.dropout(x, 0.5, True), x)
+        assert "rm_dropout=False keeps it" in caplog.text
+
     def test_existing_modules_pass_their_input_through(self):
         x = torch.rand(2, 3, 4, 4)
         modules = [nn.Dropout(), nn.Dropout2d(), nn.Dropout1d(), nn.Dropout3d(), nn.AlphaDropout()]

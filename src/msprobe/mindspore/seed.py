@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,15 +12,18 @@ from typing import Any, Final
 import mindspore
 from mindspore import mint, nn, ops
 from msprobe.capture.seeding import check_arguments, seed_python_and_numpy
+from msprobe.log import ensure_handler
+
+logger = logging.getLogger(__name__)
 
 _CELLS: Final = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d")
 _FUNCTIONS: Final = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 
 
 def seed_all(
-    seed: int = 1234, mode: bool = False, rm_dropout: bool = False
+    seed: int = 1234, mode: bool = False, rm_dropout: bool = True
 ) -> Callable[[], None] | None:
-    """Seed Python, NumPy and MindSpore, and ask for reproducible kernels.
+    """Seed Python, NumPy and MindSpore, remove dropout, ask for reproducible kernels.
 
     Call it once at the start of the script, before data sets and nets are made: operators that draw
     random numbers keep a state of their own, which starts when they are made.
@@ -41,7 +45,11 @@ def seed_all(
     os.environ["HCCL_DETERMINISTIC"] = "true" if mode else "false"
     if mindspore.get_context("device_target") != "CPU":
         mindspore.set_context(deterministic="ON" if mode else "OFF")
-    return remove_dropout() if rm_dropout else None
+    if not rm_dropout:
+        return None
+    ensure_handler()
+    logger.info("seed_all(): dropout passes its input through; rm_dropout=False keeps it")
+    return remove_dropout()
 
 
 def remove_dropout() -> Callable[[], None]:

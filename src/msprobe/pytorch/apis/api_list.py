@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import types
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache, reduce
@@ -40,6 +41,13 @@ _HOMES: Final = {
     "VF": "torch._VF",
     "NPU": "torch_npu",
 }
+# In lists that users have from mindstudio-probe, and nothing to warn of: named tensors, which later
+# versions of PyTorch lack, an operator of TorchScript, and what `dir` shows beside operators.
+_KNOWN_ELSEWHERE: Final = {
+    "Tensor": frozenset({"align_as", "align_to"}),
+    "Torch": frozenset({"align_tensors"}),
+    "Aten": frozenset({"_dir", "_list_to_tensor", "name", *vars(types.ModuleType("aten"))}),
+}
 
 
 def read_api_list(path: Path) -> Mapping[str, frozenset[str]]:
@@ -60,7 +68,8 @@ def read_api_list(path: Path) -> Mapping[str, frozenset[str]]:
         aliases += [(entry.prefix, entry.api) for entry in entries]
         listed.setdefault(prefix, set()).update(name.rpartition(".")[2] for name in names)
         if _is_checkable(prefix):
-            unknown = [name for name, func in found.items() if func is None]
+            known = _KNOWN_ELSEWHERE.get(prefix, frozenset())
+            unknown = [name for name, func in found.items() if func is None and name not in known]
             _warn_of_unknown(f"{path}: {group}", unknown, _known_names(prefix))
     for prefix, api in aliases:
         if prefix in listed:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any, Final
 
@@ -12,9 +13,11 @@ from torch.nn import functional as nn_functional
 
 from msprobe.capture.seeding import check_arguments, seed_python_and_numpy
 from msprobe.errors import UnsupportedError
+from msprobe.log import ensure_handler
+
+logger = logging.getLogger(__name__)
 
 _NPU_ENVIRONMENT: Final = {
-    "HCCL_DETERMINISTIC": "True",
     "LCCL_DETERMINISTIC": "1",
     "CLOSE_MATMUL_K_SHIFT": "1",
     "ATB_LLM_LCOC_ENABLE": "0",
@@ -22,18 +25,20 @@ _NPU_ENVIRONMENT: Final = {
 
 
 def seed_all(
-    seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_enhanced: bool = False
+    seed: int = 1234, mode: bool = False, rm_dropout: bool = True, is_enhanced: bool = False
 ) -> None:
-    """Seed Python, numpy and torch (all devices) and ask for reproducible kernels.
+    """Seed Python, numpy and torch (all devices), remove dropout, ask for reproducible kernels.
 
     Call it once at the start of the script, before data loaders and models are made. It has an
-    effect of its own whether or not anything is captured.
+    effect of its own whether or not anything is captured. On an NVIDIA GPU convolutions and
+    recurrent networks get slower, because cuDNN is switched off;
+    ``torch.backends.cudnn.enabled = True`` after the call brings it back.
 
     Args:
         seed: 0 to 2**32 - 1.
         mode: allow deterministic kernels only. They may be slower, and torch raises an error where
             it has none.
-        rm_dropout: let dropout pass its input through (see `remove_dropout`).
+        rm_dropout: let dropout pass its input through, in existing models and new ones.
         is_enhanced: must be False. Putting the generators back before each random call would give
             every call the same numbers, and never end loops that draw until they find a new one.
 
@@ -50,10 +55,13 @@ def seed_all(
     seed_python_and_numpy(seed)
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(mode)
+    os.environ["HCCL_DETERMINISTIC"] = "True"
     _make_cuda_reproducible()
     _make_npu_reproducible(seed)
     if rm_dropout:
         remove_dropout()
+        ensure_handler()
+        logger.info("seed_all(): dropout passes its input through; rm_dropout=False keeps it")
 
 
 def remove_dropout() -> None:
@@ -75,8 +83,7 @@ def restore_dropout() -> None:
 
 
 def _make_cuda_reproducible() -> None:
-    if not torch.cuda.is_available():
-        return
+    torch.backends.cudnn.enabled = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     if torch.version.cuda:
