@@ -16,6 +16,7 @@ from torch import nn
 
 from msprobe import open_dump
 from msprobe.capture.session import reset_session
+from msprobe.log import reset_warn_once
 from msprobe.pytorch import PrecisionDebugger
 
 pytestmark = pytest.mark.torch
@@ -147,11 +148,27 @@ def test_wrong_arguments_are_a_warning_and_skip_the_call(
     assert "nothing is saved" in caplog.text
 
 
-def test_other_levels_ignore_it(tmp_path: Path) -> None:
-    with observed(tmp_path, Setting("L1", "statistics")) as run:
-        run.debugger.save(torch.ones(1), "x")
-        run.debugger.step()
+@pytest.mark.parametrize(
+    ("level", "task", "named"),
+    [
+        ("L1", "statistics", "level L1 with task statistics"),
+        ("mix", "tensor", "level mix with task tensor"),
+        ("debug", "structure", "level mix with task structure"),
+    ],
+)
+def test_where_it_records_nothing_it_says_so_once(
+    level: str, task: str, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reset_warn_once()
+    with observed(tmp_path, Setting(level, task)) as run, caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            run.debugger.save(torch.ones(1), "x")
+            run.debugger.step()
     assert not (tmp_path / "step0").exists()
+    said = [line for line in caplog.messages if "save()" in line]
+    assert said == [
+        f"save() records nothing at {named}; it needs level debug, and task statistics or tensor"
+    ]
 
 
 def test_only_wanted_steps_are_opened(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Final, Protocol, Self
 
 from msprobe.capture.session import Session, current_session, use_session
 from msprobe.config import Config, load_config, parse_token_range
-from msprobe.errors import ConfigError, UsageError
+from msprobe.config.unknown_keys import OTHER_TASKS
+from msprobe.errors import ConfigError, UnsupportedError, UsageError
 from msprobe.log import ensure_handler
 
 logger = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class DebuggerFront:
 
     @classmethod
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
-        """Record a value under a name of your own; only at level ``debug``, else nothing happens.
+        """Record a value under a name of your own, at level ``debug`` only.
 
         Needs no `start`. The file is complete after `step` or when the process ends. In compiled
         code nothing is saved; PyTorch runs such code eagerly between `start` and `stop`, and there
@@ -193,6 +194,15 @@ class DebuggerFront:
             return
         with lock:
             cls._place.save(cls._running().session, variable, name, save_backward)
+
+    @classmethod
+    def monitor(cls, watched: Any) -> None:
+        """Refuse what belongs to task ``grad_probe`` of mindstudio-probe, which msprobe lacks.
+
+        Raises:
+            UnsupportedError: always; the message says how to record gradients.
+        """
+        raise UnsupportedError(f"monitor() belongs to task grad_probe: {OTHER_TASKS['grad_probe']}")
 
     @classmethod
     def stop(cls) -> None:

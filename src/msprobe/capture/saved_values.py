@@ -25,6 +25,7 @@ from msprobe.capture.recorder import Recorder
 from msprobe.capture.values import Describer, key_texts
 from msprobe.config import Config, Level, Task
 from msprobe.dump.records import JsonTree
+from msprobe.log import warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -233,9 +234,13 @@ class SavedValues:
 
 
 def is_wanted(config: Config, name: object, save_backward: object) -> bool:
-    """Return whether a call of `save` records anything; arguments of a wrong type are warned of."""
+    """Return whether a call of `save` records anything; a warning says why it does not."""
     if config.level is not Level.DEBUG or config.task not in (Task.STATISTICS, Task.TENSOR):
-        logger.debug("save() does nothing at level %s, task %s", config.level, config.task)
+        text = (
+            "save() records nothing at level %s with task %s; "
+            "it needs level debug, and task statistics or tensor"
+        )
+        warn_once(logger, (config.level, config.task), text, config.level, config.task)
         return False
     for key, found, kind in (("name", name, str), ("save_backward", save_backward, bool)):
         if not isinstance(found, kind):

@@ -33,7 +33,10 @@ UNSUPPORTED_IN_SECTION: Final[dict[str, str]] = {
     "request_id": "calls cannot be selected by request",
     "bench_path": "a capture is compared with another one afterwards",
     "diff_nums": "a capture is compared with another one afterwards",
-    "online_run_ut": "calls are not sent to another machine while they run",
+    **dict.fromkeys(
+        ("online_run_ut", "nfs_path", "host", "port", "tls_path"),
+        "calls are not sent to another machine while they run",
+    ),
 }
 
 
