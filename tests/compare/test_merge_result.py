@@ -66,7 +66,7 @@ def merged(folder, tmp_path, text=None):
 def test_each_metric_has_a_sheet(generation, kind, tmp_path):
     put_theirs(tmp_path / "in", generation, "statistics", kind)
     sheets = merged(tmp_path / "in", tmp_path)
-    assert list(sheets) == [*STATISTICS, "Requires_grad Consistent"]
+    assert list(sheets) == STATISTICS
     sheet = sheets["Max diff"]
     assert sheet[0] == ["NPU Name", "rank0", "rank1"]
     values = {row[0]: row[1:] for row in sheet[1:]}
@@ -98,9 +98,19 @@ def test_our_own_tables_merge(generation, kind, task, tmp_path):
             "Five Thousandths Err Ratio",
         ],
     }[task]
-    assert list(sheets) == [*expected, "Requires_grad Consistent"]
+    assert list(sheets) == expected
     names = {row[0] for row in sheets[expected[0]][1:]}
     assert {name.split(".")[1] for name in names} == {"linear", "sum"}
+
+
+def test_columns_are_chosen_by_their_titles_or_the_documented_ones(tmp_path):
+    put_theirs(tmp_path / "in", "8.3.3", "statistics", "xlsx")
+    titles = "Norm diff, L2norm diff, Requires_grad Consistent"
+    chosen = f"api: [Functional]\ncompare_index: [{titles}]\n"
+    sheets = merged(tmp_path / "in", tmp_path, chosen)
+    assert list(sheets) == ["Norm diff", "L2norm diff", "Requires_grad Consistent"]
+    assert sheets["Norm diff"] == sheets["L2norm diff"]
+    assert len(sheets["Norm diff"]) > 1
 
 
 def test_ranks_stand_in_the_order_of_their_numbers(tmp_path):

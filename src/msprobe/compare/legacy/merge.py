@@ -46,6 +46,8 @@ _LONGEST_CELL: Final = 1 << 30
 _SAYS_NOTHING: Final = (NOTHING, UNSUPPORTED, NAN)
 _NPU_MAX, _BENCH_MAX = STATISTICS[0], STATISTICS[4]
 _VERDICTS: Final = (RESULT, REACHED, *OWN)
+# Titles that the documents give columns, where tables have another one.
+_FORMER_TITLES: Final = {"Norm diff": "L2norm diff"}
 _NUMBER: Final = re.compile(r" ?-?(?:\d+\.?\d*(?:[eE][-+]?\d+)?)")
 
 
@@ -55,7 +57,7 @@ class MergeChoices:
 
     Attributes:
         apis: beginnings of row names, whole parts: ``Functional``, ``Torch.add.0``.
-        metrics: columns; empty for all metrics.
+        metrics: columns, by their titles or those that the documents use; empty for all metrics.
     """
 
     apis: tuple[str, ...]
@@ -99,7 +101,7 @@ def merge_results(
         input_dir: the folder of the tables; other files in it are left alone.
         output_dir: where to; made if missing.
         config_path: YAML file with ``api``, a list of beginnings of names, and optionally
-            ``compare_index``, a list of metrics.
+            ``compare_index``, a list of columns; without it every metric has a sheet.
 
     Raises:
         ConfigError: the YAML file cannot be used.
@@ -279,12 +281,12 @@ def _metrics(ranks: list[_RankTable], choices: MergeChoices, config: Path) -> tu
     common = [name for name in ranks[0].columns if all(name in table.columns for table in ranks)]
     allowed = [name for name in common if name in (*usual, CONSISTENT, *_VERDICTS)]
     for metric in choices.metrics:
-        if metric not in allowed:
+        if _FORMER_TITLES.get(metric, metric) not in allowed:
             raise UsageError(
                 f'{config}: "compare_index" names {metric!r}; these tables have '
                 f"{', '.join(allowed)}"
             )
-    return choices.metrics or (*usual, CONSISTENT)
+    return choices.metrics or usual
 
 
 def _sheets(ranks: list[_RankTable], metrics: Sequence[str]) -> dict[str, Table]:
@@ -305,7 +307,7 @@ def _cell(table: _RankTable, name: str, metric: str) -> Cell:
     row = table.rows.get(name)
     if row is None:
         return None
-    cell = row.get(metric)
+    cell = row.get(_FORMER_TITLES.get(metric, metric))
     if cell in _SAYS_NOTHING and _NPU_MAX in row:
         return f"NPU:{row[_NPU_MAX]}  Bench:{row[_BENCH_MAX]}"
     return cell
