@@ -155,26 +155,53 @@ ROWS = ["input.0", "input.1", "input.bias", "output.0"]
 
 
 @pytest.mark.parametrize("form", ["file", "dict"])
-def test_data_mapping_of_whole_operations(tmp_path: Path, form: str) -> None:
+def test_each_line_of_a_data_mapping_maps_one_row(tmp_path: Path, form: str) -> None:
     target, reference = linears(tmp_path)
-    rows = {
+    crossed = {
         f"Functional.linear.{a}.forward.input.0": f"Functional.linear.{b}.forward.input.0"
         for a, b in ((0, 1), (1, 0))
     }
-    source: Any = rows
+    source: Any = crossed
     if form == "file":
-        source = write(tmp_path, "".join(f"{a}: {b}\n" for a, b in rows.items()))
-    options = CompareOptions(data_mapping=source)
-    pairs = pair_operations(target, reference, options)
-    assert [(p.target, p.reference, p.match, p.confidence) for p in pairs] == [
-        ("Functional.linear.0.forward", "Functional.linear.1.forward", Match.MAPPED, 1.0),
-        ("Functional.linear.1.forward", "Functional.linear.0.forward", Match.MAPPED, 1.0),
-    ]
-    # Rows that are not listed follow.
-    assert row_names(rows_of(target, reference, options)) == [
-        (f"Functional.linear.{a}.forward.{slot}", f"Functional.linear.{b}.forward.{slot}")
-        for a, b in ((0, 1), (1, 0))
-        for slot in ROWS
+        source = write(tmp_path, "".join(f"{a}: {b}\n" for a, b in crossed.items()))
+    rows = rows_of(target, reference, CompareOptions(data_mapping=source))
+    names = [f"Functional.linear.{n}.forward.{slot}" for n in (0, 1) for slot in ROWS]
+    assert sorted(row_names(rows)) == sorted((name, crossed.get(name, name)) for name in names)
+    matches = {row.name: (row.pair.match, row.pair.confidence) for row in rows}
+    assert {matches[name] for name in crossed} == {(Match.MAPPED, 1.0)}
+    assert {matches[name] for name in names if name not in crossed} == {(Match.EXACT, 1.0)}
+
+
+def test_a_data_mapping_that_lists_all_rows_leads_the_operation(tmp_path: Path) -> None:
+    """Then gradients follow their forward calls."""
+    zero, one = "Functional.linear.0", "Functional.linear.1"
+    made = {f"{name}.forward": forward([tensor()], [tensor()]) for name in (zero, one)}
+    made |= {f"{name}.backward": backward([tensor()], [tensor()]) for name in (one, zero)}
+    target, reference = both(tmp_path, made, made)
+    mapping = {
+        f"{a}.forward.{slot}": f"{b}.forward.{slot}"
+        for a, b in ((zero, one), (one, zero))
+        for slot in ("input.0", "output.0")
+    }
+    pairs = pair_operations(target, reference, CompareOptions(data_mapping=mapping))
+    assert set(names_of(pairs)) == {
+        (f"{a}.{direction}", f"{b}.{direction}")
+        for a, b in ((zero, one), (one, zero))
+        for direction in ("forward", "backward")
+    }
+    assert {(pair.match, pair.confidence) for pair in pairs} == {(Match.MAPPED, 1.0)}
+
+
+def test_rows_that_are_not_listed_follow_where_neither_operation_has_another_partner(
+    tmp_path: Path,
+) -> None:
+    made = forward([tensor(), tensor((3, 3))], [tensor()])
+    target = write_side(tmp_path, {"NPU.npu_gelu.0.forward": made})
+    reference = write_side(tmp_path, {"Functional.gelu.0.forward": made}, source="reference")
+    mapping = {"NPU.npu_gelu.0.forward.input.0": "Functional.gelu.0.forward.input.0"}
+    assert row_names(rows_of(target, reference, CompareOptions(data_mapping=mapping))) == [
+        (f"NPU.npu_gelu.0.forward.{slot}", f"Functional.gelu.0.forward.{slot}")
+        for slot in ("input.0", "input.1", "output.0")
     ]
 
 

@@ -140,6 +140,15 @@ class Matcher:
         self.grounds[target] = ground
         self._is_taken[reference] = 1
 
+    def pair_mapped(self, target: int, reference: int) -> bool:
+        """Make two records partners because a file says so, unless they have others; say if so."""
+        self.pair(target, reference, MAPPED)
+        if self.partners[target] != reference:
+            return False
+        if self.grounds[target] != _EXACT:
+            self.grounds[target] = MAPPED
+        return True
+
     def _is_mapped(self, target: int, reference: int) -> bool:
         return (
             self.target.identity(target).is_mapped or self.reference.identity(reference).is_mapped

@@ -6,7 +6,7 @@ from __future__ import annotations
 from msprobe.compare.matching.data_mapping import mapped_operations, read_data_mapping
 from msprobe.compare.matching.identities import SharedNames, shared_names
 from msprobe.compare.matching.mapped_rows import MappedRows
-from msprobe.compare.matching.matcher import MAPPED, Matcher
+from msprobe.compare.matching.matcher import Matcher
 from msprobe.compare.matching.merge_order import merged_order
 from msprobe.compare.model import Match, OperationPair
 from msprobe.compare.options import CompareOptions
@@ -32,9 +32,9 @@ def pair_operations(target: Side, reference: Side, options: CompareOptions) -> l
     names = shared_names(target, reference, options)
     matcher = Matcher(target, reference, names=names, align=options.align)
     rows = _mapped_rows(matcher, target, reference, options)
-    for place, partner in rows.partners.items():
-        matcher.pair(place, partner, MAPPED)
+    rows.lead(matcher, target)
     matcher.match()
+    rows.follow(matcher)
     return _as_pairs(matcher, names, rows, target, reference)
 
 
