@@ -7,5 +7,7 @@ import sys
 
 from msprobe.cli import main
 
+__all__ = ["main"]
+
 if __name__ == "__main__":
     sys.exit(main())

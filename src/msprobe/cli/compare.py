@@ -24,6 +24,7 @@ examples:
   msprobe compare dump_new/step3 dump_old/step3 --html  with a report to click through
   msprobe compare dump_new dump_old --exit-code --quiet for scripts: 1 when they differ
   msprobe compare dump --replicas                       do the ranks of one run agree
+  msprobe compare new.npy old.npy                       two arrays, element by element
   msprobe compare -i compare.json -o out                as mindstudio-probe has it
 
 exit codes: 0 done, 1 the dumps differ (only with --exit-code), 2 an error, or (with
@@ -63,10 +64,13 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare two dumps, or the ranks of one; write files and say what was found."""
+    from msprobe.cli.array_files import is_array_file
     from msprobe.cli.terminal import reader_may_leave
 
     _refuse_other_modes(options)
     given = _input(options)
+    if is_array_file(given.target) and is_array_file(given.reference):
+        return _compare_arrays(given, options)
     result = _compare(given, options)
     files = result.write(
         options.output_path, table=options.format, html=options.html, legacy=_legacy(options)
@@ -80,6 +84,14 @@ def _exit_code(result: CompareResult) -> int:
     if result.is_equal:
         return 0
     return EXIT_DIFFERENT if result.differs else EXIT_UNREAD
+
+
+def _compare_arrays(given: CompareInput, options: argparse.Namespace) -> int:
+    from msprobe.cli.array_files import compare_array_files, show_compared
+
+    row = compare_array_files(given.target, given.reference, _path(options.tolerances))
+    show_compared(row, as_json=options.json, quiet=options.quiet)
+    return EXIT_DIFFERENT if options.exit_code and row.status.is_difference else 0
 
 
 def _show(result: CompareResult, files: Sequence[Path], options: argparse.Namespace) -> None:

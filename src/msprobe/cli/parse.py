@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe parse`: binary kernel dumps as .npy or .pt files."""
+"""`msprobe parse`: binary kernel dumps as .npy or .pt files; without a path a prompt for more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 _EXIT_PROBLEMS: Final = 2
 # What layouts.PLAIN and STORED say; that module needs NumPy, which a --help does not.
-_FORMATS: Final = (
+FORMATS: Final = (
     "NCHW", "NHWC", "CHWN", "HWCN", "NCDHW", "NDHWC", "DHWCN", "NC", "CN", "NCL", "ND", "STORED",
 )  # fmt: skip
 
@@ -22,12 +22,11 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
         help="convert binary kernel dumps to .npy or .pt files",
         description="Convert the binary files of kernel dumps (asynchronous Dump of MindSpore) to "
         "files of NumPy or PyTorch. Orders of elements that only the device has are changed into "
-        "that of the program: NCHW, NCDHW, or plain dimensions. Notes on overflows become JSON.",
+        "that of the program: NCHW, NCDHW, or plain dimensions. Notes on overflows become JSON. "
+        "Without -d a prompt takes the commands cad, vc, dc, pt, pk, cn and run.",
         formatter_class=formatter,
     )
-    parser.add_argument(
-        "-d", "--dump_path", metavar="PATH", type=Path, required=True, help="a file or a folder"
-    )
+    parser.add_argument("-d", "--dump_path", metavar="PATH", type=Path, help="a file or a folder")
     parser.add_argument(
         "-out", "-o", "--output", metavar="DIR", type=Path, default=Path(), help="a folder (./)"
     )
@@ -37,10 +36,10 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
         metavar="FORMAT",
         dest="layout",
         type=str.upper,
-        choices=_FORMATS,
+        choices=FORMATS,
         default="",
         help="order of elements where a tensor has these dimensions: "
-        + ", ".join(_FORMATS[:-1])
+        + ", ".join(FORMATS[:-1])
         + "; STORED leaves every tensor as the device has it",
     )
     parser.add_argument(
@@ -51,6 +50,10 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Convert and say what was done; 2 if something could not be converted."""
+    if options.dump_path is None:
+        from msprobe.cli.parse_prompt import run_prompt
+
+        return run_prompt()
     from msprobe.kernels.convert_binary import FileType, convert_binary
     from msprobe.report.value_text import count_text, plain
 

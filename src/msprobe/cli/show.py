@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ examples:
   msprobe show dump --nonfinite                calls with NaN or Inf; !! where they begin
   msprobe show dump layers.0.fc                a module's records in detail
   msprobe show dump Tensor.add.0.forward       one record in detail
+  msprobe show weights.npy                     an array: type, shape, statistics
 """
 
 
@@ -40,7 +42,9 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
         epilog=_EXAMPLES,
         formatter_class=RawDescriptionRichHelpFormatter,
     )
-    parser.add_argument("dump", metavar="DUMP", help="a dump path, a step or rank folder, a file")
+    parser.add_argument(
+        "dump", metavar="DUMP", help="a dump path, a step or rank folder, a file; or an array file"
+    )
     parser.add_argument(
         "name",
         metavar="NAME",
@@ -66,10 +70,14 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show a dump, a part of it, or one record."""
+    """Show a dump, a part of it, or one record; or an array."""
+    from msprobe.cli.array_files import is_array_file, show_array
     from msprobe.cli.terminal import make_console
     from msprobe.dump.reader import open_dump
 
+    if is_array_file(options.dump):
+        show_array(Path(options.dump), as_json=options.json)
+        return 0
     dump = open_dump(options.dump)
     view = _choose_rank(dump, options.step, options.rank)
     selected = _select(view, options.name, options.filter)

@@ -52,15 +52,21 @@ class Conversion:
 
 
 def convert_binary(
-    data: Path, output: Path, *, wanted: str = "", file_type: FileType = FileType.NPY
+    data: Path,
+    output: Path,
+    *,
+    wanted: str = "",
+    file_type: FileType = FileType.NPY,
+    by_operation: bool = False,
 ) -> Conversion:
-    """Convert a binary file, or all below a folder; subfolders are kept.
+    """Convert a binary file, or all below a folder.
 
     Args:
         data: a file or folder.
         output: where the new files go; made when needed.
         wanted: name of the order that tensors get, see `restore_layout`; ``STORED`` leaves them.
         file_type: type of the new files.
+        by_operation: whether the new files go to ``{operation}/{time}/``; else subfolders are kept.
 
     Raises:
         DumpFormatError: there are no binary files.
@@ -71,6 +77,9 @@ def convert_binary(
     for path, name in _binary_files(data):
         found = True
         folder = output / path.parent.relative_to(data) if data.is_dir() else output
+        kernel = parse_kernel_file_name(name) if by_operation else None
+        if kernel is not None:
+            folder = output / kernel.op_name / str(kernel.time)
         _convert_file(path, name, _Target(folder, file_type), wanted, done)
     if not found:
         raise DumpFormatError(data, "holds no binary files of a kernel dump")

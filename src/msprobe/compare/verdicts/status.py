@@ -40,15 +40,7 @@ def judge_rows(comparison: RankComparison, tolerances: Tolerances) -> None:
     """
     is_md5 = comparison.mode is Mode.MD5
     for row in comparison.rows:
-        target, reference = row.target, row.reference
-        if target is None or reference is None:
-            _judge_alone(row)
-        elif target.is_tensor and reference.is_tensor:
-            _judge_tensors(row, target, reference, tolerances, is_md5)
-        else:
-            judge_arguments(row, target, reference)
-        if row.problem:
-            _add_reason(row, row.problem)
+        judge_row(row, tolerances, is_md5=is_md5)
     judge_lone_precision(comparison, tolerances)
 
 
@@ -67,6 +59,19 @@ def _has_equal_checksums(row: Row) -> bool:
     if target is None or reference is None or target.md5 is None:
         return False
     return target.md5 == reference.md5 and target.dtype == reference.dtype
+
+
+def judge_row(row: Row, tolerances: Tolerances, *, is_md5: bool = False) -> None:
+    """Fill in status, error and reason of one row by itself."""
+    target, reference = row.target, row.reference
+    if target is None or reference is None:
+        _judge_alone(row)
+    elif target.is_tensor and reference.is_tensor:
+        _judge_tensors(row, target, reference, tolerances, is_md5)
+    else:
+        judge_arguments(row, target, reference)
+    if row.problem:
+        _add_reason(row, row.problem)
 
 
 def _judge_alone(row: Row) -> None:
