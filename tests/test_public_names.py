@@ -91,7 +91,9 @@ def test_comparisons_keep_the_signatures_that_scripts_use() -> None:
         "stack_mode": False,
         "auto_analyze": True,
         "fuzzy_match": False,
-        "highlight": False,
+        "highlight": True,
+        "data_mapping": None,
+        "is_print_compare_log": True,
     }
     distributed = inspect.signature(adapter.compare_distributed).parameters
     assert list(distributed) == ["npu_dump_dir", "bench_dump_dir", "output_path", "kwargs"]

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,34 @@ def test_compare_json_of_the_documented_generation(capsys, new, old, place):
     assert "NPU_Stack_Info" in header
     assert len(list(Path("out").glob("advisor_*.txt"))) == 1
     assert len(list(Path("out").glob("diff_analyze_*.json"))) == 1
+
+
+def test_compare_json_colours_rows_and_gives_reasons_by_itself(capsys, tmp_path, old):
+    far = write_dump(tmp_path / "far", scale=9.0)
+    paths = {
+        "npu_path": f"{far}/step0/rank0/dump.json",
+        "bench_path": f"{old}/step0/rank0/dump.json",
+    }
+    Path("compare.json").write_text(json.dumps(paths))
+    run(capsys, "compare", "-i", "compare.json", "-o", "plain")
+    run(capsys, "compare", "-i", "compare.json", "-o", "asked", "-hl")
+    assert sheet("plain") == sheet("asked")
+    for folder in ("plain", "asked"):
+        (path,) = Path(folder).glob("*.xlsx")
+        with zipfile.ZipFile(path) as book:
+            assert "FFFF0000" in book.read("xl/styles.xml").decode()
+
+
+@pytest.mark.parametrize("flag", [[], ["-s"]])
+def test_a_stack_path_lets_the_flag_decide_about_the_column(capsys, new, old, flag):
+    rank = f"{new}/step0/rank0"
+    tree = {"npu_path": f"{rank}/dump.json", "bench_path": f"{old}/step0/rank0/dump.json"}
+    Path("compare.json").write_text(json.dumps({**tree, "stack_path": f"{rank}/stack.json"}))
+    run(capsys, "compare", "-i", "compare.json", *flag)
+    assert ("NPU_Stack_Info" in sheet("output")[0]) is bool(flag)
+    assert not summary()["notes"]
+    Path("compare.json").write_text(json.dumps({**tree, "stack_path": "gone/stack.json"}))
+    assert "stack_path" in refused(capsys, "compare", "-i", "compare.json", *flag)
 
 
 def test_compare_only_leaves_the_advice_out(capsys, new, old):

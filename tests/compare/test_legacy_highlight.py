@@ -128,14 +128,16 @@ def test_requires_grad_and_shape_are_yellow(tmp_path):
     assert [colour for colour, _ in found] == [Colour.YELLOW, Colour.YELLOW]
 
 
-def test_without_highlighting_there_are_neither_colours_nor_their_reasons(tmp_path):
+def test_without_highlighting_there_are_no_colours_and_the_reasons_stay(tmp_path):
     target = dump(tmp_path / "target", SAME, [tensor(30.0)])
     comparison = judged(target, dump(tmp_path / "reference", SAME, SAME))
     for generation in Generation:
-        rows = list(legacy_table(comparison, generation, highlight=False).rows())
-        assert {colour for _, colour in rows} == {None}
-        coloured = list(legacy_table(comparison, generation, highlight=True).rows())
-        assert [colour for _, colour in coloured] == [None, Colour.RED]
+        plain, coloured = (
+            legacy_table(comparison, generation, highlight=highlight) for highlight in (False, True)
+        )
+        assert {colour for _, colour in plain.rows()} == {None}
+        assert [colour for _, colour in coloured.rows()] == [None, Colour.RED]
+        assert [cells for cells, _ in plain.rows()] == [cells for cells, _ in coloured.rows()]
 
 
 def advice(verdicts, column=RESULT):

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from judging import judged
-from legacy_dumps import write_tensors
+from legacy_dumps import plain_tensor, write_tensors
 
 from msprobe.compare.legacy.columns import Generation
 from msprobe.compare.legacy.tables import legacy_table
-from msprobe.compare.model import Status
+from msprobe.compare.model import Match, Status
 from msprobe.numerics.element_metrics import ElementMetrics
 
 
@@ -29,6 +31,17 @@ def pair(tmp_path, mine, theirs):
 
 
 ONES = np.ones(4, "float32")
+
+
+def write_statistics(folder, largest):
+    """Write one call whose arguments have these largest values."""
+    folder = folder / "step0" / "rank0"
+    folder.mkdir(parents=True)
+    args = [plain_tensor(number) for number in largest]
+    data = {"Torch.cat.0.forward": {"input_args": args, "input_kwargs": {}, "output": []}}
+    head = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
+    (folder / "dump.json").write_text(json.dumps({**head, "data": data}))
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -61,7 +74,9 @@ def test_cosine_and_largest_error_decide(tmp_path, cosine, error, expected):
     assert verdicts(comparison)[0][0] == expected
     # What our own status calls different is never called reached.
     row.status, row.reason = Status.DIFFERS, "because"
-    assert verdicts(comparison)[0] == ("No", "because")
+    verdict, message = verdicts(comparison)[0]
+    assert verdict == "No"
+    assert message.startswith("because")
 
 
 def test_shapes_are_unmatched(tmp_path):
@@ -88,3 +103,57 @@ def test_a_file_that_is_gone_is_said(tmp_path):
     ((verdict, message),) = verdicts(comparison)
     assert verdict == "None"
     assert "no such tensor file" in message
+
+
+EMPTY = np.zeros((0, 3), "float32")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        (EMPTY, EMPTY, "The tensor is empty"),
+        (ONES, np.ones(5, "float32"), "The shapes of NPU and Bench differ"),
+        (np.float32([np.nan, 1, 1, 1]), ONES, "NaN or infinite values"),
+        (np.float32(1.5), np.float32(1.5), "A tensor without dimensions"),
+        (ONES, np.ones(4, "float16"), "The dtypes of NPU and Bench differ"),
+    ],
+)
+def test_messages_say_why_elements_were_not_compared(tmp_path, mine, theirs, said):
+    ((_, message),) = verdicts(pair(tmp_path, mine, theirs))
+    assert said in message
+
+
+def test_rows_of_one_shape_type_and_value_have_no_message(tmp_path):
+    assert verdicts(pair(tmp_path, ONES, ONES)) == [("Yes", "")]
+
+
+@pytest.mark.parametrize("side", ["NPU", "Bench"])
+def test_a_side_without_a_file_or_a_partner_is_named(tmp_path, side):
+    comparison = pair(tmp_path, ONES, ONES)
+    row = comparison.rows[0]
+    value = row.target if side == "NPU" else row.reference
+    value.data_name, row.metrics = None, None
+    assert verdicts(comparison)[0][1] == f"{side} has no file of the values."
+    two, one = (
+        write_tensors(tmp_path / "two", [ONES, ONES]),
+        write_tensors(tmp_path / "one", [ONES]),
+    )
+    alone = judged(*((one, two) if side == "NPU" else (two, one)))
+    assert verdicts(alone)[-1][1].startswith(f"No counterpart in {side}.")
+
+
+def test_values_that_are_paired_by_likeness_say_so(tmp_path):
+    comparison = pair(tmp_path, ONES, ONES)
+    comparison.rows[0].pair.match = Match.ALIGNED
+    assert "by order and likeness" in verdicts(comparison)[0][1]
+
+
+def test_a_statistic_that_is_half_off_asks_for_a_look(tmp_path):
+    target, reference = (
+        write_statistics(tmp_path / name, [2.0, largest])
+        for name, largest in (("target", 1.0), ("reference", 2.1))
+    )
+    (first, first_message), (verdict, message) = verdicts(judged(target, reference))
+    assert (first, first_message) == ("", "")
+    assert verdict == "Warning"
+    assert message.startswith("Check this value: a statistic is off by more than half.")

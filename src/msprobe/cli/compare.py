@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         return _compare_arrays(given, options)
     result = _compare(given, options)
     files = result.write(
-        options.output_path, table=options.format, html=options.html, legacy=_legacy(options)
+        options.output_path, table=options.format, html=options.html, legacy=_legacy(given, options)
     )
     with reader_may_leave():
         _show(result, files, options)
@@ -150,6 +150,7 @@ def _input(options: argparse.Namespace) -> CompareInput:
             reference=found.reference,
             ranks=found.ranks if ranks is None else ranks,
             steps=found.steps if steps is None else steps,
+            names_stacks=found.names_stacks,
             notes=found.notes,
         )
     paths = options.dumps or [path for path in golden[::-1] if path is not None]
@@ -192,7 +193,7 @@ def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:
         scheduler=options.scheduler,
         show_progress=not options.quiet and sys.stderr.isatty(),
     )
-    notes = [*given.notes, *_notes(options)]
+    notes = [*given.notes, *_notes(given, options)]
     if options.replicas:
         from msprobe.compare.replicas import compare_replicas
 
@@ -215,17 +216,17 @@ def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-def _notes(options: argparse.Namespace) -> list[str]:
+def _notes(given: CompareInput, options: argparse.Namespace) -> list[str]:
     """Return what in the command has no effect any more."""
     notes = []
     if options.is_print_compare_log:
         notes.append("--is_print_compare_log has no effect: the table has every row")
-    if options.stack_mode:
+    if options.stack_mode and not given.names_stacks:
         notes.append("--stack_mode has no effect: call stacks are shown where the dump has them")
     return notes
 
 
-def _legacy(options: argparse.Namespace) -> LegacyChoices:
+def _legacy(given: CompareInput, options: argparse.Namespace) -> LegacyChoices:
     """Return which of mindstudio-probe's files are wanted: who uses its old flags gets those."""
     from msprobe.compare.result import LegacyChoices
 
@@ -237,7 +238,8 @@ def _legacy(options: argparse.Namespace) -> LegacyChoices:
     )
     return LegacyChoices(
         generation="8.3.3" if is_old else "26.2.0",
-        highlight=options.highlight or not is_old,
+        stack=options.stack_mode or not given.names_stacks,
+        rank_pairs=is_old and given.target.is_dir(),
         advisor=is_old and not options.compare_only,
         first_difference=options.diff_analyze,
     )

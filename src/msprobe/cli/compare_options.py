@@ -74,13 +74,19 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="also write the files of mindstudio-probe's first-difference search",
     )
     group.add_argument(
-        "-s", "--stack_mode", action="store_true", help="a column with call stacks (automatic)"
+        "-s",
+        "--stack_mode",
+        action="store_true",
+        help="a column with call stacks; automatic, unless the compare.json has stack_path",
     )
     group.add_argument(
         "-c", "--compare_only", action="store_true", help="no advisor file of mindstudio-probe"
     )
     group.add_argument(
-        "-hl", "--highlight", action="store_true", help="colour rows of the xlsx table"
+        "-hl",
+        "--highlight",
+        action="store_true",
+        help="colour rows of the xlsx table (always done)",
     )
 
 

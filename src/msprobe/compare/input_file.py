@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from msprobe.dump.layout import STACK_JSON
 from msprobe.errors import ConfigError, ConfigFileError, UnsupportedError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 
@@ -38,6 +39,8 @@ class CompareInput:
         reference: path of the trusted one.
         ranks: only these; None for all.
         steps: only these; None for all.
+        names_stacks: whether the file names the target's ``stack.json``; the user then says if
+            tables have a column with call stacks.
         notes: what in the file has no effect, in words.
     """
 
@@ -45,6 +48,7 @@ class CompareInput:
     reference: Path
     ranks: tuple[int, ...] | None = None
     steps: tuple[int, ...] | None = None
+    names_stacks: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -86,18 +90,25 @@ def parse_compare_input(tree: Mapping[str, Any], *, source: str) -> CompareInput
             f'{source}: "common" and "map_dict" compare single points of a static graph, which '
             "msprobe does not do; compare whole kernel dumps instead"
         )
-    notes = [
-        f'{source}: "{key}" has no effect: call stacks are read from beside the dumps'
-        for key in _STACK_KEYS
-        if tree.get(key)
-    ]
+    target = _one_path(tree, _TARGET_KEYS, source)
+    stacks = next((key for key in _STACK_KEYS if tree.get(key)), None)
     return CompareInput(
-        target=_one_path(tree, _TARGET_KEYS, source),
+        target=target,
         reference=_one_path(tree, _REFERENCE_KEYS, source),
         ranks=_numbers(tree, "rank_id", source),
         steps=_numbers(tree, "step_id", source),
-        notes=tuple(notes),
+        names_stacks=stacks is not None,
+        notes=() if stacks is None else tuple(_stack_notes(tree, stacks, target, source)),
     )
+
+
+def _stack_notes(tree: Mapping[str, Any], key: str, target: Path, source: str) -> Iterator[str]:
+    """Check the path of a ``stack.json``; yield what is to be said of it."""
+    path = tree[key]
+    if not isinstance(path, (str, Path)) or not Path(path).is_file():
+        raise ConfigError(key, path, "the path of the target's stack.json", source=source)
+    if target.is_file() and Path(path).resolve() != target.resolve().with_name(STACK_JSON):
+        yield f'{source}: "{key}" is not beside the target; call stacks are read from there'
 
 
 def _one_path(tree: Mapping[str, Any], keys: tuple[str, ...], source: str) -> Path:

@@ -27,12 +27,17 @@ class LegacyChoices:
     Attributes:
         generation: whose columns and verdicts the tables have: ``8.3.3`` or ``26.2.0``.
         highlight: whether rows of spreadsheets are coloured.
+        stack: whether tables have a column with call stacks, where the target has any.
+        rank_pairs: whether tables of ranks are named after the ranks of both sides,
+            ``compare_result_rank0-rank0_…``, as 8.3.3 has it for folders.
         advisor: whether the advice of 8.3.3 is written.
         first_difference: whether the files of the first-difference search are written.
     """
 
     generation: Literal["8.3.3", "26.2.0"] = "26.2.0"
     highlight: bool = True
+    stack: bool = True
+    rank_pairs: bool = False
     advisor: bool = False
     first_difference: bool = False
 
@@ -139,9 +144,11 @@ class CompareResult:
         from msprobe.report.table_files import write_table
 
         files: list[Path] = []
-        names = table_names(self._comparisons, stamp)
+        names = table_names(self._comparisons, stamp, rank_pairs=legacy.rank_pairs)
         for comparison, name in zip(self._comparisons, names, strict=True):
-            made = legacy_table(comparison, legacy.generation, highlight=legacy.highlight)
+            made = legacy_table(
+                comparison, legacy.generation, highlight=legacy.highlight, stack=legacy.stack
+            )
             if table == "parquet":
                 # Typed columns are what that format is for; the legacy ones mix words and numbers.
                 files += write_table(make_table([comparison]), folder / name, table)

@@ -3,6 +3,7 @@
 
 compare_result_{time}.xlsx                     one rank
 compare_result_rank0_{time}.xlsx               several ranks; in step{n}/ if several steps
+compare_result_rank0-rank0_{time}.xlsx         the same, for a compare.json with folders
 debug_compare_result[_rank0]_{time}.xlsx       level debug
 compare_result_{rank}_{step}_{time}.xlsx       kernel dumps
 {graph|pynative}/step{n}/compare_result_…      MindSpore dumps of two halves
@@ -67,32 +68,41 @@ def own_stamp(folder: Path) -> Iterator[str]:
         moment += 1
 
 
-def table_names(comparisons: Sequence[RankComparison], stamp: str) -> list[str]:
+def table_names(
+    comparisons: Sequence[RankComparison], stamp: str, *, rank_pairs: bool = False
+) -> list[str]:
     """Return the path of each comparison's table inside the output folder, without suffix.
 
     Args:
         comparisons: all that one call compared.
         stamp: time of the call, as it stands in names.
+        rank_pairs: whether a rank is named with the rank that it was compared with, also where
+            there is but one.
     """
     steps = {comparison.step for comparison in comparisons}
     is_alone = len(comparisons) == 1
     return [
-        _table_name(comparison, stamp, is_alone=is_alone, has_steps=len(steps) > 1)
+        _table_name(
+            comparison, stamp, is_alone=is_alone, has_steps=len(steps) > 1, rank_pairs=rank_pairs
+        )
         for comparison in comparisons
     ]
 
 
-def _table_name(comparison: RankComparison, stamp: str, *, is_alone: bool, has_steps: bool) -> str:
+def _table_name(
+    comparison: RankComparison, stamp: str, *, is_alone: bool, has_steps: bool, rank_pairs: bool
+) -> str:
     view = comparison.target.view
+    name = f"{view.name}-{comparison.reference.view.name}" if rank_pairs else view.name
     if isinstance(view, KernelView):
         return f"compare_result_{view.rank}_{comparison.step}_{stamp}"
     prefix = "debug_compare_result" if view.head.level == "debug" else "compare_result"
     if view.mode is not None:
-        return f"{view.mode}/step{comparison.step}/{prefix}_{view.name}_{stamp}"
-    if is_alone:
+        return f"{view.mode}/step{comparison.step}/{prefix}_{name}_{stamp}"
+    if is_alone and not (rank_pairs and isinstance(comparison.rank, int)):
         return f"{prefix}_{stamp}"
     folder = f"step{comparison.step}/" if has_steps else ""
-    return f"{folder}{prefix}_{view.name}_{stamp}"
+    return f"{folder}{prefix}_{name}_{stamp}"
 
 
 def advice_name(table_name: str) -> str:

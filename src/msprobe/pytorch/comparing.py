@@ -22,7 +22,10 @@ def compare(
     stack_mode: bool = False,
     auto_analyze: bool = True,
     fuzzy_match: bool = False,
-    highlight: bool = False,
+    highlight: bool = True,
+    *,
+    data_mapping: Mapping[str, str] | PathLike | None = None,
+    is_print_compare_log: bool = True,
 ) -> CompareResult:
     """Compare the dumps of two ranks and write the tables of mindstudio-probe.
 
@@ -30,12 +33,16 @@ def compare(
 
     Args:
         input_param: ``{"npu_json_path": target, "bench_json_path": reference}``, or the path of a
-            ``compare.json``. ``stack_json_path`` and ``is_print_compare_log`` have no effect.
+            ``compare.json``. With ``stack_json_path`` the tables have call stacks if `stack_mode`
+            is true; ``is_print_compare_log`` has no effect.
         output_path: folder of the files; made if missing.
-        stack_mode: no effect: the table has call stacks where the dump has them.
+        stack_mode: see `input_param`; without ``stack_json_path`` the tables have call stacks where
+            the dump has them.
         auto_analyze: whether to write the advice of mindstudio-probe.
         fuzzy_match: whether calls are aligned by order and similarity even where names agree.
         highlight: whether suspicious rows of the table are coloured.
+        data_mapping: names of target rows → names of reference rows, or a YAML file of these.
+        is_print_compare_log: no effect: the table has every row.
 
     Returns:
         The result.
@@ -59,8 +66,15 @@ def compare(
         ranks=given.ranks,
         steps=given.steps,
         align="always" if fuzzy_match else "auto",
+        data_mapping=data_mapping,
     )
-    legacy = LegacyChoices(generation="8.3.3", highlight=highlight, advisor=auto_analyze)
+    legacy = LegacyChoices(
+        generation="8.3.3",
+        highlight=highlight,
+        stack=stack_mode or not given.names_stacks,
+        rank_pairs=given.target.is_dir(),
+        advisor=auto_analyze,
+    )
     result.write(output_path, legacy=legacy)
     return result
 
@@ -74,7 +88,7 @@ def compare_distributed(
         npu_dump_dir: folder with the target's ranks.
         bench_dump_dir: likewise of the reference.
         output_path: folder of the files; made if missing.
-        **kwargs: as for `compare`: ``stack_mode``, ``auto_analyze`` …
+        **kwargs: as for `compare`: ``auto_analyze``, ``fuzzy_match``, ``is_print_compare_log`` …
 
     Returns:
         The result.

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from msprobe.compare.legacy.cells import NOTHING, UNSUPPORTED, number
-from msprobe.compare.legacy.levels import JudgedRow, is_gradient_inconsistent
+from msprobe.compare.legacy.levels import JudgedRow
+from msprobe.compare.legacy.messages import old_message
 from msprobe.compare.legacy.real_data import SHAPE_UNMATCHED
 from msprobe.compare.model import Mode, Row
 from msprobe.report.tables import Cell
@@ -37,6 +38,7 @@ _ERROR_COLUMN: Final = 2
 def old_verdict(judged: JudgedRow, mode: Mode) -> tuple[str, str]:
     """Return verdict and message of one row."""
     row = judged.row
+    is_off = mode is Mode.STATISTICS and _any_statistic_off(judged)
     if mode is Mode.TENSOR:
         verdict = _reached(judged.metrics)
         if row.status.is_difference and verdict in (YES, NONE) and _has_partner(row):
@@ -46,9 +48,9 @@ def old_verdict(judged: JudgedRow, mode: Mode) -> tuple[str, str]:
     elif mode is Mode.MD5:
         verdict = DIFFERENT if row.status.is_difference else PASS
     else:
-        is_off = row.status.is_difference or _any_statistic_off(judged)
-        verdict = WARNING if is_off else ""
-    return verdict, _message(judged, verdict)
+        verdict = WARNING if is_off or row.status.is_difference else ""
+    is_bad = verdict in (*BAD, UNMATCHED)
+    return verdict, old_message(judged, mode, is_bad=is_bad, is_off=is_off)
 
 
 def _has_partner(row: Row) -> bool:
@@ -85,22 +87,3 @@ def _any_statistic_off(judged: JudgedRow) -> bool:
         if abs(one - other) / (abs(max(one, other)) + _TINY) > _STATISTIC_BAD:
             return True
     return False
-
-
-def _message(judged: JudgedRow, verdict: str) -> str:
-    row = judged.row
-    target, reference = row.target, row.reference
-    if target is None or reference is None:
-        return f"No counterpart in {'Bench' if reference is None else 'NPU'}."
-    said = []
-    if verdict in BAD or verdict == UNMATCHED:
-        said.append(row.reason or "Check this value.")
-    if row.problem:
-        said.append(row.problem)
-    if is_gradient_inconsistent(row):
-        said.append("requires_grad differs.")
-    if target.is_tensor and target.dtype != reference.dtype:
-        said.append("The dtypes differ.")
-    if verdict == NONE and target.is_tensor and not target.data_name:
-        said.append("NPU has no file of the values.")
-    return " ".join(said)

@@ -54,7 +54,7 @@ def legacy_table(
         comparison: what to show.
         generation: whose columns and verdicts.
         highlight: whether rows have colours: those of 26.2.0 by their results, those of 8.3.3 by
-            its rules, which are then named in the messages.
+            its rules, which its messages name in any case.
         stack: whether call stacks have a column, where the target has any.
     """
     generation = Generation(generation)
@@ -126,11 +126,12 @@ class _RowMaker:
         if self._is_old:
             verdicts = [old_verdict(one, self._mode) for one in judged]
             colours = [None] * len(rows)
-            if self._highlight and self._mode is not Mode.MD5:
+            if self._mode is not Mode.MD5:
                 from msprobe.compare.legacy.highlight import highlight_operation
 
                 found = highlight_operation(judged, self._mode)
-                colours = [colour for colour, _ in found]
+                if self._highlight:
+                    colours = [colour for colour, _ in found]
                 verdicts = [
                     (verdict, "\n".join(filter(None, (message, *reasons))))
                     for (verdict, message), (_, reasons) in zip(verdicts, found, strict=True)
