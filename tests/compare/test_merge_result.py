@@ -123,6 +123,18 @@ def test_ranks_stand_in_the_order_of_their_numbers(tmp_path):
     ]
 
 
+def test_tables_named_after_both_ranks_have_the_first_as_title(tmp_path):
+    titles, *rows = rows_of("8.3.3", "statistics")
+    for rank in (1, 0):
+        name = f"compare_result_rank{rank}-rank{rank + 4}_{STAMP}"
+        write_table(Table.of(titles, rows), tmp_path / "in" / name, "xlsx")
+    assert merged(tmp_path / "in", tmp_path)["Max diff"][0] == ["NPU Name", "rank0", "rank1"]
+    name = f"compare_result_rank1-rank1_{STAMP}"
+    write_table(Table.of(titles, rows), tmp_path / "in" / name, "xlsx")
+    with pytest.raises(UsageError, match="several tables of rank1"):
+        merged(tmp_path / "in", tmp_path)
+
+
 def test_rows_that_a_rank_lacks_are_blank(tmp_path):
     titles, *rows = rows_of("26.2.0", "statistics")
     for rank in (0, 1):

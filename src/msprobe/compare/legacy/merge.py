@@ -4,7 +4,7 @@
 Reads the tables that msprobe and mindstudio-probe write, of both generations, as xlsx or csv:
 
     compare_result_rank0_20260101120000.xlsx
-    compare_result_rank1_20260101120000_part_1.csv
+    compare_result_rank1-rank1_20260101120000_part_1.csv
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from msprobe.yaml_nodes import Node, read_yaml
 NAME: Final = "NPU Name"
 
 _FILE: Final = re.compile(
-    r"(?:debug_)?compare_result_(?P<rank>rank\d+(?:-rank\d+)?)_(?P<stamp>\d{14})(?:_part_(?P<part>\d+))?"
-    r"\.(?P<kind>xlsx|csv)"
+    r"(?:debug_)?compare_result_(?P<rank>rank\d+)(?P<table>(?:-rank\d+)?_\d{14})"
+    r"(?:_part_(?P<part>\d+))?(?P<kind>\.xlsx|\.csv)"
 )
 _LONGEST_CELL: Final = 1 << 30
 # Where the metric says nothing, the values themselves are shown.
@@ -166,7 +166,7 @@ def _rank_files(folder: Path) -> dict[str, list[Path]]:
     for path in paths:
         match = _FILE.fullmatch(path.name)
         if match and path.is_file():
-            table = f"{match['stamp']}.{match['kind']}"
+            table = match["table"] + match["kind"]
             parts = found.setdefault(match["rank"], {}).setdefault(table, [])
             parts.append((int(match["part"] or 0), path))
     for rank, tables in found.items():
@@ -178,7 +178,7 @@ def _rank_files(folder: Path) -> dict[str, list[Path]]:
             f"{folder}: tables of {len(found)} ranks; at least two are needed, named "
             "compare_result_rank0_20260101120000.xlsx or .csv"
         )
-    ranks = sorted(found, key=lambda rank: [int(number) for number in re.findall(r"\d+", rank)])
+    ranks = sorted(found, key=lambda rank: int(rank.removeprefix("rank")))
     return {rank: [path for _, path in sorted(*found[rank].values())] for rank in ranks}
 
 
