@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from observed_run import ObservedRun, Setting, observed, read
@@ -93,6 +94,33 @@ def test_what_cannot_be_recorded_is_null_and_costs_nothing_else(
     assert record["circle"][0]["Max"] == 1.0
     assert record["circle"][1] is None
     assert "object" in caplog.text
+
+
+def test_arrays_have_files_too(tmp_path: Path) -> None:
+    numbers = np.arange(6.0).reshape(2, 3)
+    with observed(tmp_path, TENSOR) as run:
+        run.debugger.save(numbers[:, ::2], "array")
+        run.debugger.save({"words": np.array(["a", "bc"]), "none": np.zeros(0)}, "more")
+        numbers += 100
+        run.debugger.step()
+        records = run.records()
+        assert records["array.0.debug"]["data_name"] == "array.0.tensor.pt"
+        assert load(run, "array.0.tensor.pt").tolist() == [[0.0, 2.0], [3.0, 5.0]]
+        assert records["more.0.debug"]["words"]["data_name"] == "more.0.tensor.words.npy"
+        assert "data_name" not in records["more.0.debug"]["none"]
+        folder = run.folder / "step0" / "rank" / "dump_tensor_data"
+        assert np.load(folder / "more.0.tensor.words.npy").tolist() == ["a", "bc"]
+    view = open_dump(tmp_path).step(0).rank()
+    (value,) = view.records["array.0.debug"].values()
+    assert view.tensor(value).values().tolist() == [[0.0, 2.0], [3.0, 5.0]]
+
+
+def test_with_task_statistics_arrays_have_none(tmp_path: Path) -> None:
+    with observed(tmp_path, STATISTICS) as run:
+        run.debugger.save(np.ones(2), "array")
+        run.debugger.step()
+        assert run.records()["array.0.debug"]["Max"] == 1.0
+        assert not (run.folder / "step0" / "rank" / "dump_tensor_data").exists()
 
 
 def test_names_are_counted_per_step(tmp_path: Path) -> None:

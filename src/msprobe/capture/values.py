@@ -18,6 +18,8 @@ import numpy as np
 
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.call import Draft
+from msprobe.dump.array_file import ArrayFile, fits_archive
+from msprobe.dump.layout import safe_file_name
 from msprobe.dump.records import JsonTree
 
 # Where a tensor stood: an index of the positional arguments, or a path of indices and keys.
@@ -175,7 +177,7 @@ class Describer:
         if value is Ellipsis:
             return {"type": "ellipsis", "value": "..."}
         if isinstance(value, np.ndarray):
-            return describe_array(value, draft)
+            return describe_array(value, draft, path)
         if isinstance(value, np.generic):
             return _numpy_scalar(value, draft)
         for kind, name in _SCALARS.items():  # subclasses: IntEnum, StrEnum, user's own
@@ -284,8 +286,8 @@ def _numpy_scalar(value: np.generic, draft: Draft) -> JsonTree:
     return {"type": value.dtype.name, "value": safe_repr(value)}
 
 
-def describe_array(array: np.ndarray[Any, Any], draft: Draft) -> JsonTree:
-    """Describe a numpy array: dtype, shape and its four statistics in float64."""
+def describe_array(array: np.ndarray[Any, Any], draft: Draft, path: str) -> JsonTree:
+    """Describe a numpy array: dtype, shape, its four statistics in float64, its file."""
     described: dict[str, JsonTree] = {
         "type": "numpy.ndarray",
         "dtype": str(array.dtype),
@@ -295,6 +297,11 @@ def describe_array(array: np.ndarray[Any, Any], draft: Draft) -> JsonTree:
         "Mean": None,
         "Norm": None,
     }
+    if draft.files is not None and draft.held is None and array.size and not array.dtype.hasobject:
+        # What a tensor cannot be, such as text, is a file of NumPy's.
+        suffix = draft.suffix if fits_archive(array) else ".npy"
+        described["data_name"] = name = safe_file_name(f"{draft.stem}.{path}{suffix}")
+        draft.files.put_tensor(name, ArrayFile(np.array(array, order="C", copy=True)))
     if array.size == 0 or array.dtype.kind not in "biuf":
         return described
     described["Max"], described["Min"] = array.max().item(), array.min().item()

@@ -24,13 +24,14 @@ from msprobe.capture.call import Draft
 from msprobe.capture.stacks import Traits
 from msprobe.capture.unfinished import fill_waiting, take_summary
 from msprobe.config import Config, Slice, StatisticsSection, SummaryMode, Task, TensorSection
+from msprobe.dump.array_file import ArrayFile
 from msprobe.dump.records import TensorRecord
 from msprobe.mindspore.communication import current_rank
 from msprobe.mindspore.compiled.values import GraphValue
 from msprobe.mindspore.describing import describe, dtype_name
 from msprobe.mindspore.device_statistics import DeviceStatistics
 from msprobe.mindspore.stack_traits import classify, is_of_user_or_layer
-from msprobe.mindspore.tensor_payload import ArrayFile, crc32_hex, plain_values
+from msprobe.mindspore.tensor_payload import crc32_hex, plain_values
 
 TENSOR_TYPES: Final = (Tensor, Parameter, GraphValue)
 
