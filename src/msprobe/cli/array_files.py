@@ -43,20 +43,31 @@ def read_array(path: Path) -> StoredTensor:
         return read_open_tensor(file)
 
 
-def describe_array(path: Path, array: StoredTensor) -> Value:
-    """Return type, shape and statistics of an array, as a record has them."""
+def array_value(path: Path, array: StoredTensor) -> Value:
+    """Return type, shape and statistics of an array, as a dump has them of a tensor."""
     from msprobe.capture.array_statistics import summarise_array
     from msprobe.dump.values import Role, Value
 
-    found = summarise_array(array.values())
-    value = Value((), "", Role.SAVED, True, "numpy.ndarray", array.dtype, array.dtype)
-    value.shape, value.data_name, value.note = array.array.shape, path.name, found.note
-    value.max, value.min, value.mean, value.norm = found.max, found.min, found.mean, found.norm
-    if found.nonfinite is not None:
-        value.nan_count = found.nonfinite.nan_count
-        value.pos_inf_count = found.nonfinite.pos_inf_count
-        value.neg_inf_count = found.nonfinite.neg_inf_count
-        value.finite_max, value.finite_min = found.nonfinite.finite_max, found.nonfinite.finite_min
+    summary = summarise_array(array.values())
+    value = Value(
+        path=(),
+        slot="",
+        role=Role.SAVED,
+        is_tensor=True,
+        type="numpy.ndarray",
+        dtype=array.dtype,
+        raw_dtype=array.dtype,
+        shape=array.array.shape,
+        max=summary.max,
+        min=summary.min,
+        mean=summary.mean,
+        norm=summary.norm,
+        data_name=path.name,
+    )
+    if summary.nonfinite is not None:
+        value.nan_count = summary.nonfinite.nan_count
+        value.pos_inf_count = summary.nonfinite.pos_inf_count
+        value.neg_inf_count = summary.nonfinite.neg_inf_count
     return value
 
 
@@ -74,7 +85,7 @@ def array_lines(path: Path, array: StoredTensor, width: int) -> Iterator[Text]:
         value_text,
     )
 
-    value = describe_array(path, array)
+    value = array_value(path, array)
     yield Text(plain(str(path)), "bold")
     size = f"{count_text(array.array.size, 'element')}, {size_text(array.array.nbytes)}"
     yield from fact_lines("type", f"{value_text(value)}, {size}", width)
@@ -95,7 +106,7 @@ def show_array(path: Path, *, as_json: bool) -> None:
 
     array = read_array(path)
     if as_json:
-        value = describe_array(path, array)
+        value = array_value(path, array)
         _print_json({name: getattr(value, name) for name in _FACTS})
         return
     console = make_console()
@@ -138,7 +149,7 @@ def compare_array_files(target: Path, reference: Path, tolerances: Path | None =
     pair = OperationPair(
         position=0, target=target.name, reference=reference.name, match=Match.MAPPED
     )
-    values = [describe_array(path, read_array(path)) for path in (target, reference)]
+    values = [array_value(path, read_array(path)) for path in (target, reference)]
     row = Row(pair=pair, target=values[0], reference=values[1])
     if values[0].has_shape_of(values[1]):
         outcome = measure_pair(TensorJob(0, target, reference, element_tolerance(row, allowed)))

@@ -69,7 +69,8 @@ def run(options: argparse.Namespace) -> int:
 
     _refuse_other_modes(options)
     given = _input(options)
-    if is_array_file(given.target) and is_array_file(given.reference):
+    paths = (given.target, given.reference)
+    if not options.replicas and all(map(is_array_file, paths)):
         return _compare_arrays(given, options)
     result = _compare(given, options)
     files = result.write(

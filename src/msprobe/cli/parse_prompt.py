@@ -210,14 +210,14 @@ def _arrays_in(folder: Path, converted: Path) -> dict[tuple[str | int, ...], Pat
 
 
 def _folder_row(target: Path | None, reference: Path | None) -> list[Cell]:
-    from msprobe.cli.array_files import describe_array, read_array
+    from msprobe.cli.array_files import array_value, read_array
     from msprobe.numerics.elementwise import Tolerance, compare_arrays
 
     paths = (target, reference)
     arrays = [None if path is None else read_array(path) for path in paths]
     names = ["" if path is None else path.name for path in paths]
     means = [
-        None if path is None or array is None else describe_array(path, array).mean
+        None if path is None or array is None else array_value(path, array).mean
         for path, array in zip(paths, arrays, strict=True)
     ]
     left, right = arrays
@@ -241,9 +241,9 @@ def _convert(data: Path, output: Path, *, wanted: str = "", by_operation: bool =
 
 
 def _specification(path: Path, array: StoredTensor) -> str:
-    from msprobe.cli.array_files import describe_array
+    from msprobe.cli.array_files import array_value
 
-    value = describe_array(path, array)
+    value = array_value(path, array)
     return (
         f"[Shape: {array.array.shape}] [Dtype: {array.dtype}] "
         f"[Max: {value.max}] [Min: {value.min}] [Mean: {value.mean}]"
