@@ -102,12 +102,12 @@ def array_lines(path: Path, array: StoredTensor, width: int) -> Iterator[Text]:
 
 def show_array(path: Path, *, as_json: bool) -> None:
     """Print what an array file holds."""
-    from msprobe.cli.terminal import make_console, print_lines
+    from msprobe.cli.terminal import make_console, print_json, print_lines
 
     array = read_array(path)
     if as_json:
         value = array_value(path, array)
-        _print_json({name: getattr(value, name) for name in _FACTS})
+        print_json({name: getattr(value, name) for name in _FACTS})
         return
     console = make_console()
     print_lines(console, array_lines(path, array, console.width))
@@ -115,10 +115,10 @@ def show_array(path: Path, *, as_json: bool) -> None:
 
 def show_compared(row: Row, *, as_json: bool, quiet: bool) -> None:
     """Print what `compare_array_files` found."""
-    from msprobe.cli.terminal import make_console, print_lines
+    from msprobe.cli.terminal import make_console, print_json, print_lines
 
     if as_json:
-        _print_json(compared_json(row))
+        print_json(compared_json(row))
         return
     console = make_console()
     lines = list(compared_lines(row, console.width))
@@ -202,12 +202,6 @@ def compared_json(row: Row) -> dict[str, Any]:
         "reason": row.reason,
         "metrics": metrics,
     }
-
-
-def _print_json(tree: dict[str, Any]) -> None:
-    from msprobe.compare.result_files import summary_text
-
-    sys.stdout.write(summary_text(tree))
 
 
 def _element(number: Any) -> str:
