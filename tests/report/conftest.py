@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dump with one of everything that the terminal views show."""
+"""A dump with one of everything that the terminal views show, and a browser for pages."""
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from msprobe.dump.records import TensorRecord
 from msprobe.dump.writer import DumpHead, DumpWriter
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WEIGHT = {"requires_grad": True, "value_id": 3}
 USER = "File train.py, line 41, in forward, \n x = self.attn(self.norm(x)) + x"
 LIBRARY = "File site-packages/torch/nn/modules/module.py, line 1778, in _call_impl, \n return f(x)"
@@ -196,3 +200,49 @@ def write_calls(dump) -> None:
     dump.put_record(
         "Module.layers.0.Block.parameters_grad", 13, {"weight": [tensor((768, 256), -70000.0, 1e5)]}
     )
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        text = f"none of {', '.join(BROWSERS)} is installed"
+        if os.environ.get("MSPROBE_TEST_BROWSER") == "required":
+            pytest.fail(text)
+        pytest.skip(text)
+    sync_api = pytest.importorskip("playwright.sync_api")
+    options = ["--no-sandbox", "--disable-dev-shm-usage"]
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=options)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_file(browser) -> Iterator:
+    """Return a function that opens a page; errors in it, and requests, fail the test."""
+    said: list[str] = []
+    contexts = []
+
+    def note(path: Path, url: str) -> None:
+        if url.partition("#")[0] != path.as_uri():
+            said.append(url)
+
+    def show(path: Path, *, width: int = 1400, theme: str = "light", fragment: str = ""):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=theme, offline=True
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: note(path, request.url))
+        page.goto(f"{path.as_uri()}#{fragment}" if fragment else path.as_uri())
+        return page
+
+    show.said = said
+    yield show
+    for context in contexts:
+        context.close()
+    assert said == []

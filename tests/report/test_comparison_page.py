@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,13 +15,11 @@ import pytest
 from comparison_samples import DIFFERENT, Sample, equal_run, joined, summary_of, tensor, transformer
 
 import msprobe
-from msprobe.report.comparison_page import write_comparison_page
-from msprobe.report.comparison_page_data import page_data
+from msprobe.report.comparison_page import page_data, write_comparison_page
 
 EVIL = (
     "</script><script>window.broken=1</script><img src=x onerror=window.broken=2>{{data}}\u2028'\""
 )
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def data_of(page: Path) -> dict:
@@ -55,14 +51,12 @@ def test_data(golden):
     golden("comparison_page_data.txt", "\n".join([*rest, *columns, ""]))
 
 
-def test_a_note_says_how_much_is_in_the_page(tmp_path):
+def test_the_page_says_how_much_it_holds(tmp_path):
     frame = transformer(12).frame
-    note = write_comparison_page(tmp_path / "a.html", summary_of(frame), frame, limit=60)
-    assert (note.rows <= 60, note.of_rows) == (True, len(frame))
-    assert note.size_bytes == note.path.stat().st_size
-    assert list(tmp_path.iterdir()) == [note.path]
-    shown = data_of(note.path)["shown"]
-    assert (shown["rows"], shown["of_rows"]) == (note.rows, len(frame))
+    page = write(tmp_path, frame, limit=60)
+    assert list(tmp_path.iterdir()) == [page]
+    shown = data_of(page)["shown"]
+    assert (shown["rows"] <= 60, shown["of_rows"]) == (True, len(frame))
 
 
 @pytest.mark.parametrize("limit", [1, 10, 60, 10_000])
@@ -147,7 +141,7 @@ def test_colours_can_be_read(tmp_path, theme):
     text = write(tmp_path, equal_run().frame).read_text()
     block = re.findall(r":root[^{]*\{(.*?)\}", text, re.DOTALL)[theme]
     colours = dict(re.findall(r"--([\w-]+): (#\w{6})", block))
-    names = "text dim link introduced amplified input inherited agrees other nonfinite unmatched"
+    names = "text dim link orange amber blue grey green violet pink steel"
     for name in names.split():
         for ground in ("panel", "raised"):
             bright, dark = sorted((luminance(colours[name]), luminance(colours[ground])))[::-1]
@@ -157,48 +151,18 @@ def test_colours_can_be_read(tmp_path, theme):
 # In a browser
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        text = f"none of {', '.join(BROWSERS)} is installed"
-        if os.environ.get("MSPROBE_TEST_BROWSER") == "required":
-            pytest.fail(text)
-        pytest.skip(text)
-    sync_api = pytest.importorskip("playwright.sync_api")
-    options = ["--no-sandbox", "--disable-dev-shm-usage"]
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=options)
-        yield started
-        started.close()
-
-
 @pytest.fixture
-def open_page(browser, tmp_path) -> Iterator:
-    """Return a function that writes a page and opens it; errors in it fail the test."""
-    said: list[str] = []
-    contexts = []
+def open_page(open_file, tmp_path):
+    """Return a function that writes the page of a comparison and opens it."""
 
-    def show(frame: pl.DataFrame, *, width: int = 1400, theme: str = "light", **more):
+    def show(
+        frame: pl.DataFrame, *, width: int = 1400, theme: str = "light", fragment: str = "", **more
+    ):
         path = write(tmp_path, frame, **more)
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=theme, offline=True
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: said.append(request.url))
-        page.goto(path.as_uri())
-        assert said.pop(0) == path.as_uri()
-        return page
+        return open_file(path, width=width, theme=theme, fragment=fragment)
 
-    show.said = said
-    yield show
-    for context in contexts:
-        context.close()
-    assert said == []
+    show.said = open_file.said
+    return show
 
 
 def titles(page) -> list[str]:
@@ -443,6 +407,34 @@ def test_light_and_dark(open_page):
     page.keyboard.press("t")
     assert page.evaluate(background) != dark
     assert page.locator("h1").inner_text().endswith("All 24 values agree")
+
+
+def test_a_reload_keeps_what_is_shown_and_back_leads_back(open_page):
+    page = open_page(transformer(6).frame)
+    page.click("[data-filter=kind][data-word=backward]")
+    page.wait_for_url("**#kind=backward")
+    page.click(".row:has-text('scaled_dot_product_attention.0')")
+    page.locator("table.values tbody tr").nth(0).click()
+    page.wait_for_url("**&part=input.0")
+    found, heading = page.locator("#found"), page.locator("#detail h2")
+    before = found.inner_text(), heading.inner_text(), page.locator("h3").all_inner_texts()
+    page.reload()
+    assert (found.inner_text(), heading.inner_text()) == before[:2]
+    assert page.locator("h3").all_inner_texts() == before[2]
+    assert page.locator("[data-word=backward]").get_attribute("aria-pressed") == "true"
+    page.go_back()
+    page.wait_for_selector("#detail .culprits")
+    page.go_back()
+    page.wait_for_selector("#found:has-text('of')")
+    assert page.locator("[data-word=backward]").get_attribute("aria-pressed") == "false"
+    page.go_forward()
+    page.wait_for_selector("[data-word=backward][aria-pressed=true]")
+
+
+def test_a_link_may_name_what_the_page_does_not_hold(open_page):
+    page = open_page(transformer(2).frame, fragment="at=9/9/9&sort=constructor&nonsense=1&q=clone")
+    assert "First difference" in page.locator("#detail").inner_text()
+    assert page.input_value("#search") == "clone"
 
 
 def test_nothing_to_compare(open_page):

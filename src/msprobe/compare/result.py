@@ -131,7 +131,7 @@ class CompareResult:
                 from msprobe.report.comparison_page import write_comparison_page
 
                 page = folder / f"compare_report_{stamp}.html"
-                files.append(write_comparison_page(page, self.summary, self.frame).path)
+                files.append(write_comparison_page(page, self.summary, self.frame))
         files.append(write_summary(self.summary, folder))
         return files
 

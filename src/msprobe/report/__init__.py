@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views for people: what a dump holds, what a comparison found; and tables as files.
+"""Views of dumps and comparisons for people, and tables as files.
 
 Of a dump: start at `overview_lines`, `tree_lines` and `record_lines` in the modules of these names;
 each returns `rich.text.Text` lines for a given width, so that the caller decides where they go.
@@ -7,6 +7,8 @@ each returns `rich.text.Text` lines for a given width, so that the caller decide
 
 Of a comparison, given its summary and its table: `comparison_lines` for the terminal,
 `write_comparison_page` for a browser, `notebook_html` for a notebook; `comparison_facts` gathers
-what all three show. `table_files.write_table` writes xlsx, csv and parquet. This room imports
-`dump/` only.
+what all three show.
+
+`table_files.write_table` writes xlsx, csv and parquet; `page_file.write_page` writes the HTML page
+of any report. This room imports `dump/` only.
 """

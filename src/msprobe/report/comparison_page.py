@@ -1,25 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a comparison: one file that a browser opens without a network.
+"""The page of a comparison: what it holds, the most interesting operations first.
 
-It is put together from the folder ``page``. Data stand in it as JSON and reach the document as
-text only; the page's own policy lets no other script run than the one it came with.
+Its readers are ``page/data/comparison.js`` and the views; both sides change together.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from msprobe.files import write_report
-from msprobe.report.comparison_page_data import page_data
-from msprobe.report.value_text import plain
+from msprobe.dump.record_names import parse_record_name
+from msprobe.dump.records import JsonTree
+from msprobe.json_text import strict
+from msprobe.report.comparison_facts import (
+    OPERATION,
+    ModuleNode,
+    culprits_first,
+    module_tree,
+    operations,
+    ranked,
+)
+from msprobe.report.comparison_words import (
+    DIFFERENCES,
+    MODE_MEANINGS,
+    ORIGIN_MEANINGS,
+    ORIGINS,
+    SEVERITY,
+    STATUS_MEANINGS,
+    STATUSES,
+    TELLING,
+    operation_label,
+)
+from msprobe.report.page_file import PageTables, write_page
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,41 +41,39 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT: Final = 10_000
 """Rows in a page unless asked otherwise: some 4 MB, which a browser opens at once."""
 
-_SCRIPTS: Final = (
-    "model.js",
-    "dom.js",
-    "timeline.js",
-    "tree.js",
-    "list.js",
-    "detail.js",
-    "overview.js",
-    "main.js",
+_VIEWS: Final = ("verdict", "timeline", "modules", "list", "operation", "answer")
+_OPERATION_TEXTS: Final = ("rank", "operation", "module", "match", "source", "label", "direction")
+_OPERATION_NUMBERS: Final = (
+    *("step", "order", "confidence", "error_in", "error_out", "rows", "interest"),
 )
-# Inside a script element only "<" could end it; the others guard against older readers of HTML.
-_JSON_ESCAPES: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageNote:
-    """What a page holds.
-
-    Attributes:
-        path: the file.
-        rows: values in it.
-        of_rows: values in the table.
-        size_bytes: size of the file.
-    """
-
-    path: Path
-    rows: int
-    of_rows: int
-    size_bytes: int
+_VALUE_TEXTS: Final = (
+    *("kind", "role", "slot", "status", "origin", "reason", "target_name", "reference_name"),
+    *("target_dtype", "reference_dtype", "target_shape", "reference_shape"),
+    *("target_value", "reference_value", "first_nonfinite", "max_abs_index", "max_rel_index"),
+    *("target_md5", "reference_md5", "target_file", "reference_file"),
+)
+_VALUE_NUMBERS: Final = (
+    *("error", "target_requires_grad", "reference_requires_grad"),
+    *("target_max", "target_min", "target_mean", "target_norm", "target_nan", "target_inf"),
+    *("reference_max", "reference_min", "reference_mean", "reference_norm"),
+    *("reference_nan", "reference_inf", "mismatches", "unequal", "count", "max_abs_err"),
+    *("max_abs_target", "max_abs_reference", "max_rel_err", "max_rel_target"),
+    *("max_rel_reference", "mean_abs_err", "p999_abs_err", "rmse", "relative_l2", "cosine"),
+    *("max_ulp", "sign_flips", "ratio_1e3", "ratio_5e3"),
+)
+# Around so many of the best culprits, so many operations to either side are taken in.
+_MAX_CENTRES: Final = 10
+_NEIGHBOURS: Final = 30
+_HISTOGRAM_FROM: Final = -12
+_HISTOGRAM_TO: Final = 4
+_BINS_PER_DECADE: Final = 2
+_PROFILE_BINS: Final = 600
 
 
 def write_comparison_page(
     path: Path, summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int = DEFAULT_LIMIT
-) -> PageNote:
-    """Write the page of a comparison.
+) -> Path:
+    """Write the page of a comparison; return the file.
 
     Args:
         path: the file to write; it appears when it is complete.
@@ -72,37 +84,222 @@ def write_comparison_page(
     Raises:
         ReportWriteError: the file cannot be written.
     """
-    data = page_data(summary, frame, limit=limit)
-    write_report(path, comparison_page(data))
-    shown = data["shown"]
-    return PageNote(
-        path=path, rows=shown["rows"], of_rows=shown["of_rows"], size_bytes=path.stat().st_size
+    title = f"msprobe: {summary['target']} against {summary['reference']}"
+    sections = page_data(summary, frame, limit=limit)
+    return write_page(path, title=title, sections=sections, views=_VIEWS)
+
+
+def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) -> dict[str, Any]:
+    """Return everything that the page shows.
+
+    Args:
+        summary: content of ``summary.json``.
+        frame: the table.
+        limit: rows to take in; operations are taken in whole, the most telling ones first. Counts,
+            the tree of modules and the plots are of all rows.
+    """
+    import polars as pl
+
+    every = operations(frame).with_row_index("place")
+    order = _by_interest(every, summary)
+    taken = order.head(_fitting(every["rows"].gather(order), limit))
+    interest = pl.Series("interest", range(len(order)), dtype=pl.Int64).gather(order.arg_sort())
+    shown = every.with_columns(interest)[taken.sort()]
+    rows = frame.join(shown, on=OPERATION, how="semi", maintain_order="left", nulls_equal=True)
+    tables = PageTables()
+    # The longest table first: its texts get the shortest numbers.
+    values = tables.columns(_without_repeats(rows), texts=_VALUE_TEXTS, numbers=_VALUE_NUMBERS)
+    return {
+        "summary": strict(dict(summary)),
+        "words": _words(),
+        "shown": {
+            "rows": rows.height,
+            "of_rows": frame.height,
+            "operations": shown.height,
+            "of_operations": every.height,
+        },
+        "operations": tables.columns(
+            _labelled(shown), texts=_OPERATION_TEXTS, numbers=_OPERATION_NUMBERS
+        ),
+        "values": values,
+        "modules": _modules(module_tree(frame)),
+        "histogram": _histogram(frame),
+        "spans": _spans(every),
+        "profile": _profile(every) if shown.height < every.height else [],
+        **tables.sections(),
+    }
+
+
+def _by_interest(every: pl.DataFrame, summary: Mapping[str, Any]) -> pl.Series:
+    """Return the places of the operations, the most interesting first.
+
+    Where differences begin; what cannot be measured or has no partner; what ran around the first
+    ones, in order; everything that inherited, worst first; the rest.
+    """
+    import polars as pl
+
+    differs, telling = pl.col("differ") > 0, pl.col("origin").is_in(TELLING)
+    alone = differs & (pl.col("origin").is_null() | (pl.col("status") != "differs"))
+    tier = (
+        pl.when(telling)
+        .then(0)
+        .when(alone)
+        .then(1)
+        .when(_is_near(summary))
+        .then(2)
+        .when(differs)
+        .then(3)
+        .otherwise(4)
+    )
+    placed = culprits_first(ranked(every), summary).with_row_index("rank_").with_columns(tier=tier)
+    within = pl.when(pl.col("tier") == 2).then(pl.col("place")).otherwise(pl.col("rank_"))
+    return placed.sort("tier", within)["place"]
+
+
+def _is_near(summary: Mapping[str, Any]) -> pl.Expr:
+    """Return whether an operation ran shortly before or after one where differences begin."""
+    import polars as pl
+
+    first = summary["first_difference"]
+    centres = [*([first] if first else []), *summary["introduced"][:_MAX_CENTRES]]
+    near = [
+        (pl.col("step") == each["step"])
+        & (pl.col("rank") == str(each["rank"]))
+        & pl.col("order").is_between(each["order"] - _NEIGHBOURS, each["order"] + _NEIGHBOURS)
+        for each in centres
+    ]
+    return pl.any_horizontal(near) if near else pl.lit(value=False)
+
+
+def _fitting(sizes: pl.Series, limit: int) -> int:
+    """Return how many operations fit; the first always does."""
+    return max(int((sizes.cum_sum() <= limit).sum()), 1) if len(sizes) else 0
+
+
+def _words() -> dict[str, JsonTree]:
+    return {
+        "statuses": {word: STATUS_MEANINGS[word] for word in STATUSES},
+        "severity": list(SEVERITY),
+        "differences": list(DIFFERENCES),
+        "origins": {word: ORIGIN_MEANINGS[word] for word in ORIGINS},
+        "modes": dict(MODE_MEANINGS),
+    }
+
+
+def _labelled(operations: pl.DataFrame) -> pl.DataFrame:
+    """Return operations with their labels, as used where the module is known, and directions."""
+    import polars as pl
+
+    names = operations["operation"].to_list()
+    return operations.with_columns(
+        pl.Series("label", map(_label, names), dtype=pl.String),
+        pl.Series(
+            "direction", [operation_label(name).tail.strip() for name in names], dtype=pl.String
+        ),
     )
 
 
-def comparison_page(data: Mapping[str, Any]) -> str:
-    """Return the page that shows `data`, as `page_data` makes them."""
-    folder = files("msprobe.report") / "page"
-    scripts = "\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    script = f'(() => {{\n"use strict";\n{scripts}}})();\n'
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    summary = data["summary"]
-    title = f"msprobe: {summary['target']} against {summary['reference']}"
-    parts = {
-        "script_hash": f"'sha256-{digest}'",
-        "title": html.escape(plain(title)),
-        "style": (folder / "page.css").read_text(encoding="utf-8"),
-        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_JSON_ESCAPES),
-        "script": script,
-    }
-    return _filled((folder / "page.html").read_text(encoding="utf-8"), parts)
+def _label(record_name: str) -> str:
+    name = parse_record_name(record_name)
+    label = operation_label(record_name)
+    part = name.path.rpartition(".")[2]
+    owner = f"{part} " if name.is_module and part else ""
+    return owner + (label.short if name.is_module else label.text)
 
 
-def _filled(template: str, parts: Mapping[str, str]) -> str:
-    """Return the template with its ``{{places}}`` filled; what is filled in is not read again."""
-    pieces = template.split("{{")
-    filled = [pieces[0]]
-    for piece in pieces[1:]:
-        name, _, rest = piece.partition("}}")
-        filled += [parts[name], rest]
-    return "".join(filled)
+def _without_repeats(rows: pl.DataFrame) -> pl.DataFrame:
+    """Leave out names that are the row's own, and of files what the names say."""
+    import polars as pl
+
+    sides = ("target", "reference")
+    names = [
+        pl.when(pl.col(f"{side}_name") != pl.col("name"))
+        .then(pl.col(f"{side}_name"))
+        .alias(f"{side}_name")
+        for side in sides
+    ]
+    files = [pl.col(f"{side}_file").str.strip_prefix(pl.col("name")) for side in sides]
+    return rows.with_columns(*names, *files)
+
+
+def _modules(root: ModuleNode) -> list[list[Any]]:
+    """Return the modules, parents first: path, label, parent's place, and the tally of each."""
+    places: dict[int, int] = {}
+    parents = {id(child): node for node in root.walk() for child in node.children}
+    table: list[list[Any]] = []
+    for node in root.walk():
+        places[id(node)] = len(table)
+        parent = parents.get(id(node))
+        total = node.total
+        table.append(
+            [
+                node.path,
+                node.label,
+                None if parent is None else places[id(parent)],
+                total.rows,
+                total.differ,
+                total.introduced,
+                total.severity,
+                strict(total.error),
+            ]
+        )
+    return table
+
+
+def _histogram(frame: pl.DataFrame) -> dict[str, Any]:
+    """Return how many values have which error, by decade and origin; of all rows."""
+    import polars as pl
+
+    last = (_HISTOGRAM_TO - _HISTOGRAM_FROM) * _BINS_PER_DECADE - 1
+    place = (pl.col("error").log10() - _HISTOGRAM_FROM) * _BINS_PER_DECADE
+    differs = pl.col("status").is_in(DIFFERENCES)
+    counted = (
+        frame.lazy()
+        .select(
+            place=pl.when((pl.col("error") > 0) & pl.col("error").is_finite())
+            .then(place.floor().clip(0, last))
+            .cast(pl.Int64),
+            group=pl.when(differs)
+            .then(pl.col("origin").fill_null("other"))
+            .otherwise(pl.lit("agrees")),
+        )
+        .drop_nulls("place")
+        .group_by("group", "place")
+        .len()
+        .collect()
+    )
+    counts: dict[str, list[int]] = {}
+    for group, bin_place, count in counted.sort("group", "place").iter_rows():
+        counts.setdefault(group, [0] * (last + 1))[bin_place] = count
+    return {"from": _HISTOGRAM_FROM, "per_decade": _BINS_PER_DECADE, "counts": counts}
+
+
+def _spans(every: pl.DataFrame) -> list[list[Any]]:
+    """Return step, rank and last order of each comparison, in the order of the table."""
+    import polars as pl
+
+    spans = every.group_by("step", "rank", maintain_order=True).agg(pl.col("order").max())
+    return [list(span) for span in spans.iter_rows()]
+
+
+def _profile(every: pl.DataFrame) -> list[list[Any]]:
+    """Return [step, rank, order, largest error] of all operations, in a few bins a comparison."""
+    import polars as pl
+
+    spans = max(every.select(pl.struct("step", "rank").n_unique()).item(), 1)
+    last = every.select(pl.col("order").max()).item() or 0
+    width = max(math.ceil(last * spans / _PROFILE_BINS), 1)
+    bins = (
+        every.lazy()
+        .select(
+            "step",
+            "rank",
+            bin=pl.col("order") // width,
+            error=pl.max_horizontal("error_in", "error_out"),
+        )
+        .filter(pl.col("error").is_finite())
+        .group_by("step", "rank", "bin", maintain_order=True)
+        .agg(pl.col("error").max())
+        .collect()
+    )
+    return [[step, rank, place * width, error] for step, rank, place, error in bins.iter_rows()]

@@ -1,41 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answer: what differs first, who introduced it, how large errors are, what to do next.
+// The answer: what differs first, where differences begin, how large errors are, what to do next.
 
-function different() {
-  return words.differences.reduce((sum, word) => sum + (summary.counts[word] ?? 0), 0);
-}
+import { operationAt, operations, severalRuns, summary } from "../data/comparison.js";
+import { countDifferent, groupOf, mark, placeName, words } from "../data/words.js";
+import { open } from "../shared/detail.js";
+import {
+  breakable, command, element, facts, folded, items, joined, link, replace, span, table, title,
+} from "../shared/dom.js";
+import { bytes, digits, grouped, plural } from "../shared/format.js";
+import { number, sections } from "../shared/sections.js";
+import { change } from "../shared/store.js";
 
-function drawHeader() {
-  const values = plural(summary.rows, "value");
-  const unread = summary.counts.unread ?? 0;
-  let text = `${grouped(different())} of ${values} differ`, word = "different";
-  if (unread) text += `, ${grouped(unread)} could not be read`;
-  if (summary.equal) {
-    text = summary.rows ? `All ${values} agree` : "There was nothing to compare";
-    word = "equal";
-  } else if (!different()) {
-    text = `${grouped(unread)} of ${values} could not be read, the others agree`;
-    word = "unread";
-  }
-  replace(byId("verdict"), span(`badge ${word}`, word), text);
-  byId("sides").textContent = `${summary.target}  against  ${summary.reference}`;
-}
+/** @typedef {import("../shared/dom.js").Child} Child */
 
-function drawOverview() {
-  replace(byId("detail"), ...firstDifference(), ...culprits(), ...distribution(), ...comparisonTable(),
-    ...unmatched(), ...pairing(), ...replicas(), ...nextSteps(), ...notes(), ...about());
-  byId("detail").scrollTop = 0;
-}
+/** @type {HTMLElement} */
+let pane;
 
-// A card that leads to an operation, if the page holds it.
-function card(place, group, errorText, facts_) {
+/** @type {import("../shared/shell.js").View} */
+export const view = {
+  name: "answer", title: "Overview", place: "detail", needs: ["summary"], uses: [],
+
+  start(made) { pane = made; },
+
+  render() {
+    replace(pane, ...firstDifference(), ...culprits(), ...distribution(), ...comparisonTable(),
+      ...unmatched(), ...pairing(), ...replicas(), ...nextSteps(), ...notes(), ...about());
+  },
+};
+
+/**
+ * Returns a card that leads to an operation, if the page holds it.
+ * @param {any} place in the summary
+ * @param {string} group
+ * @param {string} error
+ * @param {string} where
+ */
+function card(place, group, error, where) {
   const operation = operationAt(place);
   const name = operation ? operation.label : place.name;
-  const attributes = {
-    type: "button", class: "culprit", disabled: !operation, click: () => openOperation(operation),
-  };
-  return element("button", attributes, mark(group), element("b", {}, ...breakable(name)),
-    span(`number ${group}`, errorText), span(""), span("sub", facts_));
+  const click = () => { if (operation) open(operation.id); };
+  return element("button", { type: "button", class: "culprit", disabled: !operation, click },
+    mark(group), element("b", {}, ...breakable(name)),
+    span(`number ${group}`, error), span(""), span("sub", where));
 }
 
 function firstDifference() {
@@ -43,7 +49,7 @@ function firstDifference() {
   if (!first) return [];
   const group = first.origin ?? groupOf(first.status);
   const where = joined(first.status, first.origin, first.module || "outside of modules", first.source,
-    severalComparisons ? placeName(first.step, String(first.rank)) : "");
+    severalRuns ? placeName(first.step, String(first.rank)) : "");
   return [
     title("First difference in the order of execution"),
     card(first, group, digits(number(first.error)), where),
@@ -53,26 +59,27 @@ function firstDifference() {
 
 // One culprit may be found in many steps and ranks: it is one item, at its best place.
 function groupedCulprits() {
+  /** @type {Map<string, {first: any, places: Set<string>}>} */
   const found = new Map();
   for (const each of summary.introduced) {
     const key = `${each.kind} ${each.name}`;
-    if (!found.has(key)) found.set(key, { first: each, places: new Set() });
-    found.get(key).places.add(`${each.step}/${each.rank}`);
+    const known = found.get(key) ?? { first: each, places: new Set() };
+    known.places.add(`${each.step}/${each.rank}`);
+    found.set(key, known);
   }
   return [...found.values()];
 }
 
 function culprits() {
-  if (!different()) return [];
+  if (!countDifferent(summary.counts)) return [];
   const found = groupedCulprits();
   if (!found.length) {
     const text = "No operation introduces a difference by itself.";
     return [title("Introduced"), element("p", { class: "dim" }, text)];
   }
   const shown = found.slice(0, 12).map(culpritCard), rest = found.slice(12).map(culpritCard);
-  const total = summary.introduced_total, operations_ = grouped(found.length);
-  const isMore = total > found.length;
-  const count = isMore ? `${operations_} operations, ${grouped(total)} values` : operations_;
+  const total = summary.introduced_total, many = grouped(found.length);
+  const count = total > found.length ? `${many} operations, ${grouped(total)} values` : many;
   return [
     title(`Introduced here, best culprit first: ${count}`),
     items(shown, "culprits"),
@@ -80,11 +87,12 @@ function culprits() {
   ];
 }
 
+/** @param {{first: any, places: Set<string>}} culprit */
 function culpritCard({ first, places }) {
   const several = `in ${places.size} of ${summary.comparisons.length} steps and ranks`;
   const seen = places.size > 1 ? several : placeName(first.step, String(first.rank));
   const where = joined(first.kind.replace("_", " "), first.status, first.module || "outside of modules",
-    first.source, severalComparisons ? seen : "");
+    first.source, severalRuns ? seen : "");
   const error = first.error === null ? first.status : digits(number(first.error));
   return card(first, "introduced", error, where);
 }
@@ -93,28 +101,30 @@ const histogramOrder = ["agrees", "inherited", "other", "input", "amplified", "i
 
 // Bars by half decades, on a square root scale: rare large errors matter more than many small ones.
 function distribution() {
-  const { from, per_decade: perDecade, counts } = data.histogram;
+  if (!sections.histogram) return [];
+  /** @type {{from: number, per_decade: number, counts: Record<string, number[]>}} */
+  const { from, per_decade: perDecade, counts } = sections.histogram;
   const groups = histogramOrder.filter((name) => counts[name]);
   if (!groups.length) return [];
   const sums = counts[groups[0]].map((_, bin) => groups.reduce((sum, name) => sum + counts[name][bin], 0));
   const start = Math.floor(sums.findIndex(Boolean) / perDecade) * perDecade;
   const end = Math.ceil((sums.findLastIndex(Boolean) + 1) / perDecade) * perDecade;
   const size = { width: 520, height: 130, side: 6, bottom: 18, top: 16 };
-  size.step = (size.width - 2 * size.side) / (end - start);
+  const step = (size.width - 2 * size.side) / (end - start);
   const most = Math.max(...sums), floor = size.height - size.bottom;
-  const tall = (count) => (floor - size.top) * Math.sqrt(count / most);
+  const tall = (/** @type {number} */ count) => (floor - size.top) * Math.sqrt(count / most);
   const svg = shape("svg", {
     class: "histogram", viewBox: `0 0 ${size.width} ${size.height}`, role: "img",
     "aria-label": "How many values have which relative error",
   });
   for (let bin = start; bin < end; bin += 1) {
-    const x = size.side + (bin - start) * size.step;
+    const x = size.side + (bin - start) * step;
     const [low, high] = [bin, bin + 1].map((edge) => digits(10 ** (from + edge / perDecade)));
     let below = 0;
     for (const name of groups.filter((each) => counts[each][bin])) {
       const count = counts[name][bin], top = tall(below + count);
       const bar = shape("rect", {
-        x: x + 1, y: floor - top, width: Math.max(size.step - 2, 1),
+        x: x + 1, y: floor - top, width: Math.max(step - 2, 1),
         height: Math.max(top - tall(below), 1), fill: `var(--${name})`,
       });
       const what = name === "agrees" ? "that agree" : name;
@@ -122,32 +132,34 @@ function distribution() {
       svg.append(bar);
       below += count;
     }
-    if (sums[bin] === most) svg.append(label(x + size.step / 2, size.top - 5, grouped(most)));
+    if (sums[bin] === most) svg.append(label(x + step / 2, size.top - 5, grouped(most)));
   }
   svg.append(shape("line", { x1: size.side, x2: size.width - size.side, y1: floor + 0.5, y2: floor + 0.5 }));
   const every = Math.ceil((end - start) / perDecade / 9) * perDecade;
   for (let bin = start; bin <= end; bin += every) {
-    const x = Math.min(Math.max(size.side + (bin - start) * size.step, 14), size.width - 16);
+    const x = Math.min(Math.max(size.side + (bin - start) * step, 14), size.width - 16);
     svg.append(label(x, size.height - 4, `1e${from + bin / perDecade}`));
   }
   return [title("How large the relative errors are (values, square root scale)"), svg];
 }
 
-function shape(tag, attributes, text) {
+/** @param {string} tag @param {Record<string, string | number>} attributes */
+function shape(tag, attributes, text = "") {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  if (text) made.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+  made.textContent = text;
   return made;
 }
 
+/** @param {number} x @param {number} y @param {string} text */
 function label(x, y, text) { return shape("text", { x, y, "text-anchor": "middle" }, text); }
 
 function comparisonTable() {
-  if (!severalComparisons) return [];
-  const rows = summary.comparisons.map((each) => {
-    const differ = words.differences.reduce((sum, word) => sum + (each.counts[word] ?? 0), 0);
-    const total = Object.values(each.counts).reduce((sum, count) => sum + count, 0);
-    const pick = () => pickComparison(`${each.step}/${each.rank}`);
+  if (!severalRuns) return [];
+  const rows = summary.comparisons.map((/** @type {any} */ each) => {
+    const differ = countDifferent(each.counts);
+    const total = /** @type {number[]} */ (Object.values(each.counts)).reduce((sum, count) => sum + count, 0);
+    const pick = () => change({ run: `${each.step}/${each.rank}` });
     return element("tr", {},
       element("td", {}, link(placeName(each.step, String(each.rank)), pick)),
       element("td", { class: "right" }, `${grouped(differ)} of ${grouped(total)}`),
@@ -156,15 +168,12 @@ function comparisonTable() {
   return [title("Steps and ranks"), table(["", "|differ", "first difference"], rows)];
 }
 
-function pickComparison(value) {
-  filters.comparison = byId("comparison").value = value;
-  refresh();
-}
-
 function unmatched() {
   const parts = [];
   for (const [word, side] of [["added", "target"], ["missing", "reference"]]) {
-    const count = summary.unmatched[side], names = summary.unmatched.operations[word] ?? [];
+    const count = summary.unmatched[side];
+    /** @type {string[]} */
+    const names = summary.unmatched.operations[word] ?? [];
     if (!count) continue;
     const more = count > names.length ? `, the first ${names.length}` : "";
     const unique = [...new Set(names)].map((name) => span("mono", ...breakable(name)));
@@ -182,7 +191,7 @@ function pairing() {
   const rows = guessed.slice(0, 12).map((each) => element("tr", {},
     element("td", { class: "right" }, digits(each.confidence)),
     element("td", {}, each.match),
-    element("td", { class: "mono" }, link(each.name, () => openOperation(each)))));
+    element("td", { class: "mono" }, link(each.name, () => open(each.id)))));
   const more = guessed.length > rows.length ? `, the ${rows.length} least certain` : "";
   return [
     title(`Paired by more than the name: ${grouped(guessed.length)}${more}`),
@@ -194,7 +203,7 @@ function replicas() {
   const found = summary.replicas;
   if (!found) return [];
   if (!found.length) return [title("Replicas"), element("p", {}, "Ranks that should agree do.")];
-  const shown = found.slice(0, 50).map((each) => {
+  const shown = found.slice(0, 50).map((/** @type {any} */ each) => {
     const error = each.error === undefined || each.error === null ? each.status : digits(number(each.error));
     const name = span("mono", ...breakable(String(each.row ?? each.name ?? "")));
     return span("", name, " ", span("dim", joined(error, each.reason, each.source)));
@@ -205,8 +214,10 @@ function replicas() {
 
 function nextSteps() {
   if (!summary.next_steps.length) return [];
-  const step = (text) => (text.startsWith("msprobe ") ? command(text) : element("p", { class: "step" }, text));
-  return [title("What to do next"), ...summary.next_steps.map(step)];
+  /** @type {string[]} */
+  const steps = summary.next_steps;
+  const shown = steps.map((text) => (text.startsWith("msprobe ") ? command(text) : element("p", { class: "step" }, text)));
+  return [title("What to do next"), ...shown];
 }
 
 function notes() {
@@ -216,8 +227,9 @@ function notes() {
 function about() {
   const size = `${plural(summary.rows, "value")} in ${plural(summary.operations, "operation")}`;
   const read = summary.bytes_read ? `, ${bytes(summary.bytes_read)} read` : "";
-  const origins = Object.entries(words.origins)
-    .map(([word, meaning]) => [span(word, mark(word), ` ${word}`), meaning]);
+  /** @type {[Child, Child][]} */
+  const origins = Object.entries(words.origins).map(([word, meaning]) => [span(word, mark(word), ` ${word}`), meaning]);
+  /** @type {[Child, Child][]} */
   const statuses = Object.entries(words.statuses).map(([word, meaning]) => [span(word, word), meaning]);
   return [
     title("About this comparison"),

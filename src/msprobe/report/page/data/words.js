@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words of comparisons: their meanings, order, and the sign of each.
+
+import { element } from "../shared/dom.js";
+import { sections } from "../shared/sections.js";
+
+/**
+ * @type {{
+ *   statuses: Record<string, string>, severity: string[], differences: string[],
+ *   origins: Record<string, string>, modes: Record<string, string>,
+ * }}
+ */
+export const words = sections.words ?? { statuses: {}, severity: [], differences: [], origins: {}, modes: {} };
+
+const glyphs = {
+  introduced: "◆", amplified: "▲", input: "▶", inherited: "●", agrees: "○", nonfinite: "✕",
+  other: "■", unmatched: "□",
+};
+
+const differences = new Set(words.differences);
+
+/** @param {string} status */
+export function isDifference(status) { return differences.has(status); }
+
+/** Returns the group that a status without an origin belongs to. @param {string} status */
+export function groupOf(status) {
+  if (!isDifference(status)) return "agrees";
+  return status === "missing" || status === "added" ? "unmatched" : status === "nonfinite" ? "nonfinite" : "other";
+}
+
+/** Returns how many values differ. @param {Record<string, number>} counts by status */
+export function countDifferent(counts) {
+  return words.differences.reduce((sum, word) => sum + (counts[word] ?? 0), 0);
+}
+
+/** Returns the sign of a group. @param {string} group */
+export function mark(group, meaning = words.origins[group] ?? group) {
+  const attributes = { class: `mark ${group}`, title: meaning, "aria-hidden": "true" };
+  return element("span", attributes, glyphs[/** @type {keyof typeof glyphs} */ (group)] ?? glyphs.agrees);
+}
+
+/**
+ * Returns what to call a step and rank; a process without a number has a folder of its own name.
+ * @param {number} step @param {string} rank
+ */
+export function placeName(step, rank) {
+  if (rank === "rank") return `step ${step}`;
+  return /^\d+$/.test(rank) ? `step ${step}, rank ${rank}` : `step ${step}, ${rank}`;
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// The modules of a comparison as a tree, folded to where differences are; picking one filters the list.
+
+import { isUnder, summary } from "../data/comparison.js";
+import { groupOf, mark, words } from "../data/words.js";
+import { element, isNarrow, replace, span } from "../shared/dom.js";
+import { digits, grouped, plural } from "../shared/format.js";
+import { number, sections } from "../shared/sections.js";
+import { showMain } from "../shared/shell.js";
+import { change, state } from "../shared/store.js";
+import { FoldableTree } from "../shared/tree.js";
+
+/**
+ * @typedef {object} ModuleNode
+ * @property {string} path
+ * @property {string} label
+ * @property {number} rows
+ * @property {number} differ
+ * @property {number} introduced
+ * @property {string} status the worst
+ * @property {number | null} error the largest
+ * @property {ModuleNode[]} children
+ * @property {boolean} isOpen
+ */
+
+const mostOpen = 8;
+/** @type {ModuleNode} */
+let root;
+/** @type {FoldableTree<ModuleNode>} */
+let tree;
+
+/** @type {import("../shared/shell.js").View} */
+export const view = {
+  name: "modules", title: "Modules", place: "side", needs: ["modules"], state: { module: "" }, uses: ["module"],
+
+  start(pane) {
+    root = readModules();
+    foldMany(root);
+    tree = new FoldableTree({ id: "tree", label: "Modules", root, draw: drawNode, pick });
+    replace(pane, element("h2", {}, "Modules"), tree.box);
+  },
+
+  render() {
+    reveal(state.module);
+    tree.render();
+  },
+};
+
+/** @returns {ModuleNode} */
+function readModules() {
+  /** @type {any[][]} */
+  const rows = sections.modules;
+  /** @type {ModuleNode[]} */
+  const nodes = rows.map(([path, label, , count, differ, introduced, worst, error]) => ({
+    path, label, rows: count, differ, introduced, status: words.severity[worst] ?? "", error: number(error),
+    children: [], isOpen: false,
+  }));
+  rows.forEach(([, , parent], place) => { if (parent !== null) nodes[parent].children.push(nodes[place]); });
+  nodes[0].label = "all modules";
+  nodes[0].isOpen = true;
+  const opened = summary.first_difference?.module ?? "";
+  for (const node of nodes.slice(1)) node.isOpen = node.introduced > 0 || `${opened}.`.startsWith(`${node.path}.`);
+  return nodes[0];
+}
+
+/** Folds all but the first of many open neighbours. @param {ModuleNode} node */
+function foldMany(node) {
+  const opened = node.children.filter((child) => child.isOpen);
+  opened.slice(mostOpen).forEach((child) => { child.isOpen = false; });
+  opened.slice(0, mostOpen).forEach(foldMany);
+}
+
+/** Opens what is above a module, so that it can be seen. @param {string} path */
+function reveal(path) {
+  /** @type {ModuleNode | undefined} */
+  let node = path ? root : undefined;
+  while (node && node.path !== path) {
+    node.isOpen = true;
+    node = node.children.find((child) => isUnder(path, child.path));
+  }
+}
+
+/** @param {ModuleNode} node @returns {[group: string, meaning: string]} */
+function judge(node) {
+  if (node.introduced) return ["introduced", `${plural(node.introduced, "difference")} introduced in here`];
+  if (!node.differ) return ["agrees", "agrees"];
+  const group = groupOf(node.status);
+  return [group === "other" ? "inherited" : group, `worst: ${node.status}, largest error ${digits(node.error)}`];
+}
+
+/** @param {ModuleNode} node */
+function drawNode(node) {
+  const [group, meaning] = judge(node);
+  const isPicked = node.path === state.module;
+  const share = node.differ ? `${grouped(node.differ)} / ${grouped(node.rows)}` : grouped(node.rows);
+  return {
+    attributes: {
+      class: `${node.differ ? "" : "clean"} ${isPicked ? "picked" : ""}`, "aria-selected": String(isPicked),
+      title: `${node.path || "everything"}: ${meaning}`,
+    },
+    children: [mark(group, meaning), span("name", node.label), span("share", share)],
+  };
+}
+
+/** @param {ModuleNode} node */
+function pick(node) {
+  if (node.children.length) node.isOpen = true;
+  if (!change({ module: node.path === state.module ? "" : node.path })) tree.render();
+  if (isNarrow()) showMain();
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// One operation in full: why it is shown, its values, both sides of the one that is picked.
+
+import { nextIntroduced, operations, pickedValue, readValue, selected, severalRuns } from "../data/comparison.js";
+import { placeName, words } from "../data/words.js";
+import { head, open } from "../shared/detail.js";
+import {
+  breakable, element, facts, folded, link, pill, replace, span, table, title,
+} from "../shared/dom.js";
+import { digits, exact, grouped, percent, plural } from "../shared/format.js";
+import { change } from "../shared/store.js";
+
+/** @typedef {import("../data/comparison.js").Operation} Operation */
+/** @typedef {Record<string, any>} Value */
+
+/** @type {HTMLElement} */
+let pane;
+
+/** @type {import("../shared/shell.js").View} */
+export const view = {
+  name: "operation", title: "Operation", place: "detail", needs: ["operations", "values"], uses: [],
+  shows: () => selected() !== undefined,
+
+  start(made) { pane = made; },
+
+  render() {
+    const operation = selected();
+    if (!operation) return;
+    const row = pickedValue(operation), value = readValue(row);
+    const meaning = value.origin ? words.origins[value.origin] : words.statuses[value.status];
+    const hadFocus = document.activeElement?.closest("tr.pick");
+    replace(pane, ...head(operation.name, ...neighbours(operation)),
+      element("div", {}, pill(value.status, words.statuses[value.status]),
+        value.origin ? pill(value.origin, words.origins[value.origin]) : null, span("dim", meaning)),
+      value.reason ? element("p", { class: `why ${value.origin ?? ""}` }, value.reason) : null,
+      title("Where"), whereFacts(operation, value), stackOf(operation),
+      title(`Values of this operation (${operation.rows})`), valueTable(operation, row),
+      ...valueParts(operation, value));
+    if (hadFocus) /** @type {HTMLElement} */ (pane.querySelector("tr.picked")).focus();
+  },
+
+  keys: {
+    "n": ["next introduced difference", () => openIntroduced(1)],
+    "p": ["previous introduced difference", () => openIntroduced(-1)],
+  },
+};
+
+/** @param {number} by */
+function openIntroduced(by) {
+  const operation = nextIntroduced(by);
+  if (operation) open(operation.id);
+}
+
+/** Returns links to what ran before and after, and to the next culprit. @param {Operation} operation */
+function neighbours(operation) {
+  const other = (/** @type {number} */ by) => {
+    const found = operations[operation.place + by];
+    return found && found.step === operation.step && found.rank === operation.rank ? found : null;
+  };
+  const to = (/** @type {string} */ text, /** @type {Operation | null} */ found, meaning = found?.name) => (
+    found && link(text, () => open(found.id), { title: meaning }));
+  return [to("ran before", other(-1)), to("ran after", other(1)), to("next introduced", nextIntroduced(1), "n")];
+}
+
+/** @param {Operation} operation @param {Value} value */
+function whereFacts(operation, value) {
+  const pick = () => change({ module: operation.module });
+  const module = operation.module && link(operation.module, pick, { title: "show this module only" });
+  let pairing = `${operation.match}, confidence ${digits(operation.confidence)}`;
+  if (operation.match === "exact") pairing = "";
+  if (operation.match === "unmatched") pairing = "no partner";
+  return facts([
+    ["module", module || "outside of modules"],
+    ["source", operation.source && span("mono", operation.source)],
+    ["kind", value.kind.replace("_", " ")],
+    ["run", severalRuns ? placeName(operation.step, operation.rank) : ""],
+    ["order", `${grouped(operation.order)} in the execution`],
+    ["paired by", pairing],
+    ["target's name", value.target_name],
+    ["reference's name", value.reference_name],
+  ]);
+}
+
+/** @param {Operation} operation */
+function stackOf(operation) {
+  /** @type {string[]} */
+  const stack = operation.culprit?.stack ?? [];
+  if (stack.length < 2) return null;
+  const frames = stack.map((frame) => element("li", {}, frame));
+  return folded(`call stack, ${plural(stack.length, "frame")}`,
+    element("ol", { class: "plain-list mono" }, ...frames));
+}
+
+// Type and shape of a tensor, the value of anything else; of both sides where they are different.
+/** @param {Value} value */
+function kindOfValue(value) {
+  const isTensor = (value.target_shape ?? value.reference_shape ?? null) !== null;
+  const side = (/** @type {string} */ name) => {
+    if (!isTensor) return value[`${name}_value`] ?? "";
+    return (value[`${name}_dtype`] ?? "") + (value[`${name}_shape`] ?? "").replaceAll(" ", "");
+  };
+  const [target, reference] = [side("target"), side("reference")];
+  const isOne = !target || !reference || target === reference;
+  return isOne ? target || reference : `${target}, reference ${reference}`;
+}
+
+/** @param {Operation} operation @param {number} picked */
+function valueTable(operation, picked) {
+  const rows = Array.from({ length: operation.rows }, (_, place) => (
+    valueRow(readValue(operation.first + place), operation.first + place === picked)));
+  const made = table(["value", "type", "status", "|error"], rows);
+  made.firstChild.classList.add("values");
+  return made;
+}
+
+/** @param {Value} value @param {boolean} isPicked */
+function valueRow(value, isPicked) {
+  const pick = () => change({ part: value.slot });
+  const onKey = (/** @type {KeyboardEvent} */ event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    pick();
+  };
+  const attributes = { tabindex: "0", "aria-current": String(isPicked), click: pick, keydown: onKey };
+  return element("tr", { class: `pick ${isPicked ? "picked" : ""}`, ...attributes },
+    element("td", { class: "mono" }, value.slot),
+    element("td", { class: "mono dim" }, ...breakable(kindOfValue(value))),
+    element("td", { class: value.origin ?? value.status }, value.origin ? `${value.status}, ${value.origin}` : value.status),
+    element("td", { class: "right" }, digits(value.error)));
+}
+
+/** @param {Operation} operation @param {Value} value */
+function valueParts(operation, value) {
+  const name = () => span("mono", value.slot);
+  const errors = errorFacts(value), largest = largestErrors(value);
+  const by = value.count ? ", element by element" : "";
+  return [
+    ...(errors.length ? [title("How ", name(), ` differs${by}`), facts(errors)] : []),
+    ...(largest.length ? [title("Largest errors of ", name()), facts(largest)] : []),
+    title("Both sides of ", name()), sidesTable(operation, value),
+  ];
+}
+
+/** @param {Value} value @returns {[string, string][]} */
+function errorFacts(value) {
+  const has = (/** @type {string} */ key) => value[key] !== null && value[key] !== undefined;
+  /** @param {string} key @param {(value: any) => string} format */
+  const shown = (key, format = digits) => (has(key) ? format(value[key]) : "");
+  const counted = (/** @type {string} */ key) => {
+    if (!has(key) || !value.count) return "";
+    const of = `of ${grouped(value.count)}`;
+    const count = value[key];
+    return count ? `${grouped(count)} ${of} (${percent(count, value.count)})` : `none ${of}`;
+  };
+  const share = (/** @type {number} */ ratio) => `${percent(ratio, 1)} of elements`;
+  /** @type {[string, string][]} */
+  const all = [
+    ["relative error", shown("error")],
+    ["out of tolerance", counted("mismatches")],
+    ["not the same", counted("unequal")],
+    ["mean abs error", shown("mean_abs_err")],
+    ["99.9 % below", shown("p999_abs_err")],
+    ["RMSE", shown("rmse")],
+    ["relative L2", shown("relative_l2")],
+    ["cosine", shown("cosine", (cosine) => String(Number(cosine.toPrecision(7))))],
+    ["largest ULP distance", shown("max_ulp")],
+    ["signs flipped", shown("sign_flips", grouped)],
+    ["rel. error < 0.1 %", shown("ratio_1e3", share)],
+    ["rel. error < 0.5 %", shown("ratio_5e3", share)],
+    ["first NaN/Inf apart", shown("first_nonfinite", (index) => `at ${index}`)],
+  ];
+  return all.filter(([, text]) => text !== "");
+}
+
+/** @param {Value} value @returns {[string, Node][]} */
+function largestErrors(value) {
+  const found = [["abs. error", "max_abs"], ["rel. error", "max_rel"]];
+  return found.filter(([, key]) => value[`${key}_err`] > 0).map(([name, key]) => {
+    const index = value[`${key}_index`];
+    const both = `${exact(value[`${key}_target`])}, reference ${exact(value[`${key}_reference`])}`;
+    const error = element("b", { class: "number" }, digits(value[`${key}_err`]));
+    return [name, span("", error, index ? span("mono", ` at ${index}`) : "", element("br"), span("dim", both))];
+  });
+}
+
+const sides = [
+  ["type", "dtype"], ["shape", "shape"], ["value", "value"], ["max", "max"], ["min", "min"],
+  ["mean", "mean"], ["norm", "norm"], ["NaN", "nan"], ["Inf", "inf"],
+  ["requires grad", "requires_grad"], ["checksum", "md5"], ["file", "file"],
+];
+
+/** @param {Operation} operation @param {Value} value */
+function sidesTable(operation, value) {
+  // Names of files are kept without what the value's own name says.
+  const whole = (/** @type {string | null} */ file) => (file?.startsWith(".") ? `${operation.name}.${value.slot}${file}` : file);
+  /** @param {string} side @param {string} key */
+  const read = (side, key) => (key === "file" ? whole(value[`${side}_file`]) : value[`${side}_${key}`]) ?? null;
+  const rows = sides
+    .map(([name, key]) => ({ name, target: read("target", key), reference: read("reference", key), canDiffer: key !== "file" }))
+    .filter(({ target, reference }) => target !== null || reference !== null)
+    .map(sidesRow);
+  if (!rows.length) return element("p", { class: "dim" }, "nothing is known of it");
+  return table(["", "|target", "|reference", "|difference"], rows);
+}
+
+/** @param {{name: string, target: any, reference: any, canDiffer: boolean}} both */
+function sidesRow({ name, target, reference, canDiffer }) {
+  const kind = typeof (target ?? reference);
+  const isApart = canDiffer && !Object.is(target, reference);
+  /** @param {any} value @param {string} mood */
+  const side = (value, mood) => element("td", {
+    class: `right ${kind === "number" ? "" : "mono"} ${mood}`, title: kind === "number" ? exact(value) : null,
+  }, kind === "string" ? value ?? "–" : digits(value));
+  const isKnown = target !== null && reference !== null;
+  const distance = kind === "number" && isApart && isKnown ? digits(target - reference) : "";
+  return element("tr", {}, element("td", { class: "dim" }, name), side(target, isApart ? "apart" : ""),
+    side(reference, ""), element("td", { class: "right dim" }, distance));
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// Errors along the execution, on a logarithmic scale. What has no number is in a lane on top,
+// what is equal in one at the bottom.
+
+import {
+  errorShare, filterNames, inRun, operations, scale as errorScale, selected, severalRuns, shownOperations, summary,
+  valueError,
+} from "../data/comparison.js";
+import { mark, placeName, words } from "../data/words.js";
+import { open } from "../shared/detail.js";
+import { element, joined, replace } from "../shared/dom.js";
+import { digits, plural } from "../shared/format.js";
+import { number, sections } from "../shared/sections.js";
+import { state } from "../shared/store.js";
+import { colour, onTheme } from "../shared/theme.js";
+
+/** @typedef {import("../data/comparison.js").Operation} Operation */
+/** @typedef {{begin: number, end: number, name: string}} Span */
+/** @typedef {ReturnType<typeof scales>} Scale */
+/** @typedef {CanvasRenderingContext2D} Pen */
+
+const margins = { left: 76, right: 14, top: 10, bottom: 20, lane: 17 };
+// The radius of each group's points; what says more comes later, on top.
+const sizes = {
+  agrees: 1.6, inherited: 2.1, unmatched: 3, other: 3, nonfinite: 3.4, input: 3.6, amplified: 4, introduced: 5.5,
+};
+/** @typedef {keyof typeof sizes} Group */
+const layers = /** @type {Group[]} */ (Object.keys(sizes));
+
+const canvas = element("canvas", { id: "timeline", role: "img" });
+const tip = element("div", { id: "tip", class: "tip", hidden: true });
+/** @type {{operation: Operation, x: number, y: number}[]} */
+let points = [];
+let isPlaced = false; // has a size: nothing is drawn before
+
+/** @type {import("../shared/shell.js").View} */
+export const view = {
+  name: "errors", title: "Errors along the execution", place: "strip",
+  needs: ["operations", "values", "spans", "profile"], uses: [...filterNames, "at"],
+
+  start(pane) {
+    const count = Object.values(summary.counts).reduce((sum, each) => sum + each, 0);
+    canvas.setAttribute("aria-label",
+      `Relative error of ${plural(count, "value")} along the execution; the list holds the same.`);
+    canvas.addEventListener("mousemove", showTip);
+    canvas.addEventListener("mouseleave", () => { tip.hidden = true; });
+    canvas.addEventListener("click", (/** @type {MouseEvent} */ event) => {
+      const point = nearest(event);
+      if (point) open(point.operation.id);
+    });
+    replace(pane, canvas, legend(), tip);
+    onTheme(draw);
+    new ResizeObserver(() => { isPlaced = true; draw(); }).observe(canvas);
+  },
+
+  render() { if (isPlaced) draw(); },
+};
+
+function legend() {
+  const present = new Set(operations.map((each) => each.group));
+  /** @type {Record<string, string>} */
+  const names = { agrees: "agrees", other: "shape or type", unmatched: "no partner", nonfinite: "NaN or Inf" };
+  const entries = layers.filter((name) => present.has(name)).reverse().map((group) => (
+    element("span", { title: words.origins[group] ?? "" }, mark(group), ` ${names[group] ?? group}`)));
+  return element("div", { class: "legend" }, ...entries);
+}
+
+// Steps and ranks are one after the other, each as wide as it is long.
+function readSpans() {
+  /** @type {Map<string, Span>} */
+  const spans = new Map();
+  let begin = 0;
+  for (const [step, rank, last] of sections.spans) {
+    const key = `${step}/${rank}`;
+    if (state.run && key !== state.run) continue;
+    spans.set(key, { begin, end: begin + last + 1, name: placeName(step, rank) });
+    begin += last + 1 + Math.ceil((last + 1) / 60);
+  }
+  return { spans, end: Math.max(begin, 2) };
+}
+
+/** @param {number} width @param {number} height */
+function scales(width, height) {
+  const inner = width - margins.left - margins.right;
+  const top = margins.top + margins.lane, bottom = height - margins.bottom - margins.lane;
+  const { spans, end } = readSpans();
+  const at = (/** @type {number} */ position) => margins.left + 6 + (inner - 12) * position / (end - 1);
+  return {
+    spans, at,
+    x: (/** @type {Operation} */ place) => at((spans.get(`${place.step}/${place.rank}`)?.begin ?? 0) + place.order),
+    y: (/** @type {number | null} */ error) => {
+      if (error === null || Number.isNaN(error) || error === Infinity) return margins.top + 4;
+      if (error <= 0) return height - margins.bottom - 4;
+      return bottom - errorShare(error) * (bottom - top);
+    },
+    top, bottom,
+  };
+}
+
+/** Returns the error of an operation: that of its worst value, or of what came out. @param {Operation} operation */
+function errorOf(operation) {
+  if (operation.differs) return valueError(operation.worst);
+  return operation.errorOut ?? operation.errorIn ?? 0;
+}
+
+function draw() {
+  const width = canvas.clientWidth, height = canvas.clientHeight, ratio = window.devicePixelRatio || 1;
+  if (!width) return;
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
+  const pen = canvas.getContext("2d");
+  pen.scale(ratio, ratio);
+  const scale = scales(width, height);
+  drawGround(pen, scale, width, height);
+  drawAxes(pen, scale, width, height);
+  drawProfile(pen, scale);
+  drawPoints(pen, scale);
+}
+
+// A shade where gradients flow; lines between steps and ranks.
+/** @param {Pen} pen @param {Scale} scale @param {number} width @param {number} height */
+function drawGround(pen, scale, width, height) {
+  pen.font = "11px system-ui, sans-serif";
+  pen.textAlign = "left";
+  const room = (width - margins.left) / scale.spans.size;
+  const tall = height - margins.bottom - 4;
+  const begins = backwardBegins();
+  for (const [key, span] of scale.spans) {
+    const first = begins.get(key);
+    const left = scale.at(span.begin), right = scale.at(span.end);
+    pen.fillStyle = colour("shade");
+    if (first) pen.fillRect(scale.x(first) - 3, 4, right - scale.x(first) + 3, tall);
+    pen.fillStyle = colour("dim");
+    if (first && right - scale.x(first) > 60) pen.fillText("backward", scale.x(first) + 2, height - 6);
+    if (scale.spans.size > 1 && room > 70) pen.fillText(span.name, left, height - 6);
+    if (span.begin) {
+      pen.fillStyle = colour("line");
+      pen.fillRect(Math.round(left) - 5, 4, 1, tall);
+    }
+  }
+}
+
+/** Returns the first backward operation of each step and rank. */
+function backwardBegins() {
+  /** @type {Map<string, Operation>} */
+  const found = new Map();
+  for (const operation of operations) {
+    const key = `${operation.step}/${operation.rank}`;
+    if (!found.has(key) && /\.backward(\.|$)/.test(operation.name)) found.set(key, operation);
+  }
+  return found;
+}
+
+/** @param {Pen} pen @param {Scale} scale @param {number} width @param {number} height */
+function drawAxes(pen, scale, width, height) {
+  pen.textBaseline = "middle";
+  pen.textAlign = "right";
+  pen.lineWidth = 1;
+  const space = (scale.bottom - scale.top) / (errorScale.high - errorScale.low);
+  const every = Math.max(1, Math.ceil(20 / space));
+  /** @type {[number | null, string][]} */
+  const lines = [[null, "no number"], [0, "equal"]];
+  for (let decade = errorScale.low; decade <= errorScale.high; decade += every) lines.push([10 ** decade, `1e${decade}`]);
+  for (const [error, label] of lines) {
+    const y = Math.round(scale.y(error)) + 0.5;
+    pen.strokeStyle = colour("line");
+    pen.beginPath();
+    pen.moveTo(margins.left, y);
+    pen.lineTo(width - margins.right, y);
+    pen.stroke();
+    pen.fillStyle = colour("dim");
+    pen.fillText(label, margins.left - 8, y);
+  }
+  pen.textBaseline = "alphabetic";
+  pen.textAlign = "left";
+  if (scale.spans.size < 2 && width > 600) pen.fillText("relative error along the execution", margins.left, height - 6);
+}
+
+// Where the page does not hold all operations, their largest errors still show as a skyline.
+/** @param {Pen} pen @param {Scale} scale */
+function drawProfile(pen, scale) {
+  const floor = scale.y(0);
+  pen.fillStyle = colour("inherited");
+  pen.globalAlpha = 0.22;
+  /** @type {[number, string, number, any][]} */
+  const profile = sections.profile;
+  profile.forEach(([step, rank, order, error], place) => {
+    const span = scale.spans.get(`${step}/${rank}`);
+    if (!span) return;
+    const next = profile[place + 1];
+    const end = next && next[0] === step && next[1] === rank ? next[2] : span.end - span.begin;
+    const left = scale.at(span.begin + order), y = scale.y(number(error));
+    pen.fillRect(left, y, scale.at(span.begin + end) - left, floor - y);
+  });
+  pen.globalAlpha = 1;
+}
+
+/** @param {Pen} pen @param {Scale} scale */
+function drawPoints(pen, scale) {
+  const visible = new Set(shownOperations());
+  const layer = new Map(layers.map((name, place) => [/** @type {string} */ (name), place]));
+  const colours = new Map(layers.map((name) => [/** @type {string} */ (name), colour(name)]));
+  points = operations.filter(inRun)
+    .sort((left, right) => (layer.get(left.group) ?? 0) - (layer.get(right.group) ?? 0))
+    .map((operation) => ({ operation, x: scale.x(operation), y: scale.y(errorOf(operation)) }));
+  for (const { operation, x, y } of points) {
+    const group = /** @type {Group} */ (operation.group);
+    const isFaint = !visible.has(operation) && group !== "agrees";
+    pen.globalAlpha = isFaint ? 0.2 : group === "agrees" ? 0.55 : group === "inherited" ? 0.75 : 1;
+    pen.fillStyle = colours.get(group) ?? "";
+    drawShape(pen, group, x, y, sizes[group]);
+  }
+  pen.globalAlpha = 1;
+  drawRing(pen, scale);
+}
+
+/** @param {Pen} pen @param {Group} group @param {number} x @param {number} y @param {number} size */
+function drawShape(pen, group, x, y, size) {
+  pen.beginPath();
+  if (group === "introduced") {
+    pen.moveTo(x, y - size); pen.lineTo(x + size, y); pen.lineTo(x, y + size); pen.lineTo(x - size, y);
+  } else if (group === "amplified") {
+    pen.moveTo(x, y - size); pen.lineTo(x + size, y + size); pen.lineTo(x - size, y + size);
+  } else if (group === "input") {
+    pen.moveTo(x - size, y - size); pen.lineTo(x + size, y); pen.lineTo(x - size, y + size);
+  } else if (group === "other" || group === "unmatched") {
+    pen.rect(x - size / 1.3, y - size / 1.3, size * 1.5, size * 1.5);
+  } else {
+    pen.arc(x, y, size, 0, 7);
+  }
+  pen.closePath();
+  pen.fill();
+  if (group === "introduced") { pen.strokeStyle = colour("panel"); pen.lineWidth = 1; pen.stroke(); }
+}
+
+// A ring around the selected operation.
+/** @param {Pen} pen @param {Scale} scale */
+function drawRing(pen, scale) {
+  const operation = selected();
+  if (!operation || !inRun(operation)) return;
+  pen.strokeStyle = colour("text");
+  pen.lineWidth = 1.6;
+  pen.beginPath();
+  pen.arc(scale.x(operation), scale.y(errorOf(operation)), 8.5, 0, 7);
+  pen.stroke();
+}
+
+/** @param {MouseEvent} event */
+function nearest(event) {
+  const box = canvas.getBoundingClientRect();
+  const x = event.clientX - box.left, y = event.clientY - box.top;
+  let found = null, best = 196;
+  for (const point of points) {
+    // Later points lie on top, and those that say more draw the pointer from farther away.
+    const reach = point.operation.group === "introduced" ? 0.4 : 1;
+    const distance = ((point.x - x) ** 2 + (point.y - y) ** 2) * reach;
+    if (distance <= best) { best = distance; found = point; }
+  }
+  return found;
+}
+
+/** @param {MouseEvent} event */
+function showTip(event) {
+  const point = nearest(event);
+  canvas.style.cursor = point ? "pointer" : "default";
+  tip.hidden = !point;
+  if (!point) return;
+  const { operation } = point;
+  const where = joined(severalRuns ? placeName(operation.step, operation.rank) : "",
+    operation.kind.replace("_", " "), operation.module, operation.origin ?? operation.status);
+  const came = operation.unmeasuredIn ?? digits(operation.errorIn);
+  const left = operation.unmeasuredOut ?? digits(operation.errorOut);
+  replace(tip,
+    element("div", {}, mark(operation.group), ` ${operation.label}`),
+    element("div", { class: "dim" }, where),
+    element("div", {}, `in ${came}  →  out ${left}`));
+  tip.style.left = `${Math.min(point.x + 12, canvas.clientWidth - tip.offsetWidth - 6)}px`;
+  tip.style.top = `${Math.max(point.y - tip.offsetHeight - 10, 4)}px`;
+}
