@@ -2,7 +2,8 @@
 """How a dump lies on disk: values, names of files and folders, journal, writer, reader.
 
 Writing starts at [`DumpWriter`][msprobe.dump.writer.DumpWriter], which hands out one `RankDump`
-for each step; reading starts at `msprobe.open_dump`. `layout` holds every file name, `journal` and
+for each step; reading starts at `msprobe.open_dump`, and `call_forest` gives the calls of a rank as
+trees. `layout` holds every file name, `journal` and
 `json_files` the two forms in which records lie there. This room imports neither a framework nor
 any other room of msprobe, only what lies beside the rooms (`errors`, `api_prefixes`).
 """

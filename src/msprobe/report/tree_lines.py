@@ -10,7 +10,7 @@ from typing import Final
 from rich.cells import cell_len
 from rich.text import Text
 
-from msprobe.dump.call_nodes import SAVED_VALUES, CallNode, call_forest
+from msprobe.dump.call_forest import CallNode, Section, call_forest
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.record_views import Record
@@ -122,7 +122,7 @@ def tree_lines(view: RankView, nonfinite: Nonfinite, options: TreeOptions) -> It
         if lines:
             if position:
                 yield Text()
-            yield layout.heading(title, "value" if title == SAVED_VALUES else "output")
+            yield layout.heading(title, "value" if title is Section.SAVED_VALUES else "output")
             yield from (layout.line(line) for line in lines)
     marks = {line.mark for lines in sections.values() for line in lines}
     if any(marks):
@@ -276,7 +276,7 @@ class _Layout:
         names = max(
             (cell_len(line.lead + line.label.text + _tail(line)) for line in lines), default=0
         )
-        names = max(names, len(SAVED_VALUES), _MIN_NAME_WIDTH)
+        names = max(names, len(Section.SAVED_VALUES), _MIN_NAME_WIDTH)
         kinds = max(kinds, len("output"))
         # Names first: a cut shape is easier to bear than a cut name.
         names = min(names, max(room - min(kinds, _MIN_KIND_WIDTH) - gap, _MIN_NAME_WIDTH))

@@ -5,20 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordKind, RecordName
 
-FORWARD: Final = "forward"
-BACKWARD: Final = "backward"
-SAVED_VALUES: Final = "saved values"
+
+class Section(StrEnum):
+    """One of the parts into which the calls of a rank are divided; the value is its title."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    SAVED_VALUES = "saved values"
+
 
 _SECTIONS: Final = {
-    RecordKind.BACKWARD: BACKWARD,
-    RecordKind.PARAMETERS_GRAD: BACKWARD,
-    RecordKind.PARAMETERS_GRAD_REDUCED: BACKWARD,
-    RecordKind.DEBUG: SAVED_VALUES,
+    RecordKind.BACKWARD: Section.BACKWARD,
+    RecordKind.PARAMETERS_GRAD: Section.BACKWARD,
+    RecordKind.PARAMETERS_GRAD_REDUCED: Section.BACKWARD,
+    RecordKind.DEBUG: Section.SAVED_VALUES,
 }
 
 
@@ -50,8 +56,8 @@ def walk(nodes: list[CallNode]) -> Iterator[CallNode]:
         waiting += node.children[::-1]
 
 
-def call_forest(view: RankView, selected: set[str] | None = None) -> dict[str, list[CallNode]]:
-    """Return the trees of a rank by section: ``forward``, ``backward``, ``saved values``.
+def call_forest(view: RankView, selected: set[str] | None = None) -> dict[Section, list[CallNode]]:
+    """Return the trees of a rank by section; sections without calls are left out.
 
     Args:
         view: the rank.
@@ -68,7 +74,7 @@ def call_forest(view: RankView, selected: set[str] | None = None) -> dict[str, l
 
 
 def _with_groups(parents: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the links with groups (``optimizer``, ``clip_grad``) at the place of their first call.
+    """Return parents, with groups (``optimizer``, ``clip_grad``) at the place of their first call.
 
     A group need not be an entry of its own, and one without calls is left out.
     """
@@ -95,39 +101,39 @@ def _with_ancestors(parents: dict[str, str | None], selected: set[str] | None) -
 
 
 def _acyclic(parents: dict[str, str | None]) -> dict[str, str | None]:
-    """Cut every circle that a damaged file describes, so that each call hangs below a root."""
+    """Return parents without cycles, as a damaged file may have them: each call is below a root."""
     safe: set[str] = set()
     result = dict(parents)
     for name in parents:
-        trail: dict[str, None] = {}
+        seen: dict[str, None] = {}
         current: str | None = name
         while current is not None and current not in safe:
-            trail[current] = None
+            seen[current] = None
             parent = result.get(current)
-            if parent in trail:
+            if parent in seen:
                 result[current] = parent = None
             current = parent
-        safe.update(trail)
+        safe.update(seen)
     return result
 
 
 def _sections(
     nodes: dict[str, CallNode], parents: dict[str, str | None]
-) -> dict[str, list[CallNode]]:
-    sections: dict[str, list[CallNode]] = {FORWARD: [], BACKWARD: [], SAVED_VALUES: []}
+) -> dict[Section, list[CallNode]]:
+    sections: dict[Section, list[CallNode]] = {section: [] for section in Section}
     backwards = _backward_of_modules(nodes)
     for name, node in nodes.items():
         parent = parents.get(name)
         if name not in parents and "parameters_grad" in node.name.kind:
             parent = backwards.get(node.name.base)
         above = nodes.get(parent) if parent is not None else None
-        section = sections[_SECTIONS.get(node.name.kind, FORWARD)]
-        (section if above is None else above.children).append(node)
-    return {title: roots for title, roots in sections.items() if roots}
+        roots = sections[_SECTIONS.get(node.name.kind, Section.FORWARD)]
+        (roots if above is None else above.children).append(node)
+    return {section: roots for section, roots in sections.items() if roots}
 
 
 def _backward_of_modules(nodes: dict[str, CallNode]) -> dict[str, str]:
-    """Module → its last backward call, under which gradients of its parameters are shown."""
+    """Return module → its last backward call, below which gradients of its parameters belong."""
     return {
         node.name.base: name
         for name, node in nodes.items()
