@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the table of a comparison says of operations and modules, worst first.
+"""Operations and modules of a comparison, gathered from its table, worst first.
 
 The table has one row per pair of values. The views speak of operations (records) and modules, so
 rows are gathered here, with polars, whatever their number.
@@ -91,7 +91,7 @@ def _place(column: str, words: tuple[str, ...]) -> pl.Expr:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What a number of values amounts to.
+    """Counts and the worst status of a number of values.
 
     Attributes:
         rows: values.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison found, for the terminal: the answer first, then where to look.
+"""The result of a comparison for the terminal: the answer first, then where to look.
 
 `summary` is the content of ``summary.json``, `frame` the table with one row per pair of values.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.cells import cell_len
 from rich.text import Text
 
 from msprobe.report.comparison_sections import (
@@ -22,17 +21,17 @@ from msprobe.report.comparison_sections import (
 )
 from msprobe.report.comparison_tree import comparison_tree_lines
 from msprobe.report.comparison_words import (
-    DIFFERENCES,
     MODE_MEANINGS,
     ORIGIN_STYLES,
     ORIGINS,
     STATUS_STYLES,
     STATUSES,
+    count_different,
     operation_label,
     place_text,
 )
 from msprobe.report.fact_lines import LABEL_WIDTH, fact_lines, list_lines, title_lines
-from msprobe.report.grid import Cell, Column, fitted, heading, row
+from msprobe.report.grid import Cell, columns_of, fitted, heading, row
 from msprobe.report.value_text import count_text, number_text, plain, size_text
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def _lines(
     files: Sequence[Path],
 ) -> Iterator[Text]:
     yield from _answer(summary, width)
-    if _different(summary):
+    if count_different(summary["counts"]):
         yield from _first_difference(summary, frame, width)
         yield from _introduced(summary, width, limit)
         yield from title_lines("By module", width)
@@ -107,7 +106,7 @@ def _lines(
 
 def quiet_line(summary: Tree) -> str:
     """Return the answer in one line."""
-    rows, different = summary["rows"], _different(summary)
+    rows, different = summary["rows"], count_different(summary["counts"])
     if not rows:
         return "nothing to compare"
     if summary["equal"]:
@@ -126,10 +125,6 @@ def _at(source: str | None) -> str:
     return f" ({plain(source)})" if source else ""
 
 
-def _different(summary: Tree) -> int:
-    return sum(summary["counts"].get(status, 0) for status in DIFFERENCES)
-
-
 def _unread_text(summary: Tree) -> str:
     unread, rows = summary["counts"]["unread"], summary["rows"]
     return f"{unread:,} of {count_text(rows, 'value')} could not be read, the others agree"
@@ -137,15 +132,16 @@ def _unread_text(summary: Tree) -> str:
 
 def _answer(summary: Tree, width: int) -> Iterator[Text]:
     rows, unread = summary["rows"], summary["counts"].get("unread")
+    different = count_different(summary["counts"])
     if not rows:
         yield Text("NOTHING TO COMPARE  the two have no value in common or apart", "bold yellow")
     elif summary["equal"]:
         text = f"  all {count_text(rows, 'value')} agree"
         yield Text.assemble(("EQUAL", "bold green"), (text, "bold"))
-    elif not _different(summary):
+    elif not different:
         yield Text.assemble(("UNREAD", "bold yellow"), (f"  {_unread_text(summary)}", "bold"))
     else:
-        text = f"  {_different(summary):,} of {count_text(rows, 'value')} differ"
+        text = f"  {different:,} of {count_text(rows, 'value')} differ"
         text += f", {unread:,} could not be read" if unread else ""
         yield Text.assemble(("DIFFERENT", "bold red"), (text, "bold"))
     for side in ("target", "reference"):
@@ -273,19 +269,13 @@ def _introduced(summary: Tree, width: int, limit: int) -> Iterator[Text]:
     if several < 2:
         left_out.add("seen in")
     titles = [title for title in lines[0] if title not in left_out]
-    columns = [
-        Column(
-            title=title,
-            width=max(len(title), *(_width(line[title]) for line in lines)),
-            right=title in ("#", "error"),
-        )
-        for title in titles
-    ]
+    cells = [[line[title] for title in titles] for line in lines]
+    columns = columns_of(titles, cells, right=("#", "error"))
     columns = fitted(columns, width, 2, shrink=("operation", "module", "source"), least=10)
     room = columns[1].width
     yield heading(columns)
     for key, line in zip(shown, lines, strict=True):
-        if _width(line["operation"]) > room:
+        if line["operation"].width > room:
             line["operation"] = Cell(operation_label(key[0]).without_prefix, "bold")
         yield row(columns, [line[title] for title in titles])
 
@@ -297,10 +287,6 @@ def _same_culprits(culprits: Sequence[Tree]) -> dict[tuple[str, str], list[Tree]
         found = places.setdefault((each["name"], each["kind"]), {})
         found.setdefault((each["step"], str(each["rank"])), each)
     return {key: list(found.values()) for key, found in places.items()}
-
-
-def _width(cell: Cell) -> int:
-    return cell_len(cell.lead + cell.text + cell.tail)
 
 
 def _culprit(place: int, each: Tree, seen_in: str) -> dict[str, Cell]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison found, as a few lines of HTML for a notebook cell."""
+"""The result of a comparison as a few lines of HTML for a notebook cell."""
 
 from __future__ import annotations
 

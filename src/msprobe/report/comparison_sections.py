@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.cells import cell_len
 from rich.text import Text
 
 from msprobe.report.comparison_facts import OPERATION
-from msprobe.report.comparison_words import DIFFERENCES, STATUS_STYLES, place_text
+from msprobe.report.comparison_words import STATUS_STYLES, count_different, place_text
 from msprobe.report.fact_lines import list_lines, title_lines
-from msprobe.report.grid import Cell, Column, fitted, heading, row
+from msprobe.report.grid import Cell, Column, columns_of, fitted, heading, row
 from msprobe.report.value_text import count_text, number_text, plain
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def match_lines(frame: pl.DataFrame, width: int) -> Iterator[Text]:
         ]
         for each in guesses.iter_rows(named=True)
     ]
-    columns = _columns(["confidence", "pairing", "target", "reference"], cells)
+    columns = columns_of(["confidence", "pairing", "target", "reference"], cells)
     columns[0] = Column(title="  confidence", width=12, right=True)
     columns = fitted(columns, width, 2, shrink=("target", "reference"))
     yield heading(columns)
@@ -118,13 +117,11 @@ def rank_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
     if len(comparisons) < 2:
         return
     yield from title_lines("Steps and ranks", width)
-    counted = [
-        (sum(each["counts"].get(word, 0) for word in DIFFERENCES), each) for each in comparisons
-    ]
+    counted = [(count_different(each["counts"]), each) for each in comparisons]
     different = [pair for pair in counted if pair[0]]
     cells = [_rank(differ, each) for differ, each in different[:_MAX_RANKS]]
     if cells:
-        columns = _columns(["  where", "differ", "first difference", "status"], cells)
+        columns = columns_of(["  where", "differ", "first difference", "status"], cells)
         columns = fitted(columns, width, 2, shrink=("first difference",))
         yield heading(columns)
         yield from (row(columns, line) for line in cells)
@@ -168,13 +165,3 @@ def replica_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
             yield from (Text(f"      {line}", "dim") for line in textwrap.wrap(plain(reason), room))
     if (more := len(replicas) - _MAX_REPLICAS) > 0:
         yield Text(f"  {more:,} more", "dim")
-
-
-def _columns(titles: list[str], lines: Sequence[Sequence[Cell]]) -> list[Column]:
-    return [
-        Column(
-            title=title,
-            width=max(cell_len(title), *(cell_len(line[n].lead + line[n].text) for line in lines)),
-        )
-        for n, title in enumerate(titles)
-    ]

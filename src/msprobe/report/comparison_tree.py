@@ -19,15 +19,13 @@ from msprobe.report.comparison_words import (
     TELLING,
     operation_label,
 )
-from msprobe.report.grid import Cell, Column, cut_middle, heading, row
+from msprobe.report.grid import Cell, Column, cut_middle, guides, heading, row
+from msprobe.report.nonfinite import BORN, PRESENT
 from msprobe.report.value_text import number_text, plain
 
 if TYPE_CHECKING:
     import polars as pl
 
-# Signs beside a line, for readers without colour too; the same as in the tree of `msprobe show`.
-BORN: Final = "!!"
-PRESENT: Final = "!"
 _LEGEND: Final = {
     BORN: "!! a difference begins here",
     PRESENT: "!  any other difference",
@@ -131,7 +129,7 @@ class _Tree:
         for path in best:
             parts = path.split(".")
             self._best |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
-        self._guides = ("├ ", "└ ", "│ ", "  ") if unicode else ("|- ", "`- ", "|  ", "   ")
+        self._guides = guides(unicode=unicode)
         self._dots = "…" if unicode else "..."
 
     def lines(self, root: ModuleNode) -> Iterator[_Line]:
@@ -210,7 +208,7 @@ def _operation(record: dict[str, Any]) -> _Line:
     origin = record["origin"] or ""
     is_born = origin == "introduced"
     label = operation_label(record["operation"])
-    # The module stands above it in the tree.
+    # Its module is above it in the tree.
     text = label.short if label.is_module else label.text
     return _Line(
         lead="",

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of a comparison, as people meet them: statuses, origins, kinds, their order and style.
+"""The words of a comparison in reports: statuses and origins, their meaning, order and style.
 
-The words themselves are those of the columns ``status``, ``origin`` and ``kind`` of the table.
+The words themselves are those of the columns ``status`` and ``origin`` of the table.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.report.value_text import plain
 
-# Worst first: what makes the numbers behind it meaningless stands before what changes them.
+# Worst first: what makes numbers meaningless is worse than what changes them.
 SEVERITY: Final = (
     "nonfinite",
     "shape",
@@ -73,6 +74,11 @@ MODE_MEANINGS: Final = {
 }
 
 
+def count_different(counts: Mapping[str, int]) -> int:
+    """Return how many values differ, given counts by status."""
+    return sum(counts.get(status, 0) for status in DIFFERENCES)
+
+
 def place_text(step: int, rank: object) -> str:
     """Return ``step 20, rank 3``; a rank without a number has the name of its folder."""
     name = plain(str(rank))
@@ -83,7 +89,7 @@ def place_text(step: int, rank: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OperationLabel:
-    """How an operation is called where module, direction and source stand beside it.
+    """The name of an operation where module, direction and source are beside it.
 
     Attributes:
         text: the module's path and class, or the API with its number.

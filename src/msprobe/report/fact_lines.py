@@ -20,17 +20,20 @@ def title_lines(text: str, width: int) -> Iterator[Text]:
     yield from (Text(line, "bold cyan") for line in textwrap.wrap(plain(text), max(width, 20)))
 
 
-def fact_lines(label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
-    """Yield a fact under its label; a word that is longer than a line is not broken."""
-    room = max(width - LABEL_WIDTH, 20)
+def fact_lines(
+    label: str, text: str, width: int, style: str = "", *, label_width: int = LABEL_WIDTH
+) -> Iterator[Text]:
+    """Yield a fact beside its label; a word that is longer than a line is not broken."""
+    room = max(width - label_width, 20)
+    # Long names are worth a line of their own, whole: they are there to be copied.
     lines = textwrap.wrap(plain(text), room, break_long_words=False, break_on_hyphens=False)
     for place, line in enumerate(lines or ["-"]):
-        label_text = f"  {label}" if place == 0 else ""
-        yield Text.assemble((label_text.ljust(LABEL_WIDTH), "dim"), (line, style))
+        label_text = "" if place else f"  {label}"
+        yield Text.assemble((label_text.ljust(label_width), "dim"), (line, style))
 
 
 def list_lines(texts: Sequence[str], width: int) -> Iterator[Text]:
-    """Yield a list; a command stands whole on a line of its own, to be copied."""
+    """Yield a list; a command has a line of its own, whole, to be copied."""
     for text in texts:
         shown = plain(text)
         if text.startswith("msprobe "):

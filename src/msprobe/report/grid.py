@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of text that fit a given width.
+"""Columns of text that fit a given width, and the lines of trees.
 
 Not `rich.table`: it measures every cell of every row first and cuts names at their end, where
 records differ most.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -21,7 +22,7 @@ class Column:
     Attributes:
         title: its heading.
         width: its width in terminal cells.
-        right: whether text stands at its right edge, as numbers do.
+        right: whether text is aligned right, as numbers are.
     """
 
     title: str
@@ -40,6 +41,41 @@ class Cell:
     style: str = ""
     lead: str = ""
     tail: str = ""
+
+    @property
+    def width(self) -> int:
+        """Its width in terminal cells, where nothing is cut."""
+        return cell_len(self.lead + self.text + self.tail)
+
+
+class Guides(NamedTuple):
+    """What leads from a node of a tree to those below it."""
+
+    branch: str
+    last: str
+    bar: str
+    blank: str
+
+
+def guides(*, unicode: bool, wide: bool = False) -> Guides:
+    """Return the lines of trees; without `unicode` those that every terminal shows."""
+    if not unicode:
+        return Guides("|- ", "`- ", "|  ", "   ")
+    return Guides("├─ ", "└─ ", "│  ", "   ") if wide else Guides("├ ", "└ ", "│ ", "  ")
+
+
+def columns_of(
+    titles: Sequence[str], lines: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()
+) -> list[Column]:
+    """Return columns as wide as their longest cell; those titled `right` are aligned right."""
+    return [
+        Column(
+            title=title,
+            width=max([cell_len(title), *(line[place].width for line in lines)]),
+            right=title in right,
+        )
+        for place, title in enumerate(titles)
+    ]
 
 
 def heading(columns: Sequence[Column], gap: int = 2) -> Text:

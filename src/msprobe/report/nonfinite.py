@@ -12,7 +12,7 @@ from msprobe.dump.record_names import forward_name
 from msprobe.dump.record_views import Record
 from msprobe.errors import DumpFormatError
 
-# Signs beside a record, for readers without colour too.
+# Signs in trees, for readers without colour too: a fault begins here, a fault is present.
 BORN: Final = "!!"
 PRESENT: Final = "!"
 

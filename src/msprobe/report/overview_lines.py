@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dump is, in a few lines: where from, how much, complete or not, where NaN begins."""
+"""The overview of a dump: where from, how much, complete or not, where NaN begins."""
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from rich.text import Text
@@ -13,11 +13,13 @@ from rich.text import Text
 from msprobe.dump.dump_steps import Dump
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.records import JsonTree
+from msprobe.report.fact_lines import fact_lines
 from msprobe.report.nonfinite import Nonfinite
 from msprobe.report.value_text import count_text, plain, size_text
 
-_LABEL_WIDTH: Final = 12
 _MAX_LISTED: Final = 12
+
+_fact: Final = partial(fact_lines, label_width=12)
 
 
 def overview_lines(
@@ -47,15 +49,6 @@ def overview_lines(
     else:
         text = f"! in {count_text(len(nonfinite.marks), 'record')}; first: {plain(nonfinite.first)}"
         yield from _fact("NaN/Inf", text, width, style="bold red")
-
-
-def _fact(label: str, text: str, width: int, *, style: str = "") -> Iterator[Text]:
-    room = max(width - _LABEL_WIDTH, 20)
-    # Long names are worth a line of their own, whole: they are there to be copied.
-    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
-    for position, line in enumerate(lines):
-        title = f"  {label}" if position == 0 else ""
-        yield Text.assemble((title.ljust(_LABEL_WIDTH), "dim"), (line, style))
 
 
 def _listed(keys: Mapping[int, object] | Mapping[int | str, object], shown: object) -> str:

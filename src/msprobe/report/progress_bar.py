@@ -26,7 +26,7 @@ def byte_progress(
 
     Args:
         total_bytes: how much there is to do.
-        description: what is done, in a word or two.
+        description: the work, in a word or two.
         enabled: whether there is a bar at all.
 
     Yields:
@@ -84,4 +84,4 @@ class _LateBar:
 
 
 def _ignore(_: int) -> None:
-    """Take note of nothing."""
+    """Do nothing."""

@@ -16,7 +16,7 @@ from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.record_views import Record
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
-from msprobe.report.grid import Cell, Column, heading, row
+from msprobe.report.grid import Cell, Column, guides, heading, row
 from msprobe.report.nonfinite import BORN, PRESENT, Nonfinite
 from msprobe.report.value_text import (
     count_text,
@@ -29,7 +29,7 @@ from msprobe.report.value_text import (
 
 _WIDE_FROM: Final = 110
 _STATISTICS: Final = ("min", "max", "mean", "norm")
-# Deeper calls are drawn no further to the right: nobody's terminal is that wide.
+# Deeper calls are drawn no further to the right: no terminal is that wide.
 _MAX_INDENT: Final = 100
 _MIN_NAME_WIDTH: Final = 16
 _MIN_KIND_WIDTH: Final = 16
@@ -65,12 +65,12 @@ class TreeOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """How a call is called in the tree.
+    """The name of a call in the tree.
 
     Attributes:
         text: its name.
-        tail: what is of less weight, such as a module's class.
-        short: stands in for the name where room is short.
+        tail: less important, such as a module's class.
+        short: used in place of the name where room is short.
     """
 
     text: str
@@ -141,7 +141,7 @@ def _section(
     options: TreeOptions,
     budget: _Budget,
 ) -> Iterator[_Line]:
-    guides = _Guides(options)
+    lines = guides(unicode=options.unicode, wide=options.width >= _WIDE_FROM)
     # An explicit stack: hostile files nest deeper than Python's own.
     waiting = [(root, "", "", 1, "") for root in reversed(roots)]
     while waiting:
@@ -154,44 +154,18 @@ def _section(
             yield _line(view, node, mark, lead, _label(node.name, parent_path), hidden)
         path = node.name.path if node.name.is_module else parent_path
         if depth > _MAX_INDENT:
-            below = below[: -len(guides.bar)]
+            below = below[: -len(lines.bar)]
         last = len(children) - 1
         waiting += [
             (
                 child,
-                below + (guides.last if position == last else guides.branch),
-                below + (guides.blank if position == last else guides.bar),
+                below + (lines.last if position == last else lines.branch),
+                below + (lines.blank if position == last else lines.bar),
                 depth + 1,
                 path,
             )
             for position, child in reversed(list(enumerate(children)))
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Guides:
-    options: TreeOptions
-
-    @property
-    def branch(self) -> str:
-        return self._pick("├─ ", "├ ", "|- ")
-
-    @property
-    def last(self) -> str:
-        return self._pick("└─ ", "└ ", "`- ")
-
-    @property
-    def bar(self) -> str:
-        return self._pick("│  ", "│ ", "|  ")
-
-    @property
-    def blank(self) -> str:
-        return self._pick("   ", "  ", "   ")
-
-    def _pick(self, wide: str, narrow: str, ascii_only: str) -> str:
-        if not self.options.unicode:
-            return ascii_only
-        return wide if self.options.width >= _WIDE_FROM else narrow
 
 
 def _label(name: RecordName, parent_path: str) -> _Label:
@@ -249,7 +223,7 @@ def _remark(record: Record, tensor: Value | None) -> str:
 
 
 def _main_tensor(record: Record) -> tuple[Value | None, int, bool]:
-    """Return the tensor that stands for the call, how many more there are, and if it is an input.
+    """Return the tensor that represents the call, how many more there are, and if it is an input.
 
     The first output; where nothing came out, the first input.
     """
