@@ -12,7 +12,16 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from comparison_samples import DIFFERENT, Sample, equal_run, joined, summary_of, tensor, transformer
+from comparison_samples import (
+    DIFFERENT,
+    Sample,
+    equal_run,
+    joined,
+    summary_of,
+    tensor,
+    transformer,
+    unread_run,
+)
 
 import msprobe
 from msprobe.report.comparison_page import page_data, write_comparison_page
@@ -221,6 +230,29 @@ def test_what_has_no_number_says_why(open_page):
     page = open_page(sample.frame)
     assert page.locator(".row .out").inner_text().strip() == "nonfinite"
     assert page.locator(".row .in").inner_text() == "\u2013"
+
+
+def test_unread_values_do_not_agree(open_page):
+    page = open_page(unread_run().frame)
+    assert page.locator("h1").inner_text() == (
+        "unread1 of 26 values could not be read, the others agree"
+    )
+    row = page.locator(".row:has-text('gelu')")
+    assert row.locator(".out").inner_text().strip() == "unread"
+    assert row.locator(".where").inner_text().startswith("unread")
+    assert row.locator(".mark.unread").count() == 1
+    assert "could not be read" in page.locator(".legend").inner_text()
+    assert page.get_attribute(".node[title^='layers:']", "title").endswith("worst: unread")
+    assert "target: b.pt is missing" in page.locator("#detail").inner_text()
+    page.click("#detail button:has-text('show all of them')")
+    assert titles(page) == ["Functional.gelu.0"]
+
+
+def test_unread_values_beside_differences(open_page):
+    page = open_page(joined(transformer(3), unread_run(step=1)))
+    assert page.locator("h1").inner_text().endswith("values differ, 1 could not be read")
+    page.click("#detail button:has-text('show all of them')")
+    assert titles(page) == ["Functional.gelu.0"]
 
 
 def test_orders(open_page):

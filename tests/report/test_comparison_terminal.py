@@ -18,6 +18,7 @@ from comparison_samples import (
     summary_of,
     tensor,
     transformer,
+    unread_run,
 )
 from rich.cells import cell_len
 from rich.console import Console
@@ -95,6 +96,15 @@ def test_the_answer_needs_no_colour():
     assert len(born) == 3
     assert all(line.startswith("!!") for line in born)
     assert next(line for line in tree if "qkv agrees" in line).startswith("  ")
+
+
+def test_modules_and_steps_with_unread_values_do_not_agree():
+    text = text_of(joined(transformer(), unread_run(step=1), equal_run(step=2)))
+    assert any("… 1 could not be read " in line for line in section(text, "By module"))
+    assert section(text, "Steps and ranks")[-2:] == [
+        "  1 of 3 could not be read in full",
+        "  1 of 3 agrees",
+    ]
 
 
 def test_colours_are_only_added():

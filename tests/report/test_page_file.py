@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from msprobe.errors import ReportWriteError
 from msprobe.report.page_file import write_page
 
 FOLDER = Path(str(files("msprobe.report"))) / "page"
@@ -111,8 +112,8 @@ def test_a_page_appears_whole_or_not_at_all(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_page(path, title="second", sections={"notes": [float("nan")]}, views=())
     assert (path.read_bytes(), list(tmp_path.iterdir())) == (before, [path])
-    with pytest.raises(OSError, match="missing"):
-        write_page(tmp_path / "missing" / "a.html", title="", sections={}, views=())
+    with pytest.raises(ReportWriteError, match="cannot be written"):
+        write_page(path / "b.html", title="", sections={}, views=())
 
 
 def test_shared_parts_know_no_views_and_views_no_other_views():

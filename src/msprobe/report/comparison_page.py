@@ -134,7 +134,7 @@ def _by_interest(every: pl.DataFrame, summary: Mapping[str, Any]) -> pl.Series:
     """Return the places of the operations, the most interesting first.
 
     Where differences begin; what cannot be measured or has no partner; what ran around the first
-    ones, in order; everything that inherited, worst first; the rest.
+    ones, in order; what inherited or could not be read, worst first; the rest.
     """
     import polars as pl
 
@@ -147,7 +147,7 @@ def _by_interest(every: pl.DataFrame, summary: Mapping[str, Any]) -> pl.Series:
         .then(1)
         .when(_is_near(summary))
         .then(2)
-        .when(differs)
+        .when(differs | (pl.col("status") == "unread"))
         .then(3)
         .otherwise(4)
     )

@@ -127,7 +127,10 @@ def rank_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
         yield from (row(columns, line) for line in cells)
     if (more := len(different) - len(cells)) > 0:
         yield Text(f"  {more:,} more differ", "dim")
-    if agree := len(comparisons) - len(different):
+    unread = sum(1 for differ, each in counted if not differ and each["counts"].get("unread"))
+    if unread:
+        yield Text(f"  {unread:,} of {len(comparisons):,} could not be read in full", "bold yellow")
+    if agree := len(comparisons) - len(different) - unread:
         words = "agrees" if agree == 1 else "agree"
         yield Text(f"  {agree:,} of {len(comparisons):,} {words}", "green")
 

@@ -188,7 +188,9 @@ class _Tree:
             return []
         differ = sum(1 for each in rest if each.total.differ)
         words = [f"{differ:,} more differ"] if differ else []
-        if agree := len(rest) - differ:
+        if unread := sum(1 for each in rest if each.total.status == "unread"):
+            words.append(f"{unread:,} could not be read")
+        if agree := len(rest) - differ - unread:
             words.append(f"{plain(rest[0].label)} agrees" if len(rest) == 1 else f"{agree:,} agree")
         total = Tally()
         for each in rest:

@@ -5,7 +5,7 @@
 import { matcher } from "../shared/search.js";
 import { column, number, rows, sections } from "../shared/sections.js";
 import { state, words as chosen } from "../shared/store.js";
-import { groupOf, isDifference, words } from "./words.js";
+import { agrees, groupOf, isDifference, words } from "./words.js";
 
 /**
  * @typedef {object} Operation
@@ -98,14 +98,14 @@ function judge({ first, rows: count }) {
 }
 
 /**
- * Returns the status of a value that went in or came out, where it differs and has no error in numbers.
+ * Returns the status of a value that went in or came out, where it does not agree and has no error in numbers.
  * @param {{first: number, rows: number}} operation
  */
 function findUnmeasured({ first, rows: count }) {
   const found = { unmeasuredIn: null, unmeasuredOut: null };
   for (let row = first; row < first + count; row += 1) {
     const status = value.status(row);
-    if (!isDifference(status) || value.error(row) !== null) continue;
+    if (agrees(status) || value.error(row) !== null) continue;
     const role = value.role(row);
     const side = role === "input" || role === "parameter" ? "unmeasuredIn" : "unmeasuredOut";
     if (found[side] === null || severity[status] < severity[found[side]]) found[side] = status;
@@ -221,7 +221,7 @@ function valueFilter() {
 function weightOf(operation) {
   if (operation.match === "unmatched") return -2;
   const errors = [operation.errorIn, operation.errorOut].filter((error) => error !== null);
-  if (!errors.length || errors.some(Number.isNaN)) return operation.differs ? Infinity : -1;
+  if (!errors.length || errors.some(Number.isNaN)) return agrees(operation.status) ? -1 : Infinity;
   return Math.max(...errors);
 }
 

@@ -14,7 +14,7 @@ export const words = sections.words ?? { statuses: {}, severity: [], differences
 
 const glyphs = {
   introduced: "◆", amplified: "▲", input: "▶", inherited: "●", agrees: "○", nonfinite: "✕",
-  other: "■", unmatched: "□",
+  other: "■", unmatched: "□", unread: "?",
 };
 
 const differences = new Set(words.differences);
@@ -22,10 +22,14 @@ const differences = new Set(words.differences);
 /** @param {string} status */
 export function isDifference(status) { return differences.has(status); }
 
+/** Returns whether both values are known and agree. @param {string} status */
+export function agrees(status) { return !isDifference(status) && status !== "unread"; }
+
 /** Returns the group that a status without an origin belongs to. @param {string} status */
 export function groupOf(status) {
-  if (!isDifference(status)) return "agrees";
-  return status === "missing" || status === "added" ? "unmatched" : status === "nonfinite" ? "nonfinite" : "other";
+  if (agrees(status)) return "agrees";
+  if (status === "nonfinite" || status === "unread") return status;
+  return status === "missing" || status === "added" ? "unmatched" : "other";
 }
 
 /** Returns how many values differ. @param {Record<string, number>} counts by status */

@@ -11,10 +11,11 @@ import { change, state } from "./store.js";
  * @param {string} id
  * @param {object} [options]
  * @param {boolean} [options.stay] whether a narrow window goes on showing the list
+ * @param {string} [options.part] of it, that is looked at
  */
-export function open(id, { stay = false } = {}) {
+export function open(id, { stay = false, part = "" } = {}) {
   const isCovered = document.body.dataset.shows === "side" || (isNarrow() && !stay);
-  change({ at: id, part: "", ...(isCovered ? { pane: "detail" } : {}) });
+  change({ at: id, part, ...(isCovered ? { pane: "detail" } : {}) });
 }
 
 export function close() { change({ at: "", part: "", pane: "detail" }); }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The answer: what differs first, where differences begin, how large errors are, what to do next.
 
-import { operationAt, operations, severalRuns, summary } from "../data/comparison.js";
+import { noFilters, operationAt, operations, readValue, severalRuns, summary } from "../data/comparison.js";
 import { countDifferent, groupOf, mark, placeName, words } from "../data/words.js";
 import { open } from "../shared/detail.js";
 import {
   breakable, command, element, facts, folded, items, joined, link, replace, span, table, title,
 } from "../shared/dom.js";
 import { bytes, digits, grouped, plural } from "../shared/format.js";
-import { number, sections } from "../shared/sections.js";
+import { column, number, sections } from "../shared/sections.js";
 import { change } from "../shared/store.js";
 
 /** @typedef {import("../shared/dom.js").Child} Child */
@@ -24,7 +24,7 @@ export const view = {
 
   render() {
     replace(pane, ...firstDifference(), ...culprits(), ...distribution(), ...comparisonTable(),
-      ...unmatched(), ...pairing(), ...replicas(), ...nextSteps(), ...notes(), ...about());
+      ...unread(), ...unmatched(), ...pairing(), ...replicas(), ...nextSteps(), ...notes(), ...about());
   },
 };
 
@@ -166,6 +166,25 @@ function comparisonTable() {
       element("td", { class: "mono" }, each.first_difference?.name ?? "–"));
   });
   return [title("Steps and ranks"), table(["", "|differ", "first difference"], rows)];
+}
+
+// A few of the values that could not be read, and why: often one file or folder explains all of them.
+function unread() {
+  const count = summary.counts.unread ?? 0;
+  if (!count) return [];
+  const few = unreadValues().slice(0, 5).map(({ operation: { id, name }, row }) => {
+    const { slot, reason } = readValue(row);
+    const show = link(`${name}.${slot}`, () => open(id, { part: slot }), { class: "link mono" });
+    return span("", show, span("dim", ` ${reason ?? ""}`));
+  });
+  const showAll = () => change({ ...noFilters, status: "unread" });
+  return [title(`Could not be read: ${plural(count, "value")}`), items(few), link("show all of them", showAll)];
+}
+
+function unreadValues() {
+  const status = column("values", "status");
+  return operations.flatMap((operation) => Array.from({ length: operation.rows }, (_, place) => operation.first + place)
+    .filter((row) => status(row) === "unread").map((row) => ({ operation, row })));
 }
 
 function unmatched() {

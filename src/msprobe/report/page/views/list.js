@@ -4,7 +4,7 @@
 import {
   errorShare, filterNames, filters, inRun, noFilters, operations, originNames, selected, severalRuns, shownOperations, summary,
 } from "../data/comparison.js";
-import { isDifference, mark, placeName, words } from "../data/words.js";
+import { agrees, isDifference, mark, placeName, words } from "../data/words.js";
 import { open } from "../shared/detail.js";
 import { element, joined, replace, span } from "../shared/dom.js";
 import { digits, grouped, plural } from "../shared/format.js";
@@ -84,7 +84,7 @@ function drawRow(operation) {
     severalRuns ? placeName(operation.step, operation.rank) : "",
     operation.source, operation.module || "outside of modules");
   const came = operation.match === "unmatched" ? "" : operation.unmeasuredIn ?? digits(operation.errorIn);
-  const verdict = operation.origin ?? (operation.differs ? operation.status : "");
+  const verdict = operation.origin ?? (agrees(operation.status) ? "" : operation.status);
   return {
     attributes: { class: `row ${operation.origin === "introduced" ? "is-introduced" : ""}`, title: operation.name },
     children: [

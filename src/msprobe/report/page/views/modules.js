@@ -83,9 +83,10 @@ function reveal(path) {
 /** @param {ModuleNode} node @returns {[group: string, meaning: string]} */
 function judge(node) {
   if (node.introduced) return ["introduced", `${plural(node.introduced, "difference")} introduced in here`];
-  if (!node.differ) return ["agrees", "agrees"];
   const group = groupOf(node.status);
-  return [group === "other" ? "inherited" : group, `worst: ${node.status}, largest error ${digits(node.error)}`];
+  if (group === "agrees") return [group, group];
+  const error = node.differ ? `, largest error ${digits(node.error)}` : "";
+  return [group === "other" ? "inherited" : group, `worst: ${node.status}${error}`];
 }
 
 /** @param {ModuleNode} node */
@@ -95,7 +96,7 @@ function drawNode(node) {
   const share = node.differ ? `${grouped(node.differ)} / ${grouped(node.rows)}` : grouped(node.rows);
   return {
     attributes: {
-      class: `${node.differ ? "" : "clean"} ${isPicked ? "picked" : ""}`, "aria-selected": String(isPicked),
+      class: `${group === "agrees" ? "clean" : ""} ${isPicked ? "picked" : ""}`, "aria-selected": String(isPicked),
       title: `${node.path || "everything"}: ${meaning}`,
     },
     children: [mark(group, meaning), span("name", node.label), span("share", share)],

@@ -6,7 +6,7 @@ import {
   errorShare, filterNames, inRun, operations, scale as errorScale, selected, severalRuns, shownOperations, summary,
   valueError,
 } from "../data/comparison.js";
-import { mark, placeName, words } from "../data/words.js";
+import { agrees, mark, placeName, words } from "../data/words.js";
 import { open } from "../shared/detail.js";
 import { element, joined, replace } from "../shared/dom.js";
 import { digits, plural } from "../shared/format.js";
@@ -22,7 +22,7 @@ import { colour, onTheme } from "../shared/theme.js";
 const margins = { left: 76, right: 14, top: 10, bottom: 20, lane: 17 };
 // The radius of each group's points; what says more comes later, on top.
 const sizes = {
-  agrees: 1.6, inherited: 2.1, unmatched: 3, other: 3, nonfinite: 3.4, input: 3.6, amplified: 4, introduced: 5.5,
+  agrees: 1.6, inherited: 2.1, unread: 3, unmatched: 3, other: 3, nonfinite: 3.4, input: 3.6, amplified: 4, introduced: 5.5,
 };
 /** @typedef {keyof typeof sizes} Group */
 const layers = /** @type {Group[]} */ (Object.keys(sizes));
@@ -59,7 +59,9 @@ export const view = {
 function legend() {
   const present = new Set(operations.map((each) => each.group));
   /** @type {Record<string, string>} */
-  const names = { agrees: "agrees", other: "shape or type", unmatched: "no partner", nonfinite: "NaN or Inf" };
+  const names = {
+    agrees: "agrees", other: "shape or type", unmatched: "no partner", nonfinite: "NaN or Inf", unread: "could not be read",
+  };
   const entries = layers.filter((name) => present.has(name)).reverse().map((group) => (
     element("span", { title: words.origins[group] ?? "" }, mark(group), ` ${names[group] ?? group}`)));
   return element("div", { class: "legend" }, ...entries);
@@ -99,7 +101,7 @@ function scales(width, height) {
 
 /** Returns the error of an operation: that of its worst value, or of what came out. @param {Operation} operation */
 function errorOf(operation) {
-  if (operation.differs) return valueError(operation.worst);
+  if (!agrees(operation.status)) return valueError(operation.worst);
   return operation.errorOut ?? operation.errorIn ?? 0;
 }
 
