@@ -326,7 +326,7 @@ def equal_run(rows: int = 12, step: int = 0) -> Sample:
 def unread_run(step: int = 0) -> Sample:
     """Return a comparison where one value could not be read and all others agree."""
     sample = equal_run(step=step)
-    values = [tensor("output.0", None, status="unread", reason="target: b.pt is missing")]
+    values = [tensor("output.0", status="unread", reason="target: b.pt is missing")]
     sample.call("Functional.gelu.0.forward", "layers.9", [tensor("input.0"), *values])
     return sample
 

@@ -100,6 +100,8 @@ def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) ->
     """
     import polars as pl
 
+    # The error of an unread value is that of its statistics, and would read as an equal value.
+    frame = frame.with_columns(error=pl.when(pl.col("status") != "unread").then("error"))
     every = operations(frame).with_row_index("place")
     order = _by_interest(every, summary)
     taken = order.head(_fitting(every["rows"].gather(order), limit))

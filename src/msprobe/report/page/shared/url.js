@@ -16,7 +16,7 @@ function toText() {
 }
 
 /** Takes over the state that the URL holds; what it does not name gets its default. */
-export function readUrl() {
+function readUrl() {
   clearTimeout(waiting);
   const text = window.location.hash.slice(1);
   if (text === written) return;

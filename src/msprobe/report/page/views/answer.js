@@ -78,8 +78,8 @@ function culprits() {
     return [title("Introduced"), element("p", { class: "dim" }, text)];
   }
   const shown = found.slice(0, 12).map(culpritCard), rest = found.slice(12).map(culpritCard);
-  const total = summary.introduced_total, many = grouped(found.length);
-  const count = total > found.length ? `${many} operations, ${grouped(total)} values` : many;
+  const total = summary.introduced_total, many = plural(found.length, "operation");
+  const count = total > found.length ? `${many}, ${plural(total, "value")}` : many;
   return [
     title(`Introduced here, best culprit first: ${count}`),
     items(shown, "culprits"),
