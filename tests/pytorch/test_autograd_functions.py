@@ -275,3 +275,15 @@ def test_with_module_boundaries_only_nothing_is_diverted(tmp_path):
         assert vars(Function)["apply"].__func__.__code__ is code
     finally:
         reset_session()
+
+
+@pytest.mark.parametrize(
+    "around", [Cube.apply, lambda x, n: checkpoint(torch.tanh, x, use_reentrant=True) * n]
+)
+def test_a_stack_through_a_diverted_function_is_the_same_one_in_every_step(around, tmp_path):
+    with observed(tmp_path, L1) as run:
+        for _ in range(3):
+            with run.step_of(None):
+                around(torch.ones(2, requires_grad=True), 2).sum().backward()
+    first, *others = (read(tmp_path, step, "rank", "stack.json") for step in range(3))
+    assert others == [first, first]

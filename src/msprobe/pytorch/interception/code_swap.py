@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -21,16 +22,44 @@ _FREE_VARIABLES: Final = ((), ("__class__",))
 
 
 def _template(*args: Any, **kwargs: Any) -> Any:
-    handler: Any = "msprobe diverts this call"  # the constant is exchanged for the handler
-    return handler(args, kwargs)
+    diversion: Any = "msprobe diverts this call"  # the constant is exchanged for a `_Diversion`
+    return diversion.run(args, kwargs)
 
 
 class _Method:
     def template(*args: Any, **kwargs: Any) -> Any:
         # Makes room for the closure of a method that calls `super()`.
         __class__  # type: ignore[name-defined]  # noqa: B018
-        handler: Any = "msprobe diverts this call"
-        return handler(args, kwargs)
+        diversion: Any = "msprobe diverts this call"
+        return diversion.run(args, kwargs)
+
+
+class _Diversion:
+    """The code that a function gets while it is diverted, and what it runs.
+
+    A function has the same one each time: call stacks are recognised by the code in them, and each
+    new code object would make every stack through it a new one.
+
+    Attributes:
+        code: the code.
+        run: called with the arguments of each call.
+    """
+
+    __slots__ = ("code", "run")
+
+    def __init__(self, function: FunctionType) -> None:
+        source = _Method.template if function.__code__.co_freevars else _template
+        template = source.__code__
+        self.run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+        self.code: CodeType = template.replace(
+            co_consts=tuple(self if value == _MARK else value for value in template.co_consts),
+            co_name=function.__name__,
+            co_qualname=function.__qualname__,
+        )
+
+
+_diversions: Final[WeakKeyDictionary[FunctionType, _Diversion]] = WeakKeyDictionary()
+"""The diversion of each function that was ever diverted."""
 
 
 def divert(function: Any, handler: Handler) -> Callable[[], None]:
@@ -52,13 +81,19 @@ def divert(function: Any, handler: Handler) -> Callable[[], None]:
         raise TypeError(f"{function!r} is not a plain Python function")
     original = _copy(inner)
     before = inner.__code__
-    after = _code_for(inner, lambda args, kwargs: handler(original, args, kwargs))
+    diversion = _diversions.get(inner)
+    if diversion is None or diversion.code is before:  # diverted already: once more
+        diversion = _diversions[inner] = _Diversion(inner)
+    after = diversion.code
+    diversion.run = lambda args, kwargs: handler(original, args, kwargs)
     has_signature = "__signature__" in inner.__dict__
     if not has_signature:
         inner.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]  # PEP 362
     inner.__code__ = after
 
     def undo() -> None:
+        # A call that has begun in another thread goes on to the original.
+        diversion.run = lambda args, kwargs: original(*args, **kwargs)
         if inner.__code__ is after:
             inner.__code__ = before
             if not has_signature:
@@ -77,12 +112,3 @@ def _copy(function: FunctionType) -> FunctionType:
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
-
-
-def _code_for(function: FunctionType, target: Callable[..., Any]) -> CodeType:
-    source = _Method.template if function.__code__.co_freevars else _template
-    template = source.__code__
-    constants = tuple(target if value == _MARK else value for value in template.co_consts)
-    return template.replace(
-        co_consts=constants, co_name=function.__name__, co_qualname=function.__qualname__
-    )
