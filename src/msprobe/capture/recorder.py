@@ -372,15 +372,19 @@ class Recorder:
 
     def inputs(
         self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found
-    ) -> None:
-        """Describe what the call received, before it runs (an in-place call changes it)."""
+    ) -> bool:
+        """Describe what the call received, before it runs (an in-place call changes it).
+
+        Returns:
+            Whether they are described, and so each tensor with its position is in `found`.
+        """
         draft = call.draft
         if draft is None or not call.keeps_inputs:
-            return
-        draft.parts["input_args"] = self._describer.arguments(draft, args, found)
-        draft.parts["input_kwargs"] = (
-            self._describer.keywords(draft, kwargs, found) if kwargs else {}
-        )
+            return False
+        parts = draft.parts
+        describe = self._describer.inputs
+        parts["input_args"], parts["input_kwargs"] = describe(draft, args, kwargs, found)
+        return True
 
     def outputs(self, call: Call, output: Any) -> None:
         """Describe what the call returned."""
@@ -403,7 +407,7 @@ class Recorder:
         draft = call.draft
         if draft is not None and (call.keeps_inputs or call.keeps_outputs):
             draft.parts[name] = {
-                key: self._describer.value(item, draft, f"{name}.{key}", [])
+                key: self._describer.value(item, draft, f"{name}.{key}")
                 for key, item in value.items()
             }
 

@@ -5,47 +5,39 @@
                              pair_grad.0.debug  {"a": null}        until its gradient arrives
 
 A name is counted from 0 within a step. The gradient record has the shape of the value, with null
-where no gradient came. What cannot be recorded (None, an object, a container inside itself) is null
-in both.
+where no gradient came. What cannot be recorded (None, an object) is null in both.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import re
-from collections.abc import Iterable, Mapping
 from typing import Any, Final
-
-import numpy as np
 
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.call import Draft
+from msprobe.capture.nested import Place
 from msprobe.capture.recorder import Recorder
-from msprobe.capture.values import Describer, key_texts
+from msprobe.capture.values import Description
 from msprobe.config import Config, Level, Task
 from msprobe.dump.records import JsonTree
 from msprobe.log import warn_once
 
 logger = logging.getLogger(__name__)
 
-_RECORDED: Final = (bool, int, float, str, np.ndarray, np.generic)
-_DEPTH_LIMIT: Final = 100
 # What cannot stand in a file name; the record's name must say the same as its files.
 _UNSAFE: Final = re.compile("[/\\\\\x00-\x1f\x7f\ud800-\udfff]|\\.(?=\\.)|^\\.")
-
-Keys = tuple[str | int, ...]
 
 
 class GradientSlot:
     """The place of one tensor's gradient; the first gradient that arrives takes it."""
 
-    __slots__ = ("_keys", "_path", "_record", "is_filled", "tensor")
+    __slots__ = ("_path", "_place", "_record", "is_filled", "tensor")
 
-    def __init__(self, record: _GradientRecord, keys: Keys, path: str, tensor: Any) -> None:
-        """Make the slot for `tensor`, which stood under `keys` and has `path` in file names."""
+    def __init__(self, record: _GradientRecord, place: Place, path: str, tensor: Any) -> None:
+        """Make the slot for `tensor`, which stood at `place` and has `path` in file names."""
         self._record = record
-        self._keys = keys
+        self._place = place
         self._path = path
         # Only until the adapter has begun to watch it: a slot must not keep a tensor alive.
         self.tensor = tensor
@@ -55,7 +47,7 @@ class GradientSlot:
         """Describe the gradient now, and put it where the tensor stood."""
         if not self.is_filled:
             self.is_filled = True
-            self._record.take(self._keys, self._path, gradient)
+            self._record.take(self._place, self._path, gradient)
 
 
 class _GradientRecord:
@@ -70,15 +62,15 @@ class _GradientRecord:
         self.remaining = 0
         self.is_closed = False
 
-    def take(self, keys: Keys, path: str, gradient: Any) -> None:
+    def take(self, place: Place, path: str, gradient: Any) -> None:
         if self.is_closed:
             return
         described = self._owner.describe_gradient(gradient, self.draft, path)
-        if keys:
-            place = self.draft.parts
-            for key in keys[:-1]:
-                place = place[key]
-            place[keys[-1]] = described
+        if place:
+            around = self.draft.parts
+            for key in place[:-1]:
+                around = around[key]
+            around[place[-1]] = described
         else:
             self.draft.parts = described
         self.remaining -= 1
@@ -86,66 +78,33 @@ class _GradientRecord:
             self._owner.finish(self)
 
 
-class _Walk:
-    """One walk through a saved value: its description, its skeleton, its tensors."""
+class _SavedValue(Description):
+    """The walk through a saved value: notes where its tensors stand, and what cannot be saved."""
 
-    __slots__ = ("_around", "_describer", "_draft", "_is_tensor", "_paths", "found", "unsupported")
+    __slots__ = ("tensors", "unsupported")
 
-    def __init__(self, describer: Describer, adapter: Adapter, draft: Draft) -> None:
-        self._describer = describer
-        self._is_tensor = adapter.is_tensor
-        self._draft = draft
-        self._paths: set[str] = set()
-        # Containers that the walk stands in: one that holds itself must not be followed.
-        self._around: set[int] = set()
-        self.found: list[tuple[Any, Keys, str]] = []
+    def __init__(self, adapter: Adapter, draft: Draft) -> None:
+        super().__init__(adapter, draft, [])
+        self.tensors: list[tuple[Any, Place, str]] = []
         self.unsupported: dict[str, None] = {}
 
-    def value(self, value: Any, keys: Keys = ()) -> tuple[JsonTree, JsonTree]:
-        """Return the description of `value` and the skeleton of its gradients."""
-        if self._is_tensor(value):
-            path = self._path(keys)
-            self.found.append((value, keys, path))
-            return self._describer.value(value, self._draft, path, []), None
-        children = _children(value)
-        if children is not None and len(keys) < _DEPTH_LIMIT and id(value) not in self._around:
-            return self._container(value, children, keys)
-        if children is not None or not isinstance(value, _RECORDED):
-            self.unsupported[type(value).__qualname__] = None
-            return None, None
-        return self._describer.value(value, self._draft, self._path(keys), []), None
+    def tensor(self, tensor: Any, place: Place, path: str) -> JsonTree:
+        self.tensors.append((tensor, place, path))
+        return super().tensor(tensor, place, path)
 
-    def _container(
-        self, value: Any, children: Iterable[tuple[int | str, Any]], keys: Keys
-    ) -> tuple[JsonTree, JsonTree]:
-        self._around.add(id(value))
-        if isinstance(value, list | tuple):
-            pairs = [self.value(child, (*keys, index)) for index, child in children]
-            result: tuple[JsonTree, JsonTree] = ([p[0] for p in pairs], [p[1] for p in pairs])
-        else:
-            described: dict[int | str, JsonTree] = {}
-            skeleton: dict[int | str, JsonTree] = {}
-            for name, child in children:
-                described[name], skeleton[name] = self.value(child, (*keys, name))
-            result = described, skeleton
-        self._around.discard(id(value))
-        return result
-
-    def _path(self, keys: Keys) -> str:
-        path = _unused(".".join(("tensor", *map(str, keys))), self._paths)
-        self._paths.add(path)
-        return path
+    def other(self, value: Any) -> JsonTree:
+        self.unsupported[type(value).__qualname__] = None
+        return None
 
 
 class SavedValues:
     """Names, counts and records what the user saves in a step."""
 
-    __slots__ = ("_adapter", "_describer", "_next", "_open", "_recorder", "_said", "_used")
+    __slots__ = ("_adapter", "_next", "_open", "_recorder", "_said", "_used")
 
-    def __init__(self, recorder: Recorder, describer: Describer, adapter: Adapter) -> None:
+    def __init__(self, recorder: Recorder, adapter: Adapter) -> None:
         """Create it for the records of `recorder`."""
         self._recorder = recorder
-        self._describer = describer
         self._adapter = adapter
         self._next: dict[str, int] = {}
         self._used: set[str] = set()
@@ -166,16 +125,16 @@ class SavedValues:
         """
         stem, gradient_stem = self._take_names(_safe(name), with_gradients=with_gradients)
         draft = self._draft(stem)
-        walk = _Walk(self._describer, self._adapter, draft)
-        draft.parts, skeleton = walk.value(value)
+        walk = _SavedValue(self._adapter, draft)
+        draft.parts = walk.value(value, (), "tensor")
         self._recorder.hand_on(draft)
-        self._warn_of_unsupported(name, walk.unsupported)
+        self._warn_of_unsupported(name, list(walk.unsupported))
         if not with_gradients:
             return []
-        record = _GradientRecord(self, self._draft(gradient_stem), skeleton)
+        record = _GradientRecord(self, self._draft(gradient_stem), _without_values(draft.parts))
         self._recorder.write_interim(record.draft)
         self._open[record] = None
-        return [GradientSlot(record, keys, path, tensor) for tensor, keys, path in walk.found]
+        return [GradientSlot(record, place, path, tensor) for tensor, place, path in walk.tensors]
 
     def expect(self, slot: GradientSlot) -> None:
         """Count a slot whose tensor can get a gradient; its record waits for it."""
@@ -226,8 +185,7 @@ class SavedValues:
             self._used.add(gradient_stem)
         return stem, gradient_stem
 
-    def _warn_of_unsupported(self, name: str, kinds: Mapping[str, None]) -> None:
-        kinds = {kind: None for kind in kinds if kind != "NoneType"}
+    def _warn_of_unsupported(self, name: str, kinds: list[str]) -> None:
         if kinds and name not in self._said:
             self._said.add(name)
             logger.warning("save(%r): %s cannot be saved and is null", name, ", ".join(kinds))
@@ -250,26 +208,13 @@ def is_wanted(config: Config, name: object, save_backward: object) -> bool:
     return True
 
 
-def _children(value: Any) -> Iterable[tuple[int | str, Any]] | None:
-    """Return the keys and values of a container, None when it is none."""
-    if isinstance(value, Mapping):
-        items = list(value.items())
-        return zip(key_texts([key for key, _ in items]), (item for _, item in items), strict=True)
-    if isinstance(value, list | tuple):
-        return enumerate(list(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return [(name, getattr(value, name, None)) for name in names]
+def _without_values(described: JsonTree) -> JsonTree:
+    """Return the lists and objects of a description with null in place of each value."""
+    if isinstance(described, list):
+        return [_without_values(item) for item in described]
+    if isinstance(described, dict) and not isinstance(described.get("type"), str):
+        return {key: _without_values(item) for key, item in described.items()}
     return None
-
-
-def _unused(wanted: str, taken: Iterable[str]) -> str:
-    """Return `wanted`, or with a number behind it when two keys have the same text."""
-    name, number = wanted, 1
-    while name in taken:
-        name = f"{wanted}_{number}"
-        number += 1
-    return name
 
 
 def _safe(name: str) -> str:

@@ -76,7 +76,6 @@ class Session:
         self.config = config
         self.adapter = adapter
         self.stacks = StackTable(adapter.classify_stack, adapter.is_machinery)
-        self.describer = Describer(adapter, tensor_types)
         self.undo = ExitStack()
         self.step_undo = ExitStack()
         self.run_undo = ExitStack()
@@ -96,7 +95,7 @@ class Session:
         self.overflow = _overflow_check(config)
         self.recorder = Recorder(
             adapter=adapter,
-            describer=self.describer,
+            describer=Describer(adapter, tensor_types),
             selection=_selection(config),
             saves_tensors=config.task is Task.TENSOR,
             structure_only=config.task is Task.STRUCTURE or config.level is Level.L2,
@@ -107,7 +106,7 @@ class Session:
             failed=self.failed,
         )
         self.gradients = GradientBook(self.recorder, adapter)
-        self.saved = SavedValues(self.recorder, self.describer, adapter)
+        self.saved = SavedValues(self.recorder, adapter)
         atexit.register(self.close)
 
     # -- state ---------------------------------------------------------------------------------

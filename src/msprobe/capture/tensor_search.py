@@ -3,49 +3,54 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-from msprobe.capture.values import Found, key_texts
-
-_DEPTH_LIMIT: Final = 50
+from msprobe.capture.nested import MOST_VALUES, Place, Walk
+from msprobe.capture.values import Found
+from msprobe.dump.value_types import SCALARS
 
 
 def tensors_in(
     kind: type, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found
 ) -> None:
-    """Append every instance of `kind` in the arguments with its position to `found`."""
+    """Append every instance of `kind` in the arguments with its position to `found`.
+
+    They are the tensors, at the positions, that describing the arguments finds.
+    """
+    search = None
     for index, value in enumerate(args):
-        if isinstance(value, kind):
+        if issubclass(type(value), kind):
             found.append((value, index))
-        elif value is not None and not isinstance(value, int | float | str):
-            _search(kind, value, (index,), found)
+        elif value is not None and type(value) not in SCALARS:
+            search = search or _Search(kind, found)
+            search.value(value, (index,), "")
     for key, value in (kwargs or {}).items():
-        _search(kind, value, (key,), found)
+        search = search or _Search(kind, found)
+        search.value(value, (key,), "")
 
 
-def _search(kind: type, value: Any, position: tuple[int | str, ...], found: Found) -> None:
-    if isinstance(value, kind):
-        found.append((value, position))
-        return
-    if len(position) > _DEPTH_LIMIT:
-        return
-    for key, child in _children(value):
-        _search(kind, child, (*position, key), found)
+class _Search(Walk):
+    """A walk that finds tensors and looks at nothing else."""
 
+    __slots__ = ("_found", "_kind")
 
-def _children(value: Any) -> Sequence[tuple[int | str, Any]]:
-    if isinstance(value, Mapping):
-        items = list(value.items())
-        return list(zip(key_texts([key for key, _ in items]), [v for _, v in items], strict=True))
-    if isinstance(value, tuple | list):
-        names: Sequence[int | str] = getattr(value, "_fields", range(len(value)))
-        return list(zip(names, value, strict=True))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value)]
-        return [(name, getattr(value, name, None)) for name in fields]
-    return ()
+    def __init__(self, kind: type, found: Found) -> None:
+        super().__init__()
+        self._kind = kind
+        self._found = found
+
+    def is_tensor(self, value: object) -> bool:
+        return issubclass(type(value), self._kind)
+
+    def tensor(self, tensor: Any, place: Place, _path: str) -> None:
+        self._found.append((tensor, place))
+
+    def scalar(self, _value: Any) -> None:
+        return None
+
+    def leaf(self, _value: Any, _place: Place, _path: str) -> None:
+        return None
 
 
 def output_slots(kind: type, result: Any) -> list[Any]:
@@ -54,15 +59,15 @@ def output_slots(kind: type, result: Any) -> list[Any]:
     Every element of a tuple has a place, None when it is no tensor; a nested container gives the
     places of its tensors.
     """
-    if isinstance(result, kind):
+    if issubclass(type(result), kind):
         return [result]
-    elements = result if type(result) in (tuple, list) else [result]
+    elements = result[:MOST_VALUES] if type(result) in (tuple, list) else [result]
     slots: list[Any] = []
     for element in elements:
-        if isinstance(element, kind):
+        if issubclass(type(element), kind):
             slots.append(element)
             continue
         found: Found = []
-        _search(kind, element, (), found)
+        _Search(kind, found).value(element, (), "")
         slots.extend([tensor for tensor, _ in found] or [None])
     return slots

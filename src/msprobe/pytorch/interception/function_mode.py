@@ -237,8 +237,7 @@ class ApiObserver(TorchFunctionMode):
         self, opened: OpenCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         call, found = opened.call, opened.found
-        self.session.recorder.inputs(call, args, kwargs, found)
-        if not found:
+        if not self.session.recorder.inputs(call, args, kwargs, found):
             tensors_in(args, kwargs, found)
         if self._memo.active:
             for tensor, _ in found:

@@ -228,12 +228,12 @@ class ModuleObserver:
         if call is None:
             return
         recorder = session.recorder
-        recorder.inputs(call, args, kwargs, opened.found)
+        is_searched = recorder.inputs(call, args, kwargs, opened.found)
         if base is not None:
             recorder.part(call, "parameters", _own_parameters(module))
         if not with_grad or not call.keeps_gradients or _functorch_active():
             return
-        if not opened.found:
+        if not is_searched:
             tensors_in(args, kwargs, opened.found)
         opened.edges = InputEdges(opened.found)
 

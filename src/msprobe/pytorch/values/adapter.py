@@ -82,7 +82,7 @@ class TorchAdapter:
 
     def is_tensor(self, value: object) -> bool:
         """Return whether `value` is a torch tensor of any class."""
-        return isinstance(value, Tensor)
+        return issubclass(type(value), Tensor)
 
     def describe(self, value: object, key: str) -> Any:
         """Return the JSON form of a torch value that is not a tensor."""

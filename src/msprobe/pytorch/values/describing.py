@@ -3,18 +3,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from torch._C import _functorch
 
 from msprobe.dump.records import JsonTree
+from msprobe.dump.value_types import Maker
 
 _TYPE_NAMES: Final = {
     "DTensor": "torch.distributed.tensor.DTensor",
     "FakeTensor": "torch._subclasses.fake_tensor.FakeTensor",
     "AsyncCollectiveTensor": "torch.distributed._functional_collectives.AsyncCollectiveTensor",
     "NestedTensor": "torch.nested._internal.nested_tensor.NestedTensor",
+}
+# Whose text says all of it.
+_SHOWN: Final[Mapping[type, str]] = {
+    torch.dtype: "torch.dtype",
+    torch.device: "torch.device",
+    torch.layout: "torch.layout",
+    torch.SymInt: "SymInt",
+    torch.SymFloat: "SymFloat",
+    torch.SymBool: "SymBool",
 }
 
 
@@ -54,36 +65,50 @@ def placements_of(tensor: Any) -> tuple[JsonTree, JsonTree]:
     return tensor.device_mesh.mesh.tolist(), placements
 
 
-def describe(value: object) -> JsonTree:
-    """Return the JSON form of a torch value, `NotImplemented` for anything else."""
-    if isinstance(value, torch.dtype):
-        return {"type": "torch.dtype", "value": str(value)}
-    if isinstance(value, torch.device):
-        return {"type": "torch.device", "value": str(value)}
-    if isinstance(value, torch.Size):
+def describe(value: Any) -> JsonTree:
+    """Return the JSON form of a torch value, `NotImplemented` for anything else.
+
+    It goes by the type alone: `isinstance` would ask the value for its class.
+    """
+    kind = type(value)
+    if kind in _SHOWN:
+        return {"type": _SHOWN[kind], "value": str(value)}
+    if kind is torch.Size:
         return {"type": "torch.Size", "value": [int(size) for size in value]}
-    if isinstance(value, torch.memory_format):
+    if kind is torch.memory_format:
         name = str(value).removeprefix("torch.")
         return {"type": "torch.memory_format", "format": name}
-    if isinstance(value, torch.layout):
-        return {"type": "torch.layout", "value": str(value)}
-    if isinstance(value, torch.Generator):
+    if issubclass(kind, torch.Generator):
         return {"type": "torch.Generator", "value": str(value.device)}
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return {"type": type(value).__name__, "value": str(value)}
     if torch.distributed.is_available():
-        return _describe_distributed(value)
+        return _describe_distributed(value, kind)
     return NotImplemented
 
 
-def _describe_distributed(value: object) -> JsonTree:
+def _describe_distributed(value: Any, kind: type) -> JsonTree:
     distributed = torch.distributed
-    if isinstance(value, distributed.ProcessGroup):
+    if issubclass(kind, distributed.ProcessGroup):
         return group_description(value)
-    if isinstance(value, distributed.ReduceOp | distributed.ReduceOp.RedOpType):
-        # A ReduceOp holds one of the named operations; torch calls each an instance of the other.
+    if kind in (distributed.ReduceOp, distributed.ReduceOp.RedOpType):
+        # A ReduceOp holds one of the named operations.
         name = getattr(value, "op", value)
         return {"type": "torch.distributed.ReduceOp", "value": str(name)}
-    if type(value).__name__ == "DeviceMesh":
-        return {"type": "torch.distributed.DeviceMesh", "value": value.mesh.tolist()}  # type: ignore[attr-defined]
+    if kind.__name__ == "DeviceMesh" and kind.__module__.startswith("torch."):
+        return {"type": "torch.distributed.DeviceMesh", "value": value.mesh.tolist()}
     return NotImplemented
+
+
+def _named(tree: dict[str, Any]) -> Any:
+    """Return the attribute of torch that a form names: a dtype, a layout, a memory format."""
+    name = str(tree.get("value", tree.get("format"))).removeprefix("torch.")
+    return getattr(torch, name)
+
+
+MAKERS: Final[Mapping[str, Maker]] = {
+    "torch.dtype": _named,
+    "torch.layout": _named,
+    "torch.memory_format": _named,
+    "torch.device": lambda tree: torch.device(tree["value"]),
+    "torch.Size": lambda tree: torch.Size(tree["value"]),
+}
+"""For `rebuild_value`: how values of torch's are made of their JSON forms."""
