@@ -150,8 +150,9 @@ class _LeafTap:
         self.index = index
         self.positions = positions
 
-    def __call__(self, gradient: Tensor) -> None:
-        quietly(self._tap.session, "backward", self._take, gradient)
+    def __call__(self, gradient: Tensor | None) -> None:
+        if gradient is not None:  # torch calls hooks of leaves for undefined gradients, too
+            quietly(self._tap.session, "backward", self._take, gradient)
 
     def _take(self, gradient: Tensor) -> None:
         tap, task = self._tap, _graph_task()

@@ -230,13 +230,14 @@ class TorchAdapter:
 
     def private_copy(self, tensor: Tensor) -> Tensor:
         """Return a copy of a gradient that nobody else sees."""
-        return tensor.detach().clone()
+        return tensor.clone()
 
     def add(self, total: Tensor, share: Tensor) -> Tensor:
         """Return the sum of a private copy and a further share."""
-        if total.layout is not share.layout:
-            return total + share.detach()  # sparse and dense shares of one embedding
-        return total.add_(share.detach())
+        try:
+            return total.add_(share)
+        except RuntimeError:  # a sparse and a dense share, one of them with a batch dimension …
+            return total + share
 
     def unnoticed(self) -> AbstractContextManager[object]:
         """Return a context without grad mode, torch functions and the user's modes."""

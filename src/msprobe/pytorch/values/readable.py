@@ -43,9 +43,10 @@ Unlike ``data_ptr()``, torch's internal function leaves a lazily cloned tensor u
 def readable(t: torch.Tensor) -> torch.Tensor | str:
     """Return the strided tensor that holds the elements of `t`, or why there is none.
 
-    Wrappers are looked through: functorch's (vmap, grad), DTensor (this rank's shard), collectives
-    (unless still in flight), nested and sparse tensors (their values). Nothing is copied, except
-    that nested tensors of padded or permuted storage are refused rather than copied.
+    Wrappers are looked through: functorch's (vmap, grad), batched gradients, DTensor (this rank's
+    shard), collectives (unless still in flight), nested and sparse tensors (their values). Nothing
+    is copied, except that nested tensors of padded or permuted storage are refused rather than
+    copied.
 
     Grad mode must be off, and torch functions of subclasses and the user's modes disabled.
 
@@ -81,6 +82,8 @@ def _look_through(t: torch.Tensor) -> torch.Tensor | str:
     """Return the tensor one level inside `t`, `t` itself if it is plain, or a note."""
     if _functorch.is_functorch_wrapped_tensor(t):
         return _functorch.get_unwrapped(t)
+    if _functorch.is_legacy_batchedtensor(t):
+        return _whole_batch(t)
     if isinstance(t, UninitializedTensorMixin):
         return "uninitialized"
     name = type(t).__name__
@@ -97,6 +100,19 @@ def _look_through(t: torch.Tensor) -> torch.Tensor | str:
         return _nested_values(t)
     if t.layout in _SPARSE:
         return t._values() if t.layout is torch.sparse_coo else t.values()
+    return t
+
+
+def _whole_batch(t: torch.Tensor) -> torch.Tensor:
+    """Return all of a gradient of which a batched backward pass (``is_grads_batched``) shows one.
+
+    Each pass that runs inside another has its level. At one that is not there this adds a dimension
+    of size 1.
+    """
+    level = 1
+    while _functorch.is_legacy_batchedtensor(t):
+        t = torch._remove_batch_dim(t, level, 1, 0)
+        level += 1
     return t
 
 
