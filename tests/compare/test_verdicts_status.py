@@ -259,3 +259,29 @@ def test_status_does_not_depend_on_the_scale(
         return judge(folder, target, Value(wave * scale, about=float32)).status(ROW)
 
     assert status(2.0**power) == status(1.0)
+
+
+NO_NUMBERS = {"Max": None, "Min": None, "Mean": None, "Norm": None}
+GARBAGE = {"Max": float("nan"), "Min": float("nan"), "nan_count": 3, "Mean": float("nan")}
+
+
+@BOTH
+@pytest.mark.parametrize("fact", ["written", "undefined"])
+@pytest.mark.parametrize("others", [None, {}, GARBAGE], ids=["both", "older", "older, with NaN"])
+def test_memory_that_a_call_does_not_read_is_no_difference(
+    fact: str, others: Any, task: str, tmp_path: Path
+) -> None:
+    about = NO_NUMBERS | {fact: True}
+    target = value(WAVE, **about)
+    reference = value(WAVE * 2, **(about if others is None else others))
+    for first, second in ((target, reference), (reference, target)):
+        verdicts = judge(tmp_path, first, second, task)
+        assert verdicts.status(ROW) == "equal"
+        assert ("does not read" in verdicts.reason(ROW)) is (others is not None)
+
+
+def test_memory_that_a_call_does_not_read_has_a_shape_and_a_type(tmp_path: Path) -> None:
+    about = NO_NUMBERS | {"written": True}
+    first = value(WAVE, **about)
+    assert judge(tmp_path, first, value(WAVE[:10], **about)).status(ROW) == "shape"
+    assert judge(tmp_path, first, value(WAVE.astype(np.int32), **about)).status(ROW) == "dtype"

@@ -84,6 +84,8 @@ class Statistics:
             found.append(f"dtype {record.get('dtype')} for {self.dtype}")
         if tuple(record.get("shape", ())) != self.shape:
             found.append(f"shape {record.get('shape')} for {list(self.shape)}")
+        if record.get("written") or record.get("undefined"):
+            return found  # no input of the call; see `test_unread_memory`
         scales = {"Max": self.norm, "Min": self.norm, "Mean": self.mean_scale, "Norm": self.norm}
         for key, expected in zip(scales, (self.max, self.min, self.mean, self.norm), strict=True):
             if not _agree(expected, record.get(key), rel * (scales[key] or 0.0)):

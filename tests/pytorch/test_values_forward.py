@@ -51,12 +51,11 @@ def records_of(family: str, setting: Setting, folder: Path, **section: object) -
         return run.records()
 
 
-# Not comparable: memory that was never written to; modules with the user's own hooks, which change
-# what is passed on before or after the record is made; calls that `torch.autograd.grad` makes
-# itself, which the oracle does not see, so that it counts others.
+# Not comparable: modules with the user's own hooks, which change what is passed on before or after
+# the record is made; calls that `torch.autograd.grad` makes itself, which the oracle does not see,
+# so that it counts others.
 UNSETTLED = {
     "functional_transforms": ("Torch.ones_like.",),
-    "random_everywhere": ("Tensor.random_.",),
     "user_hooks": ("Module.0.", "Module.1."),
 }
 

@@ -19,7 +19,7 @@ from msprobe.capture.call import Draft
 from msprobe.capture.nested import Place, Walk, is_spread
 from msprobe.dump.array_file import ArrayFile, fits_archive
 from msprobe.dump.layout import safe_file_name
-from msprobe.dump.records import JsonTree
+from msprobe.dump.records import JsonTree, TensorRecord
 from msprobe.dump.value_types import (
     describe_scalar,
     describe_value,
@@ -37,6 +37,21 @@ _INPUT: Final = tuple(f"input.{i}" for i in range(64))
 
 def _input(index: int) -> str:
     return _INPUT[index] if index < 64 else f"input.{index}"
+
+
+class Unread:
+    """A tensor in the place of an argument or a result, to be described by a record made before.
+
+    Attributes:
+        tensor: the tensor, whose gradients are followed as those of any other.
+        record: what stands for it.
+    """
+
+    __slots__ = ("record", "tensor")
+
+    def __init__(self, tensor: Any, record: TensorRecord) -> None:
+        self.tensor = tensor
+        self.record = record
 
 
 class Describer:
@@ -123,12 +138,16 @@ class Description(Walk):
 
     def is_tensor(self, value: object) -> bool:
         """Return whether the adapter knows it as a tensor."""
-        return self._adapter.is_tensor(value)
+        return type(value) is Unread or self._adapter.is_tensor(value)
 
     def tensor(self, tensor: Any, place: Place, path: str) -> JsonTree:
         """Describe a tensor, and note where it stood."""
         first = place[0] if len(place) == 1 else None
-        self._found.append((tensor, first if type(first) is int else place))
+        position = first if type(first) is int else place
+        if type(tensor) is Unread:
+            self._found.append((tensor.tensor, position))
+            return tensor.record
+        self._found.append((tensor, position))
         return self._adapter.record_tensor(tensor, self._draft, path)
 
     def scalar(self, value: Any) -> JsonTree:

@@ -42,6 +42,8 @@ class TensorRecord(msgspec.Struct):
         finite_max: largest finite value, likewise; None when no element is finite.
         finite_min: smallest finite value, likewise.
         note: why a statistic is missing, in a few words (``meta``, ``released`` …).
+        written: true for what a call overwrites without reading it; it has no values.
+        undefined: true for memory that nothing has filled yet; it has no values.
     """
 
     type: str
@@ -65,6 +67,8 @@ class TensorRecord(msgspec.Struct):
     finite_max: Statistic | UnsetType = UNSET
     finite_min: Statistic | UnsetType = UNSET
     note: str | UnsetType = UNSET
+    written: bool | UnsetType = UNSET
+    undefined: bool | UnsetType = UNSET
 
 
 _FAST: Final = msgspec.json.Encoder()

@@ -58,6 +58,8 @@ _UNUSUAL_KEYS: Final[Mapping[str, Callable[[JsonTree], object]]] = {
     "finite_max": statistic_of,
     "finite_min": statistic_of,
     "note": _text,
+    "written": _truth,
+    "undefined": _truth,
     "device": _text,
     "stride": integers_of,
 }

@@ -82,6 +82,8 @@ class Value(msgspec.Struct, gc=False):
         finite_max: largest finite element, only where some are not finite; also `finite_min`.
         note: why a statistic is missing, in a few words (``uninitialized``, ``meta`` …).
         remark: why a gradient is missing, or what it includes.
+        written: True for what the call overwrites without reading it.
+        undefined: True for memory that nothing had filled yet.
         device: only when it is not the CPU.
         stride: only when the tensor is not contiguous, in elements.
         group_ranks: the members of a process group.
@@ -113,6 +115,8 @@ class Value(msgspec.Struct, gc=False):
     finite_min: Statistic = None
     note: str | None = None
     remark: str | None = None
+    written: bool | None = None
+    undefined: bool | None = None
     device: str | None = None
     stride: tuple[int, ...] | None = None
     group_ranks: tuple[int, ...] | None = None
@@ -128,6 +132,11 @@ class Value(msgspec.Struct, gc=False):
     def is_null(self) -> bool:
         """Whether the record holds null in this place."""
         return self.type == "NoneType"
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether its elements mean nothing, because the call does not read them."""
+        return bool(self.written or self.undefined)
 
     @property
     def squeezed_shape(self) -> tuple[int, ...]:

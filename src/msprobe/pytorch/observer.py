@@ -72,7 +72,7 @@ class Observer:
         if level is Level.L2:
             apis = ApisAboveKernels(table)
             self.apis = ApiObserver(session, adapter, apis, self.recomputations, redispatch)
-            self.kernels = KernelObserver(session, table)
+            self.kernels = KernelObserver(session, adapter, table)
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
         self._names: ModuleNames | None = None
@@ -139,7 +139,7 @@ class Observer:
                 logger.warning("token_range counts the forward calls of the first model only")
             root = self._models[0]()
             if root is not None:
-                gate = TokenGate(session, root, token_range, self._adapter.memo.clear)
+                gate = TokenGate(session, root, token_range, self._adapter.forget_values)
         names = self._names if self._only is None else self._only
         modules = ModuleObserver(session, names, self.recomputations, self.apis, gate)
         modules.hides = None if self._only is None else self._names
@@ -192,7 +192,7 @@ class Observer:
 
     def _remove_mode(self, apis: ApiObserver) -> None:
         self._adapter.memo.active = False
-        self._adapter.memo.clear()
+        self._adapter.forget_values()
         if _graph_task() == -1:
             mode_stack.remove(apis)
 

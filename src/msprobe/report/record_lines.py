@@ -185,6 +185,8 @@ def _details(value: Value) -> str:
         if value.finite_min is not None and value.finite_max is not None:
             low, high = number_text(value.finite_min), number_text(value.finite_max)
             said.append(f"finite from {low} to {high}")
+    if value.is_unread:
+        said.append("overwritten, not read" if value.written else "nothing filled it yet")
     if value.requires_grad:
         said.append("requires grad")
     if value.value_id is not None:

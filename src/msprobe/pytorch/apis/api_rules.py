@@ -20,6 +20,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
+import torch
 import yaml
 from torch import Tag, nn
 from torch._ops import OpOverload, OpOverloadPacket
@@ -35,6 +36,8 @@ FAST_PATH_MODULES: Final = (
     nn.TransformerEncoderLayer,
     nn.MultiheadAttention,
 )
+
+_OUT: Final = frozenset({"out"})
 
 
 class Action(IntEnum):
@@ -81,6 +84,13 @@ class ApiEntry:
         bans: storages of its arguments and results may from now on change unseen.
         returns_mutated: it returns nothing of use; its changed arguments are its output.
         draws_random: it may take numbers from a random generator.
+        fills: it overwrites its first argument and does not read it (``__setitem__``: where the
+            index means all of it).
+        allocates: it returns memory with undefined content.
+        leaves_unread: it may do without the values of its first argument: it returns a view of it,
+            changes it in place, or asks for its shape.
+        outs: names of the arguments that it only writes.
+        foreign_writes: positions and names of arguments that an operator outside aten may write.
         operator_name: the name as an operator, where operator and method are one function.
         risk: the strictest `risk_level` that still keeps it.
     """
@@ -92,6 +102,11 @@ class ApiEntry:
     bans: bool = False
     returns_mutated: bool = False
     draws_random: bool = False
+    fills: bool = False
+    allocates: bool = False
+    leaves_unread: bool = False
+    outs: frozenset[str] = _OUT
+    foreign_writes: tuple[tuple[int, str], ...] = ()
     operator_name: str | None = None
     risk: RiskLevel = RiskLevel.FOCUS
 
@@ -129,6 +144,9 @@ class _Rules:
     returns_mutated: _Names
     bans: _Names
     random: _Names
+    fills: _Names
+    shape_only: _Names
+    allocates: _Names
     core_risk: _Names
     low_risk: _Names
 
@@ -155,6 +173,9 @@ def _rules() -> _Rules:
         returns_mutated=_Names(data["returns_mutated"]),
         bans=_Names(data["bans"]),
         random=_Names(data["random"]),
+        fills=_Names(data["fills"]),
+        shape_only=_Names(data["shape_only"]),
+        allocates=_Names(data["allocates"]),
         core_risk=_Names(data["risk"]["core"]),
         low_risk=_Names(data["risk"]["low"]),
     )
@@ -178,15 +199,25 @@ def describe_function(func: Any) -> ApiEntry:
     overloads = _overloads(func)
     is_foreign_operator = bool(overloads) and identity.op_namespace != "aten"
     operators = rules.operators if identity.prefix == "Tensor" else {}
+    writes = _write_effect(identity, name, overloads, rules)
     return ApiEntry(
         prefix=identity.prefix,
         api=identity.api,
         action=_action(identity, name, rules),
-        writes=_write_effect(identity, name, overloads, rules),
+        writes=writes,
         # Operators outside aten may keep a tensor, or write into it without telling anybody.
         bans=is_foreign_operator or name in rules.bans,
         returns_mutated=name in rules.returns_mutated or _returns_nothing(overloads),
         draws_random=name in rules.random or _is_seeded(overloads),
+        fills=name in rules.fills,
+        allocates=name in rules.allocates,
+        leaves_unread=(
+            writes is not WriteEffect.NONE
+            or name in rules.shape_only
+            or _may_return_view(identity.api)
+        ),
+        outs=_outs(overloads) if overloads else _OUT,
+        foreign_writes=written_arguments(overloads) if is_foreign_operator else (),
         operator_name=operators.get(identity.api),
         risk=_risk(name, rules),
     )
@@ -231,6 +262,36 @@ def _overloads(func: Any) -> list[OpOverload[Any, Any]]:
         names = func.overloads()  # type: ignore[no-untyped-call]  # not annotated by torch
         return [getattr(func, name) for name in names]
     return []
+
+
+def _may_return_view(api: str) -> bool:
+    """Return whether the operator of a name returns a view of its first argument, or changes it."""
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{api}")
+    return any(schema.arguments and schema.arguments[0].alias_info for schema in schemas)
+
+
+def _outs(overloads: Iterable[OpOverload[Any, Any]]) -> frozenset[str]:
+    """Return the names of the arguments that operators of aten only write.
+
+    Those of other operators may be read, too: nothing tells.
+    """
+    return frozenset(
+        argument.name
+        for op in overloads
+        if op.namespace == "aten"
+        for argument in op._schema.arguments
+        if argument.is_out
+    )
+
+
+def written_arguments(overloads: Iterable[OpOverload[Any, Any]]) -> tuple[tuple[int, str], ...]:
+    """Return the positions and names of the arguments that operators may write."""
+    return tuple(
+        (index, argument.name)
+        for op in overloads
+        for index, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
 
 
 def _returns_nothing(overloads: list[OpOverload[Any, Any]]) -> bool:

@@ -74,12 +74,12 @@ class CollectiveRecorder:
 
         Args:
             session: receives the calls.
-            adapter: its memo learns which storages change unseen.
+            adapter: learns which storages change unseen.
             table: knows what the user wants recorded.
             recomputations: recognises repeated calls of checkpointed code.
         """
         self._session = session
-        self._memo = adapter.memo
+        self._adapter = adapter
         self._table = table
         self._recomputations = recomputations
         # Calls that ended in threads that do not record; written by the one that does.
@@ -172,16 +172,11 @@ class CollectiveRecorder:
         _unwrap_operations(draft.parts.get("input_args"), draft.parts.get("input_kwargs"))
 
     def _ban(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Let the memo forget every buffer: communication writes without moving a version."""
-        if not self._memo.active:
-            return
+        """Rely on no buffer any more: communication writes without moving a version."""
         found: Found = []
         tensors_in(*_opened(args, kwargs), found)
         for tensor, _ in found:
-            try:
-                self._memo.ban(tensor)
-            except (RuntimeError, NotImplementedError):  # no storage of its own
-                continue
+            self._adapter.distrust(tensor)
 
     # -- end -----------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
 from msprobe.pytorch.values.random_state import RandomWatch
 from msprobe.pytorch.values.tensor_search import output_slots, tensors_in
+from msprobe.pytorch.values.unread import UnreadTensors
 
 _clock: Final = time.perf_counter
 _HANDLE_CODE: Final = overrides.handle_torch_function.__code__
@@ -93,6 +94,8 @@ class ApiObserver(TorchFunctionMode):
         self.session = session
         self._adapter = adapter
         self._memo = adapter.memo
+        self._undefined = adapter.undefined.storages
+        self._unread = UnreadTensors(adapter)
         self._table = table
         self._recomputations = recomputations
         self._risk = session.config.risk_level
@@ -126,7 +129,10 @@ class ApiObserver(TorchFunctionMode):
         if action is Action.METADATA:
             if entry.bans:
                 quietly(session, "memo", self._ban, args, kwargs)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if entry.allocates:
+                quietly(session, "memo", self._unread.note_writes, entry, args, kwargs, result)
+            return result
         if action is Action.BACKWARD_ENTRY or action is Action.DESCEND:
             return self._go_inside(func, types, args, kwargs)
         started = _clock()
@@ -199,7 +205,7 @@ class ApiObserver(TorchFunctionMode):
         name = entry.name
         if entry.operator_name is not None and frame is not None:
             name = f"{entry.prefix}.{operator_name(entry, frame)}"
-        opened = self.open_call(name, stack, frame, with_grad, args, kwargs)
+        opened = self.open_call(name, stack, frame, with_grad, args, kwargs, entry)
         if entry.draws_random and opened is not None and opened.call.draft is not None:
             opened.random = RandomWatch(args, kwargs, keeps_state=self._keeps_rng)
         return opened
@@ -212,6 +218,7 @@ class ApiObserver(TorchFunctionMode):
         with_grad: bool,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        entry: ApiEntry | None = None,
     ) -> OpenCall | None:
         """Begin a call under `name` and describe its inputs; None when it is not recorded."""
         if stack.traits.checkpointed:
@@ -222,7 +229,7 @@ class ApiObserver(TorchFunctionMode):
         else:
             call = self.session.recorder.begin(name, stack, is_module=False)
         opened = OpenCall(call)
-        self._take_inputs(opened, args, kwargs)
+        self._take_inputs(opened, args, kwargs, entry)
         if with_grad and call.keeps_gradients and not _functorch_active():
             opened.edges = InputEdges(opened.found)
         return opened
@@ -234,10 +241,19 @@ class ApiObserver(TorchFunctionMode):
         return False
 
     def _take_inputs(
-        self, opened: OpenCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        opened: OpenCall,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        entry: ApiEntry | None,
     ) -> None:
         call, found = opened.call, opened.found
-        if not self.session.recorder.inputs(call, args, kwargs, found):
+        shown = args, kwargs
+        if entry is not None and (
+            entry.fills or self._undefined or (kwargs and not entry.outs.isdisjoint(kwargs))
+        ):
+            shown = self._unread.in_arguments(entry, args, kwargs)
+        if not self.session.recorder.inputs(call, *shown, found):
             tensors_in(args, kwargs, found)
         if self._memo.active:
             for tensor, _ in found:
@@ -257,6 +273,8 @@ class ApiObserver(TorchFunctionMode):
         kwargs: Mapping[str, Any],
         result: Any,
     ) -> None:
+        if self._undefined or entry.allocates:
+            self._unread.note_writes(entry, args, kwargs, result)
         if self._memo.active:
             self._note_writes(entry, args, kwargs)
         if opened is None:
@@ -268,12 +286,22 @@ class ApiObserver(TorchFunctionMode):
                 self._ban((result,), {})
             else:
                 self._note_births(result)
-        self.close_call(opened, len(args), result)
+        shown = result
+        if self._undefined:
+            shown = self._unread.in_result(entry, args, kwargs, result)
+        self.close_call(opened, len(args), result, shown)
 
-    def close_call(self, opened: OpenCall, arguments: int, result: Any) -> None:
-        """Describe the result of a call, tap its gradients and hand its record on."""
+    def close_call(self, opened: OpenCall, arguments: int, result: Any, shown: Any) -> None:
+        """Describe the result of a call, tap its gradients and hand its record on.
+
+        Args:
+            opened: the call.
+            arguments: how many positional arguments it has.
+            result: the result.
+            shown: the result as it is to be described.
+        """
         call = opened.call
-        self.session.recorder.outputs(call, result)
+        self.session.recorder.outputs(call, shown)
         if opened.random is not None and call.draft is not None:
             opened.random.report(call.draft, self.session.dump)
         if opened.edges is not None:
@@ -312,12 +340,10 @@ class ApiObserver(TorchFunctionMode):
             self._memo.wrote(tensor)
 
     def _ban(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if not self._memo.active:
-            return
         found: Found = []
         tensors_in(args, kwargs, found)
         for tensor, _ in found:
-            self._memo.ban(tensor)
+            self._adapter.distrust(tensor)
 
     def _note_births(self, result: Any) -> None:
         if type(result) is Tensor:

@@ -22,13 +22,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
-from msprobe.pytorch.apis.api_rules import Action, ApiEntry, describe_function
+from msprobe.pytorch.apis.api_rules import (
+    Action,
+    ApiEntry,
+    describe_function,
+    written_arguments,
+)
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.interception import dispatch_stack
 from msprobe.pytorch.interception.ascend_kernel_dump import KernelDump
 from msprobe.pytorch.interception.enclosing_calls import EnclosingCalls
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.values.adapter import TorchAdapter
+from msprobe.pytorch.values.unread import UnreadTensors
 
 _clock: Final = time.perf_counter
 _graph_task: Final = torch._C._current_graph_task_id
@@ -68,14 +75,14 @@ class _Kernel:
     """What is known about an operator.
 
     Attributes:
-        base: name of its records without number.
+        entry: what is known of it as an API.
         overload: name of the overload.
         is_wanted: whether it is recorded at all.
         is_finished: whether its results are there when it returns.
         written: positions and names of the arguments that it writes.
     """
 
-    base: str
+    entry: ApiEntry
     overload: str
     is_wanted: bool
     is_finished: bool
@@ -92,15 +99,18 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     # Otherwise torch refuses to run flex_attention and its like; they are passed on.
     supports_higher_order_operators = True
 
-    def __init__(self, session: Session, table: ApiTable) -> None:
+    def __init__(self, session: Session, adapter: TorchAdapter, table: ApiTable) -> None:
         """Create it, not yet installed.
 
         Args:
             session: receives the records.
+            adapter: it learns which memory is undefined.
             table: names operators, and knows which ones the user does not want.
         """
         super().__init__()  # type: ignore[no-untyped-call]  # torch
         self._session = session
+        self._adapter = adapter
+        self._unread = UnreadTensors(adapter)
         self._table = table
         self._kernels: dict[OpOverload[Any, Any], _Kernel] = {}
         self.calls = EnclosingCalls(session)
@@ -119,6 +129,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     def _uninstall(self) -> None:
         self._session.recorder.watcher = None
         self.calls.forget_open()
+        self._adapter.forget_values()
         if self._device_dump is not None:
             quietly(self._session, "kernel dump", self._device_dump.close)
         if _graph_task() == -1:
@@ -159,7 +170,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
                 kind = type(error).__name__
                 quietly(session, "kernel error", session.recorder.abandon, call, kind)
             raise
-        if call is None or kernel is None:
+        if kernel is None:
             return result
         started = _clock()
         quietly(session, "kernel end", self._end, kernel, call, args, kwargs, result)
@@ -177,7 +188,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             self._device_dump.before_kernel(enclosing.names)
         in_backward = _graph_task() != -1
         call = session.recorder.begin_kernel(
-            kernel.base,
+            kernel.entry.name,
             session.stacks.here(0),
             enclosing.parent,
             enclosing.names,
@@ -189,22 +200,25 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         parts["overload"] = kernel.overload
         if in_backward:
             parts["phase"] = "backward"
-        session.recorder.inputs(call, args, kwargs, [])
+        session.recorder.inputs(call, *self._unread.in_arguments(kernel.entry, args, kwargs), [])
         return call
 
     def _end(
         self,
         kernel: _Kernel,
-        call: Call,
+        call: Call | None,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         result: Any,
     ) -> None:
-        recorder = self._session.recorder
+        recorder, unread = self._session.recorder, self._unread
+        unread.note_writes(kernel.entry, args, kwargs, result)
+        if call is None:
+            return
         if kernel.is_finished:
             if result is None and kernel.written:
                 result = tuple(_argument(args, kwargs, *place) for place in kernel.written)
-            recorder.outputs(call, result)
+            recorder.outputs(call, unread.in_result(kernel.entry, args, kwargs, result))
         elif call.draft is not None and call.keeps_outputs:
             call.draft.parts["output"] = [None]
             call.draft.parts["pending"] = True
@@ -223,15 +237,11 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         selection = self._session.recorder.selection
         is_excluded |= selection.refuses_api(entry.api, entry.name)
         return _Kernel(
-            base=entry.name,
+            entry=entry,
             overload=func._overloadname,
             is_wanted=func.namespace not in _PLUMBING and not is_excluded,
             is_finished=func.namespace not in _UNFINISHED,
-            written=tuple(
-                (index, argument.name)
-                for index, argument in enumerate(func._schema.arguments)
-                if argument.alias_info is not None and argument.alias_info.is_write
-            ),
+            written=written_arguments([func]),
         )
 
 

@@ -39,6 +39,7 @@ from msprobe.pytorch.values.memo import FoundOut, Value, new_memo
 from msprobe.pytorch.values.readable import readable
 from msprobe.pytorch.values.statistics import DeviceBatch, summarise
 from msprobe.pytorch.values.tensor_payload import snapshot
+from msprobe.pytorch.values.undefined_memory import UndefinedMemory
 
 # Exact types whose every property can be read without a detour.
 TENSOR_TYPES: Final = (Tensor, Parameter)
@@ -51,11 +52,13 @@ class TorchAdapter:
 
     Attributes:
         memo: what is known about values that have not changed.
+        undefined: which memory holds nothing yet.
     """
 
     def __init__(self, config: Config) -> None:
         """Create it for one configuration."""
         self.memo = new_memo()
+        self.undefined = UndefinedMemory()
         self._md5 = False
         self._slices: tuple[Slice, ...] = ()
         section = config.section
@@ -102,6 +105,18 @@ class TorchAdapter:
         if distributed.is_available() and distributed.is_initialized():
             return distributed.get_rank()
         return None
+
+    def distrust(self, tensor: Tensor) -> None:
+        """Note that the memory of a tensor may from now on be written unseen."""
+        if self.memo.active:
+            self.memo.ban(tensor)
+        if self.undefined.storages:
+            self.undefined.forget(tensor)
+
+    def forget_values(self) -> None:
+        """Forget what is known of memory: from now on it may be written unseen."""
+        self.memo.clear()
+        self.undefined.clear()
 
     # -- tensors -------------------------------------------------------------------------------
 
@@ -197,12 +212,41 @@ class TorchAdapter:
             self._batch = DeviceBatch()
         return self._batch.add(tensor)
 
+    def outline(self, tensor: Tensor, *, written: bool) -> TensorRecord:
+        """Return the record of a tensor whose elements are not looked at.
+
+        Args:
+            tensor: any tensor.
+            written: whether the call overwrites it; otherwise nothing has filled its memory yet.
+        """
+        requires_grad = tensor.requires_grad
+        if type(tensor) in TENSOR_TYPES and not _transforms_active() and not tensor.is_nested:
+            shown = crop(tensor, self._slices) if self._slices else tensor
+            record = self._new_record(shown, FoundOut(Summary()), requires_grad)
+        else:
+            with _outside_transforms():
+                record = self._unusual_record(tensor, Summary(), requires_grad)
+        if written:
+            record.written = True
+        else:
+            record.undefined = True
+        return record
+
     def _record_unusual(
         self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool
     ) -> TensorRecord:
+        summary = self._summarise_unusual(tensor)
+        requires_grad = False if is_gradient else tensor.requires_grad
+        record = self._unusual_record(tensor, summary, requires_grad)
+        take_summary(draft, record, summary)
+        self._keep(tensor, record, FoundOut(summary), draft, path)
+        return record
+
+    def _unusual_record(
+        self, tensor: Tensor, summary: Summary, requires_grad: bool
+    ) -> TensorRecord:
         held = readable(tensor) if tensor.is_nested else tensor
         shape = tuple(held.shape) if isinstance(held, Tensor) else ()
-        summary = self._summarise_unusual(tensor)
         record = TensorRecord(
             tensor_type(tensor),
             str(tensor.dtype),
@@ -211,15 +255,13 @@ class TorchAdapter:
             summary.min,
             summary.mean,
             summary.norm,
-            False if is_gradient else tensor.requires_grad,
+            requires_grad,
         )
         if type(tensor).__name__ == "DTensor":
             record.device_mesh, record.placements = placements_of(tensor)
             record.shape = tuple(tensor._local_tensor.shape)  # type: ignore[attr-defined]
         if not tensor.is_cpu:
             record.device = str(tensor.device)
-        take_summary(draft, record, summary)
-        self._keep(tensor, record, FoundOut(summary), draft, path)
         return record
 
     def _summarise_unusual(self, tensor: Tensor) -> Summary:
