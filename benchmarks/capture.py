@@ -125,6 +125,7 @@ class Timing:
 
     plain_s: list[float] = field(default_factory=list)
     captured_s: list[float] = field(default_factory=list)
+    account_s: list[float] = field(default_factory=list)
     plain_cpu_s: list[float] = field(default_factory=list)
     captured_cpu_s: list[float] = field(default_factory=list)
     disk_bytes_per_step: float = 0.0
@@ -136,6 +137,11 @@ class Timing:
     def added_s(self) -> float:
         pairs = zip(self.captured_s, self.plain_s, strict=True)
         return statistics.median(captured - plain for captured, plain in pairs)
+
+    @property
+    def accounted(self) -> float:
+        """Share of the added time that the tool's own account of its cost says."""
+        return statistics.median(self.account_s) / self.added_s
 
     @property
     def slowdown(self) -> float:
@@ -200,6 +206,8 @@ def measure(setup: Setup, pythons: dict[str, tuple[str, str]], rounds: int) -> R
                 captured = processes[name].ask("captured", steps)
                 timings[name].plain_s.append(statistics.median(plain["wall_s"]))
                 timings[name].captured_s.append(statistics.median(captured["wall_s"]))
+                if captured["account_s"]:
+                    timings[name].account_s.append(statistics.median(captured["account_s"]))
                 timings[name].plain_cpu_s.append(statistics.median(plain["cpu_s"]))
                 timings[name].captured_cpu_s.append(statistics.median(captured["cpu_s"]))
         for name, process in processes.items():
@@ -225,7 +233,7 @@ def measure_idle(case: str, pythons: dict[str, tuple[str, str]], rounds: int) ->
 
 
 COLUMNS: Final = (
-    "case", "level", "task", "plain ms", "captured ms", "slow-down", "added ms",
+    "case", "level", "task", "plain ms", "captured ms", "slow-down", "added ms", "account / added",
     "peer slow-down", "peer added ms", "added / peer", "MB a step", "peer MB", "peak +MB",
     "peer peak +MB", "targets",
 )  # fmt: skip
@@ -245,6 +253,7 @@ def cells(row: Row) -> list[str]:
         f"{statistics.median(own.captured_s) * 1e3:.1f}",
         f"{own.slowdown:.2f}x",
         f"{own.added_s * 1e3:.1f}",
+        f"{own.accounted:.2f}",
         f"{peer.slowdown:.2f}x" if peer else "-",
         f"{peer.added_s * 1e3:.1f}" if peer else "-",
         f"{row.ratio:.2f}" if row.ratio is not None else "-",

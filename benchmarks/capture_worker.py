@@ -5,9 +5,9 @@ Runs under any python that has torch and a package `msprobe`; which one that is,
 choice. Commands and answers are JSON lines. Answers go to a copy of stdout, so that whatever a
 tool prints cannot get between them.
 
-    {"do": "plain" | "captured", "steps": n}  ->  {"wall_s": [...], "cpu_s": [...]}
-    {"do": "measure"}                         ->  disk and memory used so far
-    {"do": "profile", "steps": n}             ->  {"profile": text}
+    {"do": "plain" | "captured", "steps": n} -> {"wall_s": [...], "cpu_s", "account_s"}
+    {"do": "measure"}                        -> disk and memory used so far
+    {"do": "profile", "steps": n}            -> {"profile": text}
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Worker:
 
     def run(self, kind: str, steps: int) -> dict[str, object]:
         forget_peak_memory()
-        wall, cpu = [], []
+        wall, cpu, account = [], [], []
         step = self.captured_step if kind == "captured" else self.plain_step
         for _ in range(steps):
             begin, begin_cpu = time.perf_counter(), time.process_time()
@@ -132,19 +132,26 @@ class Worker:
             wall.append(time.perf_counter() - begin)
             cpu.append(time.process_time() - begin_cpu)
             if kind == "captured":
-                self._clear_dump()
+                account += self._clear_dump()
         if kind == "captured":
             self.captured_peak_bytes = max(self.captured_peak_bytes, peak_memory_bytes())
         elif not self.captured_steps:  # later plain steps run in memory that capture left behind
             self.plain_peak_bytes = max(self.plain_peak_bytes, peak_memory_bytes())
-        return {"wall_s": wall, "cpu_s": cpu}
+        return {"wall_s": wall, "cpu_s": cpu, "account_s": account}
 
-    def _clear_dump(self) -> None:
-        """Count what the step wrote and remove it: a tensor dump is hundreds of megabytes."""
+    def _clear_dump(self) -> list[float]:
+        """Count what the step wrote and remove it: a tensor dump is hundreds of megabytes.
+
+        Returns: the seconds that the tool says it has spent, if it says so.
+        """
         self.captured_steps += 1
+        spent_s = []
         for folder in sorted(self.dump_path.glob("step*")):
+            for account in folder.glob("*/account.json"):
+                spent_s.append(json.loads(account.read_text())["capture_ms"] / 1e3)
             self.disk_bytes += bytes_on_disk(folder)
             shutil.rmtree(folder, ignore_errors=True)
+        return spent_s
 
     def measure(self) -> dict[str, object]:
         return {

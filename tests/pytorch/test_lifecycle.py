@@ -287,6 +287,19 @@ def test_the_account_says_what_was_kept_and_what_it_cost(
     assert "skipped 1 (risk_level FOCUS)" in caplog.text
 
 
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_the_account_has_the_time_of_start_stop_and_gradients(level: str, tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(60)))
+    with recording(tmp_path, level) as run:
+        for with_backward in (False, False, True):  # the first step also walks stacks
+            with run.step_of(model):
+                loss = model(torch.ones(2, 4)).sum()
+                if with_backward:
+                    loss.backward()
+        _, forward, both = (run.account(step)["capture_ms"] for step in range(3))
+    assert both > 1.2 * forward > 0
+
+
 def test_an_error_of_ours_stays_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -34,7 +34,7 @@ class Account:
         skipped: calls that made no record, by reason.
         notes: facts a reader must know to judge the dump, once each.
         errors: how often something failed inside capture, by kind.
-        spent_s: seconds of the training thread spent in capture.
+        spent_s: seconds of the training thread that capture cost.
     """
 
     step: int

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from msprobe.capture.guard import Quietly
 from msprobe.capture.saved_values import GradientSlot, is_wanted
 from msprobe.capture.session import Session
-
-_clock: Final = time.perf_counter
 
 
 class Arrival:
@@ -31,9 +28,8 @@ class Arrival:
     def __call__(self, gradient: Any) -> None:
         """Record the gradient; None is passed over."""
         if gradient is not None and not self._slot.is_filled:
-            started = _clock()
-            self._quietly(self._session, "saved gradient", self._slot.take, gradient)
-            self._session.account.spent_s += _clock() - started
+            with self._session.spending():
+                self._quietly(self._session, "saved gradient", self._slot.take, gradient)
 
 
 Watch = Callable[[Any, Arrival], Callable[[], None] | None]
@@ -60,9 +56,8 @@ def save_value(
             tensor that gets none.
     """
     if is_wanted(session.config, name, save_backward):
-        started = _clock()
-        quietly(session, "save", _save, session, variable, name, save_backward, quietly, watch)
-        session.account.spent_s += _clock() - started
+        with session.spending():
+            quietly(session, "save", _save, session, variable, name, save_backward, quietly, watch)
 
 
 def _save(

@@ -11,9 +11,10 @@ import atexit
 import logging
 import os
 import threading
+import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from msprobe.capture.account import Account, Written
@@ -42,6 +43,8 @@ from msprobe.dump.writer import DumpHead, DumpWriter, RankDump
 
 logger = logging.getLogger(__name__)
 
+_clock = time.perf_counter
+
 
 class Session:
     """The state of one run.
@@ -61,6 +64,7 @@ class Session:
         run_undo: restores what lasts for the whole run; closed by `close`.
         thread: the thread that called `start`; only it is observed.
         lock: held by whoever records: hooks of one backward pass run in a thread for each device.
+        spending_since: since when our code runs; None while the user's does.
         muted: above 0, API calls make no records: inside a registered API, or while one module
             alone is dumped.
     """
@@ -84,6 +88,7 @@ class Session:
         self.finished = False
         self.thread = 0
         self.lock = threading.RLock()
+        self.spending_since: float | None = None
         self.muted = 0
         self.dump: RankDump | None = None
         self._step = 0
@@ -179,20 +184,22 @@ class Session:
         Args:
             inside_backward: whether a backward pass is running, whose records are not complete.
         """
-        was_capturing = self.capturing
-        self.capturing = self.observing = False
-        self.undo.close()
-        if was_capturing and not inside_backward:
-            self._unnoticed("stop", self.gradients.close_passes)
-            self.write_json()
-        self._switched_on()
+        with self.spending():
+            was_capturing = self.capturing
+            self.capturing = self.observing = False
+            self.undo.close()
+            if was_capturing and not inside_backward:
+                self._unnoticed("stop", self.gradients.close_passes)
+                self.write_json()
+            self._switched_on()
 
     def step(self) -> None:
         """End the step: write what is pending, give the account, count on."""
-        self.stop()
-        self.step_undo.close()
-        self._close_dump()
-        self.set_step(self._step + 1)
+        with self.spending():
+            self.stop()
+            self.step_undo.close()
+            self._close_dump()
+            self.set_step(self._step + 1)
 
     def write_json(self) -> None:
         """Bring everything known so far to the JSON files."""
@@ -216,6 +223,28 @@ class Session:
             claim.release()
         self._claims.clear()
         atexit.unregister(self.close)
+
+    # -- time ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Add the time inside to the account; what is nested in it counts once."""
+        if self.spending_since is not None:
+            yield
+            return
+        self.spending_since = _clock()
+        try:
+            yield
+        finally:
+            self.settle_spending()
+            self.spending_since = None
+
+    def settle_spending(self) -> None:
+        """Add the time so far to the account of the current step."""
+        now = _clock()
+        if self.spending_since is not None:
+            self.account.spent_s += now - self.spending_since
+        self.spending_since = now
 
     # -- errors --------------------------------------------------------------------------------
 
@@ -303,6 +332,7 @@ class Session:
             tensors=written.tensors + written.linked,
             complete=written.complete,
         )
+        self.settle_spending()
         fields = account.as_json(facts)
         fields["write_errors"] = written.errors
         fields["linked_tensors"] = written.linked

@@ -97,10 +97,11 @@ class Run:
                 source="start()",
                 hint=f"level {self.config.level} records modules",
             )
-        if not self.session.start(rank=rank):
-            return
-        self.observer.watch(self.models)
-        self.observer.install(token_range)
+        session = self.session
+        with session.spending():
+            if session.start(rank=rank):
+                self.observer.watch(self.models)
+                self.observer.install(token_range)
 
     def stop(self) -> None:
         """End observing."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -34,7 +33,6 @@ FUNCTIONAL: Final = "functional_"
 NEVER_COMPLETE: Final = "not known to be complete: the program did not wait for it"
 _P2P_OPERATION: Final = "torch.distributed.P2POp"
 _OTHER_THREAD: Final = "not read: another thread waited for it"
-_clock: Final = time.perf_counter
 _graph_task: Final = torch._C._current_graph_task_id
 
 
@@ -97,10 +95,7 @@ class CollectiveRecorder:
         if not self._is_own_thread():
             session.account.skipped["collectives in other threads"] += 1
             return None
-        started = _clock()
-        token = quietly(session, "collective begin", self._begin, collective, args, kwargs)
-        session.account.spent_s += _clock() - started
-        return token
+        return quietly(session, "collective begin", self._begin, collective, args, kwargs)
 
     def end(
         self,
@@ -115,9 +110,7 @@ class CollectiveRecorder:
         if not self._is_own_thread():
             self._elsewhere.append(token)
             return
-        started = _clock()
         quietly(session, "collective end", self._end, token, result, completed, error)
-        session.account.spent_s += _clock() - started
 
     def write_left_over(self) -> None:
         """Write the records of calls that ended in other threads."""

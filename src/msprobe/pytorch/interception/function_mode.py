@@ -9,7 +9,6 @@ again: that is the wanted granularity.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
@@ -36,7 +35,6 @@ from msprobe.pytorch.values.random_state import RandomWatch
 from msprobe.pytorch.values.tensor_search import output_slots, tensors_in
 from msprobe.pytorch.values.unread import UnreadTensors
 
-_clock: Final = time.perf_counter
 _HANDLE_CODE: Final = overrides.handle_torch_function.__code__
 torch_redispatch: Final = getattr(overrides, "redispatch_function", None)
 _is_grad_enabled: Final = torch.is_grad_enabled
@@ -135,13 +133,11 @@ class ApiObserver(TorchFunctionMode):
             return result
         if action is Action.BACKWARD_ENTRY or action is Action.DESCEND:
             return self._go_inside(func, types, args, kwargs)
-        started = _clock()
         frame, skip = _caller(sys._getframe(1))
         with_grad = _is_grad_enabled()
         opened = quietly(
             session, "api begin", self._begin, entry, frame, skip, with_grad, args, kwargs
         )
-        session.account.spent_s += _clock() - started
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
@@ -149,9 +145,7 @@ class ApiObserver(TorchFunctionMode):
             if opened is not None:
                 quietly(session, "api error", self.raised, opened, error)
             raise
-        started = _clock()
         quietly(session, "api end", self._end, entry, opened, args, kwargs, result)
-        session.account.spent_s += _clock() - started
         return result
 
     # -- backward ------------------------------------------------------------------------------

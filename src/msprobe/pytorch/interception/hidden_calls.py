@@ -8,7 +8,6 @@ the mode's own means; only how one learns of them differs.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -21,7 +20,6 @@ from msprobe.capture.session import Session
 from msprobe.pytorch.interception.function_mode import ApiObserver, OpenCall
 from msprobe.pytorch.interception.guard import quietly
 
-_clock: Final = time.perf_counter
 _is_grad_enabled: Final = torch.is_grad_enabled
 
 
@@ -47,11 +45,9 @@ def record_call(
     session = apis.session
     if session.recorder.selection.refuses_api(name.rpartition(".")[2], name):
         return run(*args, **kwargs)
-    started = _clock()
     with_grad = _is_grad_enabled()
     frame = sys._getframe(1)
     opened = quietly(session, "api begin", _begin, apis, name, frame, with_grad, args, kwargs)
-    session.account.spent_s += _clock() - started
     around = _muted(session) if hides_inner else _enclosing(apis, opened)
     try:
         with around:
@@ -61,9 +57,7 @@ def record_call(
         if opened is not None:
             quietly(session, "api error", apis.raised, opened, error)
         raise
-    started = _clock()
     quietly(session, "api end", _end, apis, opened, args, kwargs, result)
-    session.account.spent_s += _clock() - started
     return result
 
 

@@ -11,7 +11,6 @@ With a dispatch mode on, torch takes another way for a few operators, and their 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,7 +36,6 @@ from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.adapter import TorchAdapter
 from msprobe.pytorch.values.unread import UnreadTensors
 
-_clock: Final = time.perf_counter
 _graph_task: Final = torch._C._current_graph_task_id
 
 # Markers of torch's profiler, debuggers and scripting: they compute nothing.
@@ -156,12 +154,10 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         session = self._session
         if not session.observing or not isinstance(func, OpOverload) or _is_traced(types):
             return func(*args, **kwargs)
-        started = _clock()
         kernel = quietly(session, "kernel", self._kernel, func)
         call = None
         if kernel is not None and kernel.is_wanted:
             call = quietly(session, "kernel begin", self._begin, kernel, args, kwargs)
-        session.account.spent_s += _clock() - started
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
@@ -172,9 +168,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             raise
         if kernel is None:
             return result
-        started = _clock()
         quietly(session, "kernel end", self._end, kernel, call, args, kwargs, result)
-        session.account.spent_s += _clock() - started
         return result
 
     def _begin(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
@@ -34,7 +33,6 @@ from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.tensor_search import output_slots, tensors_in
 
-_clock: Final = time.perf_counter
 _is_compiling: Final = torch.compiler.is_compiling
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 _COMPILED_PART: Final = "_orig_mod"  # under which torch.compile keeps the module it was given
@@ -190,7 +188,6 @@ class ModuleObserver:
         if not in_own_thread and torch._C._current_graph_task_id() == -1:
             session.account.skipped["module calls in other threads"] += 1
             return
-        started = _clock()
         base = self.names.find(module) if self.names is not None else None
         if self.hides is not None:
             session.recorder.hide(self.hides.find(module))
@@ -199,7 +196,6 @@ class ModuleObserver:
             with_grad = torch.is_grad_enabled()
             frame = sys._getframe(1)
             quietly(session, "module begin", self._begin, module, base, frame, with_grad, args)
-        session.account.spent_s += _clock() - started
 
     def _begin(
         self,
@@ -274,10 +270,8 @@ class ModuleObserver:
         if not self._has_open(module):
             return
         session = self._session
-        started = _clock()
         finished = len(rest) == 2
         quietly(session, "module end", self._finish, module, finished, rest[-1])
-        session.account.spent_s += _clock() - started
 
     def _has_open(self, module: nn.Module) -> bool:
         if not self._open:
