@@ -24,7 +24,8 @@ from msprobe.dump.value_types import OMITTED, SCALARS, safe_repr, type_name
 
 MOST_VALUES: Final = 10_000
 _DEPTH_LIMIT: Final = 400  # deeper nesting is cut off, as readers would overflow on it
-_FLAT: Final = frozenset({*SCALARS, type(None)})
+FLAT: Final = frozenset({*SCALARS, type(None)})
+"""Types of values that hold nothing else."""
 # What is left of a list is looked through for tensors if it is no longer than this.
 _SHORT_REST: Final = 100
 _LEFT_OUT: Final = object()
@@ -110,7 +111,7 @@ class Walk(ABC):
 
     def _sequence(self, values: Sequence[Any], place: Place, path: str) -> JsonTree:
         kinds = set(map(type, values))
-        if kinds <= _FLAT:
+        if kinds <= FLAT:
             return self._flat(values, kinds)
         found: list[JsonTree] = []
         for index, value in enumerate(values):

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msprobe.capture.nested import MOST_VALUES, Place, Walk
+from msprobe.capture.nested import FLAT, MOST_VALUES, Place, Walk
 from msprobe.capture.values import Found
-from msprobe.dump.value_types import SCALARS
 
 
 def tensors_in(
@@ -22,7 +21,7 @@ def tensors_in(
     for index, value in enumerate(args):
         if issubclass(type(value), kind):
             found.append((value, index))
-        elif value is not None and type(value) not in SCALARS:
+        elif type(value) not in FLAT:
             search = search or _Search(kind, found)
             search.value(value, (index,), "")
     for key, value in (kwargs or {}).items():

@@ -16,7 +16,7 @@ import numpy as np
 
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.call import Draft
-from msprobe.capture.nested import Place, Walk, is_spread
+from msprobe.capture.nested import FLAT, Place, Walk, is_spread
 from msprobe.dump.array_file import ArrayFile, fits_archive
 from msprobe.dump.layout import safe_file_name
 from msprobe.dump.records import JsonTree, TensorRecord
@@ -81,20 +81,23 @@ class Describer:
         tensor_types, walk = self._tensor_types, None
         positional: list[JsonTree] = []
         for index, value in enumerate(args):
-            if type(value) in tensor_types:
+            kind = type(value)
+            if kind in tensor_types:
                 found.append((value, index))
                 positional.append(self._record_tensor(value, draft, _input(index)))
-                continue
-            if walk is None:
-                walk = Description(self.adapter, draft, found)
-            positional.append(walk.value(value, (index,), _input(index)))
-        if not kwargs:
-            return positional, {}
-        if walk is None:
-            walk = Description(self.adapter, draft, found)
-        return positional, {
-            key: walk.value(value, (key,), f"kwargs.{key}") for key, value in kwargs.items()
-        }
+            elif kind in FLAT:
+                positional.append(_plain(value, draft))
+            else:
+                walk = walk or Description(self.adapter, draft, found)
+                positional.append(walk.value(value, (index,), _input(index)))
+        named: dict[str, JsonTree] = {}
+        for key, value in (kwargs or {}).items():
+            if type(value) in FLAT:
+                named[key] = _plain(value, draft)
+            else:
+                walk = walk or Description(self.adapter, draft, found)
+                named[key] = walk.value(value, (key,), f"kwargs.{key}")
+        return positional, named
 
     def outputs(self, draft: Draft, output: Any) -> list[JsonTree]:
         """Describe a result: a tuple spreads, anything else is one element."""
@@ -152,9 +155,7 @@ class Description(Walk):
 
     def scalar(self, value: Any) -> JsonTree:
         """Describe a number or a text."""
-        if not is_quick(value):
-            self._draft.nonfinite = True
-        return describe_scalar(value)
+        return _plain(value, self._draft)
 
     def leaf(self, value: Any, place: Place, path: str) -> JsonTree:
         """Describe a value of the framework's, an array, or anything else."""
@@ -173,6 +174,15 @@ class Description(Walk):
     def other(self, value: Any) -> JsonTree:
         """Describe what has no form of its own."""
         return {"type": type_name(type(value)), "value": safe_repr(value)}
+
+
+def _plain(value: Any, draft: Draft) -> JsonTree:
+    """Describe a value of one of the types `FLAT`."""
+    if value is None:
+        return None
+    if not is_quick(value):
+        draft.nonfinite = True
+    return describe_scalar(value)
 
 
 def describe_array(array: np.ndarray[Any, Any], draft: Draft, path: str) -> JsonTree:
