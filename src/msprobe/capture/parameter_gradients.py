@@ -76,30 +76,34 @@ def owners_of(
 
 
 class ParameterWatch(ABC):
-    """Watches the parameters of the user's models, from `install` to the end of the step."""
+    """Watches the parameters of the user's models, from `install` to the end of the step.
+
+    Attributes:
+        names: the modules whose parameters the next `install` finds.
+    """
 
     def __init__(self, session: Session, names: Names) -> None:
         """Create it for the modules that `names` knows."""
         self._session = session
-        self._names = names
+        self.names = names
         # Holds each parameter, so that its identity stays its own.
         self._owners: dict[int, tuple[Any, ParameterOwner]] = {}
         self._ends: list[Callable[[], None]] = []
         self._installed = False
 
     def install(self) -> bool:
-        """Put hooks on the parameters; return whether there were none yet.
+        """Put hooks on the parameters that have none yet; return whether no one had any.
 
         Gradients may arrive until the step ends, so they are removed with `Session.step_undo`.
         """
-        if self._installed:
-            return False
-        self._installed = True
-        self._session.step_undo.callback(self._removed)
-        for parameter, owner in owners_of(self._session, self._names, self.trained):
-            if self._hook(parameter, owner):
+        begins = not self._installed
+        if begins:
+            self._installed = True
+            self._session.step_undo.callback(self._removed)
+        for parameter, owner in owners_of(self._session, self.names, self.trained):
+            if id(parameter) not in self._owners and self._hook(parameter, owner):
                 self._owners[id(parameter)] = (parameter, owner)
-        return True
+        return begins
 
     @abstractmethod
     def trained(self, module: Any) -> dict[str, Any]:
@@ -125,7 +129,7 @@ class ParameterWatch(ABC):
             self._hook(parameter, owner)
 
     def _hook(self, parameter: Any, owner: ParameterOwner) -> bool:
-        end = self.watch(parameter, owner)
+        end = self._session.attempt("watching a parameter", self.watch, parameter, owner)
         if end is None:
             return False
         self._ends.append(end)

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from msprobe.capture.account import Account, Written
 from msprobe.capture.adapter import Adapter
@@ -44,6 +45,7 @@ from msprobe.dump.writer import DumpHead, DumpWriter, RankDump
 logger = logging.getLogger(__name__)
 
 _clock = time.perf_counter
+T = TypeVar("T")
 
 
 class Session:
@@ -187,7 +189,7 @@ class Session:
         with self.spending():
             was_capturing = self.capturing
             self.capturing = self.observing = False
-            self.undo.close()
+            self.attempt("stop", self.undo.close)
             if was_capturing and not inside_backward:
                 self._unnoticed("stop", self.gradients.close_passes)
                 self.write_json()
@@ -197,7 +199,7 @@ class Session:
         """End the step: write what is pending, give the account, count on."""
         with self.spending():
             self.stop()
-            self.step_undo.close()
+            self.attempt("step", self.step_undo.close)
             self._close_dump()
             self.set_step(self._step + 1)
 
@@ -257,6 +259,18 @@ class Session:
             if self.dump is not None:
                 self.dump.log_error(kind, "".join(traceback.format_exception(error)))
 
+    def attempt(self, where: str, action: Callable[..., T], *args: Any) -> T | None:
+        """Return ``action(*args)``, a part of the user's `start`, `stop` or `step`.
+
+        An exception is noted, not raised, and the result is then None.
+        """
+        try:
+            with self.lock:
+                return action(*args)
+        except Exception as error:  # noqa: BLE001 - the user's training must survive us
+            self.failed(where, error)
+            return None
+
     # -- inside --------------------------------------------------------------------------------
 
     def _submit(self, task: Callable[[], None]) -> None:
@@ -264,12 +278,13 @@ class Session:
             self._writer.submit(task)
 
     def _unnoticed(self, where: str, action: Callable[[], None]) -> None:
-        """Do our part of the user's `stop` or `step`; an exception is noted, not raised."""
-        try:
-            with self.lock, self.adapter.unnoticed():
+        """Do what reads tensors; an exception is noted, not raised."""
+
+        def run() -> None:
+            with self.adapter.unnoticed():
                 action()
-        except Exception as error:  # noqa: BLE001 - the user's training must survive us
-            self.failed(where, error)
+
+        self.attempt(where, run)
 
     def _hand_on_waiting(self) -> None:
         self.recorder.rewrite_recomputed()

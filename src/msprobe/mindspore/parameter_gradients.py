@@ -37,7 +37,7 @@ class ParameterGradients(ParameterWatch):
         self.passes = RecordedPasses(session)
 
     def install(self) -> bool:
-        """Put hooks on the parameters; return whether there were none yet."""
+        """Put hooks on the parameters that have none yet; return whether no one had any."""
         begins = super().install()
         if begins:
             self._session.step_undo.callback(self.passes.forget)

@@ -24,6 +24,7 @@ from msprobe.pytorch.interception.backward_entry import observe_engine
 from msprobe.pytorch.interception.checkpoint import recomputations
 from msprobe.pytorch.interception.compiled import run_eagerly
 from msprobe.pytorch.interception.function_mode import ApiObserver, torch_redispatch
+from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.kernels import ApisAboveKernels, KernelObserver
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.values.adapter import TorchAdapter
@@ -76,7 +77,7 @@ class Observer:
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
         self._names: ModuleNames | None = None
-        self._parameters: ParameterGradients | None = None
+        self._parameters = self._watch_of(ModuleNames()) if self._records_modules else None
         self._enters_engine = redispatch is None
         self._modules: ModuleObserver | None = None
         # While one module alone is dumped.
@@ -84,35 +85,33 @@ class Observer:
         self._only_parameters: ParameterGradients | None = None
 
     def watch(self, models: Sequence[nn.Module]) -> None:
-        """Record the modules of these models from the next `install` on."""
-        references = tuple(map(weakref.ref, models))
-        if references == self._models:  # the same living objects
+        """Record the modules that these models consist of now, from the next `install` on."""
+        self._models = tuple(map(weakref.ref, models))
+        if not self._records_modules:
             return
-        self._models = references
         keeps_compiled = self._session.config.compile is CompileMode.MODULES_ONLY
-        self._names = (
-            ModuleNames.of_models(models, keeps_compiled=keeps_compiled)
-            if self._records_modules
-            else None
+        self._names = quietly(
+            self._session, "naming modules", ModuleNames.of_models, models, keeps_compiled
         )
-        self._parameters = self._parameters_of(self._names)
+        if self._parameters is not None:
+            self._parameters.names = self._names or ModuleNames()
 
-    def _parameters_of(self, names: ModuleNames | None) -> ParameterGradients | None:
+    def _watch_of(self, names: ModuleNames) -> ParameterGradients | None:
         takes_gradients = self._session.recorder.selection.data_mode.backward
         structure = self._session.config.task is Task.STRUCTURE
-        if names is None or not takes_gradients or structure or self.kernels is not None:
+        if not takes_gradients or structure or self.kernels is not None:
             return None
         return ParameterGradients(self._session, names)
 
     def begin_only(self, names: ModuleNames) -> None:
         """Record the modules of `names` and nothing else until `end_only`."""
         self._only = names
-        self._only_parameters = self._parameters_of(names)
+        self._only_parameters = self._watch_of(names)
         self._session.muted += 1
         if self._modules is not None:
             self._modules.names, self._modules.hides = names, self._names
         if self._only_parameters is not None and self._session.capturing:
-            self._only_parameters.install()
+            quietly(self._session, "watching parameters", self._only_parameters.install)
 
     def end_only(self) -> None:
         """Record everything again."""
@@ -129,9 +128,26 @@ class Observer:
     def install(self, token_range: tuple[int, int] | None) -> None:
         """Begin to watch; the session's undo stack gets every way back.
 
+        A part that cannot be installed is noted and leaves the others working.
+
         Args:
             token_range: forward calls of the first model to which observation is limited.
         """
+        session = self._session
+        session.attempt("hooking modules", self._install_modules, token_range)
+        session.attempt("compiled code", run_eagerly, session)
+        for parameters in (self._parameters, self._only_parameters):
+            if parameters is not None:
+                quietly(session, "watching parameters", parameters.install)
+        if self.collectives is not None:
+            session.attempt("hooking collectives", self._install_collectives, self.collectives)
+        if self.kernels is not None:
+            session.attempt("dispatch mode", self.kernels.install)
+        if self.apis is not None:
+            session.attempt("function mode", self._install_mode, self.apis)
+            session.attempt("hooking autograd", self._install_diversions, self.apis)
+
+    def _install_modules(self, token_range: tuple[int, int] | None) -> None:
         session = self._session
         gate = None
         if token_range is not None:
@@ -145,18 +161,6 @@ class Observer:
         modules.hides = None if self._only is None else self._names
         modules.install()
         self._modules = modules
-        run_eagerly(session)
-        if self._parameters is not None:
-            self._parameters.install()
-        if self._only_parameters is not None:
-            self._only_parameters.install()
-        if self.collectives is not None:
-            self._install_collectives(self.collectives)
-        if self.kernels is not None:
-            self.kernels.install()
-        if self.apis is not None:
-            self._install_mode(self.apis)
-            self._install_diversions(self.apis)
 
     def _install_collectives(self, recorder: CollectiveRecorder) -> None:
         if not _may_communicate():

@@ -7,7 +7,6 @@ event (an optimiser stepping in backward would already have used it up).
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +25,7 @@ class ParameterGradients(ParameterWatch):
     """Watches the parameters of the user's models, and optimisers where ranks reduce gradients."""
 
     def install(self) -> bool:
-        """Put hooks on the parameters; return whether there were none yet."""
+        """Put hooks on the parameters that have none yet; return whether no one had any."""
         begins = super().install()
         if begins and _may_reduce():
             handle = register_optimizer_step_pre_hook(self._before_step)
@@ -38,19 +37,20 @@ class ParameterGradients(ParameterWatch):
         return {
             key: parameter
             for key, parameter in module._parameters.items()
-            if parameter is not None and parameter.requires_grad and parameter.is_leaf
+            if parameter is not None
+            and parameter.requires_grad
+            and parameter.is_leaf
+            and not parameter.is_inference()  # no backward pass reaches it, and it takes no hook
         }
 
-    def watch(self, parameter: Tensor, owner: ParameterOwner) -> Callable[[], None] | None:
+    def watch(self, parameter: Tensor, owner: ParameterOwner) -> Callable[[], None]:
         """Hook a parameter, before the hooks of the user's."""
-        with contextlib.suppress(RuntimeError):  # tensors that refuse hooks keep theirs
-            handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(_accumulated, owner)
-            )
-            _make_first(parameter, handle.id)
-            remove: Callable[[], None] = handle.remove
-            return remove
-        return None
+        handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            partial(_accumulated, owner)
+        )
+        _make_first(parameter, handle.id)
+        remove: Callable[[], None] = handle.remove
+        return remove
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         quietly(self._session, "reduced gradient", self._take_reduced, optimizer)

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.nn.modules import module as module_code
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from msprobe.capture.call import Call
 from msprobe.capture.recomputation import Recomputations
@@ -40,11 +41,14 @@ _SKIPPED_CLASSES: Final = frozenset({"FullyShardedDataParallel"})
 
 
 def class_name(module: nn.Module) -> str:
-    """Return the class under which a module is recorded: that of the unsharded model.
+    """Return the class under which a module is recorded: that of the plain, unsharded model.
 
-    FSDP2 swaps the class of a module for one that it makes, ``FSDPLinear`` for a ``Linear``.
+    FSDP2 swaps the class of a module for one that it makes, ``FSDPLinear`` for a ``Linear``. A lazy
+    module swaps its own at its first call, ``LazyLinear`` for ``Linear``.
     """
     kind = type(module)
+    if isinstance(module, LazyModuleMixin) and module.cls_to_become is not None:
+        return module.cls_to_become.__name__
     made_of = kind.__mro__[1:3]
     if len(made_of) == 2 and made_of[0].__name__ == "FSDPModule":
         return made_of[1].__name__
@@ -61,7 +65,7 @@ class ModuleNames:
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
 
     @classmethod
-    def of_models(cls, models: Sequence[nn.Module], *, keeps_compiled: bool = False) -> ModuleNames:
+    def of_models(cls, models: Sequence[nn.Module], keeps_compiled: bool) -> ModuleNames:
         """Name every module: one model without, several with their index in front.
 
         A compiled model has the names of the model that it was made from.
@@ -114,7 +118,7 @@ class ModuleNames:
 class _Open:
     """A module call between its begin and its end."""
 
-    __slots__ = ("arguments", "call", "edges", "found", "module", "paused", "thread")
+    __slots__ = ("arguments", "call", "edges", "found", "is_lazy", "module", "paused", "thread")
 
     def __init__(self, module: nn.Module, call: Call | None, arguments: int) -> None:
         self.module = module
@@ -126,6 +130,8 @@ class _Open:
         self.thread = threading.get_ident()
         # Whether the function mode was taken away for a fused kernel.
         self.paused = False
+        # Whether its parameters get their shapes and values in this call.
+        self.is_lazy = isinstance(module, LazyModuleMixin) and module.has_uninitialized_params()
 
 
 class ModuleObserver:
@@ -225,7 +231,7 @@ class ModuleObserver:
             return
         recorder = session.recorder
         is_searched = recorder.inputs(call, args, kwargs, opened.found)
-        if base is not None:
+        if base is not None and not opened.is_lazy:
             recorder.part(call, "parameters", _own_parameters(module))
         if not with_grad or not call.keeps_gradients or _functorch_active():
             return
@@ -296,6 +302,8 @@ class ModuleObserver:
     def _end(self, opened: _Open, call: Call, output: Any) -> None:
         recorder = self._session.recorder
         recorder.outputs(call, output)
+        if opened.is_lazy and call.is_module:
+            recorder.part(call, "parameters", _own_parameters(opened.module))
         if opened.edges is not None:
             tapping = Tapping(self._session, call, opened.edges, opened.found, opened.arguments)
             tapping.attach(output_slots(output))

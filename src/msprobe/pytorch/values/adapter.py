@@ -16,6 +16,7 @@ from msgspec import Raw
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import Parameter
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from msprobe.capture.call import Draft
 from msprobe.capture.stacks import Traits
@@ -245,7 +246,8 @@ class TorchAdapter:
     def _unusual_record(
         self, tensor: Tensor, summary: Summary, requires_grad: bool
     ) -> TensorRecord:
-        held = readable(tensor) if tensor.is_nested else tensor
+        is_odd = tensor.is_nested or isinstance(tensor, UninitializedTensorMixin)
+        held = readable(tensor) if is_odd else tensor
         shape = tuple(held.shape) if isinstance(held, Tensor) else ()
         record = TensorRecord(
             tensor_type(tensor),

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose modules and parameters are not all there when recording begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from recording import recording
+from torch import nn
+
+pytestmark = pytest.mark.torch
+
+BATCH = torch.linspace(-1, 1, 8).view(2, 4)
+
+
+def lazy_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix", "L2"])
+def test_lazy_modules_are_recorded_from_their_first_call_on(level: str, tmp_path: Path) -> None:
+    with recording(tmp_path, level) as run:
+        model = lazy_model()
+        for _ in range(2):
+            model.zero_grad()
+            with run.step_of(model):
+                loss = model(BATCH).sum()
+                loss.backward()
+        steps = [set(run.names("Module.", step)) for step in (0, 1)]
+        first = [record for record in run.records().values() if record.get("parameters")]
+        accounts = [run.account(step) for step in (0, 1)]
+    plain = lazy_model()
+    assert torch.equal(loss, plain(BATCH).sum())
+    assert [account["errors"] for account in accounts] == [{}, {}]
+    if level in ("L0", "mix"):
+        # The class is the one that a lazy module becomes, in the first step as in the second.
+        assert steps[0] == steps[1]
+        parameters = [record["parameters"]["weight"] for record in first]
+        assert [one["shape"] for one in parameters] == [[8, 4], [8], [2, 8]]
+        assert all(one["Norm"] > 0 for one in parameters)
+        assert {
+            "Module.0.Linear.forward.0",
+            "Module.0.Linear.parameters_grad",
+            "Module.1.BatchNorm1d.parameters_grad",
+            "Module.2.Linear.parameters_grad",
+        } <= steps[0]
+
+
+def test_a_lazy_module_that_never_runs_is_no_gap(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"used": nn.Linear(4, 2), "unused": nn.LazyLinear(2)})
+    with recording(tmp_path, "mix") as run:
+        with run.step_of(model):
+            model["used"](BATCH).sum().backward()
+        assert run.account()["complete"]
+        assert [name for name in run.names() if "unused" in name] == []
+
+
+def test_modules_that_are_added_between_steps_are_recorded(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with recording(tmp_path, "L0") as run:
+        with run.step_of(model):
+            model(BATCH).sum().backward()
+        model[2] = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+        with run.step_of(model):
+            model(BATCH).sum().backward()
+        head = run.names(".2", step=1)
+    assert "Module.2.1.Linear.forward.0" in head
+    assert "Module.2.1.Linear.backward.0" in head
+    assert "Module.2.1.Linear.parameters_grad" in head
+    assert "Module.2.Sequential.forward.0" in head
+    assert not [name for name in head if name.startswith("Module.2.Linear")]
+
+
+def test_modules_and_parameters_that_are_added_within_a_step_are_recorded(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with recording(tmp_path, "L0") as run:
+        run.debugger.start(model)
+        model(BATCH).sum().backward()
+        run.debugger.stop()
+        model.append(nn.Linear(2, 1))
+        model[0].weight = nn.Parameter(torch.ones(4, 4))
+        run.debugger.start(model)
+        model(BATCH).sum().backward()
+        run.debugger.stop()
+        run.debugger.step()
+        assert "Module.2.Linear.parameters_grad" in run.names()
+        again = run.records()["Module.0.Linear.parameters_grad.1"]
+    assert set(again) == {"weight", "bias"}
+    replaced = model[0].weight.grad
+    assert replaced is not None
+    assert again["weight"][0]["Max"] == replaced.max().item()
+
+
+def test_a_module_that_changed_its_place_is_recorded_there(tmp_path: Path) -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.ModuleDict({"a": first, "b": second})
+    with recording(tmp_path, "L0") as run:
+        with run.step_of(model):
+            model["a"](BATCH)
+        model["a"], model["b"] = second, first
+        with run.step_of(model):
+            model["a"](BATCH)
+        assert run.names(step=1) == ["Module.a.Linear.forward.0"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix", "L2"])
+def test_a_model_that_cannot_be_looked_through_harms_nothing(level: str, tmp_path: Path) -> None:
+    class Secret(nn.Linear):
+        def named_modules(self, *_args: object, **_kwargs: object) -> object:
+            raise ZeroDivisionError("on purpose")
+
+    with recording(tmp_path, level) as run:
+        model = Secret(4, 4)
+        with run.step_of(model):
+            loss = model(BATCH).sum()
+            loss.backward()
+        account = run.account()
+    assert model.weight.grad is not None
+    assert account["complete"] == (level == "L1")
+    assert list(account["errors"].values()) == ([] if level == "L1" else [1])
+
+
+def test_a_parameter_that_refuses_hooks_stands_in_the_account(tmp_path: Path) -> None:
+    class Closed(nn.Parameter):
+        def register_post_accumulate_grad_hook(self, _hook: object) -> None:  # type: ignore[override]
+            raise TypeError("no hooks here")
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[0].weight = Closed(torch.ones(4, 4))
+    with recording(tmp_path, "L0") as run:
+        with run.step_of(model):
+            model(BATCH).sum().backward()
+        account = run.account()
+        assert "Module.1.Linear.parameters_grad" in run.names()
+        assert list(run.records()["Module.0.Linear.parameters_grad"]) == ["bias"]
+    assert account["complete"] is False
+    assert account["errors"] == {"watching a parameter: TypeError": 1}
