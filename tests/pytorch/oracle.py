@@ -294,6 +294,7 @@ class _Replay:
     autocast: bool
     observation: Observation
     output_gradients: dict[int, Tensor] = field(default_factory=dict)
+    output_paths: dict[int, Path] = field(default_factory=dict)
 
     def run(self) -> None:
         """Repeat the call on its copies and take the gradients with respect to its inputs."""
@@ -307,6 +308,12 @@ class _Replay:
         if not wanted or not given:
             return
         from_outside = [self._from_outside(output, given) for output in given]
+        for index, share in zip(self.output_gradients, from_outside, strict=True):
+            path = self.output_paths[index]
+            if share.any():
+                self.observation.got(path, share)
+            else:  # consumed inside the call alone
+                del self.observation.backward[path]
         gradients = torch.autograd.grad(list(given), wanted, from_outside, allow_unused=True)
         by_leaf = dict(zip(wanted, gradients, strict=True))
         for path, leaf in self.leaves.items():
@@ -411,6 +418,7 @@ def _keeper(replay: _Replay, index: int, path: Path) -> Callable[[Tensor], None]
     def keep(gradient: Tensor) -> None:
         if index not in replay.output_gradients:  # a later pass is a record of its own
             replay.output_gradients[index] = gradient.detach().clone()
+            replay.output_paths[index] = ("input", *path[1:])
             replay.observation.got(("input", *path[1:]), gradient)
 
     return keep

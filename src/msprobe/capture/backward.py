@@ -67,7 +67,8 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
         keywords: paths of the tensors that were passed by keyword.
         has_input_edges: whether a gradient with respect to an input can arrive; the last to come.
         expected: how many gradients arrive in a full pass.
-        remarks: per side and position, why a gradient is missing or what it includes.
+        remarks: per side and position, why a gradient is missing or what it includes; and whether
+            that holds only for a missing one.
     """
 
     call: Call
@@ -76,7 +77,7 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
     outputs: int = 0
     expected: int = 0
     has_input_edges: bool = False
-    remarks: list[tuple[str, Position, str]] | None = None
+    remarks: list[tuple[str, Position, str, bool]] | None = None
     # The newest pass; nearly always there is only one.
     _task: int = -1
     _pass: BackwardPass | None = None
@@ -97,11 +98,11 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
             ),
         )
 
-    def remark(self, side: str, position: Position, text: str) -> None:
-        """Remember a fact about one gradient; it is written with every pass."""
+    def remark(self, side: str, position: Position, text: str, *, only_null: bool = False) -> None:
+        """Remember a fact about one gradient (or one that is null); every pass is given it."""
         if self.remarks is None:
             self.remarks = []
-        self.remarks.append((side, position, text))
+        self.remarks.append((side, position, text, only_null))
 
     def pass_of(self, graph_task: int) -> BackwardPass | None:
         """Return the pass of this graph task: None before its first gradient, or `CLOSED`."""
@@ -182,15 +183,16 @@ class BackwardPass:
 
     def write_remarks(self) -> None:
         """Say in the record why a gradient is missing, or what else it includes."""
-        for side, position, text in self.gradients.remarks or ():
+        for side, position, text, only_null in self.gradients.remarks or ():
             if side not in self.draft.parts:
                 continue
             entry = self._entry(side, position)
             if isinstance(entry, TensorRecord) and self._is_waiting(entry):
-                entry.note = text
+                if not only_null:
+                    entry.note = text
             elif isinstance(entry, TensorRecord | msgspec.Raw):
-                # A copy: the description may stand in other records too.
-                self.place(side, position, with_note(entry, text))
+                if not only_null:  # a copy: the description may stand in other records too
+                    self.place(side, position, with_note(entry, text))
             else:
                 remarks = self.draft.parts.setdefault("remarks", {})
                 remarks[gradient_path(side, position)] = text

@@ -18,9 +18,10 @@ from msprobe.config import CompileMode, Level, Task
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.distributed.collectives import CollectiveRecorder
 from msprobe.pytorch.gradients.parameter_gradients import ParameterGradients
+from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
 from msprobe.pytorch.interception.autograd_functions import watch_autograd_functions
-from msprobe.pytorch.interception.backward_entry import observe_engine
+from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.checkpoint import recomputations
 from msprobe.pytorch.interception.compiled import run_eagerly
 from msprobe.pytorch.interception.function_mode import ApiObserver, torch_redispatch
@@ -63,16 +64,17 @@ class Observer:
         self._session = session
         self._adapter = adapter
         self.recomputations = recomputations(session)
+        self._backward = BackwardEntry()
+        self._shared = SharedEdges(session, self._backward)
         level = session.config.level
         self.apis: ApiObserver | None = None
         self.collectives: CollectiveRecorder | None = None
         if level in (Level.L1, Level.MIX):
-            self.apis = ApiObserver(session, adapter, table, self.recomputations, redispatch)
+            self.apis = self._observer_of(table, redispatch)
             self.collectives = CollectiveRecorder(session, adapter, table, self.recomputations)
         self.kernels: KernelObserver | None = None
         if level is Level.L2:
-            apis = ApisAboveKernels(table)
-            self.apis = ApiObserver(session, adapter, apis, self.recomputations, redispatch)
+            self.apis = self._observer_of(ApisAboveKernels(table), redispatch)
             self.kernels = KernelObserver(session, adapter, table)
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
@@ -83,6 +85,11 @@ class Observer:
         # While one module alone is dumped.
         self._only: ModuleNames | None = None
         self._only_parameters: ParameterGradients | None = None
+
+    def _observer_of(self, table: ApiTable, redispatch: Callable[..., Any] | None) -> ApiObserver:
+        return ApiObserver(
+            self._session, self._adapter, table, self.recomputations, self._shared, redispatch
+        )
 
     def watch(self, models: Sequence[nn.Module]) -> None:
         """Record the modules that these models consist of now, from the next `install` on."""
@@ -157,7 +164,7 @@ class Observer:
             if root is not None:
                 gate = TokenGate(session, root, token_range, self._adapter.forget_values)
         names = self._names if self._only is None else self._only
-        modules = ModuleObserver(session, names, self.recomputations, self.apis, gate)
+        modules = ModuleObserver(session, names, self.recomputations, self._shared, self.apis, gate)
         modules.hides = None if self._only is None else self._names
         modules.install()
         self._modules = modules
@@ -188,10 +195,7 @@ class Observer:
             session.undo.callback(watch_autograd_functions(apis))
         if not self._enters_engine:
             return
-        undo = observe_engine(apis)
-        if undo is not None:
-            session.undo.callback(undo)
-        else:
+        if not self._backward.open(session.undo, apis.inside_backward):
             session.account.note("this version of torch hides what is recomputed in a backward")
 
     def _remove_mode(self, apis: ApiObserver) -> None:

@@ -1,46 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep observing inside a backward pass, on versions of torch that cannot redispatch a call.
+"""Where torch enters its autograd engine: what has to be done around a backward pass, is done here.
 
-A backward pass is started by a function that reaches the function mode, and while the mode handles
-a call it is off; recomputed code would run unseen. Newer versions can run the call on with the
-mode put back (``torch.overrides.redispatch_function``). On others the code of the function that
-enters the engine is diverted while capturing, to put the mode back there.
+The code of torch's function is diverted while there is something to do, by one diversion for all.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
 
-from msprobe.pytorch.interception import mode_stack
 from msprobe.pytorch.interception.code_swap import divert
-from msprobe.pytorch.interception.function_mode import ApiObserver
+
+Around = Callable[[Sequence[Any], Sequence[Any]], AbstractContextManager[None]]
+"""Makes the context for a backward pass, of its roots and the gradients given for these."""
 
 
-def observe_engine(apis: ApiObserver) -> Callable[[], None] | None:
-    """Let `apis` see what runs inside backward passes that this thread starts.
+class BackwardEntry:
+    """Wraps the beginning and the end of every backward pass of the process.
 
     Whoever replaces torch's function by another one (`torch.compiler` does at times) calls the
     diverted one in the end, and keeps the replacement.
-
-    Returns: the undo; None where this version of torch has no such function.
     """
-    entry = getattr(torch.autograd, "_engine_run_backward", None)
-    if entry is None:
-        return None
-    thread = threading.get_ident()
 
-    def handle(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if (
-            threading.get_ident() != thread
-            or not apis.session.observing
-            or mode_stack.is_installed(apis)
-        ):
-            return original(*args, **kwargs)
-        with apis:
-            return original(*args, **kwargs)
+    __slots__ = ("_around", "_undo")
 
-    return divert(entry, handle)
+    def __init__(self) -> None:
+        """Create it; nothing is diverted."""
+        self._around: list[Around] = []
+        self._undo: Callable[[], None] | None = None
+
+    def open(self, until: ExitStack, around: Around) -> bool:
+        """Enter `around` for every backward pass until `until` is closed.
+
+        Returns: whether that works: False where this version of torch has no such function.
+        """
+        entry = getattr(torch.autograd, "_engine_run_backward", None)
+        if entry is None:
+            return False
+        if self._undo is None:
+            self._undo = divert(entry, self._handle)
+        self._around.append(around)
+        until.callback(self._close, around)
+        return True
+
+    def _close(self, around: Around) -> None:
+        self._around.remove(around)
+        if not self._around and self._undo is not None:
+            self._undo()
+            self._undo = None
+
+    def _handle(
+        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        roots = args[0] if args else ()
+        gradients = args[1] if len(args) > 1 else ()
+        with ExitStack() as contexts:
+            for around in self._around:
+                contexts.enter_context(around(roots, gradients))
+            return original(*args, **kwargs)

@@ -9,7 +9,9 @@ again: that is the wanted granularity.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
@@ -27,6 +29,7 @@ from msprobe.pytorch.apis.api_rules import Action, ApiEntry, WriteEffect, is_kep
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.apis.operator_names import operator_name
 from msprobe.pytorch.gradients.gradient_taps import InputEdges, Tapping, take_result
+from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
@@ -76,6 +79,7 @@ class ApiObserver(TorchFunctionMode):
         adapter: TorchAdapter,
         table: ApiTable,
         recomputations: Recomputations,
+        shared: SharedEdges,
         redispatch: Callable[..., Any] | None = torch_redispatch,
     ) -> None:
         """Create it, not yet installed.
@@ -85,8 +89,9 @@ class ApiObserver(TorchFunctionMode):
             adapter: its memo learns of births and writes.
             table: says what each function is.
             recomputations: recognises repeated calls of checkpointed code.
+            shared: divides gradients among calls.
             redispatch: torch's way to run a function with the mode on inside; None where torch has
-                none, then the engine's entry must be observed (see `engine_entry`).
+                none, then `inside_backward` must be entered where torch enters its engine.
         """
         super().__init__()
         self.session = session
@@ -96,6 +101,7 @@ class ApiObserver(TorchFunctionMode):
         self._unread = UnreadTensors(adapter)
         self._table = table
         self._recomputations = recomputations
+        self._shared = shared
         self._risk = session.config.risk_level
         self._keeps_rng = session.config.record_rng
         self._redispatch = redispatch
@@ -150,6 +156,21 @@ class ApiObserver(TorchFunctionMode):
 
     # -- backward ------------------------------------------------------------------------------
 
+    @contextmanager
+    def inside_backward(self, _roots: Sequence[Any], _gradients: Sequence[Any]) -> Iterator[None]:
+        """Put the mode back for a backward pass that the observed thread starts.
+
+        The pass was started by a function that reached the mode, and while this handles a call it
+        is off: recomputed code would run unseen.
+        """
+        session = self.session
+        in_own_thread = threading.get_ident() == session.thread
+        if not in_own_thread or not session.observing or mode_stack.is_installed(self):
+            yield
+            return
+        with self:
+            yield
+
     def _go_inside(
         self,
         func: Callable[..., Any],
@@ -159,8 +180,8 @@ class ApiObserver(TorchFunctionMode):
     ) -> Any:
         """Run a call with the mode on inside, so that recomputation in a backward is seen."""
         if any(kind not in TENSOR_TYPES for kind in types) or self._redispatch is None:
-            # A user's own subclass must get its handler called. Without redispatch the engine
-            # entry is wrapped instead (see `engine_entry`).
+            # A user's own subclass must get its handler called. Without redispatch the mode is
+            # put back where torch enters its engine (see `inside_backward`).
             result = func(*args, **kwargs)
         else:
             with self:
@@ -299,7 +320,15 @@ class ApiObserver(TorchFunctionMode):
         if opened.random is not None and call.draft is not None:
             opened.random.report(call.draft, self.session.dump)
         if opened.edges is not None:
-            tapping = Tapping(self.session, call, opened.edges, opened.found, arguments)
+            tapping = Tapping(
+                self.session,
+                self._shared,
+                call,
+                opened.edges,
+                opened.found,
+                arguments,
+                is_one_api=True,
+            )
             tapping.attach(output_slots(result))
         self.session.recorder.end(call)
 

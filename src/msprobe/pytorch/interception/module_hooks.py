@@ -27,6 +27,7 @@ from msprobe.capture.token_range import TokenGate
 from msprobe.capture.values import Found
 from msprobe.pytorch.apis.api_rules import FAST_PATH_MODULES
 from msprobe.pytorch.gradients.gradient_taps import InputEdges, Tapping
+from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
 from msprobe.pytorch.interception.compiled import is_compiled_module
 from msprobe.pytorch.interception.function_mode import ApiObserver
@@ -147,6 +148,7 @@ class ModuleObserver:
         session: Session,
         names: ModuleNames | None,
         recomputations: Recomputations,
+        shared: SharedEdges,
         apis: ApiObserver | None,
         gate: TokenGate | None,
     ) -> None:
@@ -156,6 +158,7 @@ class ModuleObserver:
             session: receives the events.
             names: the modules to record; None to record none and only watch (level L1).
             recomputations: recognises repeated calls.
+            shared: divides gradients among calls.
             apis: the function mode, which steps aside for fused kernels.
             gate: limits observation to some forward calls of the root model.
         """
@@ -163,6 +166,7 @@ class ModuleObserver:
         self.names = names
         self.hides: ModuleNames | None = None
         self._recomputations = recomputations
+        self._shared = shared
         self._apis = apis
         self._gate = gate
         self._open: list[_Open] = []
@@ -305,7 +309,15 @@ class ModuleObserver:
         if opened.is_lazy and call.is_module:
             recorder.part(call, "parameters", _own_parameters(opened.module))
         if opened.edges is not None:
-            tapping = Tapping(self._session, call, opened.edges, opened.found, opened.arguments)
+            tapping = Tapping(
+                self._session,
+                self._shared,
+                call,
+                opened.edges,
+                opened.found,
+                opened.arguments,
+                is_one_api=type(opened.module).forward is nn.Linear.forward,
+            )
             tapping.attach(output_slots(output))
         recorder.end(call)
 
