@@ -266,6 +266,46 @@ def test_copies_made_while_capturing_are_not_watched(tmp_path: Path) -> None:
         assert run.names("parameters_grad.1") == []
 
 
+class HandsThrough(nn.Module):
+    """Returns a parameter of its own and the leaf that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.scale.contiguous(), x.contiguous()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix", "debug"])
+def test_a_leaf_is_copied_and_saved_without_our_hook_or_a_warning(
+    level: str, tmp_path: Path
+) -> None:
+    model = nn.Sequential(HandsThrough())
+    leaf = BATCH.clone().requires_grad_()
+    with recording(tmp_path, level) as run:
+        run.debugger.start(model)
+        scale, x = model(leaf)
+        run.debugger.save([leaf, *model.parameters()], "leaves")
+        copies = [copy.deepcopy(leaf), *copy.deepcopy(model).parameters()]  # warnings are errors
+        copies += [
+            pickle.loads(pickle.dumps(leaf)),
+            *pickle.loads(pickle.dumps(model)).parameters(),
+        ]
+        torch.save([leaf, model.state_dict(keep_vars=True)], tmp_path / "saved.pt")
+        loaded, state = torch.load(tmp_path / "saved.pt")
+        (scale * x).sum().backward()
+        run.debugger.stop()
+        run.debugger.step()
+        if level in ("L0", "mix"):
+            record = run.records()["Module.0.HandsThrough.backward.0"]
+            largest = [entry["Max"] for entry in record["input"]]
+            assert largest == [BATCH.sum(0).max().item(), 1.0]
+    for one in (*copies, loaded, *state.values()):
+        assert not one._backward_hooks
+        assert not one._post_accumulate_grad_hooks
+
+
 def test_the_account_says_what_was_kept_and_what_it_cost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import unserializable_hook
 
 from msprobe.capture.saving import Arrival, save_value
 from msprobe.capture.session import Session
@@ -42,7 +44,9 @@ def _watch(tensor: Tensor, arrival: Arrival) -> Callable[[], None] | None:
         return None
     node = tensor.grad_fn
     if node is None:
-        remove: Callable[[], None] = tensor.register_hook(arrival).remove  # type: ignore[no-untyped-call]
+        # Copies and files of the leaf are made without the hook, and without a warning.
+        hook = unserializable_hook(partial(arrival))  # type: ignore[no-untyped-call]
+        remove: Callable[[], None] = tensor.register_hook(hook).remove  # type: ignore[no-untyped-call]
         return remove
     register = getattr(node, "_register_hook_dict", None)
     if register is None:
