@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from msprobe.capture.headroom import Headroom
 from msprobe.capture.session import Session
 from msprobe.capture.token_range import TokenGate
 from msprobe.config import CompileMode, Level, Task
@@ -64,6 +65,7 @@ class Observer:
         self._session = session
         self._adapter = adapter
         self.recomputations = recomputations(session)
+        self._headroom = Headroom(session)
         self._backward = BackwardEntry()
         self._shared = SharedEdges(session, self._backward)
         level = session.config.level
@@ -141,6 +143,7 @@ class Observer:
             token_range: forward calls of the first model to which observation is limited.
         """
         session = self._session
+        session.attempt("recursion limit", self._headroom.install, session)
         session.attempt("hooking modules", self._install_modules, token_range)
         session.attempt("compiled code", run_eagerly, session)
         for parameters in (self._parameters, self._only_parameters):
@@ -164,7 +167,9 @@ class Observer:
             if root is not None:
                 gate = TokenGate(session, root, token_range, self._adapter.forget_values)
         names = self._names if self._only is None else self._only
-        modules = ModuleObserver(session, names, self.recomputations, self._shared, self.apis, gate)
+        modules = ModuleObserver(
+            session, names, self.recomputations, self._shared, self.apis, gate, self._headroom
+        )
         modules.hides = None if self._only is None else self._names
         modules.install()
         self._modules = modules

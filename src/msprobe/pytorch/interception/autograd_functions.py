@@ -9,6 +9,7 @@ scripts that keep ``my_function = MyFunction.apply`` are seen, too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,11 +32,8 @@ def watch_autograd_functions(apis: ApiObserver) -> Callable[[], None]:
         function = args[0]
         if not apis.is_on() or _is_torchs_own(function) or _functorch_active():
             return original(*args, **kwargs)
-
-        def run(*inputs: Any, **keywords: Any) -> Any:
-            return original(function, *inputs, **keywords)
-
         name = f"Autograd.{function.__name__}"
+        run = partial(original, function)
         return record_call(apis, name, run, args[1:], kwargs, hides_inner=False)
 
     return divert(vars(torch.autograd.Function)["apply"].__func__, handle)

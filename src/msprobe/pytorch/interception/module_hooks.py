@@ -20,6 +20,7 @@ from torch.nn.modules import module as module_code
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from msprobe.capture.call import Call
+from msprobe.capture.headroom import Headroom
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import Stack
@@ -151,6 +152,7 @@ class ModuleObserver:
         shared: SharedEdges,
         apis: ApiObserver | None,
         gate: TokenGate | None,
+        headroom: Headroom,
     ) -> None:
         """Create it, not yet installed.
 
@@ -161,6 +163,7 @@ class ModuleObserver:
             shared: divides gradients among calls.
             apis: the function mode, which steps aside for fused kernels.
             gate: limits observation to some forward calls of the root model.
+            headroom: keeps room for the frames of hooked modules.
         """
         self._session = session
         self.names = names
@@ -169,6 +172,7 @@ class ModuleObserver:
         self._shared = shared
         self._apis = apis
         self._gate = gate
+        self._headroom = headroom
         self._open: list[_Open] = []
 
     def install(self) -> None:
@@ -198,6 +202,7 @@ class ModuleObserver:
         if not in_own_thread and torch._C._current_graph_task_id() == -1:
             session.account.skipped["module calls in other threads"] += 1
             return
+        self._headroom.keep()
         base = self.names.find(module) if self.names is not None else None
         if self.hides is not None:
             session.recorder.hide(self.hides.find(module))
@@ -277,11 +282,14 @@ class ModuleObserver:
         # torch calls this with (kwargs, output), after an exception with (output,) alone.
         if _is_compiling():  # the compiler would follow us into our own objects
             return
-        if not self._has_open(module):
+        try:
+            if not self._has_open(module):
+                return
+            session = self._session
+            finished = len(rest) == 2
+            quietly(session, "module end", self._finish, module, finished, rest[-1])
+        except RecursionError:  # one of the user's is being raised; an outer call ends this one
             return
-        session = self._session
-        finished = len(rest) == 2
-        quietly(session, "module end", self._finish, module, finished, rest[-1])
 
     def _has_open(self, module: nn.Module) -> bool:
         if not self._open:
