@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -389,3 +389,90 @@ def test_gradients_that_arrive_after_their_step_are_dropped_quietly(tmp_path: Pa
         assert "Module.Linear.forward.0" in run.records(0)
         assert run.names("Linear.backward", step=1) == []
         assert run.account(1)["errors"] == {}
+
+
+class Interrupted(nn.Module):
+    """Raises what no `except Exception` catches, once and after its first layer."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.error: type[BaseException] | None = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return self.second(x)
+
+
+class Retrying(nn.Module):
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(Interrupted(error))
+        self.last = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            try:
+                return self.last(self.inner(x))
+            except BaseException:  # noqa: BLE001 - as a retry loop of the user's
+                x = torch.erf(x)
+        raise AssertionError
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_calls_after_a_caught_interrupt_have_their_own_parents(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    with recording(tmp_path, "mix") as run:
+        model, other = Retrying(error), nn.Linear(4, 4)
+        with run.step_of([model, other]):
+            model(BATCH).sum().backward()
+            model.inner[0].error = error
+            with suppress(BaseException):
+                model.inner(BATCH)
+            torch.sin(other(BATCH))
+        records, parents = run.records(), run.parents()
+        assert run.account()["errors"] == {}
+    whole = "Module.0.Retrying.forward.0"
+    assert parents["Torch.erf.0.forward"] == whole
+    assert parents["Module.0.inner.Sequential.forward.1"] == whole
+    assert (
+        parents["Module.0.inner.0.Interrupted.forward.1"] == "Module.0.inner.Sequential.forward.1"
+    )
+    assert parents["Module.0.last.Linear.forward.0"] == whole
+    assert parents["Module.1.Linear.forward.0"] is None
+    assert parents["Torch.sin.0.forward"] is None
+    raised = "ValueError" if error is ValueError else "BaseException"
+    for number in (0, 2):
+        assert records[f"Module.0.inner.0.Interrupted.forward.{number}"]["raised"] == raised
+        assert records[f"Module.0.inner.Sequential.forward.{number}"]["raised"] == raised
+    assert "raised" not in records[whole]
+
+
+def test_an_interrupted_call_is_recorded_when_recording_stops(tmp_path: Path) -> None:
+    with recording(tmp_path, "L0") as run:
+        model = Interrupted(KeyboardInterrupt)
+        with suppress(KeyboardInterrupt), run.step_of(model):
+            model(BATCH)
+        assert run.records()["Module.Interrupted.forward.0"]["raised"] == "BaseException"
+
+
+def test_an_interrupted_fused_layer_leaves_apis_observed(tmp_path: Path) -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    layer.register_forward_pre_hook(_interrupt)
+    with recording(tmp_path, "L1") as run, torch.no_grad():
+        with run.step_of():
+            for _ in range(2):
+                with suppress(KeyboardInterrupt):
+                    layer(torch.ones(1, 2, 4))
+            layer._forward_pre_hooks.clear()
+            layer(torch.ones(1, 2, 4))
+            torch.erf(BATCH)
+        assert "Torch.erf.0.forward" in run.names()
+
+
+def _interrupt(*_args: object) -> None:
+    raise KeyboardInterrupt

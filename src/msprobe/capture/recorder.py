@@ -66,6 +66,7 @@ class Recorder:
         modules: the module calls that are open now, outermost first.
         account: what happened in the current step.
         watcher: is told of calls, at level L2.
+        close_lost: ends the open modules that a call with this stack is not made in.
         step: number of the current step.
     """
 
@@ -120,6 +121,7 @@ class Recorder:
         self._hidden_modules: set[str] = set()
         self.modules: list[Call] = []
         self.watcher: CallWatcher | None = None
+        self.close_lost: Callable[[Stack], None] | None = None
         self.step = 0
         self.account = Account(0)
 
@@ -163,6 +165,8 @@ class Recorder:
         names = module_names if is_module else api_names
         forward_name, backward_name = names(base, number)
         modules = self.modules
+        if modules and self.close_lost is not None:
+            self.close_lost(stack)
         enclosing = modules[-1] if modules else None
         order = next(self._orders)
         if enclosing is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final
@@ -64,12 +64,34 @@ class Stack:
             adapter calls machinery; where these are all there is, with the latter.
         traits: what the frames say about the call.
         codes: the code objects; held because the key is made of their addresses.
+        instructions: where in its code each frame is.
     """
 
     index: int
     frames: tuple[str, ...]
     traits: Traits
-    codes: tuple[CodeType, ...]
+    codes: tuple[CodeType, ...] = ()
+    instructions: tuple[int, ...] = ()
+    # Indices of stacks that this one is known to lie inside.
+    _around: set[int] = field(default_factory=set, compare=False)
+
+    def is_inside(self, outer: Stack) -> bool:
+        """Return whether a call with this stack was made by the one with the stack `outer`.
+
+        Both of one thread. The innermost frame of `outer` has gone on since then, no other has.
+        """
+        if outer.index in self._around:
+            return True
+        depth = len(self.codes) - len(outer.codes)
+        if depth <= 0 or self.codes[depth] is not outer.codes[0]:
+            return False
+        is_inside = (
+            self.codes[depth + 1 :] == outer.codes[1:]
+            and self.instructions[depth + 1 :] == outer.instructions[1:]
+        )
+        if is_inside:
+            self._around.add(outer.index)
+        return is_inside
 
 
 class StackTable:
@@ -113,7 +135,7 @@ class StackTable:
     def of(self, frames: tuple[str, ...]) -> Stack:
         """Return a stack of frames that were found in another way than by running, formatted."""
         if frames not in self._by_frames:
-            self._by_frames[frames] = Stack(self._made, frames, Traits(), ())
+            self._by_frames[frames] = Stack(self._made, frames, Traits())
             self._made += 1
         return self._by_frames[frames]
 
@@ -129,7 +151,8 @@ class StackTable:
         index = self._made
         self._made += 1
         codes = tuple(one.f_code for one in frames)
-        return Stack(index, tuple(map(self._format, shown)), traits, codes)
+        instructions = tuple(one.f_lasti for one in frames)
+        return Stack(index, tuple(map(self._format, shown)), traits, codes, instructions)
 
     def _format(self, frame: FrameType) -> str:
         code = frame.f_code

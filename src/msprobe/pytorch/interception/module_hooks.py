@@ -120,11 +120,22 @@ class ModuleNames:
 class _Open:
     """A module call between its begin and its end."""
 
-    __slots__ = ("arguments", "call", "edges", "found", "is_lazy", "module", "paused", "thread")
+    __slots__ = (
+        "arguments",
+        "call",
+        "edges",
+        "found",
+        "is_lazy",
+        "module",
+        "paused",
+        "stack",
+        "thread",
+    )
 
-    def __init__(self, module: nn.Module, call: Call | None, arguments: int) -> None:
+    def __init__(self, module: nn.Module, call: Call | None, stack: Stack, arguments: int) -> None:
         self.module = module
         self.call = call
+        self.stack = stack
         self.arguments = arguments
         self.found: Found = []
         self.edges: InputEdges | None = None
@@ -186,7 +197,14 @@ class ModuleObserver:
         undo.callback(after.remove)
         # The handle forgets this table (torch 2.13), and torch then believes that a hook is on.
         undo.callback(module_code._global_forward_hooks_with_kwargs.pop, after.id, None)
-        undo.callback(self._open.clear)
+        self._session.recorder.close_lost = self._close_lost
+        undo.callback(self._stop)
+
+    def _stop(self) -> None:
+        recorder = self._session.recorder
+        recorder.close_lost = None
+        self._close_lost(self._session.stacks.here(0))
+        self._open.clear()
 
     # -- before --------------------------------------------------------------------------------
 
@@ -222,16 +240,17 @@ class ModuleObserver:
     ) -> None:
         session = self._session
         session.gradients.write_unfinished()
+        stack = session.stacks.here(3)
+        self._close_lost(stack)
         kwargs = _keyword_arguments(frame)
         fused = self._may_be_fused(module, args, kwargs, with_grad)
         if base is None and not fused:
             return
         name = base or f"Torch.{type(module).__name__}"
-        stack = session.stacks.here(3)
         call = None
         if base is not None or not session.muted:
             call = self._begin_call(name, stack, frame, is_module=base is not None)
-        opened = _Open(module, call, len(args))
+        opened = _Open(module, call, stack, len(args))
         self._open.append(opened)
         if fused and self._apis is not None and mode_stack.is_installed(self._apis):
             mode_stack.remove(self._apis)
@@ -297,11 +316,28 @@ class ModuleObserver:
         here = threading.get_ident()
         return any(one.module is module and one.thread == here for one in list(self._open))
 
+    def _close_lost(self, stack: Stack) -> None:
+        """End the calls that one with this stack is not made in: no hook was told of their end.
+
+        They raised what torch catches for no hook, such as a KeyboardInterrupt.
+        """
+        here = threading.get_ident()
+        while self._open and self._open[-1].thread == here:
+            if stack.is_inside(self._open[-1].stack):
+                return
+            opened = self._open.pop()
+            self._resume(opened)
+            if opened.call is not None:
+                self._session.recorder.abandon(opened.call, BaseException.__name__)
+
+    def _resume(self, opened: _Open) -> None:
+        if opened.paused and self._apis is not None and self._session.capturing:
+            mode_stack.install_lowest(self._apis)
+
     def _finish(self, module: nn.Module, finished: bool, output: Any) -> None:
         while self._open:
             opened = self._open.pop()
-            if opened.paused and self._apis is not None and self._session.capturing:
-                mode_stack.install_lowest(self._apis)
+            self._resume(opened)
             is_ours = opened.module is module
             if opened.call is not None:
                 if is_ours and finished:
