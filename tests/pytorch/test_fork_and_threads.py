@@ -169,3 +169,86 @@ def test_a_module_that_another_thread_runs_meanwhile_keeps_its_own_record(tmp_pa
     assert account["skipped"] == {"module calls in other threads": 1}
     assert records["Module.InTwoThreads.forward.0"]["output"][0]["Max"] == out.max().item()
     assert parents["Torch.erf.0.forward"] == "Module.InTwoThreads.forward.0"
+
+
+def modes_here():
+    """How many modes of functions and of operators this thread has on its stacks."""
+    return torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+
+
+@pytest.mark.parametrize("level", ["L1", "mix", "L2"])
+def test_a_recording_of_the_main_thread_that_another_thread_stops_leaves_no_mode(level, tmp_path):
+    model = nn.Linear(2, 2)
+    with observed(tmp_path, Setting(level, "statistics")) as run:
+        for _ in range(2):
+            run.debugger.start(model)
+            model(torch.ones(2))
+            stopping = threading.Thread(target=run.debugger.stop)
+            stopping.start()
+            stopping.join()
+            assert modes_here() == 0
+            assert sys.getprofile() is None
+            torch.erf(torch.ones(2))
+            run.debugger.step()
+        assert [len([n for n in run.records(step) if "erf" in n]) for step in (0, 1)] == [0, 0]
+        assert len(run.records(0)) == len(run.records(1)) > 0
+
+
+@pytest.mark.parametrize("level", ["L1", "mix", "L2"])
+def test_a_recording_of_a_thread_that_the_main_thread_stops_leaves_no_mode(level, tmp_path):
+    model = nn.Linear(2, 2)
+    started, stopped, seen = threading.Event(), threading.Event(), []
+
+    def training(run):
+        run.debugger.start(model)
+        model(torch.ones(2))
+        started.set()
+        stopped.wait()
+        x = torch.erf(torch.ones(2))
+        seen.append(modes_here())
+        seen.append(x + x)
+        seen.append(sys.getprofile())
+
+    with observed(tmp_path, Setting(level, "statistics")) as run:
+        thread = threading.Thread(target=training, args=(run,))
+        thread.start()
+        started.wait()
+        run.debugger.stop()
+        if level == "mix":  # the main thread records on
+            run.debugger.start(model)
+            torch.sin(torch.ones(2))
+        stopped.set()
+        thread.join()
+        run.debugger.stop()
+        run.debugger.step()
+        names = list(run.records())
+    assert seen[0] == 0
+    assert seen[2] is None
+    assert not [name for name in names if "erf" in name]
+    assert ("Torch.sin.0.forward" in names) == (level == "mix")
+
+
+def test_a_profiler_of_the_users_is_left_alone(tmp_path):
+    events = []
+    started, stopped = threading.Event(), threading.Event()
+
+    def training(run):
+        run.debugger.start()
+        started.set()
+        stopped.wait()
+        sys.setprofile(lambda *_: events.append(1))
+        torch.erf(torch.ones(2))
+        own = sys.getprofile()
+        sys.setprofile(None)
+        events.append(own is not None)
+        torch.erf(torch.ones(2))
+        events.append(modes_here())
+
+    with observed(tmp_path, Setting("L1", "statistics")) as run:
+        thread = threading.Thread(target=training, args=(run,))
+        thread.start()
+        started.wait()
+        run.debugger.stop()
+        stopped.set()
+        thread.join()
+    assert events[-2:] == [True, 0]

@@ -189,10 +189,12 @@ class Observer:
         # The engine restores the mode stack after each node: inside it only the flag changes.
         if _graph_task() != -1:
             return
+        apis.left.keep()
         mode_stack.install_lowest(apis)
+        self._session.undo.callback(apis.left.remove_from, self._session.thread)
         # At L2 there is none: operators write what no API tells.
         self._adapter.memo.active = self.kernels is None
-        self._session.undo.callback(self._remove_mode, apis)
+        self._session.undo.callback(self._end_memo)
 
     def _install_diversions(self, apis: ApiObserver) -> None:
         session = self._session
@@ -203,11 +205,9 @@ class Observer:
         if not self._backward.open(session.undo, apis.inside_backward):
             session.account.note("this version of torch hides what is recomputed in a backward")
 
-    def _remove_mode(self, apis: ApiObserver) -> None:
+    def _end_memo(self) -> None:
         self._adapter.memo.active = False
         self._adapter.forget_values()
-        if _graph_task() == -1:
-            mode_stack.remove(apis)
 
     def next_step(self) -> None:
         """Forget what belongs to the step that is over."""

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ from msprobe.pytorch.gradients.gradient_taps import InputEdges, Tapping, take_re
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
 from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.interception.left_modes import LeftMode
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
 from msprobe.pytorch.values.random_state import RandomWatch
@@ -71,6 +73,7 @@ class ApiObserver(TorchFunctionMode):
 
     Attributes:
         session: receives the events.
+        left: takes the mode away.
     """
 
     def __init__(
@@ -95,6 +98,9 @@ class ApiObserver(TorchFunctionMode):
         """
         super().__init__()
         self.session = session
+        self.left = LeftMode(
+            partial(mode_stack.is_installed, self), partial(mode_stack.remove, self)
+        )
         self._adapter = adapter
         self._memo = adapter.memo
         self._undefined = adapter.undefined.storages
@@ -125,8 +131,9 @@ class ApiObserver(TorchFunctionMode):
         """Handle one call; the result is always that of the user's call."""
         if kwargs is None:
             kwargs = {}
-        session = self.session
-        if not session.observing or is_tracing():
+        session, left = self.session, self.left
+        is_left = left.threads and left.is_left_here()
+        if is_left or not session.observing or is_tracing():
             return func(*args, **kwargs)
         entry = self._table.lookup(func)
         action = entry.action

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -32,6 +33,7 @@ from msprobe.pytorch.interception import dispatch_stack
 from msprobe.pytorch.interception.ascend_kernel_dump import KernelDump
 from msprobe.pytorch.interception.enclosing_calls import EnclosingCalls
 from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.interception.left_modes import LeftMode
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.adapter import TorchAdapter
 from msprobe.pytorch.values.unread import UnreadTensors
@@ -113,6 +115,9 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         self._kernels: dict[OpOverload[Any, Any], _Kernel] = {}
         self.calls = EnclosingCalls(session)
         self._device_dump = KernelDump.for_session(session)
+        self._left = LeftMode(
+            partial(dispatch_stack.is_installed, self), partial(dispatch_stack.remove, self)
+        )
 
     def install(self) -> None:
         """Begin to watch; the session's undo stack gets the way back."""
@@ -121,7 +126,9 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         session.account.note(_NOTE)
         # The engine restores the mode stack after each node: inside it only the flag changes.
         if _graph_task() == -1:
+            self._left.keep()
             dispatch_stack.install_lowest(self)
+            session.undo.callback(self._left.remove_from, session.thread)
         session.undo.callback(self._uninstall)
 
     def _uninstall(self) -> None:
@@ -130,8 +137,6 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         self._adapter.forget_values()
         if self._device_dump is not None:
             quietly(self._session, "kernel dump", self._device_dump.close)
-        if _graph_task() == -1:
-            dispatch_stack.remove(self)
 
     def next_step(self) -> None:
         """Forget what belongs to the step that is over."""
@@ -151,8 +156,14 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         """Handle one operator; the result is always that of the operator."""
         if kwargs is None:
             kwargs = {}
-        session = self._session
-        if not session.observing or not isinstance(func, OpOverload) or _is_traced(types):
+        session, left = self._session, self._left
+        is_left = left.threads and left.is_left_here()
+        if (
+            is_left
+            or not session.observing
+            or not isinstance(func, OpOverload)
+            or _is_traced(types)
+        ):
             return func(*args, **kwargs)
         kernel = quietly(session, "kernel", self._kernel, func)
         call = None
