@@ -7,6 +7,8 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -25,6 +27,7 @@ from msprobe.pytorch.interception.autograd_functions import watch_autograd_funct
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.checkpoint import recomputations
 from msprobe.pytorch.interception.compiled import run_eagerly
+from msprobe.pytorch.interception.compiled_regions import CompiledRegions
 from msprobe.pytorch.interception.function_mode import ApiObserver, torch_redispatch
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.kernels import ApisAboveKernels, KernelObserver
@@ -66,6 +69,7 @@ class Observer:
         self._adapter = adapter
         self.recomputations = recomputations(session)
         self._headroom = Headroom(session)
+        self._regions = CompiledRegions(session, self._step_aside)
         self._backward = BackwardEntry()
         self._shared = SharedEdges(session, self._backward)
         level = session.config.level
@@ -145,7 +149,7 @@ class Observer:
         session = self._session
         session.attempt("recursion limit", self._headroom.install, session)
         session.attempt("hooking modules", self._install_modules, token_range)
-        session.attempt("compiled code", run_eagerly, session)
+        stays_compiled = bool(session.attempt("compiled code", run_eagerly, session))
         for parameters in (self._parameters, self._only_parameters):
             if parameters is not None:
                 quietly(session, "watching parameters", parameters.install)
@@ -156,6 +160,29 @@ class Observer:
         if self.apis is not None:
             session.attempt("function mode", self._install_mode, self.apis)
             session.attempt("hooking autograd", self._install_diversions, self.apis)
+        if stays_compiled:
+            self._adapter.memo.active = False  # compiled code writes without telling
+            session.attempt("compiled code", self._regions.install)
+
+    def _step_aside(self, frame: FrameType, back: ExitStack) -> None:
+        """Take off what compiled code would meet.
+
+        Args:
+            frame: of torch's wrapper of the compiled function that begins.
+            back: gets the ways back.
+        """
+        modules = self._modules
+        if modules is not None and modules.begin_compiled(frame):
+            back.callback(modules.end_compiled, frame)
+        if modules is not None:
+            modules.suspend()
+            back.callback(modules.resume)
+        if self.apis is not None and mode_stack.is_installed(self.apis):
+            mode_stack.remove(self.apis)
+            back.callback(mode_stack.install_lowest, self.apis)
+        if self.kernels is not None:
+            self.kernels.suspend()
+            back.callback(self.kernels.resume)
 
     def _install_modules(self, token_range: tuple[int, int] | None) -> None:
         session = self._session

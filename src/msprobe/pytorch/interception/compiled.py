@@ -17,25 +17,26 @@ from msprobe.config import CompileMode
 _HOOK_WARNING: Final = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
-def run_eagerly(session: Session) -> None:
+def run_eagerly(session: Session) -> bool:
     """Set torch's stance to eager until `stop`, if anything was compiled at all.
 
     Importing dynamo costs about a second, so it is only asked when it is loaded already. A stance
     that the user sets meanwhile is left alone.
+
+    Returns: whether compiled code may stay compiled: the settings or the user's stance say so.
     """
-    if "torch._dynamo" not in sys.modules:
-        return
+    stays_compiled = session.config.compile is CompileMode.MODULES_ONLY
+    if "torch._dynamo" not in sys.modules and not stays_compiled:
+        return False
     _silence_hook_warning(session)
+    if stays_compiled:
+        return True
     from torch._dynamo import eval_frame
 
     compiled = any(backend is not None for backend in eval_frame.cached_backends.values())
-    if session.config.compile is CompileMode.MODULES_ONLY:
-        if compiled:
-            session.account.note("compiled code stayed compiled, seen at its module boundaries")
-        return
     if eval_frame._stance.stance != "default":
         session.account.note(f"compiled code ran under the stance {eval_frame._stance.stance!r}")
-        return
+        return True
     before = eval_frame._stance
     torch.compiler.set_stance("force_eager")
     ours = eval_frame._stance
@@ -47,6 +48,7 @@ def run_eagerly(session: Session) -> None:
             torch.compiler.set_stance(before.stance)
 
     session.undo.callback(restore)
+    return False
 
 
 def _silence_hook_warning(session: Session) -> None:

@@ -131,6 +131,14 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             session.undo.callback(self._left.remove_from, session.thread)
         session.undo.callback(self._uninstall)
 
+    def suspend(self) -> None:
+        """Take the mode off this thread's stack for a while."""
+        dispatch_stack.remove(self)
+
+    def resume(self) -> None:
+        """Put the mode back."""
+        dispatch_stack.install_lowest(self)
+
     def _uninstall(self) -> None:
         self._session.recorder.watcher = None
         self.calls.forget_open()

@@ -11,6 +11,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -39,6 +41,10 @@ from msprobe.pytorch.values.tensor_search import output_slots, tensors_in
 _is_compiling: Final = torch.compiler.is_compiling
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 _COMPILED_PART: Final = "_orig_mod"  # under which torch.compile keeps the module it was given
+_CALLERS: Final = (
+    module_code.__file__,
+    str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py"),
+)
 _SKIPPED_CLASSES: Final = frozenset({"FullyShardedDataParallel"})
 
 
@@ -185,20 +191,31 @@ class ModuleObserver:
         self._gate = gate
         self._headroom = headroom
         self._open: list[_Open] = []
+        self._hooks = ExitStack()
 
     def install(self) -> None:
         """Register the hooks; the session's undo removes them."""
         undo = self._session.undo
+        undo.callback(self.suspend)
+        self.resume()
+        self._session.recorder.close_lost = self._close_lost
+        undo.callback(self._stop)
+
+    def resume(self) -> None:
+        """Register the hooks."""
+        hooks = self._hooks
         before = module_code.register_module_forward_pre_hook(self._before)
-        undo.callback(before.remove)
+        hooks.callback(before.remove)
         after = module_code.register_module_forward_hook(
             self._after, with_kwargs=True, always_call=True
         )
-        undo.callback(after.remove)
+        hooks.callback(after.remove)
         # The handle forgets this table (torch 2.13), and torch then believes that a hook is on.
-        undo.callback(module_code._global_forward_hooks_with_kwargs.pop, after.id, None)
-        self._session.recorder.close_lost = self._close_lost
-        undo.callback(self._stop)
+        hooks.callback(module_code._global_forward_hooks_with_kwargs.pop, after.id, None)
+
+    def suspend(self) -> None:
+        """Remove the hooks; calls that are open go on."""
+        self._hooks.close()
 
     def _stop(self) -> None:
         recorder = self._session.recorder
@@ -228,19 +245,20 @@ class ModuleObserver:
         if base is not None or fused:
             with_grad = torch.is_grad_enabled()
             frame = sys._getframe(1)
-            quietly(session, "module begin", self._begin, module, base, frame, with_grad, args)
+            quietly(session, "module begin", self._begin, module, base, frame, 3, with_grad, args)
 
     def _begin(
         self,
         module: nn.Module,
         base: str | None,
         frame: FrameType,
+        skip: int,
         with_grad: bool,
         args: tuple[Any, ...],
     ) -> None:
         session = self._session
         session.gradients.write_unfinished()
-        stack = session.stacks.here(3)
+        stack = session.stacks.here(skip)
         self._close_lost(stack)
         kwargs = _keyword_arguments(frame)
         fused = self._may_be_fused(module, args, kwargs, with_grad)
@@ -294,6 +312,36 @@ class ModuleObserver:
         tensors_in(args, kwargs, found)
         watched = [tensor for tensor, _ in found] + list(module.parameters())
         return not (with_grad and any(tensor.requires_grad for tensor in watched))
+
+    # -- compiled modules ----------------------------------------------------------------------
+
+    def begin_compiled(self, frame: FrameType) -> bool:
+        """Note that compiled code begins; return whether it is a module that is recorded.
+
+        Its hooks lie inside of what ``module.compile()`` compiles.
+
+        Args:
+            frame: of torch's wrapper of compiled functions.
+        """
+        session = self._session
+        compiled = frame.f_locals.get("fn")
+        if getattr(compiled, "__func__", None) is not nn.Module._call_impl:
+            return False
+        module, args = compiled.__self__, frame.f_locals["args"]
+        if self._gate is not None:
+            self._gate.before(module)
+        base = self.names.find(module) if self.names is not None else None
+        if base is None or not session.observing or "result" not in frame.f_code.co_varnames:
+            return False
+        with_grad = torch.is_grad_enabled()
+        quietly(session, "module begin", self._begin, module, base, frame, 6, with_grad, args)
+        return True
+
+    def end_compiled(self, frame: FrameType) -> None:
+        """Note that the compiled module returned, or raised."""
+        session, variables = self._session, frame.f_locals
+        module, finished = variables["fn"].__self__, "result" in variables
+        quietly(session, "module end", self._finish, module, finished, variables.get("result"))
 
     # -- after ---------------------------------------------------------------------------------
 
@@ -379,9 +427,10 @@ def _own_parameters(module: nn.Module) -> dict[str, Any]:
 def _keyword_arguments(frame: FrameType) -> Mapping[str, Any]:
     """Return the keyword arguments of the call whose pre-hook runs.
 
-    A global pre-hook is not given them; they are a variable of torch's frame that calls it.
+    A global pre-hook is not given them; they are a variable of torch's frame that calls it, and of
+    the one that calls a compiled module.
     """
-    if frame.f_code.co_filename != module_code.__file__:
+    if frame.f_code.co_filename not in _CALLERS:
         return {}
     kwargs = frame.f_locals.get("kwargs")
     return kwargs if isinstance(kwargs, Mapping) else {}
