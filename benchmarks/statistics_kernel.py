@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import timeit
 import zlib
 from collections.abc import Callable
@@ -93,8 +94,8 @@ def print_overheads() -> None:
         "four passes": lambda: four_passes(small),
         "crc32_hex": lambda: crc32_hex(small),
         "zlib over numpy's bytes": lambda: zlib.crc32(small.numpy().tobytes()),
-        "stack key, 20 frames": lambda: at_depth(20, lambda: stack_key(0)),
-        "the same in Python": lambda: at_depth(20, lambda: python_stack_key(0)),
+        "stack key, 20 frames": lambda: at_depth(20, lambda: stack_key(sys._getframe())),
+        "the same in Python": lambda: at_depth(20, lambda: python_stack_key(sys._getframe())),
         "20 frames alone": lambda: at_depth(20, lambda: None),
     }.items():
         print(f"  {name:28}{seconds(action) * 1e6:8.2f}")

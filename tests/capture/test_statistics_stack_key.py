@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -22,19 +23,23 @@ def stack_key(request):
 
 
 def test_the_same_place_in_a_loop_has_one_key(stack_key):
-    keys = {stack_key(0) for _ in range(50)}
+    around = sys._getframe().f_back
+    keys = {stack_key(around) for _ in range(50)}
     assert len(keys) == 1
     assert 0 < keys.pop() < 2**64
 
 
 def test_two_calls_on_one_line_have_different_keys(stack_key):
-    keys = [stack_key(0), stack_key(0)]
+    keys = [stack_key(sys._getframe()), stack_key(sys._getframe())]
     assert keys[0] != keys[1]
 
 
 def test_the_caller_is_part_of_the_key_unless_only_it_is_left(stack_key):
-    def inner(skip):
-        return stack_key(skip)
+    def inner(outwards):
+        frame = sys._getframe()
+        for _ in range(outwards):
+            frame = frame.f_back
+        return stack_key(frame)
 
     full = [inner(0), inner(0)]
     assert full[0] != full[1]
@@ -46,16 +51,18 @@ def test_the_caller_is_part_of_the_key_unless_only_it_is_left(stack_key):
 
 def test_recursion_depth_shows(stack_key):
     def descend(depth):
-        return stack_key(0) if depth == 0 else descend(depth - 1)
+        return stack_key(sys._getframe()) if depth == 0 else descend(depth - 1)
 
     assert len({descend(depth) for depth in range(30)}) == 30
 
 
 def test_each_thread_sees_its_own_stack(stack_key):
     keys = []
-    threads = [threading.Thread(target=lambda: keys.append(stack_key(0))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: keys.append(stack_key(sys._getframe()))) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
         thread.join()
     assert len(set(keys)) == 1
-    assert stack_key(0) != keys[0]
+    assert stack_key(sys._getframe()) != keys[0]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe.capture.call import Draft
-from msprobe.capture.recorder import Recorder
+from msprobe.capture.recording import Recording
 from msprobe.capture.session import reset_session
 from msprobe.capture.statistics import Summary
 from msprobe.config import load_config
@@ -331,13 +331,14 @@ def test_the_account_says_what_was_kept_and_what_it_cost(
 def test_the_account_has_the_time_of_start_stop_and_gradients(level: str, tmp_path: Path) -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(60)))
     with recording(tmp_path, level) as run:
-        for with_backward in (False, False, True):  # the first step also walks stacks
+        for with_backward in [False] * 6 + [True] * 5:  # the first step also walks stacks
             with run.step_of(model):
                 loss = model(torch.ones(2, 4)).sum()
                 if with_backward:
                     loss.backward()
-        _, forward, both = (run.account(step)["capture_ms"] for step in range(3))
-    assert both > 1.2 * forward > 0
+        spent = [run.account(step)["capture_ms"] for step in range(11)]
+    # The shortest of five: the machine may be busy with something else.
+    assert min(spent[6:]) > min(spent[1:6]) > 0
 
 
 def test_an_error_of_ours_stays_ours(
@@ -350,7 +351,7 @@ def test_an_error_of_ours_stays_ours(
 
     for name in ("begin", "inputs", "outputs", "end"):
         with monkeypatch.context() as patch:
-            patch.setattr(Recorder, name, broken)
+            patch.setattr(Recording, name, broken)
             folder = tmp_path / name
             folder.mkdir()
             with recording(folder, "mix") as run:

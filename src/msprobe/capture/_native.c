@@ -7,7 +7,7 @@
  *                                                strides in elements, `size_bytes` may be read
  *     -> (max, min, mean, norm, None | (nan, +inf, -inf, finite max, finite min))
  *   memory(address, size_bytes)  a read-only view of foreign memory
- *   stack_key(skip)  a 64-bit key of the calling thread's Python stack
+ *   stack_key(frame) a 64-bit key of the Python stack that ends in a frame
  *   use_isa(name)    choose the instruction set (tests); returns the names of those that work here
  *   KINDS            element type name -> kind
  *
@@ -918,17 +918,17 @@ static uint64_t mix(uint64_t key, uint64_t x)
 
 static PyObject *stack_key(PyObject *module, PyObject *arg)
 {
-    long skip = PyLong_AsLong(arg);
-    if (skip == -1 && PyErr_Occurred()) return NULL;
-    PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
+    if (!PyFrame_Check(arg)) {
+        PyErr_SetString(PyExc_TypeError, "stack_key(frame)");
+        return NULL;
+    }
+    PyFrameObject *frame = (PyFrameObject *)Py_NewRef(arg);
     uint64_t key = 0x9e3779b97f4a7c15u;
     while (frame) {
-        if (skip-- <= 0) {
-            PyCodeObject *code = PyFrame_GetCode(frame);
-            key = mix(key, (uint64_t)(uintptr_t)code);
-            key = mix(key, (uint64_t)PyFrame_GetLasti(frame));
-            Py_DECREF(code);
-        }
+        PyCodeObject *code = PyFrame_GetCode(frame);
+        key = mix(key, (uint64_t)(uintptr_t)code);
+        key = mix(key, (uint64_t)PyFrame_GetLasti(frame));
+        Py_DECREF(code);
         PyFrameObject *back = PyFrame_GetBack(frame);
         Py_DECREF(frame);
         frame = back;
@@ -988,7 +988,7 @@ static PyMethodDef METHODS[] = {
     {"memory", (PyCFunction)(void (*)(void))memory, METH_FASTCALL,
      "memory(address, size_bytes) -> read-only memoryview; the caller keeps the owner alive"},
     {"stack_key", stack_key, METH_O,
-     "stack_key(skip) -> non-zero 64-bit key of the Python stack, `skip` inner frames left out"},
+     "stack_key(frame) -> non-zero 64-bit key of the Python stack of which `frame` is the innermost"},
     {"use_isa", use_isa, METH_O,
      "use_isa(name | None) -> names of the usable instruction sets; None takes the best"},
     {NULL, NULL, 0, NULL},

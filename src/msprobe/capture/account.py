@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msprobe.dump.records import JsonTree
@@ -85,3 +87,25 @@ def _size(size_bytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.2f} GB"
+
+
+class Step:
+    """The step that events belong to now.
+
+    Attributes:
+        number: counted by the user's `step`.
+        account: what happened in it.
+        next_order: returns the next place in the order of its records and calls.
+    """
+
+    __slots__ = ("account", "next_order", "number")
+
+    def __init__(self) -> None:
+        """Create it as step 0."""
+        self.begin(0)
+
+    def begin(self, number: int) -> None:
+        """Make it another step."""
+        self.number = number
+        self.account = Account(number)
+        self.next_order: Callable[[], int] = itertools.count().__next__

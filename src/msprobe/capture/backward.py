@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward records: gradients of one call, collected as the backward pass delivers them.
+"""The gradients of one call: what is expected of them, and what one backward pass has delivered.
 
-``input[i]`` is the gradient of the forward's output i, ``output[i]`` the gradient of its positional
-input i, ``output_kwargs`` those of keyword inputs. What never arrives stays null. Each backward
-pass over a call (a retained graph, a double backward) is a record of its own.
+Each backward pass over a call (a retained graph, a double backward) is one of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import msgspec
 from msprobe.capture.call import Call, Draft
 from msprobe.capture.names import later_pass
 from msprobe.capture.values import Position
-from msprobe.dump.records import JsonTree, TensorRecord, with_note
 
 SIDE_INPUT: Final = "input"
 SIDE_OUTPUT: Final = "output"
@@ -45,14 +42,6 @@ def _grow(layout: Layout, path: tuple[int | str, ...]) -> Layout:
         layout.setdefault(head, None)
     layout[head] = _grow(layout[head], path[1:])
     return layout
-
-
-def _copy(layout: Layout) -> Layout:
-    if type(layout) is list:
-        return [_copy(item) for item in layout]
-    if type(layout) is dict:
-        return {key: _copy(item) for key, item in layout.items()}
-    return None
 
 
 class Gradients(msgspec.Struct, gc=False, eq=False):
@@ -110,19 +99,15 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
             return self._pass
         return self._others.get(graph_task) if self._others is not None else None
 
-    def next_name(self) -> str:
-        """Return the record name of the pass that `open_pass` would begin."""
-        return later_pass(self.call.backward_name, self._count)
-
-    def open_pass(self, graph_task: int, draft: Draft) -> BackwardPass:
-        """Begin the record of one backward pass in `draft`."""
+    def open_pass(self, graph_task: int, order: int) -> BackwardPass:
+        """Begin one backward pass, at the place `order` among the records of the step."""
         if self._pass is not None:  # a second pass over a retained graph, or one inside another
             if self._others is None:
                 self._others = {}
             self._others[self._task] = self._pass
         self._task = graph_task
+        self._pass = BackwardPass(self, later_pass(self.call.backward_name, self._count), order)
         self._count += 1
-        self._pass = BackwardPass(self, draft)
         return self._pass
 
     def close_pass(self, done: BackwardPass) -> None:
@@ -137,90 +122,41 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
 
 
 class BackwardPass:
-    """The record of one pass, filled gradient by gradient.
+    """One backward pass over a call.
 
     Attributes:
         gradients: what it belongs to.
-        draft: the record.
+        name: of its record.
+        order: where it began, among the records of the step.
+        draft: the record in the making, which the recording keeps here.
         remaining: gradients still expected.
         in_scope: whether it began inside the recorded range.
+        arrived: a bit for each output of the call whose gradient has come.
         shares: per input that several consumers inside the call give a share of its gradient, how
             many have come and their sum (a private copy).
     """
 
-    __slots__ = ("draft", "gradients", "in_scope", "remaining", "shares")
+    __slots__ = (
+        "arrived",
+        "draft",
+        "gradients",
+        "in_scope",
+        "name",
+        "order",
+        "remaining",
+        "shares",
+    )
 
-    def __init__(self, gradients: Gradients, draft: Draft) -> None:
+    def __init__(self, gradients: Gradients, name: str, order: int) -> None:
         self.gradients = gradients
-        self.draft = draft
+        self.name = name
+        self.order = order
+        self.draft: Draft | None = None
         self.remaining = gradients.expected
         self.in_scope = True
+        self.arrived = 0
         self.shares: dict[Position, tuple[int, Any]] = {}
-        arguments = gradients.arguments
-        parts = draft.parts
-        parts["input"] = [None] * gradients.outputs
-        parts["output"] = [None] * arguments if type(arguments) is int else _copy(arguments)
-        if gradients.keywords:
-            parts["output_kwargs"] = dict.fromkeys(gradients.keywords)
-
-    def has(self, side: str, index: int) -> bool:
-        """Return whether a gradient has its place already, or comes too late for one."""
-        return self is CLOSED or self.draft.parts[side][index] is not None
-
-    def place(self, side: str, position: Position, value: JsonTree) -> None:
-        """Put a described gradient where its tensor stood in the call."""
-        if type(position) is int:
-            self.draft.parts[side][position] = value
-            return
-        assert type(position) is tuple
-        if type(position[0]) is str:
-            self.draft.parts["output_kwargs"][".".join(map(str, position))] = value
-            return
-        target = self.draft.parts[side]
-        for key in position[:-1]:
-            target = target[key]
-        target[position[-1]] = value
-
-    def write_remarks(self) -> None:
-        """Say in the record why a gradient is missing, or what else it includes."""
-        for side, position, text, only_null in self.gradients.remarks or ():
-            if side not in self.draft.parts:
-                continue
-            entry = self._entry(side, position)
-            if isinstance(entry, TensorRecord) and self._is_waiting(entry):
-                if not only_null:
-                    entry.note = text
-            elif isinstance(entry, TensorRecord | msgspec.Raw):
-                if not only_null:  # a copy: the description may stand in other records too
-                    self.place(side, position, with_note(entry, text))
-            else:
-                remarks = self.draft.parts.setdefault("remarks", {})
-                remarks[gradient_path(side, position)] = text
-
-    def _is_waiting(self, entry: TensorRecord) -> bool:
-        """Return whether a device has yet to deliver its statistics, into this very object."""
-        return any(record is entry for record, _ in self.draft.waiting or ())
-
-    def _entry(self, side: str, position: Position) -> JsonTree:
-        if type(position) is int:
-            return self.draft.parts[side][position]
-        assert type(position) is tuple
-        if type(position[0]) is str:
-            return self.draft.parts["output_kwargs"].get(".".join(map(str, position)))
-        entry = self.draft.parts[side]
-        for key in position:
-            entry = entry[key]
-        return entry
 
 
 # Stands for every pass whose record was handed on.
 CLOSED: Final = BackwardPass.__new__(BackwardPass)
-
-
-def gradient_path(side: str, position: Position) -> str:
-    """Return the part of a gradient's file name: ``input.0``, ``output.1.a``, ``kwargs.mask``."""
-    if type(position) is int:
-        return f"{side}.{position}"
-    assert type(position) is tuple
-    joined = ".".join(map(str, position))
-    return f"kwargs.{joined}" if type(position[0]) is str else f"{side}.{joined}"

@@ -98,18 +98,20 @@ class Call(msgspec.Struct, gc=False, eq=False):
     not have to walk.
 
     Attributes:
-        draft: the forward record; None when no part of it is kept.
+        draft: the forward record in the making, which the recording keeps here.
         forward_name: name of the forward record.
         backward_name: name of the backward record.
         parent: the record that encloses it, or None.
         backward_parent: the backward record that encloses its backward, or None.
         call_order: place among the calls of the step.
         stack: index of its call stack; None when stacks are not wanted.
+        keeps_forward: whether anything of its forward is kept.
         keeps_inputs: whether its inputs are recorded.
         keeps_outputs: whether its outputs are recorded.
         only_bounds: whether its backward is followed for the scope alone, and not recorded.
         keeps_gradients: whether its backward is recorded.
         expands: for modules under `list` at mix: (forward, backward) of everything inside is kept.
+        is_checkpointed: whether a backward pass may recompute it.
         is_recompute: whether it repeats an earlier call inside a backward pass.
         step: the step it belongs to; gradients that arrive later are dropped.
     """
@@ -123,9 +125,11 @@ class Call(msgspec.Struct, gc=False, eq=False):
     stack: int | None
     step: int
     draft: Draft | None = None
+    keeps_forward: bool = False
     keeps_inputs: bool = False
     keeps_outputs: bool = False
     only_bounds: bool = False
     keeps_gradients: bool = False
     expands: tuple[bool, bool] = (False, False)
+    is_checkpointed: bool = False
     is_recompute: bool = False

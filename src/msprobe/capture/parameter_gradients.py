@@ -49,7 +49,7 @@ class ParameterOwner:
 
     def wanted(self) -> ParameterOwner | None:
         """Return the owner that the parameter is recorded under now, if it is."""
-        wants = self.session.recorder.wants_parameters_of
+        wants = self.session.calls.wants_parameters_of
         return next((one for one in (self, *self.others) if wants(one.module)), None)
 
 

@@ -9,7 +9,6 @@ framework's room reads from the frames on the stack.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -82,32 +81,27 @@ class Recomputations:
         """Forget all regions."""
         self._regions.clear()
 
-    def call(self, base: str, stack: Stack, *, is_module: bool) -> Call | None:
-        """Begin a call, checkpointed or not; see `begin`."""
-        if stack.traits.checkpointed:
-            return self.begin(base, stack, sys._getframe(1), is_module=is_module)
-        return self._session.recorder.begin(base, stack, is_module=is_module)
-
     def begin(
         self, base: str, stack: Stack, frame: FrameType | None, *, is_module: bool
     ) -> Call | None:
-        """Begin a call inside checkpointed code.
+        """Begin a call, which may lie in checkpointed code.
 
         Args:
             base: the call's name without its number.
             stack: where it was called.
             frame: the frame that called it.
-            is_module: see `Recorder.begin`.
+            is_module: see `Calls.begin`.
 
         Returns:
             The call; None when it repeats one that was not observed.
         """
+        calls = self._session.calls
+        if not stack.traits.checkpointed:
+            return calls.begin(base, stack, is_module=is_module)
         around = self._around(frame)
         repeated = around.repeated
-        recorder = self._session.recorder
         if repeated is None:
-            call = recorder.begin(base, stack, is_module=is_module)
-            recorder.remember_for_recomputation(call)
+            call = calls.begin(base, stack, is_module=is_module, is_checkpointed=True)
             original = call
         else:
             found = self._original(base, repeated)
@@ -115,7 +109,7 @@ class Recomputations:
                 self._session.account.skipped["recomputation of an unrecorded call"] += 1
                 return None
             original = found
-            call = recorder.begin_recomputation(original, keeps_record=self._keeps_records)
+            call = calls.begin_again(original, keeps_record=self._keeps_records)
             if not around.is_reentrant:
                 call.keeps_gradients = False  # the first run's own graph delivers them
         for owner in around.entered:

@@ -14,10 +14,11 @@ import logging
 import re
 from typing import Any, Final
 
+from msprobe.capture.account import Step
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.call import Draft
 from msprobe.capture.nested import Place
-from msprobe.capture.recorder import Recorder
+from msprobe.capture.recording import Recording
 from msprobe.capture.values import Description
 from msprobe.config import Config, Level, Task
 from msprobe.dump.records import JsonTree
@@ -100,11 +101,12 @@ class _SavedValue(Description):
 class SavedValues:
     """Names, counts and records what the user saves in a step."""
 
-    __slots__ = ("_adapter", "_next", "_open", "_recorder", "_said", "_used")
+    __slots__ = ("_adapter", "_next", "_open", "_recording", "_said", "_step", "_used")
 
-    def __init__(self, recorder: Recorder, adapter: Adapter) -> None:
-        """Create it for the records of `recorder`."""
-        self._recorder = recorder
+    def __init__(self, recording: Recording, step: Step, adapter: Adapter) -> None:
+        """Create it for the records of `recording`."""
+        self._recording = recording
+        self._step = step
         self._adapter = adapter
         self._next: dict[str, int] = {}
         self._used: set[str] = set()
@@ -127,12 +129,12 @@ class SavedValues:
         draft = self._draft(stem)
         walk = _SavedValue(self._adapter, draft)
         draft.parts = walk.value(value, (), "tensor")
-        self._recorder.hand_on(draft)
+        self._recording.hand_on(draft)
         self._warn_of_unsupported(name, list(walk.unsupported))
         if not with_gradients:
             return []
         record = _GradientRecord(self, self._draft(gradient_stem), _without_values(draft.parts))
-        self._recorder.write_interim(record.draft)
+        self._recording.write_interim(record.draft)
         self._open[record] = None
         return [GradientSlot(record, place, path, tensor) for tensor, place, path in walk.tensors]
 
@@ -148,7 +150,7 @@ class SavedValues:
         """Write a gradient record; gradients that arrive later are dropped."""
         record.is_closed = True
         self._open.pop(record, None)
-        self._recorder.hand_on(record.draft)
+        self._recording.hand_on(record.draft)
 
     def close_records(self) -> None:
         """Write what still waits for gradients: the step is over."""
@@ -162,7 +164,7 @@ class SavedValues:
         self._open.clear()
 
     def _draft(self, stem: str) -> Draft:
-        draft = self._recorder.draft(f"{stem}.debug", self._recorder.next_order())
+        draft = self._recording.new_draft(f"{stem}.debug", self._step.next_order())
         draft.stem = stem
         return draft
 

@@ -53,9 +53,19 @@ class Selection:
 
     Attributes:
         everything: True when no filter is set, which callers use as a short cut.
+        expands_modules: whether `list` keeps everything inside a matching module (mix).
+        only_tree: whether modules and APIs only make the tree of calls.
     """
 
-    __slots__ = ("_filters", "_refused", "_tensor_filters", "data_mode", "everything", "scope")
+    __slots__ = (
+        "_filters",
+        "_refused",
+        "data_mode",
+        "everything",
+        "expands_modules",
+        "only_tree",
+        "scope",
+    )
 
     def __init__(
         self,
@@ -63,12 +73,14 @@ class Selection:
         name_filters: Sequence[str] = (),
         scope: tuple[str, str] | None = None,
         black_list: Sequence[str] = (),
-        tensor_filters: Sequence[str] = (),
         data_mode: DataMode,
+        expands_modules: bool = False,
+        only_tree: bool = False,
     ) -> None:
         self._filters = tuple(name_filters)
         self._refused = frozenset(black_list)
-        self._tensor_filters = tuple(tensor_filters)
+        self.expands_modules = expands_modules
+        self.only_tree = only_tree
         self.scope = Scope(*scope) if scope else None
         self.data_mode = data_mode
         self.everything = not self._filters and self.scope is None
@@ -85,12 +97,3 @@ class Selection:
     def has_filters(self) -> bool:
         """Whether `list` is set."""
         return bool(self._filters)
-
-    def saves_tensors(self, name: str) -> bool:
-        """Return whether `tensor_list` asks for this record's tensors."""
-        return any(part in name for part in self._tensor_filters)
-
-    @property
-    def has_tensor_filters(self) -> bool:
-        """Whether `tensor_list` is set."""
-        return bool(self._tensor_filters)

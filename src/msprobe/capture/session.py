@@ -18,11 +18,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from msprobe.capture.account import Account, Written
+from msprobe.capture.account import Account, Step, Written
 from msprobe.capture.adapter import Adapter
-from msprobe.capture.gradients import GradientBook
+from msprobe.capture.backward_passes import BackwardPasses
+from msprobe.capture.calls import Calls
 from msprobe.capture.overflow import OverflowCheck, counts
-from msprobe.capture.recorder import Recorder
+from msprobe.capture.recording import (
+    OverflowRecording,
+    Recording,
+    Surroundings,
+    TensorRecording,
+)
 from msprobe.capture.saved_values import SavedValues
 from msprobe.capture.selection import Selection
 from msprobe.capture.stacks import StackTable
@@ -55,8 +61,10 @@ class Session:
         config: the frozen settings.
         adapter: the framework.
         stacks: call stacks seen so far.
-        recorder: makes forward records.
-        gradients: makes backward records.
+        current: the step that events belong to.
+        calls: is told of calls; tells the sinks.
+        gradients: is told of gradients; tells the sinks.
+        recording: the sink that makes the records of the task.
         saved: makes the records of level debug.
         capturing: whether execution stands between `start` and `stop`.
         observing: whether calls are observed now: capturing, and inside the token range.
@@ -93,27 +101,27 @@ class Session:
         self.spending_since: float | None = None
         self.muted = 0
         self.dump: RankDump | None = None
-        self._step = 0
+        self.current = Step()
         self._writer: DumpWriter | None = None
         self._claims: dict[int | None, RankClaim] = {}
         self._said_rank = False
         self._switch = DumpSwitch(enabled=config.dump_enable)
         self._dead = False
         self.overflow = _overflow_check(config)
-        self.recorder = Recorder(
+        selection = _selection(config)
+        around = Surroundings(
+            step=self.current,
             adapter=adapter,
             describer=Describer(adapter, tensor_types),
-            selection=_selection(config),
-            saves_tensors=config.task is Task.TENSOR,
-            structure_only=config.task is Task.STRUCTURE or config.level is Level.L2,
-            overflow=self.overflow,
+            data_mode=selection.data_mode,
             keeps_construct=config.level is not Level.L1,
-            expands_modules=config.level is Level.MIX,
             submit=self._submit,
             failed=self.failed,
         )
-        self.gradients = GradientBook(self.recorder, adapter)
-        self.saved = SavedValues(self.recorder, adapter)
+        self.recording = _recording_of(config, around, self.overflow)
+        self.calls = Calls(self.current, selection, self.recording)
+        self.gradients = BackwardPasses(self.calls, adapter)
+        self.saved = SavedValues(self.recording, self.current, adapter)
         atexit.register(self.close)
 
     # -- state ---------------------------------------------------------------------------------
@@ -121,17 +129,18 @@ class Session:
     @property
     def step_number(self) -> int:
         """Number of the current step."""
-        return self._step
+        return self.current.number
 
     @property
     def account(self) -> Account:
         """The account of the current step."""
-        return self.recorder.account
+        return self.current.account
 
     def set_step(self, step: int) -> None:
         """Make `step` the current step; its records start anew."""
-        self._step = step
-        self.recorder.next_step(step)
+        self.current.begin(step)
+        self.calls.next_step()
+        self.recording.next_step()
         self.gradients.next_step()
         self.saved.next_step()
 
@@ -164,14 +173,14 @@ class Session:
         if self._dead or self.finished:
             return False
         last = self.config.last_step
-        if last is not None and self._step > last:
+        if last is not None and self.step_number > last:
             self.finished = True
             logger.info("all wanted steps are recorded: capture ends (last step %d)", last)
             return False
         if self.overflow is not None and self.overflow.finished:
             self.finished = True
             return False
-        if not self.config.wants_step(self._step) or not self._switched_on():
+        if not self.config.wants_step(self.step_number) or not self._switched_on():
             return False
         if rank is None:
             rank = self.adapter.current_rank()
@@ -201,7 +210,7 @@ class Session:
             self.stop()
             self.attempt("step", self.step_undo.close)
             self._close_dump()
-            self.set_step(self._step + 1)
+            self.set_step(self.step_number + 1)
 
     def write_json(self) -> None:
         """Bring everything known so far to the JSON files."""
@@ -287,8 +296,8 @@ class Session:
         self.attempt(where, run)
 
     def _hand_on_waiting(self) -> None:
-        self.recorder.rewrite_recomputed()
-        self.recorder.flush_deferred()
+        self.recording.rewrite_recomputed()
+        self.recording.flush_deferred()
 
     def _switched_on(self) -> bool:
         if self.config.dump_enable is None or self.config.source is None:
@@ -322,13 +331,13 @@ class Session:
             claim = claim_rank_directory(self.config.dump_path, rank)
             self._claims[rank] = claim
             logger.info("recording to %s, rank folder %s", claim.dump_path, claim.name)
-        directory = rank_directory(claim.dump_path, self._step, claim.name)
+        directory = rank_directory(claim.dump_path, self.step_number, claim.name)
         head = DumpHead(self.config.task, self.config.level, self.adapter.framework)
         calls = self.config.extra_info and self.config.level is not Level.DEBUG
         self.dump = self._writer.open(directory, head, extra_info=calls)
         if self.overflow is not None:
             self.overflow.begin_step()
-        self.recorder.use(self.dump)
+        self.recording.use(self.dump)
 
     def _close_dump(self) -> None:
         dump = self.dump
@@ -339,7 +348,7 @@ class Session:
         self._unnoticed("step", self._hand_on_waiting)
         written = dump.close()
         self.dump = None
-        self.recorder.use(None)
+        self.recording.use(None)
         account = self.account
         # Device statistics count when their copy is asked for, overflow checks when kept.
         facts = Written(
@@ -363,20 +372,35 @@ class Session:
         self.finished = True
         self.dump = None
         self.lock = threading.RLock()  # a thread that is not in the child may hold the old one
-        self.recorder.use(None)
+        self.recording.use(None)
 
 
 def _selection(config: Config) -> Selection:
     section = config.section
+    only_tree = config.task is Task.STRUCTURE or config.level is Level.L2
     if isinstance(section, StatisticsSection | TensorSection):
         return Selection(
             name_filters=section.name_filters,
             scope=section.scope,
             black_list=section.black_list,
-            tensor_filters=(section.tensor_list if isinstance(section, StatisticsSection) else ()),
             data_mode=section.data_mode,
+            expands_modules=config.level is Level.MIX,
+            only_tree=only_tree,
         )
-    return Selection(black_list=section.black_list, data_mode=DataMode())
+    return Selection(black_list=section.black_list, data_mode=DataMode(), only_tree=only_tree)
+
+
+def _recording_of(
+    config: Config, around: Surroundings, overflow: OverflowCheck | None
+) -> Recording:
+    """Return the sink that does the task."""
+    if overflow is not None:
+        return OverflowRecording(around, overflow)
+    if config.task is Task.TENSOR:
+        return TensorRecording(around)
+    if isinstance(config.section, StatisticsSection) and config.section.tensor_list:
+        return TensorRecording(around, config.section.tensor_list)
+    return Recording(around)
 
 
 def _overflow_check(config: Config) -> OverflowCheck | None:

@@ -94,6 +94,14 @@ class Stack:
         return is_inside
 
 
+def calling_frame() -> FrameType:
+    """Return the innermost frame that is not ours: that of the code that called us."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_OWN_FOLDER) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
 class StackTable:
     """All stacks of a run, by key."""
 
@@ -117,17 +125,13 @@ class StackTable:
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._made = 0
 
-    def here(self, skip: int) -> Stack:
-        """Return the stack of the caller, leaving out the `skip` innermost frames.
-
-        Args:
-            skip: 0 starts at the caller of this method.
-        """
-        key = stack_key(skip + 1)
+    def at(self, frame: FrameType) -> Stack:
+        """Return the stack of which `frame` is the innermost frame."""
+        key = stack_key(frame)
         known = self._by_key.get(key)
         if known is not None:
             return known
-        stack = self._walk(sys._getframe(skip + 1))
+        stack = self._walk(frame)
         if len(self._by_key) < _MAX_STACKS:
             self._by_key[key] = stack
         return stack

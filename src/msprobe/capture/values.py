@@ -54,6 +54,19 @@ class Unread:
         self.record = record
 
 
+class Described:
+    """In the place of an argument or a result: its description.
+
+    Attributes:
+        value: the description.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: JsonTree) -> None:
+        self.value = value
+
+
 class Describer:
     """Turns Python values into the JSON of a draft; one for each session.
 
@@ -159,6 +172,8 @@ class Description(Walk):
 
     def leaf(self, value: Any, place: Place, path: str) -> JsonTree:
         """Describe a value of the framework's, an array, or anything else."""
+        if type(value) is Described:
+            return value.value
         special = self._adapter.describe(value, str(place[-1]) if place else path)
         if special is not NotImplemented:
             return special

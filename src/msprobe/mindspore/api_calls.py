@@ -18,6 +18,7 @@ from typing import Any, Final
 from msprobe.capture.call import Call
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
+from msprobe.capture.stacks import calling_frame
 from msprobe.capture.values import Found
 from msprobe.mindspore.api_choice import ApiChoice
 from msprobe.mindspore.api_table import Api, ApiTable
@@ -58,7 +59,7 @@ class ApiObserver:
         self._session = session
         self._table = table
         self._inside = False
-        refuses = session.recorder.selection.refuses_api
+        refuses = session.calls.selection.refuses_api
         self._choice = ApiChoice(session.config.risk_level, refuses, self._left_out)
         self._wrappers: dict[tuple[int, str], Any] = {}
         self._apis: tuple[Api, ...] = ()
@@ -169,7 +170,7 @@ class ApiObserver:
             # Only to note it: the user's exception goes on unchanged.
             if opened is not None:
                 kind = type(error).__name__
-                quietly(session, "api error", session.recorder.abandon, opened.call, kind)
+                quietly(session, "api error", session.calls.raised, opened.call, kind)
             raise
         finally:
             self._inside = False
@@ -184,16 +185,16 @@ class ApiObserver:
 
     def _begin(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Open | None:
         session = self._session
-        session.gradients.write_unfinished()
-        stack = session.stacks.here(4)
+        frame = calling_frame()
+        stack = session.stacks.at(frame)
         if stack.traits.internal:
             session.account.skipped["calls inside a backward pass"] += 1
             return None
-        call = self._recomputations.call(name, stack, is_module=False)
+        call = self._recomputations.begin(name, stack, frame, is_module=False)
         if call is None:
             return None
         opened = _Open(call)
-        session.recorder.inputs(call, args, kwargs, opened.found)
+        session.calls.inputs(call, args, kwargs, opened.found)
         if call.keeps_gradients:
             if not opened.found:
                 tensors_in(args, kwargs, opened.found)
@@ -202,9 +203,9 @@ class ApiObserver:
 
     def _end(self, opened: _Open, arguments: int, result: Any) -> None:
         session = self._session
-        session.recorder.outputs(opened.call, result)
+        session.calls.outputs(opened.call, result)
         if opened.edges is not None:
             Tapping(session, opened.call, opened.edges, opened.found, arguments).attach(
                 output_slots(result)
             )
-        session.recorder.end(opened.call)
+        session.calls.end(opened.call)

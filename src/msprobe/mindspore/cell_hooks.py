@@ -17,6 +17,7 @@ from mindspore import nn
 from msprobe.capture.call import Call
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
+from msprobe.capture.stacks import calling_frame
 from msprobe.capture.token_range import TokenGate
 from msprobe.capture.values import Found
 from msprobe.mindspore.graph_taps import InputEdges, Tapping
@@ -138,20 +139,20 @@ class CellObserver:
         self, cell: nn.Cell, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         session = self._session
-        session.gradients.write_unfinished()
         if session.muted:
             return
-        stack = session.stacks.here(4)
+        frame = calling_frame()
+        stack = session.stacks.at(frame)
         if stack.traits.internal:
             session.account.skipped["calls inside a backward pass"] += 1
             return
-        call = self._recomputations.call(name, stack, is_module=True)
+        call = self._recomputations.begin(name, stack, frame, is_module=True)
         if call is None:
             return
         opened = _Open(cell, call, len(args))
         self._open.append(opened)
-        session.recorder.inputs(call, args, kwargs, opened.found)
-        session.recorder.part(call, "parameters", own_parameters(cell))
+        session.calls.inputs(call, args, kwargs, opened.found)
+        session.calls.part(call, "parameters", own_parameters(cell))
         if call.keeps_gradients:
             if not opened.found:
                 tensors_in(args, kwargs, opened.found)
@@ -178,13 +179,13 @@ class CellObserver:
                 self._close(opened, output)
             else:
                 kind = type(error).__name__ if error is not None else "exception"
-                self._session.recorder.abandon(opened.call, kind)
+                self._session.calls.raised(opened.call, kind)
             if opened.cell is cell:
                 return
 
     def _close(self, opened: _Open, output: Any) -> None:
-        recorder = self._session.recorder
-        recorder.outputs(opened.call, output)
+        calls = self._session.calls
+        calls.outputs(opened.call, output)
         slots = output_slots(output)
         if self._passes is not None:
             self._passes.follow(slots)
@@ -193,7 +194,7 @@ class CellObserver:
                 self._session, opened.call, opened.edges, opened.found, opened.arguments
             )
             tapping.attach(slots)
-        recorder.end(opened.call)
+        calls.end(opened.call)
 
 
 class _CellHooks:

@@ -17,7 +17,8 @@ from typing import Any, Final
 import msgspec
 
 from mindspore import Tensor
-from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients, gradient_path
+from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients
+from msprobe.capture.backward_record import gradient_path
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found, Position

@@ -64,7 +64,7 @@ class Observer:
         if self._records_cells:
             self._names = CellNames(models)
             structure = self._session.config.task is Task.STRUCTURE
-            if self._session.recorder.selection.data_mode.backward and not structure:
+            if self._session.calls.selection.data_mode.backward and not structure:
                 self._parameters = ParameterGradients(self._session, self._names)
 
     def install(self, token_range: tuple[int, int] | None) -> None:

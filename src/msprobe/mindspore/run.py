@@ -14,6 +14,7 @@ import mindspore
 from mindspore import nn
 from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
+from msprobe.capture.stacks import calling_frame
 from msprobe.config import Config, Level
 from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
@@ -134,7 +135,7 @@ class Run:
         if graph is None:
             return self.observer.around_jit(executor, run, args, kwargs)
         if self.session.capturing:
-            graph.begin(self.session.stacks.here(3).frames)
+            graph.begin(self.session.stacks.at(calling_frame()).frames)
         before = compilations()
         self._outermost = executor
         graph.expect_compilation()

@@ -110,7 +110,7 @@ class Observer:
             self._parameters.names = self._names or ModuleNames()
 
     def _watch_of(self, names: ModuleNames) -> ParameterGradients | None:
-        takes_gradients = self._session.recorder.selection.data_mode.backward
+        takes_gradients = self._session.calls.selection.data_mode.backward
         structure = self._session.config.task is Task.STRUCTURE
         if not takes_gradients or structure or self.kernels is not None:
             return None

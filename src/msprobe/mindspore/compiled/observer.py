@@ -70,7 +70,7 @@ class GraphObserver:
         self._records = GraphRecords(
             session, names, cells, after_stop=not on_host(), begin=self._begin
         )
-        backward = session.recorder.selection.data_mode.backward
+        backward = session.calls.selection.data_mode.backward
         backward = backward and session.config.task is not Task.STRUCTURE
         self._optimizers = self._bprops = self._names = None
         self._has_stepped = False

@@ -17,13 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from mindspore import nn
-from msprobe.capture.backward import (
-    SIDE_INPUT,
-    SIDE_OUTPUT,
-    BackwardPass,
-    Gradients,
-    gradient_path,
-)
+from msprobe.capture.backward import SIDE_INPUT, Gradients
+from msprobe.capture.backward_record import begin_parts, gradient_path, place
 from msprobe.capture.call import Call, Draft
 from msprobe.capture.names import module_names
 from msprobe.capture.nested import key_texts
@@ -210,17 +205,17 @@ class GraphRecords:
         self._session.account.spent_s += _clock() - started
 
     def _forward(self, seen: GraphCall) -> None:
-        recorder, cell = self._session.recorder, seen.cell
+        calls, cell = self._session.calls, seen.cell
         stack = self._session.stacks.of((*self._sites.frames(cell), *self.callers))
-        call = recorder.begin(cell, stack, is_module=True)
+        call = calls.begin(cell, stack, is_module=True)
         found: Found = []
-        recorder.inputs(call, seen.args, seen.kwargs, found)
+        calls.inputs(call, seen.args, seen.kwargs, found)
         parameters = own_parameters(self._cells[cell])
         if seen.parameters:  # as they were when the cell was called
             parameters = dict(zip(parameters, seen.parameters, strict=True))
-        recorder.part(call, "parameters", parameters)
-        recorder.outputs(call, seen.result)
-        recorder.end(call)
+        calls.part(call, "parameters", parameters)
+        calls.outputs(call, seen.result)
+        calls.end(call)
         tensors: Found = []
         tensors_in(GraphValue, seen.args, seen.kwargs, tensors)
         before = self._calls.setdefault(cell, [])
@@ -241,7 +236,7 @@ class GraphRecords:
         if outer is not None:
             number = len(self._calls.get(outer, ()))
             parent, backward_parent = module_names(outer, number)
-            recorder.correct_parent(call.forward_name, call.call_order, parent, call.stack)
+            calls.sink.place(call.forward_name, call.call_order, parent, call.stack)
             call.backward_parent = backward_parent
 
     def _gradient(self, cell: str, side: str, leaf: int, gradient: Any) -> None:
@@ -289,17 +284,15 @@ class GraphRecords:
         call, session = seen.call, self._session
         if not call.keeps_gradients:
             return
-        recorder = session.recorder
-        scope, begins_inside = recorder.selection.scope, recorder.begin_backward_in_scope(call)
-        if scope is not None and not (scope.end(call.backward_name) or begins_inside):
-            recorder.account.skipped["outside scope"] += 1
+        calls, recording = session.calls, session.recording
+        if not calls.end_backward(call, began_inside=calls.begin_backward(call)):
             return
-        recorder.say_backward(call.backward_name, call.backward_parent)
-        draft = recorder.draft(call.backward_name, recorder.next_order())
+        calls.place(call.backward_name, call.backward_parent)
+        draft = recording.new_draft(call.backward_name, session.current.next_order())
         gradients = Gradients.expect(call, seen.arguments, seen.tensors)
         gradients.outputs = seen.outputs.slots
-        placed = BackwardPass(gradients, draft)
-        mode = recorder.selection.data_mode
+        mode = calls.selection.data_mode
+        begin_parts(draft.parts, gradients, mode)
         doubtful = self._doubtful(seen)
         remarks = {
             gradient_path(side, position): "which call it belongs to is not known"
@@ -313,7 +306,7 @@ class GraphRecords:
             position = places.by_leaf.get(leaf)
             if position is None or not wanted or gradient.place in doubtful:
                 continue
-            placed.place(side, position, gradient.described)
+            place(draft.parts, side, position, gradient.described)
             draft.nonfinite |= gradient.draft.nonfinite
             draft.overflow |= gradient.draft.overflow
             draft.error = draft.error or gradient.draft.error
@@ -323,12 +316,7 @@ class GraphRecords:
             remarks["call"] = "taken from the order in which gradients came"
         if remarks:
             draft.parts["remarks"] = remarks
-        if not mode.input:
-            del draft.parts[SIDE_INPUT]
-        if not mode.output:
-            del draft.parts[SIDE_OUTPUT]
-            draft.parts.pop("output_kwargs", None)
-        recorder.finish(draft)
+        recording.finish(draft)
 
 
 def _leaves(value: Any, path: tuple[int | str, ...], depth: int) -> Iterator[tuple[Any, Position]]:
@@ -351,9 +339,9 @@ def _kind_of(value: GraphValue) -> _Kind:
 def _argument_places(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Places:
     places = _Places()
     found = [*_leaves(args, (), LEAF_DEPTH - 1), *_leaves(kwargs, (), LEAF_DEPTH - 1)]
-    for leaf, (value, place) in enumerate(found):
+    for leaf, (value, position) in enumerate(found):
         if isinstance(value, GraphValue):
-            places.by_leaf[leaf] = place
+            places.by_leaf[leaf] = position
             places.kinds[leaf] = _kind_of(value)
     return places
 

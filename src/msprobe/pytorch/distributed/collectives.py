@@ -8,7 +8,6 @@ Buffers are never waited for: where the program itself does not wait, the record
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,8 +17,8 @@ import torch
 from msprobe.capture.call import Call
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
-from msprobe.capture.values import Found
-from msprobe.dump.records import JsonTree
+from msprobe.capture.stacks import calling_frame
+from msprobe.capture.values import Described, Found
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.distributed.process_groups import Argument, Collective, describe_group
 from msprobe.pytorch.interception.guard import quietly
@@ -126,7 +125,6 @@ class CollectiveRecorder:
         self, collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Token | None:
         session = self._session
-        session.gradients.write_unfinished()
         self.write_left_over()
         if session.muted or not self._is_wanted(collective):
             self._ban(args, kwargs)
@@ -144,11 +142,9 @@ class CollectiveRecorder:
         return False
 
     def _begin_call(self, name: str) -> Call | None:
-        session = self._session
-        stack = session.stacks.here(1)
-        if stack.traits.checkpointed:
-            return self._recomputations.begin(name, stack, sys._getframe(1), is_module=False)
-        return session.recorder.begin(name, stack, is_module=False)
+        frame = calling_frame()
+        stack = self._session.stacks.at(frame)
+        return self._recomputations.begin(name, stack, frame, is_module=False)
 
     def _describe_inputs(
         self,
@@ -157,12 +153,10 @@ class CollectiveRecorder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        draft = call.draft
-        if draft is None:
+        if not call.keeps_forward:
             return
         args, kwargs = _opened(*without(collective.fills, args, kwargs), hides="irecv")
-        self._session.recorder.inputs(call, args, kwargs, [])
-        _unwrap_operations(draft.parts.get("input_args"), draft.parts.get("input_kwargs"))
+        self._session.calls.inputs(call, args, kwargs, [])
 
     def _ban(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Rely on no buffer any more: communication writes without moving a version."""
@@ -178,18 +172,17 @@ class CollectiveRecorder:
     ) -> None:
         self.write_left_over()
         session = self._session
-        call, draft = token.call, token.call.draft
-        if draft is None or session.dump is None:
+        call = token.call
+        if session.dump is None:
             return
         if error is not None:
-            session.recorder.abandon(call, type(error).__name__)
+            session.calls.raised(call, type(error).__name__)
             return
         if not completed:
             self._incomplete(token, NEVER_COMPLETE)
             return
-        session.recorder.outputs(call, self._buffers(token, result))
-        _unwrap_operations(draft.parts.get("output"))
-        session.recorder.end(call)
+        session.calls.outputs(call, self._buffers(token, result))
+        session.calls.end(call)
 
     def _buffers(self, token: Token, result: object) -> object:
         collective = token.collective
@@ -200,13 +193,13 @@ class CollectiveRecorder:
         return (*args, *kwargs.values())
 
     def _incomplete(self, token: Token, reason: str = _OTHER_THREAD) -> None:
-        call, draft = token.call, token.call.draft
-        if draft is None or self._session.dump is None:
+        call, calls = token.call, self._session.calls
+        if self._session.dump is None:
             return
         if call.keeps_outputs:
-            draft.parts["output"] = None
-            draft.parts["remarks"] = {"output": reason}
-        self._session.recorder.end(call)
+            calls.fact(call, "output", None)
+            calls.fact(call, "remarks", {"output": reason})
+        calls.end(call)
 
 
 def without(
@@ -249,20 +242,10 @@ def _open_list(value: Any, hides: str) -> Any:
 def _open(operation: Any, hides: str) -> dict[str, Any]:
     name = operation.op.__name__
     return {
-        "class_type": _P2P_OPERATION,
+        "class_type": Described(_P2P_OPERATION),
         "tensor": None if name == hides else operation.tensor,
-        "op": name,
-        "peer": operation.peer,
-        "tag": operation.tag,
-        "group_id": describe_group(operation.group).group_id,
+        "op": Described(name),
+        "peer": Described(operation.peer),
+        "tag": Described(operation.tag),
+        "group_id": Described(describe_group(operation.group).group_id),
     }
-
-
-def _unwrap_operations(*trees: JsonTree) -> None:
-    """Let the facts of point-to-point operations stand as they are, without their types."""
-    for tree in trees:
-        for value in tree.values() if isinstance(tree, dict) else tree or ():
-            for item in value if isinstance(value, list) else ():
-                if isinstance(item, dict) and "class_type" in item:
-                    for key in item.keys() - {"tensor"}:
-                        item[key] = item[key] and item[key]["value"]

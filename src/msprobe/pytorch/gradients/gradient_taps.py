@@ -26,7 +26,8 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients, gradient_path
+from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients
+from msprobe.capture.backward_record import gradient_path
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found, Position

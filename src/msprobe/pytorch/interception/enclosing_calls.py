@@ -17,8 +17,9 @@ from typing import Any, Final
 import torch
 
 from msprobe.capture.call import Call
-from msprobe.capture.recorder import Recorder
+from msprobe.capture.events import CallSink
 from msprobe.capture.session import Session
+from msprobe.capture.stacks import Stack
 
 _graph_task: Final = torch._C._current_graph_task_id
 _sequence_number: Final = torch._C._autograd._get_sequence_nr
@@ -55,10 +56,8 @@ class _Open:
         self.backward: tuple[Call, ...] = (call, *(inside.backward if inside else ()))
 
 
-class EnclosingCalls:
-    """Follows the calls of the recorder, as its `watcher`."""
-
-    __slots__ = ("_ends", "_open", "_owners", "_said", "_session")
+class EnclosingCalls(CallSink):
+    """Follows the calls that are open, for level L2."""
 
     def __init__(self, session: Session) -> None:
         """Create it for the calls of `session`."""
@@ -69,11 +68,19 @@ class EnclosingCalls:
         self._ends: list[int] = []
         self._said: set[str] = set()
 
-    def began(self, call: Call) -> None:
+    def begin(self, call: Call, stack: Stack) -> None:
         """Note that a call begins."""
         self._open.append(_Open(call, self._open[-1] if self._open else None))
 
-    def ended(self, call: Call) -> None:
+    def begin_again(self, call: Call, original: Call) -> None:
+        """Note that a call is repeated."""
+        self._open.append(_Open(call, self._open[-1] if self._open else None))
+
+    def raised(self, call: Call, error: str) -> None:
+        """Note that a call raised."""
+        self.end(call)
+
+    def end(self, call: Call) -> None:
         """Note that a call ended, with everything inside that never told its end."""
         for index in range(len(self._open) - 1, -1, -1):
             opened = self._open[index]
@@ -99,7 +106,7 @@ class EnclosingCalls:
         calls = self._owner_of(_current_node())
         if not calls:
             return _NOWHERE
-        self._say(self._session.recorder, calls)
+        self._say(calls)
         names = tuple(call.backward_name for call in calls)
         return Enclosing(names[0], names)
 
@@ -114,11 +121,11 @@ class EnclosingCalls:
                 return calls
         return ()
 
-    def _say(self, recorder: Recorder, calls: tuple[Call, ...]) -> None:
+    def _say(self, calls: tuple[Call, ...]) -> None:
         for call in reversed(calls):
             if call.backward_name not in self._said:
                 self._said.add(call.backward_name)
-                recorder.say_backward(call.backward_name, call.backward_parent)
+                self._session.calls.place(call.backward_name, call.backward_parent)
 
     def forget_open(self) -> None:
         """Forget calls that never ended: observing ends."""

@@ -146,11 +146,9 @@ class ApiObserver(TorchFunctionMode):
             return result
         if action is Action.BACKWARD_ENTRY or action is Action.DESCEND:
             return self._go_inside(func, types, args, kwargs)
-        frame, skip = _caller(sys._getframe(1))
+        frame = _caller(sys._getframe(1))
         with_grad = _is_grad_enabled()
-        opened = quietly(
-            session, "api begin", self._begin, entry, frame, skip, with_grad, args, kwargs
-        )
+        opened = quietly(session, "api begin", self._begin, entry, frame, with_grad, args, kwargs)
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
@@ -211,24 +209,22 @@ class ApiObserver(TorchFunctionMode):
     def _begin(
         self,
         entry: ApiEntry,
-        frame: FrameType | None,
-        skip: int,
+        frame: FrameType,
         with_grad: bool,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> OpenCall | None:
         session = self.session
-        session.gradients.write_unfinished()
         if session.muted or not self._is_wanted(entry):
             return None
-        stack = session.stacks.here(skip + 3)
+        stack = session.stacks.at(frame)
         if stack.traits.internal:
             return None
         name = entry.name
-        if entry.operator_name is not None and frame is not None:
+        if entry.operator_name is not None:
             name = f"{entry.prefix}.{operator_name(entry, frame)}"
         opened = self.open_call(name, stack, frame, with_grad, args, kwargs, entry)
-        if entry.draws_random and opened is not None and opened.call.draft is not None:
+        if entry.draws_random and opened is not None and opened.call.keeps_forward:
             opened.random = RandomWatch(args, kwargs, keeps_state=self._keeps_rng)
         return opened
 
@@ -243,13 +239,9 @@ class ApiObserver(TorchFunctionMode):
         entry: ApiEntry | None = None,
     ) -> OpenCall | None:
         """Begin a call under `name` and describe its inputs; None when it is not recorded."""
-        if stack.traits.checkpointed:
-            found = self._recomputations.begin(name, stack, frame, is_module=False)
-            if found is None:
-                return None
-            call = found
-        else:
-            call = self.session.recorder.begin(name, stack, is_module=False)
+        call = self._recomputations.begin(name, stack, frame, is_module=False)
+        if call is None:
+            return None
         opened = OpenCall(call)
         self._take_inputs(opened, args, kwargs, entry)
         if with_grad and call.keeps_gradients and not _functorch_active():
@@ -275,7 +267,7 @@ class ApiObserver(TorchFunctionMode):
             entry.fills or self._undefined or (kwargs and not entry.outs.isdisjoint(kwargs))
         ):
             shown = self._unread.in_arguments(entry, args, kwargs)
-        if not self.session.recorder.inputs(call, *shown, found):
+        if not self.session.calls.inputs(call, *shown, found):
             tensors_in(args, kwargs, found)
         if self._memo.active:
             for tensor, _ in found:
@@ -285,7 +277,7 @@ class ApiObserver(TorchFunctionMode):
 
     def raised(self, opened: OpenCall, error: BaseException) -> None:
         """Hand on what is known of a call that raised."""
-        self.session.recorder.abandon(opened.call, type(error).__name__)
+        self.session.calls.raised(opened.call, type(error).__name__)
 
     def _end(
         self,
@@ -322,10 +314,10 @@ class ApiObserver(TorchFunctionMode):
             result: the result.
             shown: the result as it is to be described.
         """
-        call = opened.call
-        self.session.recorder.outputs(call, shown)
-        if opened.random is not None and call.draft is not None:
-            opened.random.report(call.draft, self.session.dump)
+        call, calls = opened.call, self.session.calls
+        calls.outputs(call, shown)
+        if opened.random is not None:
+            opened.random.report(call, calls, self.session.dump)
         if opened.edges is not None:
             tapping = Tapping(
                 self.session,
@@ -337,7 +329,7 @@ class ApiObserver(TorchFunctionMode):
                 is_one_api=True,
             )
             tapping.attach(output_slots(result))
-        self.session.recorder.end(call)
+        calls.end(call)
 
     # -- memo ----------------------------------------------------------------------------------
 
@@ -384,11 +376,11 @@ class ApiObserver(TorchFunctionMode):
                 self._memo.born(output)
 
 
-def _caller(frame: FrameType | None) -> tuple[FrameType | None, int]:
-    """Return the frame that called the API and how many frames lie between it and the handler.
+def _caller(frame: FrameType) -> FrameType:
+    """Return the frame that called the API, given that which called the handler.
 
     A Python-level API comes through `handle_torch_function`, below the API's own frame.
     """
-    if frame is not None and frame.f_code is _HANDLE_CODE and frame.f_back is not None:
-        return frame.f_back.f_back, 2
-    return frame, 0
+    if frame.f_code is _HANDLE_CODE and frame.f_back is not None:
+        return frame.f_back.f_back or frame
+    return frame

@@ -69,5 +69,5 @@ def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) 
                     _set_grad(True)
     finally:
         if is_outermost:
-            session.recorder.account.spent_s += _clock() - started + _CALL_S
+            session.current.account.spent_s += _clock() - started + _CALL_S
             session.spending_since = None

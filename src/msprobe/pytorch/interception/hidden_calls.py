@@ -7,7 +7,6 @@ the mode's own means; only how one learns of them differs.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,6 +16,7 @@ import torch
 
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
+from msprobe.capture.stacks import calling_frame
 from msprobe.pytorch.interception.function_mode import ApiObserver, OpenCall
 from msprobe.pytorch.interception.guard import quietly
 
@@ -43,10 +43,10 @@ def record_call(
         hides_inner: calls inside make no records; otherwise this call is their parent.
     """
     session = apis.session
-    if session.recorder.selection.refuses_api(name.rpartition(".")[2], name):
+    if session.calls.selection.refuses_api(name.rpartition(".")[2], name):
         return run(*args, **kwargs)
     with_grad = _is_grad_enabled()
-    frame = sys._getframe(1)
+    frame = calling_frame()
     opened = quietly(session, "api begin", _begin, apis, name, frame, with_grad, args, kwargs)
     around = _muted(session) if hides_inner else _enclosing(apis, opened)
     try:
@@ -90,10 +90,9 @@ def _begin(
     kwargs: dict[str, Any],
 ) -> OpenCall | None:
     session = apis.session
-    session.gradients.write_unfinished()
     if session.muted:
         return None
-    stack = session.stacks.here(3)
+    stack = session.stacks.at(frame)
     if stack.traits.internal:
         return None
     return apis.open_call(name, stack, frame, with_grad, args, kwargs)
@@ -124,7 +123,7 @@ def _muted(session: Session) -> Iterator[None]:
 @contextmanager
 def _enclosing(apis: ApiObserver, opened: OpenCall | None) -> Iterator[None]:
     """Make the call the parent of what is called inside."""
-    open_calls = apis.session.recorder.modules
+    open_calls = apis.session.calls.modules
     call: Call | None = opened.call if opened is not None else None
     if call is not None:
         call.expands = open_calls[-1].expands if open_calls else (False, False)

@@ -11,9 +11,11 @@ With a dispatch mode on, torch takes another way for a few operators, and their 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -93,7 +95,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     """Turns operators into records.
 
     Attributes:
-        calls: knows what encloses a kernel; watches the recorder while installed.
+        calls: knows what encloses a kernel; a further sink while installed.
     """
 
     # Otherwise torch refuses to run flex_attention and its like; they are passed on.
@@ -122,7 +124,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     def install(self) -> None:
         """Begin to watch; the session's undo stack gets the way back."""
         session = self._session
-        session.recorder.watcher = self.calls
+        session.calls.add(self.calls)
         session.account.note(_NOTE)
         # The engine restores the mode stack after each node: inside it only the flag changes.
         if _graph_task() == -1:
@@ -140,7 +142,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         dispatch_stack.install_lowest(self)
 
     def _uninstall(self) -> None:
-        self._session.recorder.watcher = None
+        self._session.calls.remove(self.calls)
         self.calls.forget_open()
         self._adapter.forget_values()
         if self._device_dump is not None:
@@ -176,14 +178,15 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         kernel = quietly(session, "kernel", self._kernel, func)
         call = None
         if kernel is not None and kernel.is_wanted:
-            call = quietly(session, "kernel begin", self._begin, kernel, args, kwargs)
+            frame = sys._getframe(1)
+            call = quietly(session, "kernel begin", self._begin, kernel, frame, args, kwargs)
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
             # Only to note it: the user's exception goes on unchanged.
             if call is not None:
                 kind = type(error).__name__
-                quietly(session, "kernel error", session.recorder.abandon, call, kind)
+                quietly(session, "kernel error", session.calls.raised, call, kind)
             raise
         if kernel is None:
             return result
@@ -191,7 +194,11 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         return result
 
     def _begin(
-        self, kernel: _Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        kernel: _Kernel,
+        frame: FrameType,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> Call | None:
         session = self._session
         enclosing = self.calls.here()
@@ -200,20 +207,20 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         if self._device_dump is not None:
             self._device_dump.before_kernel(enclosing.names)
         in_backward = _graph_task() != -1
-        call = session.recorder.begin_kernel(
+        calls = session.calls
+        call = calls.begin_kernel(
             kernel.entry.name,
-            session.stacks.here(0),
+            session.stacks.at(frame),
             enclosing.parent,
             enclosing.names,
             in_backward=in_backward,
         )
-        if call is None or call.draft is None:
+        if call is None:
             return None
-        parts = call.draft.parts
-        parts["overload"] = kernel.overload
+        calls.fact(call, "overload", kernel.overload)
         if in_backward:
-            parts["phase"] = "backward"
-        session.recorder.inputs(call, *self._unread.in_arguments(kernel.entry, args, kwargs), [])
+            calls.fact(call, "phase", "backward")
+        calls.inputs(call, *self._unread.in_arguments(kernel.entry, args, kwargs), [])
         return call
 
     def _end(
@@ -224,18 +231,18 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         kwargs: Mapping[str, Any],
         result: Any,
     ) -> None:
-        recorder, unread = self._session.recorder, self._unread
+        calls, unread = self._session.calls, self._unread
         unread.note_writes(kernel.entry, args, kwargs, result)
         if call is None:
             return
         if kernel.is_finished:
             if result is None and kernel.written:
                 result = tuple(_argument(args, kwargs, *place) for place in kernel.written)
-            recorder.outputs(call, unread.in_result(kernel.entry, args, kwargs, result))
-        elif call.draft is not None and call.keeps_outputs:
-            call.draft.parts["output"] = [None]
-            call.draft.parts["pending"] = True
-        recorder.end(call)
+            calls.outputs(call, unread.in_result(kernel.entry, args, kwargs, result))
+        elif call.keeps_outputs:
+            calls.fact(call, "output", [None])
+            calls.fact(call, "pending", True)
+        calls.end(call)
 
     def _kernel(self, func: OpOverload[Any, Any]) -> _Kernel:
         known = self._kernels.get(func)
@@ -247,7 +254,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         entry = describe_function(func)
         # Some operators are no APIs to record; here they are, unless the user excluded them.
         is_excluded = self._table.lookup(func).action is not entry.action
-        selection = self._session.recorder.selection
+        selection = self._session.calls.selection
         is_excluded |= selection.refuses_api(entry.api, entry.name)
         return _Kernel(
             entry=entry,

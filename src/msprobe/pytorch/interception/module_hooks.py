@@ -25,7 +25,7 @@ from msprobe.capture.call import Call
 from msprobe.capture.headroom import Headroom
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
-from msprobe.capture.stacks import Stack
+from msprobe.capture.stacks import Stack, calling_frame
 from msprobe.capture.token_range import TokenGate
 from msprobe.capture.values import Found
 from msprobe.pytorch.apis.api_rules import FAST_PATH_MODULES
@@ -198,7 +198,7 @@ class ModuleObserver:
         undo = self._session.undo
         undo.callback(self.suspend)
         self.resume()
-        self._session.recorder.close_lost = self._close_lost
+        self._session.calls.close_lost = self._close_lost
         undo.callback(self._stop)
 
     def resume(self) -> None:
@@ -218,9 +218,9 @@ class ModuleObserver:
         self._hooks.close()
 
     def _stop(self) -> None:
-        recorder = self._session.recorder
-        recorder.close_lost = None
-        self._close_lost(self._session.stacks.here(0))
+        calls = self._session.calls
+        calls.close_lost = None
+        self._close_lost(self._session.stacks.at(calling_frame()))
         self._open.clear()
 
     # -- before --------------------------------------------------------------------------------
@@ -240,25 +240,23 @@ class ModuleObserver:
         self._headroom.keep()
         base = self.names.find(module) if self.names is not None else None
         if self.hides is not None:
-            session.recorder.hide(self.hides.find(module))
+            session.calls.hide(self.hides.find(module))
         fused = self._apis is not None and isinstance(module, FAST_PATH_MODULES)
         if base is not None or fused:
             with_grad = torch.is_grad_enabled()
             frame = sys._getframe(1)
-            quietly(session, "module begin", self._begin, module, base, frame, 3, with_grad, args)
+            quietly(session, "module begin", self._begin, module, base, frame, with_grad, args)
 
     def _begin(
         self,
         module: nn.Module,
         base: str | None,
         frame: FrameType,
-        skip: int,
         with_grad: bool,
         args: tuple[Any, ...],
     ) -> None:
         session = self._session
-        session.gradients.write_unfinished()
-        stack = session.stacks.here(skip)
+        stack = session.stacks.at(frame)
         self._close_lost(stack)
         kwargs = _keyword_arguments(frame)
         fused = self._may_be_fused(module, args, kwargs, with_grad)
@@ -267,7 +265,7 @@ class ModuleObserver:
         name = base or f"Torch.{type(module).__name__}"
         call = None
         if base is not None or not session.muted:
-            call = self._begin_call(name, stack, frame, is_module=base is not None)
+            call = self._recomputations.begin(name, stack, frame, is_module=base is not None)
         opened = _Open(module, call, stack, len(args))
         self._open.append(opened)
         if fused and self._apis is not None and mode_stack.is_installed(self._apis):
@@ -275,22 +273,15 @@ class ModuleObserver:
             opened.paused = True
         if call is None:
             return
-        recorder = session.recorder
-        is_searched = recorder.inputs(call, args, kwargs, opened.found)
+        calls = session.calls
+        is_searched = calls.inputs(call, args, kwargs, opened.found)
         if base is not None and not opened.is_lazy:
-            recorder.part(call, "parameters", _own_parameters(module))
+            calls.part(call, "parameters", _own_parameters(module))
         if not with_grad or not call.keeps_gradients or _functorch_active():
             return
         if not is_searched:
             tensors_in(args, kwargs, opened.found)
         opened.edges = InputEdges(opened.found)
-
-    def _begin_call(
-        self, name: str, stack: Stack, frame: FrameType, *, is_module: bool
-    ) -> Call | None:
-        if stack.traits.checkpointed:
-            return self._recomputations.begin(name, stack, frame, is_module=is_module)
-        return self._session.recorder.begin(name, stack, is_module=is_module)
 
     def _may_be_fused(
         self,
@@ -324,7 +315,7 @@ class ModuleObserver:
             frame: of torch's wrapper of compiled functions.
         """
         session = self._session
-        compiled = frame.f_locals.get("fn")
+        compiled: Any = frame.f_locals.get("fn")
         if getattr(compiled, "__func__", None) is not nn.Module._call_impl:
             return False
         module, args = compiled.__self__, frame.f_locals["args"]
@@ -334,7 +325,7 @@ class ModuleObserver:
         if base is None or not session.observing or "result" not in frame.f_code.co_varnames:
             return False
         with_grad = torch.is_grad_enabled()
-        quietly(session, "module begin", self._begin, module, base, frame, 6, with_grad, args)
+        quietly(session, "module begin", self._begin, module, base, frame, with_grad, args)
         return True
 
     def end_compiled(self, frame: FrameType) -> None:
@@ -376,7 +367,7 @@ class ModuleObserver:
             opened = self._open.pop()
             self._resume(opened)
             if opened.call is not None:
-                self._session.recorder.abandon(opened.call, BaseException.__name__)
+                self._session.calls.raised(opened.call, BaseException.__name__)
 
     def _resume(self, opened: _Open) -> None:
         if opened.paused and self._apis is not None and self._session.capturing:
@@ -391,15 +382,15 @@ class ModuleObserver:
                 if is_ours and finished:
                     self._end(opened, opened.call, output)
                 else:
-                    self._session.recorder.abandon(opened.call, _error_name())
+                    self._session.calls.raised(opened.call, _error_name())
             if is_ours:
                 return
 
     def _end(self, opened: _Open, call: Call, output: Any) -> None:
-        recorder = self._session.recorder
-        recorder.outputs(call, output)
+        calls = self._session.calls
+        calls.outputs(call, output)
         if opened.is_lazy and call.is_module:
-            recorder.part(call, "parameters", _own_parameters(opened.module))
+            calls.part(call, "parameters", _own_parameters(opened.module))
         if opened.edges is not None:
             tapping = Tapping(
                 self._session,
@@ -411,7 +402,7 @@ class ModuleObserver:
                 is_one_api=type(opened.module).forward is nn.Linear.forward,
             )
             tapping.attach(output_slots(output))
-        recorder.end(call)
+        calls.end(call)
 
 
 def _error_name() -> str:

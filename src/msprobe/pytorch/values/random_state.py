@@ -10,7 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Generator, Tensor
 
-from msprobe.capture.call import Draft
+from msprobe.capture.call import Call
+from msprobe.capture.calls import Calls
 from msprobe.dump.layout import safe_file_name
 from msprobe.dump.records import JsonTree, TensorRecord
 from msprobe.dump.writer import RankDump
@@ -47,8 +48,8 @@ class RandomWatch:
             return generator.get_offset()
         return generator.get_state()
 
-    def report(self, draft: Draft, dump: RankDump | None) -> None:
-        """Say in the record whether numbers were drawn; `dump` gets the states that are kept."""
+    def report(self, call: Call, calls: Calls, dump: RankDump | None) -> None:
+        """Tell of a call whether it drew numbers; `dump` gets the states that are kept."""
         drawn: dict[str, JsonTree] = {}
         for generator, before in zip(self._generators, self._before, strict=True):
             if _equal(before, self._state(generator)):
@@ -56,14 +57,14 @@ class RandomWatch:
             device = str(generator.device)
             drawn[device] = None
             if self._keeps_state and isinstance(before, Tensor) and dump is not None:
-                drawn[device] = _save(before, draft, device, dump)
+                drawn[device] = _save(before, call, device, dump)
         if drawn:
-            draft.parts["rng"] = drawn
+            calls.fact(call, "rng", drawn)
 
 
-def _save(state: Tensor, draft: Draft, device: str, dump: RankDump) -> TensorRecord:
+def _save(state: Tensor, call: Call, device: str, dump: RankDump) -> TensorRecord:
     record = TensorRecord("torch.Tensor", str(state.dtype), tuple(state.shape))
-    record.data_name = safe_file_name(f"{draft.name}.rng.{device.replace(':', '_')}.pt")
+    record.data_name = safe_file_name(f"{call.forward_name}.rng.{device.replace(':', '_')}.pt")
     dump.put_tensor(record.data_name, TensorFile(state))
     return record
 

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings: the sinks that make records of calls and hand them to the writer, one per task.
+
+`Recording` describes values (task statistics); the other tasks differ in whose tensors are saved
+and in which records are kept. It runs on the training thread, for every call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from msprobe.capture.account import Step
+from msprobe.capture.adapter import Adapter
+from msprobe.capture.backward import BackwardPass
+from msprobe.capture.backward_record import begin_parts, gradient_path, place, write_remarks
+from msprobe.capture.call import Call, Draft
+from msprobe.capture.events import CallSink
+from msprobe.capture.names import RECOMPUTE
+from msprobe.capture.overflow import OverflowCheck
+from msprobe.capture.stacks import Stack
+from msprobe.capture.values import Describer, Found, Position
+from msprobe.config import DataMode
+from msprobe.dump.journal import OUTSIDE_CONSTRUCT
+from msprobe.dump.records import JsonTree
+from msprobe.dump.writer import RankDump
+
+_WAITING_LIMIT: Final = 512  # drafts that may wait for the device before a copy is started
+# A record whose gradients are still arriving is written after this long, so that a killed process
+# keeps it; the complete one replaces it.
+_UNFINISHED_FOR_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a recording works with.
+
+    Attributes:
+        step: the step of the run.
+        adapter: the framework.
+        describer: turns values into JSON.
+        data_mode: which sides of a call are recorded.
+        keeps_construct: whether parents are recorded (not at L1).
+        submit: runs something on the writer's thread.
+        failed: takes note of something of ours that failed, and where.
+    """
+
+    step: Step
+    adapter: Adapter
+    describer: Describer
+    data_mode: DataMode
+    keeps_construct: bool
+    submit: Callable[[Callable[[], None]], None]
+    failed: Callable[[str, BaseException], None]
+
+
+class Rerun:
+    """A checkpointed call's record and how often the call was repeated.
+
+    Attributes:
+        draft: the forward record.
+        times: recomputations so far.
+        said: recomputations that the written record knows of.
+    """
+
+    __slots__ = ("draft", "said", "times")
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.times = 0
+        self.said = 0
+
+
+class Recording(CallSink):
+    """Records calls and gradients, tensors as statistics."""
+
+    def __init__(self, around: Surroundings) -> None:
+        """Create it; `use` says where it writes."""
+        self._step = around.step
+        self._adapter = around.adapter
+        self._describer = around.describer
+        self._data_mode = around.data_mode
+        self._keeps_construct = around.keeps_construct
+        self._submit = around.submit
+        self._failed = around.failed
+        self._dump: RankDump | None = None
+        self._said_stacks: set[int] = set()
+        self._said_owners: set[str] = set()
+        self._deferred: list[Draft] = []
+        self._reruns: dict[str, Rerun] = {}
+        self._open_passes: dict[BackwardPass, None] = {}
+        self._parameters: dict[str, Draft] = {}
+        self._last_write = time.monotonic()
+
+    def use(self, dump: RankDump | None) -> None:
+        """Write to `dump` from now on."""
+        self._dump = dump
+        self._said_stacks.clear()
+        self._said_owners.clear()
+
+    def next_step(self) -> None:
+        """Forget everything that belongs to the step so far."""
+        self._reruns.clear()
+        self._last_write = time.monotonic()
+
+    # -- what tasks decide ---------------------------------------------------------------------
+
+    def new_draft(self, name: str, order: int) -> Draft:
+        """Return a new record."""
+        return Draft(name, order, suffix=self._adapter.tensor_suffix)
+
+    def keeps(self, draft: Draft) -> bool:
+        """Return whether a record that is complete is written."""
+        return True
+
+    def write_interim(self, draft: Draft) -> None:
+        """Write a record that is not complete yet; the complete one replaces it."""
+        if draft.waiting is None:
+            self._write(draft, self._dump)
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def begin(self, call: Call, stack: Stack) -> None:
+        """Open the record of a call, if any of it is kept; note its place in the tree."""
+        self._write_unfinished()
+        if call.keeps_forward:
+            call.draft = self.new_draft(call.forward_name, call.call_order)
+            if call.is_checkpointed:
+                self._reruns[call.forward_name] = Rerun(call.draft)
+        self._say_call(call, stack)
+
+    begin_kernel = begin
+
+    def begin_again(self, call: Call, original: Call) -> None:
+        """Count a recomputation, and open a record of its own if it has one."""
+        known = self._reruns.get(original.forward_name)
+        if known is None:
+            return
+        known.times += 1
+        known.draft.parts["recomputed"] = known.times
+        if call.keeps_forward:
+            name = f"{original.forward_name}.{RECOMPUTE}"
+            call.draft = self.new_draft(name, self._step.next_order())
+
+    def _say_call(self, call: Call, stack: Stack) -> None:
+        dump = self._dump
+        if dump is None:
+            return
+        if stack.index not in self._said_stacks:
+            self._said_stacks.add(stack.index)
+            dump.put_frames(stack.index, stack.frames)
+        if not (self._keeps_construct or call.draft is not None):
+            return
+        owner = stack.traits.owner
+        if owner is not None and call.parent == owner and owner not in self._said_owners:
+            self._said_owners.add(owner)
+            dump.put_call(owner, call.call_order, None, None)
+        dump.put_call(
+            call.forward_name,
+            call.call_order if self._keeps_construct else OUTSIDE_CONSTRUCT,
+            call.parent,
+            call.stack,
+        )
+
+    def inputs(
+        self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found
+    ) -> bool:
+        """Describe what the call received."""
+        draft = call.draft
+        if draft is None or not call.keeps_inputs:
+            return False
+        parts = draft.parts
+        describe = self._describer.inputs
+        parts["input_args"], parts["input_kwargs"] = describe(draft, args, kwargs, found)
+        return True
+
+    def outputs(self, call: Call, output: Any) -> None:
+        """Describe what the call returned."""
+        draft = call.draft
+        if draft is not None and call.keeps_outputs:
+            draft.parts["output"] = self._describer.outputs(draft, output)
+
+    def part(self, call: Call, name: str, values: Mapping[str, Any]) -> None:
+        """Describe a further named part, such as a module's own parameters."""
+        draft = call.draft
+        if draft is not None and (call.keeps_inputs or call.keeps_outputs):
+            draft.parts[name] = {
+                key: self._describer.value(item, draft, f"{name}.{key}")
+                for key, item in values.items()
+            }
+
+    def fact(self, call: Call, name: str, value: JsonTree) -> None:
+        """Put a fact into the record as it stands."""
+        if call.draft is not None:
+            call.draft.parts[name] = value
+
+    def end(self, call: Call) -> None:
+        """Hand the forward record on."""
+        draft, call.draft = call.draft, None  # hooks on the graph keep the call, not the record
+        if draft is None or not call.keeps_forward:
+            return
+        if call.is_module and "output" in draft.parts:
+            draft.order = self._step.next_order()  # children first, as readers align by
+        self.finish(draft)
+
+    def raised(self, call: Call, error: str) -> None:
+        """Hand on what is known of a call that raised."""
+        draft, call.draft = call.draft, None
+        if draft is not None and draft.parts and call.keeps_forward:
+            draft.parts["raised"] = error
+            self.finish(draft)
+
+    def place(self, name: str, order: int, parent: str | None, stack: int | None) -> None:
+        """Replace what the tree of calls says about a record."""
+        if self._keeps_construct and self._dump is not None:
+            self._dump.put_call(name, order, parent, stack)
+
+    # -- gradients -----------------------------------------------------------------------------
+
+    def backward_begin(self, backward: BackwardPass) -> None:
+        """Open the record of a pass."""
+        backward.draft = draft = self.new_draft(backward.name, backward.order)
+        begin_parts(draft.parts, backward.gradients, self._data_mode)
+        self._open_passes[backward] = None
+        self.place(backward.name, backward.order, backward.gradients.call.backward_parent, None)
+
+    def gradient(self, backward: BackwardPass, side: str, position: Position, tensor: Any) -> None:
+        """Describe a gradient."""
+        draft = backward.draft
+        if draft is not None:
+            path = gradient_path(side, position)
+            described = self._adapter.record_tensor(tensor, draft, path, is_gradient=True)
+            place(draft.parts, side, position, described)
+
+    def backward_end(self, backward: BackwardPass) -> None:
+        """Hand the record of a pass on."""
+        draft = self._let_go(backward)
+        if draft is None:
+            return
+        if backward.gradients.call.is_module:
+            draft.order = self._step.next_order()  # children first
+        write_remarks(draft, backward.gradients)
+        self.finish(draft)
+
+    def backward_dropped(self, backward: BackwardPass) -> None:
+        """Forget the record of a pass."""
+        self._let_go(backward)
+
+    def _let_go(self, backward: BackwardPass) -> Draft | None:
+        draft, backward.draft = backward.draft, None
+        self._open_passes.pop(backward, None)
+        return draft
+
+    def parameter_gradient(self, name: str, parameter: str, tensor: Any, *, is_last: bool) -> None:
+        """Describe the gradient of a parameter."""
+        draft = self._parameters.get(name)
+        if draft is None:
+            draft = self._parameters[name] = self.new_draft(name, self._step.next_order())
+        described = self._adapter.record_tensor(tensor, draft, parameter, is_gradient=True)
+        draft.parts[parameter] = [described]
+        if is_last:
+            del self._parameters[name]
+            self.finish(draft)
+
+    def pause(self) -> None:
+        """Write what waits for further gradients of parameters."""
+        for draft in self._parameters.values():
+            self.write_interim(draft)
+
+    def end_step(self) -> None:
+        """Finish every open record, for the step is over.
+
+        Until then a parameter that the first backward passes of the step left out may still get its
+        first gradient, which belongs into the record of its module's first arrivals.
+        """
+        drafts, self._parameters = list(self._parameters.values()), {}
+        for draft in drafts:
+            self.finish(draft)
+
+    def _write_unfinished(self) -> None:
+        """Write passes that are open as they stand, if that was not done for a while."""
+        now = time.monotonic()
+        if now - self._last_write < _UNFINISHED_FOR_S:
+            return
+        self._last_write = now
+        for backward in self._open_passes:
+            if backward.draft is not None:
+                self.write_interim(backward.draft)
+
+    # -- records -------------------------------------------------------------------------------
+
+    def finish(self, draft: Draft) -> None:
+        """Hand a draft on unless nothing of it is kept."""
+        if not draft.parts:
+            self._step.account.skipped["outside scope"] += 1
+            return
+        self.hand_on(draft)
+
+    def hand_on(self, draft: Draft) -> None:
+        """Write a draft, whatever it holds, or let it wait for what the device still computes."""
+        if draft.error is not None:
+            self._failed("reading a tensor", draft.error)
+            draft.error = None  # its traceback holds the tensor
+        if draft.waiting is not None:
+            self._deferred.append(draft)
+            if len(self._deferred) >= _WAITING_LIMIT:
+                self.flush_deferred()
+            return
+        if self.keeps(draft):
+            self._write(draft, self._dump)
+            self._step.account.records += 1
+
+    def rewrite_recomputed(self) -> None:
+        """Write the records of recomputed calls again; readers take the later one."""
+        for known in self._reruns.values():
+            if known.times != known.said and known.draft.waiting is None:
+                known.said = known.times
+                self._write(known.draft, self._dump)
+
+    def _write(self, draft: Draft, dump: RankDump | None) -> None:
+        if dump is not None:
+            dump.put_record(draft.name, draft.order, draft.parts, nonfinite=draft.nonfinite)
+
+    def flush_deferred(self) -> None:
+        """Start the copy of what the device computed; the writer's thread waits for it."""
+        drafts, self._deferred = self._deferred, []
+        resolve = None
+        try:
+            resolve = self._adapter.take_batch()
+        except Exception as error:  # noqa: BLE001 - `stop` and `step` come here, too
+            self._failed("statistics from the device", error)
+        if not drafts and resolve is None:
+            return
+        self._step.account.records += len(drafts)
+        dump = self._dump
+
+        def complete() -> None:
+            try:
+                if resolve is not None:
+                    resolve()
+            except Exception as error:  # noqa: BLE001 - a record without numbers beats none
+                self._failed("statistics from the device", error)
+            for draft in drafts:
+                try:
+                    self._adapter.fill(draft)
+                except Exception as error:  # noqa: BLE001 - likewise
+                    self._failed("statistics from the device", error)
+                draft.waiting = None
+                self._write(draft, dump)
+
+        self._submit(complete)
+
+
+class TensorRecording(Recording):
+    """Saves tensors as well: of all records, or of those whose names are wanted."""
+
+    def __init__(self, around: Surroundings, wanted: Sequence[str] = ("",)) -> None:
+        """Create it.
+
+        Args:
+            around: see `Recording`.
+            wanted: parts of names; a record whose name has one of them gets its tensors saved.
+        """
+        super().__init__(around)
+        self._wanted = tuple(wanted)
+
+    def new_draft(self, name: str, order: int) -> Draft:
+        """Return a new record, with the place for its tensors if these are to be saved."""
+        draft = super().new_draft(name, order)
+        if any(part in name for part in self._wanted):
+            draft.files = self._dump
+        return draft
+
+
+class OverflowRecording(Recording):
+    """Keeps only records in which a NaN or an infinity is seen, and saves their tensors."""
+
+    def __init__(self, around: Surroundings, check: OverflowCheck) -> None:
+        """Create it; `check` judges complete records."""
+        super().__init__(around)
+        self._check = check
+
+    def new_draft(self, name: str, order: int) -> Draft:
+        """Return a new record, whose tensors are put aside until it is judged."""
+        draft = super().new_draft(name, order)
+        draft.files, draft.held = self._dump, []
+        return draft
+
+    def keeps(self, draft: Draft) -> bool:
+        """Return whether a record overflows."""
+        return self._check.keeps(draft)
+
+    def write_interim(self, draft: Draft) -> None:
+        """Write nothing: what is not complete is not judged."""
