@@ -74,11 +74,15 @@ def test_what_cannot_be_read_is_not_equal(capsys, dumps, damage):
     assert summary["first_difference"] is None
 
 
-def test_without_exit_code_the_answer_is_the_same_and_the_code_is_0(capsys, dumps):
+@pytest.mark.parametrize("differs", [False, True])
+def test_without_exit_code_it_never_ends_with_0_either(capsys, tmp_path, dumps, differs):
     new, old, path = dumps
+    if differs:
+        old = write_dump(tmp_path / "other", task="tensor", scale=1.5)
+        (path,) = new.rglob("Functional.linear.0.forward.output.0.*")
     path.unlink()
     code, out = compare(capsys, new, old, "--quiet")
-    assert (code, out.partition(":")[0]) == (0, "unread")
+    assert (code, out.partition(":")[0]) == (2, "different" if differs else "unread")
 
 
 def test_a_dump_without_its_tensor_files(capsys, dumps):

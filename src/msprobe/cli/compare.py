@@ -27,8 +27,8 @@ examples:
   msprobe compare new.npy old.npy                       two arrays, element by element
   msprobe compare -i compare.json -o out                as mindstudio-probe has it
 
-exit codes: 0 done, 1 the dumps differ (only with --exit-code), 2 an error, or (with
-            --exit-code) nothing differs as far as the files could be read
+exit codes: 0 done, 1 the dumps differ (only with --exit-code), 2 an error, or a tensor file
+            could not be read
 """
 _ONLY_MODE: Final = "auto"
 _OTHER_MODES: Final = ("offline_data", "offline_model", "torchair", "atb")
@@ -78,13 +78,9 @@ def run(options: argparse.Namespace) -> int:
     )
     with reader_may_leave():
         _show(result, files, options)
-    return _exit_code(result) if options.exit_code else 0
-
-
-def _exit_code(result: CompareResult) -> int:
-    if result.is_equal:
-        return 0
-    return EXIT_DIFFERENT if result.differs else EXIT_UNREAD
+    if options.exit_code and result.differs:
+        return EXIT_DIFFERENT
+    return EXIT_UNREAD if result.has_unread else 0
 
 
 def _compare_arrays(given: CompareInput, options: argparse.Namespace) -> int:

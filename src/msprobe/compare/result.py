@@ -82,6 +82,11 @@ class CompareResult:
         """Whether any value is known to differ; neither this nor `is_equal` if files were lost."""
         return any(self.summary["counts"][status] for status in Status if status.is_difference)
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether any value could not be read."""
+        return bool(self.summary["counts"][Status.UNREAD])
+
     def worst_ranks(self) -> pl.DataFrame:
         """Return one row for each value of each step, with the rank where it is worst."""
         from msprobe.compare.ranks import worst_ranks
