@@ -97,10 +97,12 @@ class DumpFormatError(MsprobeError):
 
     Attributes:
         path: the file or folder concerned.
+        problem: what is wrong with it.
     """
 
     def __init__(self, path: str | Path, problem: str) -> None:
         self.path = Path(path)
+        self.problem = problem
         super().__init__(f"{path}: {problem}")
 
 

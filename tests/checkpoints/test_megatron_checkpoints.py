@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,16 @@ def test_a_missing_rank_is_refused(tmp_path: Path) -> None:
     (folder / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt").unlink()
     with pytest.raises(CheckpointFormatError, match=r"missing on tensor-parallel rank \[0\]"):
         open_checkpoint(folder)
+
+
+def test_a_damaged_rank_is_refused(tmp_path: Path) -> None:
+    folder = cut(tmp_path / "m", tp=2)
+    damaged = folder / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt"
+    with zipfile.ZipFile(damaged, "w") as archive:
+        archive.writestr("other.pkl", b"")
+    with pytest.raises(CheckpointFormatError, match=r"holds 0 data\.pkl entries") as refusal:
+        open_checkpoint(folder)
+    assert refusal.value.path == damaged
 
 
 @pytest.mark.parametrize("word", ["7", "../../etc", "", "release"])

@@ -13,7 +13,7 @@ from matching_dumps import backward, forward, tensor, write_side
 import msprobe
 from msprobe.compare.model import Mode, row_name
 from msprobe.compare.sides import Side
-from msprobe.dump.value_reader import normal_dtype
+from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.values import Message, Role
 from msprobe.dump.writer import DumpHead, DumpWriter
 from msprobe.errors import DumpFormatError, MsprobeError, RecordNotFoundError, UnsupportedError

@@ -106,6 +106,22 @@ def test_special_tensors_are_left_to_torch_with_a_hint(tmp_path, make):
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda torch: {"a": torch.ones(2)}, "dict"),
+        (lambda torch: torch.nn.Linear(2, 2), r"torch\.nn\.modules\.linear\.Linear"),
+        (lambda torch: torch.float32, r"torch\.float32"),
+    ],
+)
+def test_what_is_no_tensor_is_named(tmp_path, make, found):
+    torch = pytest.importorskip("torch")
+    torch.save(make(torch), tmp_path / "t.pt")
+    with pytest.raises(UnsupportedError, match=f"holds no tensor but {found};"):
+        read_tensor(tmp_path, "t.pt")
+
+
+@pytest.mark.torch
 def test_the_old_file_format_is_named(tmp_path):
     torch = pytest.importorskip("torch")
     torch.save(torch.ones(2), tmp_path / "t.pt", _use_new_zipfile_serialization=False)

@@ -375,15 +375,14 @@ def test_without_binary_files_it_refuses(tmp_path, capsys):
         (struct.pack("<Q", 2) + b"\x0a\x7f", "field 1 ends behind the message"),
         (struct.pack("<Q", 3) + b"\x10\xff\xff", "cut off inside a number"),
         (struct.pack("<Q", 13) + b"\x10" + b"\xff" * 12, "more than ten bytes"),
-        (struct.pack("<Q", 4) + b"\x0a\x02\xff\xfe", "can't decode"),
+        (struct.pack("<Q", 4) + b"\x0a\x02\xff\xfe", "a name that is no text"),
     ],
 )
 def test_other_files_are_no_binary_dumps(tmp_path, content, problem):
     path = tmp_path / NAME
     path.write_bytes(content)
-    with pytest.raises(DumpFormatError, match="decode" if "decode" in problem else None) as refusal:
+    with pytest.raises(DumpFormatError, match=problem):
         read_binary_dump(path)
-    assert problem in str(refusal.value)
 
 
 @pytest.mark.parametrize("size", [9, 2**40, 2**64 - 1])

@@ -20,8 +20,8 @@ from msprobe.checkpoints.parameters import (
     PIECE_ELEMENTS,
     Checkpoint,
     Parameter,
-    is_packed,
 )
+from msprobe.dump.formats.dtypes import PACKED_TYPES
 from msprobe.errors import UsageError
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.numerics.elementwise import ElementAccumulator, Tolerance
@@ -221,7 +221,7 @@ def _compare(pair: ParameterPair, tolerance: Tolerance) -> ParameterDifference:
         return ParameterDifference(pair=pair, change=Change.ADDED)
     if not _same_elements(target, reference):
         return ParameterDifference(pair=pair, change=Change.SHAPE)
-    if is_packed(target.dtype) or is_packed(reference.dtype):
+    if PACKED_TYPES & {target.dtype, reference.dtype}:
         return _compare_bytes(pair, target, reference)
     metrics = _measure(target, reference, tolerance)
     change = Change.CHANGED

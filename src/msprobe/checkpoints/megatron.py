@@ -28,9 +28,9 @@ from msprobe.checkpoints.megatron_names import (
     renumbered,
 )
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
-from msprobe.checkpoints.pickle_tree import Described
 from msprobe.checkpoints.spans import ColumnsSpan, JoinedSpan, Span
 from msprobe.checkpoints.torch_file import read_torch_file
+from msprobe.dump.formats.pickle import Described
 from msprobe.errors import CheckpointFormatError
 
 LATEST: Final = "latest_checkpointed_iteration.txt"

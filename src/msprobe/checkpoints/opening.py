@@ -8,7 +8,6 @@ checkpoint, a sharded one with an index, or simply a folder of files.
 from __future__ import annotations
 
 import os
-import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +23,9 @@ from msprobe.checkpoints.spans import file_size
 from msprobe.checkpoints.torch_file import read_torch_file
 from msprobe.checkpoints.torch_old_file import MAGIC as OLD_TORCH_MAGIC
 from msprobe.checkpoints.torch_old_file import read_old_torch_file
-from msprobe.checkpoints.zip_members import ZIP_ERRORS
-from msprobe.errors import CheckpointFormatError, UnsupportedError
+from msprobe.dump.formats.zip import NoArchiveError, read_directory
+from msprobe.dump.open_file import OpenFile
+from msprobe.errors import CheckpointFormatError, DumpFormatError, UnsupportedError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 
 SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy")
@@ -48,7 +48,13 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         CheckpointFormatError: there is no checkpoint, or a file of it is damaged or hostile.
         UnsupportedError: a format that cannot be read without its framework.
     """
-    path = Path(path)
+    try:
+        return _open(Path(path))
+    except DumpFormatError as exc:  # the formats themselves know of no checkpoints
+        raise CheckpointFormatError(exc.path, exc.problem) from exc
+
+
+def _open(path: Path) -> Checkpoint:
     if path.is_dir():
         return _open_folder(path)
     if path.name.endswith(_INDEX_SUFFIX):
@@ -159,6 +165,15 @@ def _read_file(
             start = file.read(64)
     except OSError as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+    parameters, kind, notes = _read_known(path, stem, start, size)
+    if not parameters and not notes and not may_be_empty:
+        raise CheckpointFormatError(path, "holds no tensors")
+    return parameters, kind, notes
+
+
+def _read_known(
+    path: Path, stem: str, start: bytes, size: int
+) -> tuple[list[Parameter], str, list[str]]:
     notes: list[str] = []
     if start.startswith(NPY_MAGIC):
         parameters, kind = read_npy(path, stem), "NumPy array"
@@ -176,21 +191,19 @@ def _read_file(
     else:
         problem = "is no checkpoint that is known" if size else "is empty"
         raise CheckpointFormatError(path, f"{problem} (known: {', '.join(SUFFIXES)})")
-    if not parameters and not notes and not may_be_empty:
-        raise CheckpointFormatError(path, "holds no tensors")
     return parameters, kind, notes
 
 
 def _read_zip(path: Path) -> tuple[list[Parameter], str, list[str]]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except ZIP_ERRORS as exc:
+        with OpenFile(path) as file:
+            names = list(read_directory(file))
+    except NoArchiveError as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
-    if any(name.endswith("/data.pkl") for name in names):
+    if any(name.endswith(b"/data.pkl") for name in names):
         found = read_torch_file(path)
         return found.parameters, "PyTorch file", found.notes
-    if any(name.endswith(".npy") for name in names):
+    if any(name.endswith(b".npy") for name in names):
         parameters, notes = read_npz(path)
         return parameters, "NumPy archive", notes
     raise CheckpointFormatError(path, "is an archive without tensors")

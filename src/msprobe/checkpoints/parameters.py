@@ -13,15 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.checkpoints.spans import FileSpan, Span
+from msprobe.dump.formats.dtypes import STORAGE_TYPES
+from msprobe.dump.formats.torch_archive import MAX_DIMENSIONS
 from msprobe.errors import CheckpointFormatError, UnsupportedError
-from msprobe.numerics.element_types import element_type
 
 PIECE_ELEMENTS: Final = 1 << 20
 """Elements that are read at a time: 4 MiB of float32."""
-
-# Types without element-wise values, kept as bytes: they can be told equal or not.
-_PACKED: Final = {"float4_e2m1fn_x2": "uint8"}
-MAX_DIMENSIONS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +90,9 @@ def storage_dtype(dtype: str) -> np.dtype[Any]:
     Raises:
         UnsupportedError: a type that is not known.
     """
-    packed = _PACKED.get(dtype)
-    return np.dtype(packed if packed is not None else element_type(dtype).storage)
-
-
-def is_packed(dtype: str) -> bool:
-    """Return whether several values share a byte, so that only bytes can be compared."""
-    return dtype in _PACKED
+    if dtype not in STORAGE_TYPES:
+        raise UnsupportedError(f"elements of type {dtype!r} cannot be read")
+    return np.dtype(STORAGE_TYPES[dtype])
 
 
 def contiguous_parameter(
@@ -131,12 +124,3 @@ def contiguous_parameter(
         )
     span = FileSpan(path, offset, numpy_type)
     return Parameter(name=name, dtype=dtype, shape=shape, span=span, file=path)
-
-
-def known_type(dtype: str) -> bool:
-    """Return whether elements of a type can be read."""
-    try:
-        storage_dtype(dtype)
-    except UnsupportedError:
-        return False
-    return True

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.checkpoints.zip_members import ZIP_ERRORS
+from msprobe.dump.formats.zip import ZIP_ERRORS
 from msprobe.errors import CheckpointFormatError
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from msprobe.checkpoints.parameters import known_type, storage_dtype
-from msprobe.checkpoints.pickle_tree import MAX_PICKLE_BYTES, PersistentId, read_pickle
 from msprobe.checkpoints.spans import file_size
-from msprobe.checkpoints.torch_tensors import TorchFile, find_tensors, storage_type_name
+from msprobe.checkpoints.torch_file import MAX_PICKLE_BYTES
+from msprobe.checkpoints.torch_tensors import TorchFile, find_tensors
+from msprobe.dump.formats.dtypes import STORAGE_TYPES, item_size
+from msprobe.dump.formats.pickle import PersistentId, read_pickle
+from msprobe.dump.formats.torch_archive import storage_type_name
 from msprobe.errors import CheckpointFormatError
 
 MAGIC: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -71,9 +73,9 @@ def _item_sizes(references: list[PersistentId]) -> dict[str, int]:
     for reference in references:
         _, storage_type, key, *_ = reference.value
         dtype = storage_type_name(storage_type)
-        if not known_type(dtype):
+        if dtype not in STORAGE_TYPES:
             raise ValueError(f"holds elements of an unknown type ({dtype})")
-        found[key] = storage_dtype(dtype).itemsize
+        found[key] = item_size(dtype)
     return found
 
 

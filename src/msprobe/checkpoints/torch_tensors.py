@@ -3,43 +3,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import numpy as np
-
-from msprobe.checkpoints.parameters import (
-    MAX_DIMENSIONS,
-    Parameter,
-    known_type,
-    storage_dtype,
-)
-from msprobe.checkpoints.pickle_tree import Described
+from msprobe.checkpoints.parameters import Parameter, storage_dtype
 from msprobe.checkpoints.spans import FileSpan, Span, StridedSpan
-from msprobe.errors import CheckpointFormatError
+from msprobe.dump.formats.pickle import Described
+from msprobe.dump.formats.torch_archive import Layout, SpecialTensorError, read_layout
+from msprobe.errors import CheckpointFormatError, DumpFormatError
 
 ByteOrder = Literal["big", "little"]
 Locate = Callable[[str], tuple[int, int]]
 """Returns where a storage begins in the file and how many bytes it has, by its key."""
 
-_STORAGE_TYPES: Final = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-    "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128",
-}
-_REBUILD: Final = "torch._utils._rebuild_"
 _TENSOR_FUNCTIONS: Final = ("torch._utils.", "torch._tensor.")
 # A tensor that repeats few stored elements (``expand``) may pretend to be of any size.
 _MAX_REPEATED_ELEMENTS: Final = 1 << 31
@@ -55,7 +33,7 @@ class TorchFile:
     """What a file holds.
 
     Attributes:
-        tree: the containers, as `pickle_tree` describes them.
+        tree: the containers, as `formats.pickle` describes them.
         parameters: the tensors in them; names are the keys on the way, joined by dots.
         notes: tensors that were left out, and why.
     """
@@ -66,12 +44,12 @@ class TorchFile:
 
 
 def find_tensors(path: Path, tree: Any, locate: Locate, byte_order: ByteOrder) -> TorchFile:
-    """Return the tensors that a tree of `pickle_tree` describes.
+    """Return the tensors that a tree of `formats.pickle` describes.
 
     Args:
         path: the file.
         tree: the containers.
-        locate: where each storage lies; raises `KeyError` for one that is not there.
+        locate: where each storage lies; raises an error for one that is not there.
         byte_order: of the elements.
 
     Raises:
@@ -84,12 +62,6 @@ def find_tensors(path: Path, tree: Any, locate: Locate, byte_order: ByteOrder) -
         if found is not None:
             parameters[name] = found
     return TorchFile(tree=tree, parameters=list(parameters.values()), notes=reader.notes)
-
-
-def storage_type_name(storage_type: Any) -> str:
-    """Return the type of a storage's elements, ``float32`` for ``torch.FloatStorage``."""
-    stem = str(storage_type.name).removeprefix("torch.").removesuffix("Storage")
-    return _STORAGE_TYPES.get(stem, stem)
 
 
 def _walk(path: Path, tree: Any) -> Iterator[tuple[str, Described]]:
@@ -142,86 +114,36 @@ class _Tensors:
 
     def parameter(self, name: str, tensor: Described) -> Parameter | None:
         try:
-            tensor = _unwrapped(tensor)
-            if tensor.name not in (_REBUILD + "tensor_v2", _REBUILD + "tensor_v3"):
-                what = tensor.name.rpartition(".")[2] or "unknown"
-                self.notes.append(f"{name}: left out, a special tensor ({what})")
-                return None
-            return self._plain(name, tensor)
+            layout = read_layout(tensor, accepts_subclasses=True)
+            if not (layout.conjugate or layout.negative):
+                return self._plain(name, layout)
+            self.notes.append(f"{name}: left out, is stored with its sign or conjugation pending")
+        except SpecialTensorError as exc:
+            self.notes.append(f"{name}: left out, {exc}")
         except (IndexError, KeyError, TypeError, AttributeError, ValueError) as exc:
             raise CheckpointFormatError(self._path, f"{name}: damaged ({exc})") from exc
+        except DumpFormatError as exc:
+            raise CheckpointFormatError(self._path, f"{name}: damaged ({exc.problem})") from exc
+        return None
 
-    def _plain(self, name: str, tensor: Described) -> Parameter | None:
-        storage, first, shape, stride = tensor.arguments[:4]
-        _, storage_type, key, *_ = storage.value
-        dtype, flags = _dtype_and_flags(tensor, storage_type)
-        shape, stride = tuple(map(_size, shape)), tuple(map(_size, stride))
-        if not known_type(dtype):
-            self.notes.append(f"{name}: left out, its elements are {dtype}")
-            return None
-        if flags.get("conj") is True or flags.get("neg") is True:
-            self.notes.append(f"{name}: left out, stored with its sign or conjugation pending")
-            return None
-        if len(shape) != len(stride) or len(shape) > MAX_DIMENSIONS:
-            raise ValueError("shape and strides do not fit together")
-        span = self._span(key, dtype, _size(first), shape, stride)
-        return Parameter(name=name, dtype=dtype, shape=shape, span=span, file=self._path)
-
-    def _span(
-        self, key: str, dtype: str, first: int, shape: tuple[int, ...], stride: tuple[int, ...]
-    ) -> Span:
-        offset, size_bytes = self._locate(key)
-        numpy_type: np.dtype[Any] = storage_dtype(dtype).newbyteorder(self._byte_order)
-        stored = size_bytes // numpy_type.itemsize
-        count = math.prod(shape)
-        last = first + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        if count and last >= stored:
-            raise ValueError(f"shape {list(shape)} needs more than its {stored} stored elements")
-        if count > max(stored, _MAX_REPEATED_ELEMENTS):
-            raise ValueError(f"shape {list(shape)} repeats {stored} stored elements")
-        if _is_contiguous(shape, stride) or not count:
-            return FileSpan(self._path, offset + first * numpy_type.itemsize, numpy_type)
-        return StridedSpan(
-            path=self._path,
-            offset=offset,
-            count=stored,
-            dtype=numpy_type,
-            first=first,
-            shape=shape,
-            stride=stride,
+    def _plain(self, name: str, layout: Layout) -> Parameter:
+        offset, size_bytes = self._locate(layout.key)
+        numpy_type = storage_dtype(layout.dtype).newbyteorder(self._byte_order)
+        stored = size_bytes // layout.itemsize
+        layout.check_extent(str(self._path), stored, most_repeated=_MAX_REPEATED_ELEMENTS)
+        span: Span
+        if layout.is_row_major:
+            span = FileSpan(self._path, offset + layout.offset * layout.itemsize, numpy_type)
+        else:
+            span = StridedSpan(
+                path=self._path,
+                offset=offset,
+                count=stored,
+                dtype=numpy_type,
+                first=layout.offset,
+                shape=layout.shape,
+                stride=layout.stride,
+            )
+        return Parameter(
+            name=name, dtype=layout.dtype, shape=layout.shape, span=span, file=self._path
         )
-
-
-def _unwrapped(tensor: Described) -> Described:
-    """Return the tensor inside a parameter, or inside a subclass that only adds attributes."""
-    for _ in range(4):
-        if tensor.name.startswith(_REBUILD + "parameter"):
-            tensor = tensor.arguments[0]
-        elif tensor.name == "torch._tensor._rebuild_from_type_v2":
-            function, _, arguments, *_ = tensor.arguments
-            tensor = Described(function, arguments)
-    return tensor
-
-
-def _dtype_and_flags(tensor: Described, storage_type: Any) -> tuple[str, dict[str, Any]]:
-    arguments = tensor.arguments
-    if tensor.name.endswith("_v3"):
-        dtype, metadata = arguments[6].name.removeprefix("torch."), arguments[7:8]
-    else:
-        dtype, metadata = storage_type_name(storage_type), arguments[6:7]
-    return dtype, metadata[0] if metadata and isinstance(metadata[0], dict) else {}
-
-
-def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    expected = 1
-    for size, step in zip(reversed(shape), reversed(stride), strict=True):
-        if size != 1 and step != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _size(value: Any) -> int:
-    if type(value) is int and 0 <= value < 1 << 62:
-        return value
-    raise ValueError("a size is no number of elements")

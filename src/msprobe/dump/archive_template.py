@@ -12,8 +12,8 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
+from msprobe.dump.formats.zip import Entry, content_offset
 from msprobe.dump.open_file import OpenFile
-from msprobe.dump.stored_zip import Entry, content_offset
 from msprobe.dump.tensor_archive import ArchivedTensor
 
 _CENTRAL_CHECKSUM: Final = 16  # where an entry of the directory has its checksum
@@ -70,14 +70,14 @@ def folder_of(content: bytes) -> bytes:
 
 def make_template(file: OpenFile, found: ArchivedTensor) -> ArchiveTemplate | None:
     """Return the template of a small file; None where its form is not the usual one."""
-    content = file.content
-    if content is None or folder_of(content) != found.prefix:
+    content, archive = file.content, found.archive
+    if content is None or folder_of(content) != archive.prefix:
         return None
     start, end = found.start, found.start + found.size
-    elements = found.entries[b"%b/data/%b" % (found.prefix, found.layout.key.encode())][-1]
+    elements = archive.storage(found.layout.key)[1]
     places = _checksum_places(content, elements, end)
-    identifier_name = b"%b/.data/serialization_id" % found.prefix
-    for entry in found.entries.get(identifier_name, ())[-1:]:
+    identifier_name = b"%b/.data/serialization_id" % archive.prefix
+    for entry in archive.directory.get(identifier_name, ())[-1:]:
         identifier = content_offset(file, identifier_name, entry)
         places += _checksum_places(content, entry, identifier + entry.size)
         places.append((identifier, entry.size))
@@ -88,7 +88,7 @@ def make_template(file: OpenFile, found: ArchivedTensor) -> ArchiveTemplate | No
     for place, zeros in blanks:
         tail[place] = zeros
     return ArchiveTemplate(
-        folder=found.prefix,
+        folder=archive.prefix,
         head=content[:start],
         tail=bytes(tail),
         start=start,

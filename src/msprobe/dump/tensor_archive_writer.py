@@ -23,37 +23,14 @@ from operator import mul
 from typing import Final, NamedTuple
 
 from msprobe.dump.crc import crc32
+from msprobe.dump.formats.dtypes import PACKED_TYPES, STORAGE_TYPES, TORCH_STORAGES, item_size
 
 MAX_BYTES: Final = 1 << 31
 """Larger values need the 64-bit form of zip archives."""
 
-TYPED_STORAGES: Final = {
-    "float32": ("FloatStorage", 4),
-    "float64": ("DoubleStorage", 8),
-    "float16": ("HalfStorage", 2),
-    "bfloat16": ("BFloat16Storage", 2),
-    "int64": ("LongStorage", 8),
-    "int32": ("IntStorage", 4),
-    "int16": ("ShortStorage", 2),
-    "int8": ("CharStorage", 1),
-    "uint8": ("ByteStorage", 1),
-    "bool": ("BoolStorage", 1),
-    "complex64": ("ComplexFloatStorage", 8),
-    "complex128": ("ComplexDoubleStorage", 16),
-}
-"""Types with a storage class of their own: its name and the bytes of an element."""
-UNTYPED: Final = frozenset(
-    {
-        "uint16",
-        "uint32",
-        "uint64",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-    }
-)
+TYPED_STORAGES: Final = {dtype: storage for storage, dtype in TORCH_STORAGES.items()}
+"""Types with a storage class of their own, and its name."""
+UNTYPED: Final = frozenset(STORAGE_TYPES) - TYPED_STORAGES.keys() - PACKED_TYPES
 """Newer types, which torch stores as bytes and names apart."""
 
 _PREFIX: Final = "archive"  # as torch.save names the folder when it writes to a buffer
@@ -238,8 +215,8 @@ def _combine(seed: int, value: int) -> int:
 def _pickle_of(dtype: str, shape: tuple[int, ...], size_bytes: int) -> bytes:
     """Return ``data.pkl``: a call that rebuilds the tensor from its storage (protocol 2)."""
     typed = TYPED_STORAGES.get(dtype)
-    version, storage = (b"2", b"torch\n%b" % typed[0].encode()) if typed else (b"3", _BYTES)
-    count = size_bytes // typed[1] if typed else size_bytes
+    version, storage = (b"2", b"torch\n%b" % typed.encode()) if typed else (b"3", _BYTES)
+    count = size_bytes // item_size(dtype) if typed else size_bytes
     strides = tuple(accumulate(chain((1,), reversed(shape[1:])), mul))[::-1] if shape else ()
     puts = _Puts()
     parts = [

@@ -9,14 +9,13 @@ tensors (sparse, quantised, subclasses …) are left to torch. Nothing in a file
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msprobe.dump.formats.dtypes import widen
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import DumpFormatError, RecordNotFoundError, UnsupportedError
 
@@ -53,14 +52,7 @@ class StoredTensor:
         Raises:
             UnsupportedError: a packed type (float4) that has no element-wise values.
         """
-        if self.dtype == "bfloat16":
-            return _widen_bfloat16(self.array)
-        if self.dtype in _FLOAT8:
-            widened: NDArray[Any] = _float8_table(self.dtype)[self.array]
-            return widened
-        if self.dtype.startswith("float4"):
-            raise UnsupportedError(f"{self.dtype}: two values share a byte; use .array")
-        return self.array
+        return widen(self.array, self.dtype)
 
 
 def read_tensor(directory: Path, data_name: str) -> StoredTensor:
@@ -133,7 +125,7 @@ def npy_type_and_shape(path: Path) -> tuple[str, tuple[int, ...]]:
         RecordNotFoundError: there is no such file.
         DumpFormatError: the file is damaged or hostile.
     """
-    from msprobe.dump.npy_header import numpy_dtype_name, read_npy_header
+    from msprobe.dump.formats.npy import numpy_dtype_name, read_npy_header
 
     with OpenFile(path) as file:
         try:
@@ -146,7 +138,7 @@ def npy_type_and_shape(path: Path) -> tuple[str, tuple[int, ...]]:
 def _read_npy(file: OpenFile) -> StoredTensor:
     import numpy as np
 
-    from msprobe.dump.npy_header import numpy_dtype_name, read_npy_header
+    from msprobe.dump.formats.npy import numpy_dtype_name, read_npy_header
 
     header = read_npy_header(file)
     flat = np.frombuffer(file.read(header.start, header.size), dtype=header.dtype)
@@ -155,7 +147,8 @@ def _read_npy(file: OpenFile) -> StoredTensor:
 
 
 def _read_pt(file: OpenFile) -> StoredTensor:
-    from msprobe.dump.tensor_archive import SpecialTensorError, read_archive
+    from msprobe.dump.formats.torch_archive import SpecialTensorError
+    from msprobe.dump.tensor_archive import read_archive
 
     try:
         array, dtype = read_archive(file)
@@ -170,55 +163,11 @@ def special_tensor(path: str, exc: Exception) -> UnsupportedError:
     return UnsupportedError(f"{path}: {exc}; {hint}")
 
 
-# Exponent bits, mantissa bits, bias: the OCP 8-bit formats and AMD's "fnuz" variants, as
-# https://pytorch.org/docs/stable/tensor_attributes.html lists them.
-_FLOAT8: Final = {
-    "float8_e4m3fn": (4, 3, 7),
-    "float8_e5m2": (5, 2, 15),
-    "float8_e4m3fnuz": (4, 3, 8),
-    "float8_e5m2fnuz": (5, 2, 16),
-    "float8_e8m0fnu": (8, 0, 127),
-}
-
-
 def _is_plain_file(path: Path) -> bool:
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
         return False
-
-
-def _widen_bfloat16(raw: NDArray[Any]) -> NDArray[Any]:
-    import numpy as np
-
-    # bfloat16 is the upper half of a float32.
-    widened = np.ascontiguousarray(raw).astype(np.uint32) << 16
-    return widened.view(np.float32).reshape(raw.shape)
-
-
-@cache
-def _float8_table(dtype: str) -> NDArray[Any]:
-    import numpy as np
-
-    return np.array([_float8_value(dtype, bits) for bits in range(256)], dtype=np.float32)
-
-
-def _float8_value(dtype: str, bits: int) -> float:
-    exponent_bits, mantissa_bits, bias = _FLOAT8[dtype]
-    if dtype == "float8_e8m0fnu":
-        return math.nan if bits == 0xFF else math.ldexp(1.0, bits - bias)
-    sign = -1.0 if bits & 0x80 else 1.0
-    exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1)
-    mantissa = bits & ((1 << mantissa_bits) - 1)
-    if dtype.endswith("fnuz") and bits == 0x80:
-        return math.nan
-    if dtype == "float8_e4m3fn" and bits & 0x7F == 0x7F:
-        return math.nan
-    if dtype == "float8_e5m2" and exponent == 31:
-        return math.nan if mantissa else sign * math.inf
-    if exponent == 0:
-        return sign * math.ldexp(mantissa, 1 - bias - mantissa_bits)
-    return sign * math.ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits)
 
 
 def first_line(exc: BaseException) -> str:

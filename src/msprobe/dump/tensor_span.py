@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from msprobe.dump.archive_template import ArchiveTemplate, folder_of, make_template
-from msprobe.dump.npy_header import numpy_dtype_name, read_npy_header
+from msprobe.dump.formats.npy import numpy_dtype_name, read_npy_header
+from msprobe.dump.formats.torch_archive import SpecialTensorError
 from msprobe.dump.open_file import OpenFile
-from msprobe.dump.tensor_archive import ArchivedTensor, SpecialTensorError, find_tensor
+from msprobe.dump.tensor_archive import ArchivedTensor, find_tensor
 from msprobe.dump.tensor_files import READ_ERRORS, first_line, special_tensor
 from msprobe.errors import DumpFormatError
 
@@ -107,7 +108,7 @@ def _find_in_archive(file: OpenFile) -> tuple[ArchivedTensor, FoundTensor]:
         layout.is_row_major
         and not layout.conjugate
         and not layout.negative
-        and archived.is_big_endian == (sys.byteorder == "big")
+        and archived.archive.is_big_endian == (sys.byteorder == "big")
     )
     span = TensorSpan(
         dtype=layout.dtype,

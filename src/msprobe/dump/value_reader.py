@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.records import JsonTree
 from msprobe.dump.stored_values import integers_of, optional_of, shape_of, statistic_of
@@ -63,29 +64,6 @@ _UNUSUAL_KEYS: Final[Mapping[str, Callable[[JsonTree], object]]] = {
     "device": _text,
     "stride": integers_of,
 }
-_DTYPE_WORDS: Final = {
-    "half": "float16",
-    "float": "float32",
-    "double": "float64",
-    "short": "int16",
-    "int": "int32",
-    "long": "int64",
-    "cfloat": "complex64",
-    "cdouble": "complex128",
-}
-
-
-def normal_dtype(raw: str) -> str:
-    """Return a dtype's name in the spelling that all frameworks share.
-
-    Args:
-        raw: as a dump spells it: ``torch.float32``, ``Float32``, ``mindspore.Float32``.
-
-    Returns:
-        ``float32``, ``bfloat16``, ``bool`` …
-    """
-    word = raw.rpartition(".")[2].lower()
-    return _DTYPE_WORDS.get(word, word)
 
 
 def is_entry(tree: JsonTree) -> bool:

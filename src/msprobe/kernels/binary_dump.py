@@ -11,15 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from msprobe.dump.formats.protobuf import MalformedMessageError, Memory, Message, Wire
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import DumpFormatError
-from msprobe.kernels.protobuf import (
-    Field,
-    MalformedMessageError,
-    Wire,
-    read_fields,
-    read_integers,
-)
 
 _LENGTH_BYTES: Final = 8
 # Headers have no elements in them: a kernel with a thousand inputs has 100 KB.
@@ -112,22 +106,22 @@ def _read(file: OpenFile) -> BinaryDump:
         )
     if length > _MAX_HEADER_BYTES:
         raise DumpFormatError(file.path, f"has a header of {length} bytes, which none needs")
-    header = memoryview(file.read(_LENGTH_BYTES, length))
+    header = Message(Memory(file.read(_LENGTH_BYTES, length)), 0, length)
     try:
         return _parse(header, file.path, _LENGTH_BYTES + length, file.size)
-    except (MalformedMessageError, UnicodeDecodeError) as exc:
+    except MalformedMessageError as exc:
         raise DumpFormatError(file.path, f"is no binary dump: {exc}") from exc
 
 
-def _parse(header: memoryview, path: Path, start: int, end: int) -> BinaryDump:
+def _parse(header: Message, path: Path, start: int, end: int) -> BinaryDump:
     outputs: list[_Draft] = []
     inputs: list[_Draft] = []
     version = op_name = ""
     time = 0
-    for field in read_fields(header):
+    for field in header.fields():
         match field.number, field.wire:
             case 1, Wire.BYTES:
-                version = str(field.data, "utf-8")
+                version = field.data.text(header.size)
             case 2, Wire.VARINT:
                 time = field.integer
             case 3, Wire.BYTES:
@@ -135,7 +129,7 @@ def _parse(header: memoryview, path: Path, start: int, end: int) -> BinaryDump:
             case 4, Wire.BYTES:
                 inputs.append(_value(field.data, _INPUT_FIELDS))
             case 6, Wire.BYTES:
-                op_name = str(field.data, "utf-8")
+                op_name = field.data.text(header.size)
         if len(outputs) + len(inputs) > _MAX_VALUES:
             raise DumpFormatError(path, f"has more than {_MAX_VALUES} inputs and outputs")
     values: list[BinaryValue] = []
@@ -168,23 +162,23 @@ def _placed(draft: _Draft, io: str, index: int, start: int, end: int, path: Path
     )
 
 
-def _value(message: memoryview, fields: dict[int, str]) -> _Draft:
+def _value(message: Message, fields: dict[int, str]) -> _Draft:
     draft = _Draft()
-    for field in read_fields(message):
+    for field in message.fields():
         name = fields.get(field.number)
         if name is None:
             continue
         if (name in _SHAPES) != (field.wire is Wire.BYTES):
             raise MalformedMessageError(f"{name} is written in another way")
-        setattr(draft, name, _sizes(field) if name in _SHAPES else field.integer)
+        setattr(draft, name, _sizes(field.data) if name in _SHAPES else field.integer)
     return draft
 
 
-def _sizes(field: Field) -> tuple[int, ...]:
+def _sizes(message: Message) -> tuple[int, ...]:
     sizes: list[int] = []
-    for dimension in read_fields(field.data):
+    for dimension in message.fields():
         if dimension.number == 1:
-            for size in read_integers(dimension):
+            for size in dimension.integers():
                 sizes.append(size)
                 if len(sizes) > _MAX_RANK:
                     raise MalformedMessageError(f"a shape has more than {_MAX_RANK} dimensions")

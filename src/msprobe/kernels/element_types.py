@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.dump.formats.dtypes import widen
+
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
@@ -90,9 +92,7 @@ def decode_elements(raw: bytes, kind: ElementType, count: int) -> NDArray[Any]:
     if kind.name == "bool":
         truths: NDArray[np.bool_] = stored != 0
         return truths
-    if kind.name == "bfloat16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored
+    return widen(stored, kind.name)
 
 
 def _unpack(stored: NDArray[np.uint8], kind: ElementType, count: int) -> NDArray[Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from msprobe.dump.formats.dtypes import COMPLEX_PARTS, FLOATS, PACKED_TYPES, STORAGE_TYPES
 from msprobe.errors import UnsupportedError
 
 
@@ -25,7 +26,7 @@ class ElementType:
 
     Attributes:
         name: ``float32``, ``bfloat16`` …
-        storage: NumPy's name for the raw elements; bfloat16 and float8 are bit patterns.
+        storage: NumPy's type of the raw elements; bfloat16 and float8 are bit patterns.
         category: what kind of numbers.
         fraction_bits: stored bits of the significand, of a part for complex numbers; 0 for
             integers.
@@ -46,7 +47,7 @@ class ElementType:
     @property
     def is_long(self) -> bool:
         """Whether float64 cannot hold every value."""
-        return self.storage in ("int64", "uint64")
+        return self.storage in ("i8", "u8")
 
 
 def element_type(dtype: str) -> ElementType:
@@ -77,55 +78,22 @@ def zero_shift(target: ElementType, reference: ElementType) -> float:
     return 2.0**-23 if single else 2.0**-52
 
 
-def _float(name: str, storage: str, fraction_bits: int, min_exponent: int) -> ElementType:
+def _known(name: str, storage: str) -> ElementType:
+    part = FLOATS.get(COMPLEX_PARTS.get(name, name))
+    category = Category.BOOLEAN if name == "bool" else Category.INTEGER
+    if part is not None:
+        category = Category.COMPLEX if name in COMPLEX_PARTS else Category.FLOAT
     return ElementType(
         name=name,
         storage=storage,
-        category=Category.FLOAT,
-        fraction_bits=fraction_bits,
-        min_exponent=min_exponent,
+        category=category,
+        fraction_bits=0 if part is None else part.fraction_bits,
+        min_exponent=0 if part is None else part.min_exponent,
     )
 
 
-def _complex(name: str, fraction_bits: int, min_exponent: int) -> ElementType:
-    return ElementType(
-        name=name,
-        storage=name,
-        category=Category.COMPLEX,
-        fraction_bits=fraction_bits,
-        min_exponent=min_exponent,
-    )
-
-
-# IEEE 754-2019; bfloat16; the OCP 8-bit formats and their "fnuz" variants. float8_e8m0fnu reaches
-# down to 2**-127: for counting units it stands where the other formats have their subnormals.
 _TYPES: Final = {
-    kind.name: kind
-    for kind in (
-        _float("float32", "float32", 23, -126),
-        _float("float16", "float16", 10, -14),
-        _float("bfloat16", "uint16", 7, -126),
-        _float("float64", "float64", 52, -1022),
-        _float("float8_e4m3fn", "uint8", 3, -6),
-        _float("float8_e4m3fnuz", "uint8", 3, -7),
-        _float("float8_e5m2", "uint8", 2, -14),
-        _float("float8_e5m2fnuz", "uint8", 2, -15),
-        _float("float8_e8m0fnu", "uint8", 0, -126),
-        _complex("complex64", 23, -126),
-        _complex("complex128", 52, -1022),
-        ElementType(name="bool", storage="bool", category=Category.BOOLEAN),
-        *(
-            ElementType(name=name, storage=name, category=Category.INTEGER)
-            for name in (
-                "int8",
-                "int16",
-                "int32",
-                "int64",
-                "uint8",
-                "uint16",
-                "uint32",
-                "uint64",
-            )
-        ),
-    )
+    name: _known(name, storage)
+    for name, storage in STORAGE_TYPES.items()
+    if name not in PACKED_TYPES
 }

@@ -67,7 +67,7 @@ def _kind(kind: ElementType) -> int:
 
 
 def _is_table(kind: ElementType) -> bool:
-    return kind.category is Category.FLOAT and kind.storage == "uint8"
+    return kind.category is Category.FLOAT and kind.storage == "u1"
 
 
 @cache

@@ -7,6 +7,8 @@ from enum import StrEnum
 from functools import cache
 from typing import Final
 
+from msprobe.dump.formats.dtypes import COMPLEX_PARTS, FLOATS
+
 
 class Kind(StrEnum):
     """Types of one kind differ only in range and precision."""
@@ -18,22 +20,12 @@ class Kind(StrEnum):
     OTHER = "other"
 
 
-# Distance from 1 to the next larger number. The formats: IEEE 754, bfloat16, and the 8-bit types
-# as https://docs.pytorch.org/docs/stable/tensor_attributes.html lists them.
 _EPSILON: Final = {
-    "float64": 2.0**-52,
-    "float32": 2.0**-23,
-    "float16": 2.0**-10,
-    "bfloat16": 2.0**-7,
-    "float8_e4m3fn": 2.0**-3,
-    "float8_e4m3fnuz": 2.0**-3,
-    "float8_e5m2": 2.0**-2,
-    "float8_e5m2fnuz": 2.0**-2,
-    "float8_e8m0fnu": 1.0,
+    **{name: kind.epsilon for name, kind in FLOATS.items()},
+    **{name: FLOATS[part].epsilon for name, part in COMPLEX_PARTS.items()},
+    # Types that no file holds, but records name.
     "hifloat8": 2.0**-2,
-    "complex128": 2.0**-52,
-    "complex64": 2.0**-23,
-    "complex32": 2.0**-10,
+    "complex32": FLOATS["float16"].epsilon,
 }
 
 

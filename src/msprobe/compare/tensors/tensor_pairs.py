@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from msprobe.compare.tensors.processing import MatrixProduct, multiply
 from msprobe.dump.crc import crc32
+from msprobe.dump.formats.zip import check_checksum
 from msprobe.dump.open_file import OpenFile
-from msprobe.dump.tensor_archive import check_checksum
 from msprobe.dump.tensor_files import StoredTensor, read_open_tensor
 from msprobe.dump.tensor_span import FoundTensor, SpanFinder
 from msprobe.errors import MsprobeError, UnsupportedError
@@ -318,7 +318,7 @@ def _finite_test(dtype: str) -> _FiniteTest | None:
     if dtype in _HALF_EXPONENTS:
         exponent = np.uint16(_HALF_EXPONENTS[dtype])
         return lambda piece: not bool(((piece.view(np.uint16) & exponent) == exponent).any())
-    if kind.storage == "uint8":
+    if kind.storage == "u1":
         codes = StoredTensor(array=np.arange(256, dtype=np.uint8), dtype=dtype)
         finite: NDArray[np.bool_] = np.isfinite(codes.values())
         return lambda piece: bool(finite[piece].all())

@@ -13,7 +13,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
-MAX_PICKLE_BYTES: Final = 256 << 20
 _MARK: Final = object()
 
 
@@ -63,11 +62,15 @@ def read_pickle(pickled: bytes | BinaryIO, references: list[PersistentId] | None
     Raises:
         ValueError: it is damaged, or uses opcodes that no known program writes.
     """
+    machine = _Machine([] if references is None else references)
     try:
+        if isinstance(pickled, bytes) and b"\\" not in pickled:
+            return machine.run(pickled)
+        # pickletools warns of bad escapes in text of protocol 0. The filters of warnings belong to
+        # all threads, so they are left alone where there cannot be any.
         with warnings.catch_warnings():
-            # pickletools warns of bad escapes in text of protocol 0.
             warnings.simplefilter("ignore", DeprecationWarning)
-            return _Machine([] if references is None else references).run(pickled)
+            return machine.run(pickled)
     except (IndexError, KeyError, TypeError, AttributeError, OverflowError) as exc:
         raise ValueError(f"damaged pickle ({type(exc).__name__}: {exc})") from exc
 

@@ -9,8 +9,12 @@ sizes, comments, several disks …) is left to `zipfile`.
 from __future__ import annotations
 
 import struct
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from msprobe.dump.crc import crc32
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import DumpFormatError
 
@@ -20,8 +24,19 @@ _LOCAL: Final = struct.Struct("<4sHHHHHIIIHH")
 _UNKNOWN_16: Final = 0xFFFF
 _UNKNOWN_32: Final = 0xFFFFFFFF
 _ENCRYPTED: Final = 0x1
-# What else zipfile raises over damaged archives; NotImplementedError is a RuntimeError.
-_ZIPFILE_ERRORS: Final = (RuntimeError, KeyError, ValueError, OverflowError, OSError, struct.error)
+ZIP_ERRORS: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    OSError,
+    RuntimeError,  # encrypted; and NotImplementedError, an unknown compression
+    ValueError,  # names that are no text, negative positions
+    EOFError,
+    KeyError,
+    OverflowError,
+    MemoryError,
+)
+"""What `zipfile` raises over damaged archives."""
 
 
 class NoArchiveError(Exception):
@@ -55,6 +70,52 @@ def read_directory(file: OpenFile) -> dict[bytes, list[Entry]]:
     """
     usual = _read_usual_directory(file)
     return _read_any_directory(file) if usual is None else usual
+
+
+Directory = Mapping[bytes, Sequence[Entry]]
+
+
+def stored_entry(file: OpenFile, directory: Directory, name: bytes) -> Entry:
+    """Return an entry whose bytes lie in the file as they are.
+
+    Raises:
+        DumpFormatError: there is none of that name, or it is compressed.
+    """
+    if name not in directory:
+        raise DumpFormatError(file.name, f"has no entry {name.decode(errors='replace')!r}")
+    entry = directory[name][-1]
+    # An entry larger than the file can only be a decompression bomb.
+    if not entry.is_stored or entry.size > file.size:
+        raise DumpFormatError(
+            file.name, f"entry {name.decode(errors='replace')!r} is compressed or its size is a lie"
+        )
+    return entry
+
+
+def stored_content(file: OpenFile, name: bytes, entry: Entry) -> bytes:
+    """Return the content of what `stored_entry` found.
+
+    Raises:
+        DumpFormatError: it is damaged.
+    """
+    content = file.read(content_offset(file, name, entry), entry.size)
+    check_checksum(file.name, entry.checksum, crc32(content))
+    return content
+
+
+def check_checksum(path: str, written: int, computed: int) -> None:
+    """Make sure that content is as it was written.
+
+    Args:
+        path: the file.
+        written: the checksum in the archive; 0 stands for none.
+        computed: the checksum of what was read.
+
+    Raises:
+        DumpFormatError: it is not.
+    """
+    if written not in (0, computed):
+        raise DumpFormatError(path, "is damaged: its content does not fit its checksum")
 
 
 def content_offset(file: OpenFile, name: bytes, entry: Entry) -> int:
@@ -119,12 +180,10 @@ def _is_end_of_directory(file: OpenFile, directory_end: int, end: int) -> bool:
 
 
 def _read_any_directory(file: OpenFile) -> dict[bytes, list[Entry]]:
-    import zipfile
-
     try:
         with file.path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             infos = archive.infolist()
-    except (zipfile.BadZipFile, *_ZIPFILE_ERRORS) as exc:
+    except ZIP_ERRORS as exc:
         raise NoArchiveError(str(exc)) from exc
     entries: dict[bytes, list[Entry]] = {}
     for info in infos:

@@ -10,9 +10,8 @@ import ast
 import math
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from msprobe.dump.open_file import OpenFile
 from msprobe.errors import DumpFormatError
 
 if TYPE_CHECKING:
@@ -21,6 +20,25 @@ if TYPE_CHECKING:
 # As NumPy's own limit: longer ones may crash Python's parser.
 _MAX_BYTES: Final = 10_000
 _TYPE: Final = re.compile(r"[<>|=][biufcSUV]\d{1,6}")
+
+
+class NoNumbersError(DumpFormatError):
+    """The elements are no numbers but Python objects or records."""
+
+
+class NpySource(Protocol):
+    """What a header is read from: an `OpenFile`, or a member of an archive."""
+
+    @property
+    def name(self) -> str:
+        """The file, for messages."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    def read(self, offset: int, length: int, /) -> bytes:
+        """Return bytes; of a member of an archive, from front to back."""
 
 
 class NpyHeader(NamedTuple):
@@ -41,7 +59,7 @@ class NpyHeader(NamedTuple):
     size: int
 
 
-def read_npy_header(file: OpenFile) -> NpyHeader:
+def read_npy_header(file: NpySource) -> NpyHeader:
     """Return what is in a ``.npy`` file; reads nothing of its elements.
 
     Raises:
@@ -56,9 +74,12 @@ def read_npy_header(file: OpenFile) -> NpyHeader:
     length = int.from_bytes(magic[8:before], "little")
     if length > _MAX_BYTES:
         raise DumpFormatError(path, f"has a header of {length} bytes")
-    problem, shape, is_fortran_order, dtype = _parse(file.read(before, length))
-    if problem or dtype is None:
-        raise DumpFormatError(path, problem)
+    descr, is_fortran_order, shape = _parse(file.read(before, length))
+    if descr is None or not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
+        raise DumpFormatError(path, "has a header of an unknown form")
+    dtype = _numbers(descr)
+    if dtype is None:
+        raise NoNumbersError(path, f"holds {descr}, which are no numbers")
     found = file.size - before - length
     expected = math.prod(shape) * dtype.itemsize
     if found != expected:
@@ -75,17 +96,18 @@ def numpy_dtype_name(dtype: np.dtype[Any]) -> str:
 
 # A dump holds thousands of arrays of the same few shapes.
 @lru_cache(maxsize=1024)
-def _parse(text: bytes) -> tuple[str, tuple[int, ...], bool, np.dtype[Any] | None]:
-    """Return a problem in words, or shape, order and type."""
-    import numpy as np
-
+def _parse(text: bytes) -> tuple[str | None, bool, tuple[Any, ...]]:
+    """Return type, order and shape, as they are written; no type if the form is another one."""
     match ast.literal_eval(text.decode().strip()):
         case {"descr": str() as descr, "fortran_order": bool() as order, "shape": tuple() as shape}:
-            pass
-        case _:
-            return "has a header of an unknown form", (), False, None
-    if not _TYPE.fullmatch(descr):
-        return f"holds {descr!r}, which are no numbers", (), False, None
-    if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
-        return "has a shape that is no list of sizes", (), False, None
-    return "", shape, order, np.dtype(descr)
+            return repr(descr), order, shape
+        case {"descr": list(), "fortran_order": bool() as order, "shape": tuple() as shape}:
+            return "records", order, shape
+    return None, False, ()
+
+
+@lru_cache(maxsize=64)
+def _numbers(descr: str) -> np.dtype[Any] | None:
+    import numpy as np
+
+    return np.dtype(descr[1:-1]) if _TYPE.fullmatch(descr[1:-1]) else None
