@@ -3,8 +3,8 @@
 
 Written for people and programs of any language, JSON is strict: NaN and infinities are the strings
 ``NaN``, ``Infinity`` and ``-Infinity``, which protobuf's JSON has, too, and which both Python's
-`float` and JavaScript's `Number` understand. The files of a dump have them bare, as Python's `json`
-writes them, because that is their documented form; both forms are read.
+`float` and JavaScript's `Number` understand. The files of a dump and of a pack have them bare, as
+Python's `json` writes them, because that is their documented form; both forms are read.
 """
 
 from __future__ import annotations

@@ -192,6 +192,16 @@ def test_a_mask_stands_back_behind_the_nan_that_it_leads_to(capture) -> None:
     assert mask.is_deliberate
 
 
+@pytest.mark.parametrize("written", [-math.inf, "-inf", "-Infinity"])
+def test_an_infinite_number_among_the_arguments_is_understood_as_it_is_written(
+    write_dump, written: float | str
+) -> None:
+    argument = {"type": "float", "value": written}
+    data = {"input_args": [tensor(1.0), argument], "output": [tensor(-math.inf)]}
+    found = only(write_dump({"rank": [("Torch.full_like.0.forward", None, data)]}))
+    assert found.is_deliberate
+
+
 def test_a_mask_alone_is_reported_as_what_it_is(capture) -> None:
     mask = torch.triu(torch.full((4, 4), -math.inf), 1)[:1].expand(5, 4)
     (step,) = analyze_overflow(capture(Model(lambda x: torch.softmax(x + mask, dim=-1))))

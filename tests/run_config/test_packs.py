@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import textwrap
 import zipfile
 from pathlib import Path
 
@@ -40,6 +43,28 @@ def test_equal_contents_make_equal_files_and_old_ones_are_replaced(tmp_path: Pat
         PackWriter(tmp_path / name).put_json("junk/old.json", {})
         PackWriter(tmp_path / name).put_json(ENV, {"A": "1"})
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+
+
+def test_a_pack_stays_whole_when_a_member_cannot_be_written(tmp_path: Path) -> None:
+    code = """
+        import random, resource, sys
+        from pathlib import Path
+        from msprobe.errors import ReportWriteError
+        from msprobe.run_config.pack import ENV, PackWriter
+        writer = PackWriter(Path(sys.argv[1]))
+        writer.put_json(ENV, {"A": "1"})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        try:
+            writer.put_text("random/rank0.json", random.Random(0).randbytes(100_000).hex())
+        except ReportWriteError as exc:
+            print(exc)
+    """
+    path = tmp_path / "run.zip"
+    command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{path}: cannot be written: File too large\n"
+    assert [child.name for child in tmp_path.iterdir()] == ["run.zip"]
+    assert read_pack(path).env == {"A": "1"}
 
 
 def test_ranks_write_beside_and_are_read_together(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from msprobe.dump.record_index import (
 )
 from msprobe.dump.records import JsonTree, encode
 from msprobe.errors import DumpFormatError, DumpWriteError, MsprobeError
-from msprobe.files import TEMPORARY_PREFIX, write_whole
+from msprobe.files import TEMPORARY_PREFIX, replacing, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,8 @@ def _replace_cut_file(cut: RecordIndex) -> None:
     head = json.dumps(dict(cut.head), separators=(",", ":")).encode()[:-1] + b',"data":{\n'
     records = (b"%b: %b" % (encode_text(name), encode(cut[name], nonfinite=True)) for name in cut)
     text = head + b",\n".join(records) + b"\n}}"
-    shutil.copyfile(cut.path, cut.path.with_name(f"{cut.path.name}.cut"))
+    with replacing(cut.path.with_name(f"{cut.path.name}.cut")) as temporary:
+        shutil.copyfile(cut.path, temporary)
     write_whole(cut.path, [text])
     _mark_repaired(cut.path.parent, len(cut), 0, f"{cut.path.name} was cut short; {CUT_NOTE}")
 

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from msprobe.files import remove_quietly, temporary_name
+from msprobe.files import remove_quietly, replacing, temporary_name
 
 # ext4 allows 65,000 names for one inode, others more; where one allows fewer, EMLINK tells.
 MAX_LINKS: Final = 60_000
@@ -126,13 +126,8 @@ class TensorStore:
 
     def _copy(self, existing: str, name: str) -> int:
         source, target = self.folder / existing, self.folder / name
-        temporary = self._temporary(name)
-        try:
+        with replacing(target) as temporary:
             shutil.copyfile(source, temporary)
-            temporary.replace(target)
-        except BaseException:
-            remove_quietly(temporary)
-            raise
         copied = target.stat()
         self._fresh[existing] = _FreshCopy(source.stat().st_ino, name, copied.st_ino)
         return copied.st_size

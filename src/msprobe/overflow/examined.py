@@ -12,6 +12,8 @@ from typing import Final
 from msprobe.collectives.calls import is_communication
 from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.record_views import Record
+from msprobe.dump.records import JsonTree
+from msprobe.dump.stored_values import statistic_of
 from msprobe.dump.values import PartPath, Value
 from msprobe.report.value_text import nonfinite_text
 
@@ -196,7 +198,9 @@ def _is_written_over(name: RecordName, path: PartPath) -> bool:
     return path[:2] in (("input_args", buffer[0]), ("input_kwargs", buffer[1]))
 
 
-def _is_nonfinite_number(value: object) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    return isinstance(value, str) and value.lower() in ("nan", "inf", "-inf")
+def _is_nonfinite_number(value: JsonTree) -> bool:
+    try:
+        number = statistic_of(value)
+    except ValueError:  # no number at all
+        return False
+    return number is not None and not math.isfinite(number)

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import json
 import re
-import struct
+import shutil
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
 
+from msprobe.dump.formats.zip import ZIP_ERRORS
 from msprobe.dump.records import JsonTree
 from msprobe.errors import ReportWriteError, RunConfigFormatError
 from msprobe.files import report_file
@@ -41,19 +41,6 @@ SYSTEM: Final = "system.json"
 STATIC: Final = "hyperparameters/hyperparameters_static.json"
 DYNAMIC: Final = "hyperparameters/hyperparameters_dynamic.json"
 
-# What `zipfile` raises for damaged archives.
-_ZIP_ERRORS: Final = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    OSError,
-    RuntimeError,
-    ValueError,
-    EOFError,
-    KeyError,
-    OverflowError,
-    MemoryError,
-)
 _MAX_MEMBERS: Final = 1_000_000
 _MAX_MEMBER_BYTES: Final = 256 << 20
 _MAX_TOTAL_BYTES: Final = 4 << 30
@@ -101,7 +88,7 @@ def rank_path(path: Path, rank: int) -> Path:
 
 
 class PackWriter:
-    """Writes the pack of one process, member by member."""
+    """Writes the pack of one process, member by member; the file on disk is always whole."""
 
     def __init__(self, path: Path, *, rank: int = 0, world_size: int = 1) -> None:
         """Start a new file; an older one of that name is replaced.
@@ -115,11 +102,7 @@ class PackWriter:
             ReportWriteError: it cannot be written.
         """
         self.path = rank_path(path, rank)
-        self._mode: Any = "w"
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise ReportWriteError(self.path, f"cannot be written: {exc}") from exc
+        self._mode: Literal["w", "a"] = "w"
         self.put_json(
             MANIFEST, {"schema_version": SCHEMA_VERSION, "rank": rank, "world_size": world_size}
         )
@@ -138,9 +121,12 @@ class PackWriter:
         info = zipfile.ZipInfo(name)
         info.compress_type = zipfile.ZIP_DEFLATED
         try:
-            with zipfile.ZipFile(self.path, self._mode) as archive:
-                archive.writestr(info, text.encode(errors="surrogateescape"))
-        except (OSError, zipfile.BadZipFile) as exc:
+            with report_file(self.path, warns=False) as temporary:
+                if self._mode == "a":
+                    shutil.copyfile(self.path, temporary)
+                with zipfile.ZipFile(temporary, self._mode) as archive:
+                    archive.writestr(info, text.encode(errors="surrogateescape"))
+        except zipfile.BadZipFile as exc:
             raise ReportWriteError(self.path, f"cannot be written: {exc}") from exc
         self._mode = "a"
 
@@ -202,7 +188,7 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
                     raise RunConfigFormatError(path, f"{info.filename!r} is too large")
                 if _is_known(info.filename):
                     yield info.filename, archive.read(info)
-    except _ZIP_ERRORS as exc:
+    except ZIP_ERRORS as exc:
         raise RunConfigFormatError(path, f"is no pack that can be read: {exc}") from exc
 
 
