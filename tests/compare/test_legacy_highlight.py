@@ -18,8 +18,8 @@ from msprobe.compare.legacy.cells import SideCells
 from msprobe.compare.legacy.columns import REACHED, RESULT, Generation
 from msprobe.compare.legacy.highlight import highlight_operation
 from msprobe.compare.legacy.levels import JudgedRow
-from msprobe.compare.legacy.tables import legacy_table
-from msprobe.compare.model import Match, Mode, OperationPair, Row
+from msprobe.compare.legacy.tables import legacy_table, rows_in_order
+from msprobe.compare.model import Added, Match, Matched, Mode, OperationPair
 from msprobe.dump.values import Role, Value
 from msprobe.dump.writer import DumpHead, DumpWriter
 from msprobe.report.tables import Colour, Table
@@ -140,50 +140,62 @@ def test_without_highlighting_there_are_no_colours_and_the_reasons_stay(tmp_path
         assert [cells for cells, _ in plain.rows()] == [cells for cells, _ in coloured.rows()]
 
 
-def advice(verdicts, column=RESULT):
-    rows = [[name, name, verdict] for name, verdict in verdicts]
-    return advise(Table.of(("NPU Name", "Bench Name", column), rows))
+def advice(*lines, column=RESULT):
+    """Return the advice on lines of record, slot, role and verdict."""
+    rows = [
+        Added(
+            pair=OperationPair(position=0, target=record, reference=None, match=Match.UNMATCHED),
+            target=Value((slot,), slot, role, is_tensor=True, type="torch.Tensor"),
+        )
+        for record, slot, role, _ in lines
+    ]
+    cells = [[row.name, "N/A", line[-1]] for row, line in zip(rows, lines, strict=True)]
+    return advise(Table.of(("NPU Name", "Bench Name", column), cells), rows)
 
 
 def test_the_first_bad_row_gets_the_advice():
     found = advice(
-        [
-            ("Functional.linear.0.forward.input.0", "pass"),
-            ("Functional.linear.0.forward.output.0", "error"),
-            ("Functional.relu.0.forward.output.0", "error"),
-        ]
+        ("Functional.linear.0.forward", "input.0", Role.INPUT, "pass"),
+        ("Functional.linear.0.forward", "output.0", Role.OUTPUT, "error"),
+        ("Functional.relu.0.forward", "output.0", Role.OUTPUT, "error"),
     )
     assert (found.line, found.name) == (1, "Functional.linear.0.forward.output.0")
     assert found.lines()[:2] == ["Line: 1", "Suspect Nodes: Functional.linear.0.forward.output.0"]
 
 
 def test_no_bad_row_no_suspect():
-    assert advice([("Functional.linear.0.forward.input.0", "Yes")], REACHED).lines()[:2] == [
-        "Line: NA",
-        "Suspect Nodes: NA",
-    ]
+    good = ("Functional.linear.0.forward", "input.0", Role.INPUT, "Yes")
+    assert advice(good, column=REACHED).lines()[:2] == ["Line: NA", "Suspect Nodes: NA"]
 
 
 def test_advice_depends_on_what_the_row_is():
     texts = [
-        advice([(name, "No")], REACHED).text
-        for name in (
-            "Functional.linear.0.forward.input.0",
-            "Functional.linear.0.forward.output.0",
-            "Functional.linear.0.backward.input.0",
-            "Functional.linear.0.backward.output.0",
-            "Module.fc.Linear.forward.0.parameters.weight",
-            "Functional.conv2d.0.forward.output.0",
-            "Functional.batch_norm.0.forward.input.1",
+        advice((record, slot, role, "No"), column=REACHED).text
+        for record, slot, role in (
+            ("Functional.linear.0.forward", "input.0", Role.INPUT),
+            ("Functional.linear.0.forward", "output.0", Role.OUTPUT),
+            ("Functional.linear.0.backward", "input.0", Role.INPUT),
+            ("Functional.linear.0.backward", "output.0", Role.OUTPUT),
+            ("Module.fc.Linear.forward.0", "parameters.weight", Role.PARAMETER),
+            ("Functional.conv2d.0.forward", "output.0", Role.OUTPUT),
+            ("Functional.batch_norm.0.forward", "input.1", Role.INPUT),
         )
     ]
     assert len(set(texts)) == len(texts)
     assert "determin" in texts[5]
 
 
+@pytest.mark.parametrize("path", ["output", "parameters", "backward"])
+def test_advice_does_not_depend_on_what_a_module_is_called(path):
+    records = (f"Module.layer.0.{path}.Linear.forward.0", "Module.fc.Linear.forward.0")
+    texts = {advice((record, "input.0", Role.INPUT, "error")).text for record in records}
+    assert len(texts) == 1
+
+
 def test_advice_is_a_file_of_three_lines(tmp_path):
     comparison = judged(*write_pair(tmp_path, "md5"))
-    path = write_advice(legacy_table(comparison, Generation.V8_3_3), tmp_path / "out" / "a.txt")
+    table = legacy_table(comparison, Generation.V8_3_3)
+    path = write_advice(table, rows_in_order(comparison), tmp_path / "out" / "a.txt")
     first, second, third = path.read_text(encoding="utf-8").splitlines()
     # The row that mindstudio-probe names for the same dumps.
     assert (first, second) == ("Line: 1", "Suspect Nodes: Functional.linear.0.forward.input.1")
@@ -216,7 +228,7 @@ def row_of_values(role, error, share, cosine):
     value = Value(("x",), "x", role, is_tensor=True, type="torch.Tensor")
     side = SideCells("torch.float32", "[4]", "False", 2.0, -1.0, 0.5, 3.0)
     metrics = [cosine, 0.0, error, 0.0, share, 1.0]
-    return JudgedRow(Row(pair=pair, target=value, reference=value), side, side, metrics)
+    return JudgedRow(Matched(pair=pair, target=value, reference=value), side, side, metrics)
 
 
 def colour_by_pairs(row, others):

@@ -60,7 +60,7 @@ GOOD = [tensor()]
 def settle(comparison, status=Status.CLOSE):
     """Let our own verdict say nothing, so that only the rules of the release speak."""
     for row in comparison.rows:
-        row.status, row.origin, row.reason = status, None, ""
+        row.status, row.origin, row.finding = status, None, ""
     return comparison
 
 
@@ -126,7 +126,7 @@ def test_other_types_and_size_1_dimensions_are_mentioned_only(tmp_path):
 def test_differences_are_errors_where_they_begin(tmp_path, status, origin, expected):
     comparison = settle(compared(tmp_path, (GOOD, [tensor(4.1)]), (GOOD, GOOD)))
     comparison.rows[1].status, comparison.rows[1].origin = status, origin
-    comparison.rows[1].reason = "because"
+    comparison.rows[1].finding = "because"
     result, messages = results(comparison)[1]
     assert result == expected
     assert messages == [f"{expected}: because"]

@@ -73,7 +73,7 @@ def test_cosine_and_largest_error_decide(tmp_path, cosine, error, expected):
     )
     assert verdicts(comparison)[0][0] == expected
     # What our own status calls different is never called reached.
-    row.status, row.reason = Status.DIFFERS, "because"
+    row.status, row.finding = Status.DIFFERS, "because"
     verdict, message = verdicts(comparison)[0]
     assert verdict == "No"
     assert message.startswith("because")

@@ -160,6 +160,19 @@ def test_rounding_of_terms_that_cancel_is_close(tmp_path: Path, task: str) -> No
     assert fault.culprits == ["Functional.linear.0.forward"]
 
 
+def test_names_of_folders_decide_nothing(tmp_path: Path) -> None:
+    half = RNG.standard_normal((8, 16)).astype(np.float32) * 1000
+    x = np.concatenate([half, half], axis=1)
+    noise = (RNG.standard_normal((8, 1)) * 1e-3).astype(np.float32)
+    target = product(tmp_path / "trained alone", "tensor", x, noise)
+    # The message on a file that is gone names its folder.
+    (target / "step0/rank/dump_tensor_data/3.npy").unlink()
+
+    found = compare(target, product(tmp_path / "r", "tensor", x, 0 * noise))
+
+    assert found.culprits == []
+
+
 def test_errors_that_grow_more_than_the_call_explains_are_amplified(tmp_path: Path) -> None:
     def write(side: str, error: float, growth: float) -> Path:
         x = X * np.float32(1 + error)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from written_dumps import Book, compare, value
 
@@ -71,6 +72,7 @@ def test_a_gradient_that_was_changed_between_calls_is_blamed_where_it_arrives(
     assert found.culprits == ["Functional.linear.0.backward"]
     assert "changed after the calls" in found.reason("Functional.linear.0.backward.input.0")
     assert found.summary["introduced"][0]["kind"] == "backward"
+    assert found.summary["introduced"][0]["cause"] == "changed_gradient"
     assert found.origin("Module.fc.Linear.parameters_grad.weight") == "inherited"
 
 
@@ -102,6 +104,31 @@ def test_a_detached_value_is_blamed_on_the_call_whose_gradient_ends(tmp_path: Pa
 
     assert found.culprits[0] == "Torch.sin.0.backward"
     assert found.origin("Functional.linear.0.backward.input.0") == "inherited"
+
+
+def cut_module(folder: Path, path: str, *, cut: bool) -> Path:
+    """Write a module and a call that uses its result; the module may let no gradient through."""
+    base = f"Module.{path}.Linear"
+    y = value(X @ W, 1, requires_grad=not cut)
+    book = Book(folder)
+    book.call(f"{base}.forward.0", [value(X, **TRAINED)], [y])
+    book.call("Torch.sin.0.forward", [y], [value(np.sin(X), 2, **TRAINED)])
+    book.call("Torch.sin.0.backward", [value(G, 3)], [None if cut else value(G, 4)])
+    if not cut:
+        book.call(f"{base}.backward.0", [value(G, 4)], [value(G, 5)])
+    return book.write()
+
+
+@pytest.mark.parametrize("path", ["fc", "forward_proj", "net.forward"])
+def test_a_gradient_that_ends_in_a_module_is_blamed_there_whatever_its_name(
+    tmp_path: Path, path: str
+) -> None:
+    found = compare(
+        cut_module(tmp_path / "t", path, cut=True), cut_module(tmp_path / "r", path, cut=False)
+    )
+
+    assert found.culprits == [f"Module.{path}.Linear.backward.0"]
+    assert found.origin("Torch.sin.0.backward.output.0") == "inherited"
 
 
 def test_later_steps_inherit_from_gradients_that_differed(tmp_path: Path) -> None:

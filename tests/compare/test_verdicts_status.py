@@ -108,6 +108,21 @@ def test_nan_and_infinity(
     assert judge(tmp_path, target, reference, task).status(ROW) == status
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_side_that_does_not_count_nan_and_infinity_is_compared_by_their_kind(
+    tmp_path: Path, number: float
+) -> None:
+    counted = nonfinite(number)
+    uncounted = Value(counted.array)
+
+    same = judge(tmp_path / "same", counted, uncounted)
+    other = judge(tmp_path / "other", counted, value(WAVE))
+
+    assert same.status(ROW) != "nonfinite"
+    assert other.status(ROW) == "nonfinite"
+
+
 def test_finite_values_beside_a_nan_are_judged(tmp_path: Path) -> None:
     found = judge(tmp_path, nonfinite(np.nan, finite_max=99.0), nonfinite(np.nan))
 

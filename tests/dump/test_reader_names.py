@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe.dump.record_names import RecordKind, parse_record_name
+from msprobe.dump.record_names import (
+    RecordKind,
+    backward_name,
+    forward_name,
+    parse_record_name,
+)
 
 F, B, P = RecordKind.FORWARD, RecordKind.BACKWARD, RecordKind.PARAMETERS_GRAD
 
@@ -60,6 +65,36 @@ def test_recomputation_and_later_backward_passes_are_marked():
     assert (again.recompute, again.path, again.index) == (True, "fc", 0)
     second = parse_record_name("Functional.relu.0.backward.pass1")
     assert (second.backward_pass, second.kind, second.index) == (1, B, 0)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [
+        ("Functional.linear.0.forward", "Functional.linear.0.backward"),
+        ("Functional.forward.3.forward", "Functional.forward.3.backward"),
+        ("Module.forward_proj.Linear.forward.1", "Module.forward_proj.Linear.backward.1"),
+        ("Module.a.forward.0.Linear.forward.1", "Module.a.forward.0.Linear.backward.1"),
+        ("Module.GPT.forward.0", "Module.GPT.backward.0"),
+        ("Module.conv1.Conv2d.0.forward", "Module.conv1.Conv2d.0.backward"),
+    ],
+)
+def test_forward_and_backward_records_of_a_call_know_each_other(forward, backward):
+    assert backward_name(parse_record_name(forward)) == backward
+    assert forward_name(parse_record_name(backward)) == forward
+    assert forward_name(parse_record_name(forward)) is None
+    assert backward_name(parse_record_name(backward)) is None
+
+
+def test_a_later_backward_pass_belongs_to_the_same_forward_record():
+    again = parse_record_name("Module.forward.Linear.backward.1.pass2")
+    assert forward_name(again) == "Module.forward.Linear.forward.1"
+    assert backward_name(parse_record_name("Module.forward.Linear.forward.1"), 2) == again.full
+
+
+def test_records_that_are_no_calls_have_no_other_direction():
+    for name in ("optimizer", "loss.0.debug", "Module.fc.Linear.parameters_grad"):
+        assert forward_name(parse_record_name(name)) is None
+        assert backward_name(parse_record_name(name)) is None
 
 
 def test_a_number_too_long_for_a_call_is_part_of_the_name():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from msprobe.compare.model import Row
+    from msprobe.compare.model import Matched
     from msprobe.dump.tensor_files import StoredTensor
     from msprobe.dump.values import Value
 
@@ -112,7 +112,7 @@ def show_array(path: Path, *, as_json: bool) -> None:
     print_lines(console, array_lines(path, array, console.width))
 
 
-def show_compared(row: Row, *, as_json: bool, quiet: bool) -> None:
+def show_compared(row: Matched, *, as_json: bool, quiet: bool) -> None:
     """Print what `compare_array_files` found."""
     from msprobe.cli.terminal import make_console, print_json, print_lines
 
@@ -124,7 +124,7 @@ def show_compared(row: Row, *, as_json: bool, quiet: bool) -> None:
     print_lines(console, lines[:1] if quiet else lines)
 
 
-def compare_array_files(target: Path, reference: Path, tolerances: Path | None = None) -> Row:
+def compare_array_files(target: Path, reference: Path, tolerances: Path | None = None) -> Matched:
     """Compare every element of two arrays; return the judged row.
 
     Args:
@@ -137,7 +137,7 @@ def compare_array_files(target: Path, reference: Path, tolerances: Path | None =
         DumpFormatError: a file is damaged.
         UnsupportedError: a file holds something else than one plain tensor.
     """
-    from msprobe.compare.model import Match, OperationPair, Row
+    from msprobe.compare.model import Match, Matched, OperationPair
     from msprobe.compare.tensors.tensor_pairs import TensorJob, measure_pair
     from msprobe.compare.tensors.tensor_rows import element_tolerance
     from msprobe.compare.verdicts.status import judge_row
@@ -149,7 +149,7 @@ def compare_array_files(target: Path, reference: Path, tolerances: Path | None =
         position=0, target=target.name, reference=reference.name, match=Match.MAPPED
     )
     values = [array_value(path, read_array(path)) for path in (target, reference)]
-    row = Row(pair=pair, target=values[0], reference=values[1])
+    row = Matched(pair=pair, target=values[0], reference=values[1])
     if values[0].has_shape_of(values[1]):
         outcome = measure_pair(TensorJob(0, target, reference, element_tolerance(row, allowed)))
         if outcome.metrics is None:
@@ -159,7 +159,7 @@ def compare_array_files(target: Path, reference: Path, tolerances: Path | None =
     return row
 
 
-def compared_lines(row: Row, width: int) -> Iterator[Text]:
+def compared_lines(row: Matched, width: int) -> Iterator[Text]:
     """Yield whether two arrays agree, and how far they are apart."""
     from rich.text import Text
 
@@ -167,8 +167,6 @@ def compared_lines(row: Row, width: int) -> Iterator[Text]:
     from msprobe.report.fact_lines import fact_lines
     from msprobe.report.value_text import number_text, plain, value_text
 
-    assert row.target is not None
-    assert row.reference is not None
     style = STATUS_STYLES[row.status]
     yield Text(f"{row.status.upper()}  {STATUS_MEANINGS[row.status]}", style)
     for label, value in (("target", row.target), ("reference", row.reference)):
@@ -191,7 +189,7 @@ def compared_lines(row: Row, width: int) -> Iterator[Text]:
         yield from fact_lines("largest", f"{at}, reference {metrics.max_abs_reference}", width)
 
 
-def compared_json(row: Row) -> dict[str, Any]:
+def compared_json(row: Matched) -> dict[str, Any]:
     """Return what `compared_lines` says, for programs."""
     metrics = {} if row.metrics is None else {name: getattr(row.metrics, name) for name in _METRICS}
     return {

@@ -65,9 +65,5 @@ def recorded_by_both(
 
 
 def _is_comparable(pair: OperationPair, target: Side, reference: Side) -> bool:
-    if pair.target is not None and pair.reference is not None:
-        return True
-    if pair.target is not None:
-        return _RECORDS[reference.view.head.level](target.parsed(pair.target))
-    assert pair.reference is not None
-    return _RECORDS[target.view.head.level](reference.parsed(pair.reference))
+    own, other = (reference, target) if pair.target is None else (target, reference)
+    return pair.is_matched or _RECORDS[other.view.head.level](own.parsed(pair.name))

@@ -8,10 +8,12 @@ Pairs stand in the order (target, reference) everywhere.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msprobe.compare.causes import Cause
 from msprobe.dump.values import Value
 from msprobe.numerics.element_metrics import ElementMetrics
 
@@ -93,9 +95,12 @@ class OperationPair:
     @property
     def name(self) -> str:
         """The record's name: the target's, or the reference's where the target has none."""
-        name = self.reference if self.target is None else self.target
-        assert name is not None
-        return name
+        return (self.reference or "") if self.target is None else self.target
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether both sides have the operation."""
+        return self.target is not None and self.reference is not None
 
 
 def row_name(record: str, slot: str) -> str:
@@ -104,44 +109,117 @@ def row_name(record: str, slot: str) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Row:
-    """Two values that belong together, and what is to be said of them.
+class Row(ABC):
+    """A value of either side, or of both, and the verdict on it.
+
+    Every row is `Matched`, `Added` or `Missing`.
 
     Attributes:
         pair: the operation.
         target: the target's value, None where it is missing there.
-        reference: likewise.
+        reference: the reference's value, None where it is missing there.
         metrics: how their elements differ, where both files were read.
-        status: filled in by `msprobe.compare.verdicts`; likewise the following.
+        status: filled in by `msprobe.compare.verdicts`, as are the following.
         origin: None for rows without a difference.
         error: the relative error that decided the status; None where there is no such number.
-        reason: why, in words; empty where status says it all.
+        finding: what differs, in words; empty where status says it all.
+        cause: why the origin is what it is; None where status and origin say it all.
+        subject: the record, the value or the rank that the cause names.
         problem: why the values could not be compared (unreadable file …); empty if they could.
     """
 
     pair: OperationPair
-    target: Value | None
-    reference: Value | None
+    target: Value | None = None
+    reference: Value | None = None
     metrics: ElementMetrics | None = None
     status: Status = Status.EQUAL
     origin: Origin | None = None
     error: float | None = None
-    reason: str = ""
+    finding: str = ""
+    cause: Cause | None = None
+    subject: str = ""
     problem: str = ""
 
     @property
+    @abstractmethod
     def value(self) -> Value:
         """The target's value, or the reference's where the target has none."""
-        value = self.reference if self.target is None else self.target
-        assert value is not None
-        return value
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """The values that there are, the target's first."""
+        return (self.value,)
 
     @property
     def holds_tensor(self) -> bool:
         """Whether either value is a tensor."""
-        return any(value is not None and value.is_tensor for value in (self.target, self.reference))
+        return any(value.is_tensor for value in self.values)
 
     @property
     def name(self) -> str:
         """The row's name: record and slot."""
         return row_name(self.pair.name, self.value.slot)
+
+    @property
+    def target_name(self) -> str | None:
+        """The name that the target has for the value; None where it has none."""
+        return _value_name(self.pair.target, self.target)
+
+    @property
+    def reference_name(self) -> str | None:
+        """The name that the reference has for the value; None where it has none."""
+        return _value_name(self.pair.reference, self.reference)
+
+    @property
+    def reason(self) -> str:
+        """Why status and origin are what they are, in words."""
+        if self.cause is None:
+            return self.finding
+        words = self.cause.words.format(self.subject)
+        return f"{self.finding}; {words}" if self.finding and words else self.finding or words
+
+
+def _value_name(record: str | None, value: Value | None) -> str | None:
+    return None if record is None or value is None else row_name(record, value.slot)
+
+
+@dataclass(slots=True, kw_only=True)
+class Matched(Row):
+    """Two values that belong together."""
+
+    target: Value
+    reference: Value
+
+    @property
+    def value(self) -> Value:
+        """The target's value."""
+        return self.target
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """Both values."""
+        return self.target, self.reference
+
+
+@dataclass(slots=True, kw_only=True)
+class Added(Row):
+    """A value that only the target has."""
+
+    target: Value
+
+    @property
+    def value(self) -> Value:
+        """The value."""
+        return self.target
+
+
+@dataclass(slots=True, kw_only=True)
+class Missing(Row):
+    """A value that only the reference has."""
+
+    reference: Value
+
+    @property
+    def value(self) -> Value:
+        """The value."""
+        return self.reference

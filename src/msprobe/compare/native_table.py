@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,6 +52,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "status": _TEXT,
     "origin": _TEXT,
     "error": _NUMBER,
+    "cause": _TEXT,
     "reason": _TEXT,
     "match": _TEXT,
     "confidence": _NUMBER,
@@ -205,7 +206,7 @@ def _operation_columns(
     pairs: Sequence[OperationPair], comparison: RankComparison
 ) -> dict[str, list[Any]]:
     """Return what is known of operations rather than of values, and which are backward."""
-    sides = [comparison.reference if pair.target is None else comparison.target for pair in pairs]
+    sides = [comparison.side_of(pair) for pair in pairs]
     names = [pair.name for pair in pairs]
     of_both = list(zip(sides, names, strict=True))
     parsed = [side.parsed(name) for side, name in of_both]
@@ -227,8 +228,8 @@ def _row_columns(rows: Sequence[Row], backward: Sequence[bool]) -> dict[str, lis
         "name": [
             row_name(row.pair.name, value.slot) for row, value in zip(rows, values, strict=True)
         ],
-        "target_name": _value_names((row.pair.target, row.target) for row in rows),
-        "reference_name": _value_names((row.pair.reference, row.reference) for row in rows),
+        "target_name": [row.target_name for row in rows],
+        "reference_name": [row.reference_name for row in rows],
         "kind": [
             _KIND_OF_ROLE.get(value.role) or ("backward" if back else "forward")
             for value, back in zip(values, backward, strict=True)
@@ -238,15 +239,9 @@ def _row_columns(rows: Sequence[Row], backward: Sequence[bool]) -> dict[str, lis
         "status": [row.status.value for row in rows],
         "origin": [None if row.origin is None else row.origin.value for row in rows],
         "error": [_number(row.error) for row in rows],
+        "cause": [None if row.cause is None else row.cause.value for row in rows],
         "reason": [row.reason for row in rows],
     }
-
-
-def _value_names(values: Iterable[tuple[str | None, Value | None]]) -> list[str | None]:
-    return [
-        None if value is None or name is None else row_name(name, value.slot)
-        for name, value in values
-    ]
 
 
 def _side_columns(side: str, values: Sequence[Value | None]) -> dict[str, list[Any]]:

@@ -33,3 +33,7 @@ class RankComparison:
     mode: Mode
     pairs: list[OperationPair]
     rows: list[Row]
+
+    def side_of(self, pair: OperationPair) -> Side:
+        """Return the side that gave an operation its name: the target, if that has it."""
+        return self.reference if pair.target is None else self.target

@@ -24,7 +24,6 @@ _Key = TypeVar("_Key", int, RankKey)
 _SHOWN_KEYS: Final = 8
 
 
-# From the harmless to what most needs a look; ties are broken by the error.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewPair:
     """One rank of one step, on both sides.

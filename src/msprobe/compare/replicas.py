@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msprobe.collectives.calls import is_communication
-from msprobe.compare.model import Match, Mode, OperationPair, Origin, Row, Status
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import (
+    Match,
+    Matched,
+    Mode,
+    OperationPair,
+    Origin,
+    Row,
+    Status,
+)
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
@@ -44,6 +53,12 @@ _RANDOM: Final = re.compile(
     r"|scaled_dot_product_attention|multi_head_attention_forward)"
 )
 _RNG: Final = "rng"
+
+_CAUSES: Final = {
+    Role.PARAMETER: Cause.REPLICA_PARAMETER,
+    Role.INPUT: Cause.REPLICA_PARAMETER,  # inputs are looked at only where they are parameters
+    Role.PARAMETER_GRAD: Cause.REPLICA_GRADIENT,
+}
 
 Key = tuple[object, ...]
 Place = tuple[str, str]
@@ -306,7 +321,7 @@ class _Checker:
                     continue
             elif not (reduced or (same and a.role is Role.OUTPUT)):
                 continue
-            yield Row(pair=pair, target=a, reference=b)
+            yield Matched(pair=pair, target=a, reference=b)
 
     def _computes_the_same(self, name: str, mine: list[Value], theirs: list[Value]) -> bool:
         """Return whether a call has all inputs in common and nothing else that could differ."""
@@ -339,18 +354,8 @@ def judge_replicas(comparison: RankComparison, tolerances: Tolerances) -> None:
             row.status = Status.DIFFERS
         if row.status.is_difference:
             row.origin = Origin.INTRODUCED
-            row.reason = _reason(row)
+            row.cause = _CAUSES.get(row.value.role, Cause.REPLICA_RESULT)
     mark_unread(comparison)
-
-
-def _reason(row: Row) -> str:
-    parameter = "a parameter that replicas should share differs"
-    what = {
-        Role.PARAMETER: parameter,
-        Role.INPUT: parameter,
-        Role.PARAMETER_GRAD: "a reduced gradient that replicas should share differs",
-    }.get(row.value.role, "the inputs are equal on both ranks, the results are not")
-    return f"{what}; {row.reason}" if row.reason else what
 
 
 def replica_findings(comparisons: Sequence[RankComparison]) -> Iterator[dict[str, Any]]:

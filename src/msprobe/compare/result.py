@@ -143,7 +143,7 @@ class CompareResult:
     def _write_tables(
         self, folder: Path, stamp: str, table: TableFormat, legacy: LegacyChoices
     ) -> list[Path]:
-        from msprobe.compare.legacy.tables import legacy_table
+        from msprobe.compare.legacy.tables import legacy_table, rows_in_order
         from msprobe.compare.native_table import make_table
         from msprobe.compare.result_files import advice_name, table_names
         from msprobe.report.table_files import write_table
@@ -162,7 +162,9 @@ class CompareResult:
             if legacy.advisor:
                 from msprobe.compare.legacy.advisor import write_advice
 
-                files.append(write_advice(made, folder / advice_name(name)))
+                files.append(
+                    write_advice(made, rows_in_order(comparison), folder / advice_name(name))
+                )
             if self._has_layer_mapping:
                 from msprobe.compare.result_files import mapping_name, write_data_mapping
 

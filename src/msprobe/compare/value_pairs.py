@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from msprobe.compare.model import OperationPair, Row
+from msprobe.compare.model import Added, Matched, Missing, OperationPair, Row
 from msprobe.compare.sides import Side
+from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role, Value
 
 _KEYWORDS: Final = "kwargs."
@@ -36,15 +37,16 @@ def pair_values(target: Side, reference: Side, pair: OperationPair) -> list[Row]
     mine = _values(target, pair.target, pair.target_slots)
     theirs = _values(reference, pair.reference, pair.reference_slots)
     if not theirs:
-        return [Row(pair=pair, target=value, reference=None) for value in mine]
+        return [Added(pair=pair, target=value) for value in mine]
     if not mine:
-        return [Row(pair=pair, target=None, reference=value) for value in theirs]
+        return [Missing(pair=pair, reference=value) for value in theirs]
     crosses = target.framework != reference.framework
     is_simple = not pair.slots and not crosses and len(mine) == len(theirs)
-    has_gradients = pair.target is not None and pair.target.endswith(".backward")
+    parsed = target.parsed(pair.name)
+    has_gradients = parsed.kind is RecordKind.BACKWARD and not parsed.is_module
     if is_simple:
-        rows = [
-            Row(pair=pair, target=a, reference=b)
+        rows: list[Row] = [
+            Matched(pair=pair, target=a, reference=b)
             for a, b in zip(mine, theirs, strict=True)
             if a.slot == b.slot and (not has_gradients or a.shape == b.shape)
         ]
@@ -202,26 +204,23 @@ def _rows(
     pair: OperationPair, mine: list[Value], theirs: list[Value], partners: Mapping[int, int]
 ) -> list[Row]:
     taken = set(partners.values())
-    lonely = [value for place, value in enumerate(theirs) if place not in taken]
+    unmatched = [
+        Missing(pair=pair, reference=value)
+        for place, value in enumerate(theirs)
+        if place not in taken
+    ]
     last_of_role = {value.role: place for place, value in enumerate(mine)}
     rows: list[Row] = []
     for place, value in enumerate(mine):
         partner = partners.get(place)
         rows.append(
-            Row(pair=pair, target=value, reference=None if partner is None else theirs[partner])
+            Added(pair=pair, target=value)
+            if partner is None
+            else Matched(pair=pair, target=value, reference=theirs[partner])
         )
         if last_of_role[value.role] == place:
-            rows += [
-                Row(pair=pair, target=None, reference=other)
-                for other in lonely
-                if other.role is value.role
-            ]
-    rows += [
-        Row(pair=pair, target=None, reference=other)
-        for other in lonely
-        if other.role not in last_of_role
-    ]
-    return rows
+            rows += [row for row in unmatched if row.value.role is value.role]
+    return rows + [row for row in unmatched if row.value.role not in last_of_role]
 
 
 def _longest_prefix(key: str, rules: Mapping[str, object] | set[str]) -> str | None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.record_names import RecordKind, RecordName
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName
 
 
 class Section(StrEnum):
@@ -124,7 +124,7 @@ def _sections(
     backwards = _backward_of_modules(nodes)
     for name, node in nodes.items():
         parent = parents.get(name)
-        if name not in parents and "parameters_grad" in node.name.kind:
+        if name not in parents and node.name.kind in PARAMETER_GRADIENTS:
             parent = backwards.get(node.name.base)
         above = nodes.get(parent) if parent is not None else None
         roots = sections[_SECTIONS.get(node.name.kind, Section.FORWARD)]

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from msprobe.dump import layout
 from msprobe.dump.array_statistics import array_statistics
-from msprobe.dump.record_names import RecordKind, parse_record_name
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, parse_record_name
 from msprobe.dump.record_views import Record
 from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import read_tensor
@@ -26,7 +26,6 @@ UNFINISHED: Final = "unfinished"
 
 _WHY: Final = "the process ended before this call did; made of its tensor files"
 _CALLS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
-_PARAMETER_GRADIENTS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
 # As files name the parts of a record.
 _PARTS: Final = {"input": "input_args", "kwargs": "input_kwargs"}
 _SAME_NAME: Final = ("output", "output_kwargs", "parameters")
@@ -112,7 +111,7 @@ def _place_of(file: str) -> _Place | None:
             is_gradient = kind is RecordKind.BACKWARD and rest[0] == "input"
             part = rest[0] if is_gradient else _PARTS.get(rest[0], rest[0])
             return _Place(record, (part, *rest[1:])) if all(map(_is_key, rest)) else None
-        if kind in _PARAMETER_GRADIENTS:
+        if kind in PARAMETER_GRADIENTS:
             return _Place(record, (".".join(rest), "0"))
     return None
 

@@ -32,9 +32,10 @@ class RecordKind(StrEnum):
 
 
 MODULE_PREFIXES: Final = ("Module", "Cell")
+PARAMETER_GRADIENTS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
+"""Kinds of records that hold gradients of parameters."""
 _PASS: Final = re.compile(r"pass(\d{1,18})")
 _DIRECTIONS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
-_PARAMETER_KINDS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +102,28 @@ def parse_record_name(name: str, *, level: str | None = None) -> RecordName:
 
 def forward_name(name: RecordName) -> str | None:
     """Return the name of the forward record that belongs to a backward record; None for others."""
-    if name.kind is not RecordKind.BACKWARD or name.index is None:
+    return _turned(name, RecordKind.FORWARD) if name.kind is RecordKind.BACKWARD else None
+
+
+def backward_name(name: RecordName, backward_pass: int = 0) -> str | None:
+    """Return the name of the backward record that belongs to a forward record; None for others.
+
+    Args:
+        name: of the forward record.
+        backward_pass: which backward pass over the call, from 0.
+    """
+    found = _turned(name, RecordKind.BACKWARD) if name.kind is RecordKind.FORWARD else None
+    return f"{found}.pass{backward_pass}" if found and backward_pass else found
+
+
+def _turned(name: RecordName, direction: RecordKind) -> str | None:
+    """Return the name of the record of the same call in a direction."""
+    if name.index is None:
         return None
-    if name.is_module:
-        return f"{name.base}.forward.{name.index}"
-    return f"{name.base}.{name.index}.forward"
+    # The oldest dumps write the number of a module's call before the direction, too.
+    is_number_first = not name.is_module or name.full.endswith(_DIRECTIONS)
+    end = (name.index, direction) if is_number_first else (direction, name.index)
+    return ".".join((name.base, *map(str, end)))
 
 
 def _number(text: str) -> int | None:
@@ -125,12 +143,12 @@ def _debug_name(name: str, parts: list[str], level: str | None) -> RecordName | 
 
 def _parameters_name(name: str, parts: list[str]) -> RecordName | None:
     index = None
-    if len(parts) > 1 and parts[-2] in _PARAMETER_KINDS:
+    if len(parts) > 1 and parts[-2] in PARAMETER_GRADIENTS:
         index = _number(parts[-1])
         if index is None:
             return None
         parts = parts[:-1]
-    if len(parts) < 3 or parts[-1] not in _PARAMETER_KINDS:
+    if len(parts) < 3 or parts[-1] not in PARAMETER_GRADIENTS:
         return None
     return RecordName(
         full=name,

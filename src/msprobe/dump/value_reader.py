@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from msprobe.dump.formats.dtypes import normal_dtype
-from msprobe.dump.record_names import RecordKind, RecordName
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName
 from msprobe.dump.records import JsonTree
 from msprobe.dump.stored_values import integers_of, optional_of, shape_of, statistic_of
 from msprobe.dump.values import Message, PartPath, Role, Value, path_label
@@ -29,7 +29,6 @@ REMARKS: Final = "remarks"
 
 _P2P_OPERATION: Final = "torch.distributed.P2POp"
 _PROCESS_GROUPS: Final = ("torch.ProcessGroup", "mindspore.ProcessGroup")
-_PARAMETER_GRADIENTS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
 _BARE: Final = "value"
 
 
@@ -137,7 +136,7 @@ class ValueReader:
             return self._walk(name, _bare_slot).all_of(parts, Role.SAVED)
         if self._holds_saved_values or name.kind is RecordKind.DEBUG:
             found = self._walk(name, _joined).all_of(parts, Role.SAVED)
-        elif name.kind in _PARAMETER_GRADIENTS:
+        elif name.kind in PARAMETER_GRADIENTS:
             found = self._walk(name, _gradient_slot).all_of(parts, Role.PARAMETER_GRAD)
         else:
             found = self._walk(name, _call_slot).of_call(parts)

@@ -129,6 +129,11 @@ class Value(msgspec.Struct, gc=False):
         return path_label(self.path)
 
     @property
+    def argument(self) -> str:
+        """Which argument or result of its call it is: ``0`` of ``input.0``, ``mask``."""
+        return ".".join(map(str, self.path[1:]))
+
+    @property
     def is_null(self) -> bool:
         """Whether the record holds null in this place."""
         return self.type == "NoneType"

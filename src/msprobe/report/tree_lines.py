@@ -12,7 +12,7 @@ from rich.text import Text
 
 from msprobe.dump.call_forest import CallNode, Section, call_forest
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.record_names import RecordKind, RecordName
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName
 from msprobe.dump.record_views import Record
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
@@ -170,7 +170,7 @@ def _section(
 
 def _label(name: RecordName, parent_path: str) -> _Label:
     number = f" #{name.index}" if name.index else ""
-    if name.kind in (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED):
+    if name.kind in PARAMETER_GRADIENTS:
         if name.path == parent_path:
             return _Label(f"{name.kind}{number}")
         return _Label(plain(name.path), f" {name.kind}{number}")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -115,10 +116,20 @@ def same_value(one: JsonTree, other: JsonTree) -> bool:
     return bool(_plain(one) == _plain(other))
 
 
+class _How(StrEnum):
+    """How two names found each other, as the table says it."""
+
+    NAME = "pure name"
+    ALIAS = "alias"
+    SIMILARITY = "similarity"
+    ONLY_BENCH = "only in the benchmark"
+    ONLY_CMP = "only in the run"
+
+
 class _Pair(NamedTuple):
     bench: str | None
     cmp: str | None
-    how: str
+    how: _How
 
 
 def compare_arguments(
@@ -148,7 +159,7 @@ def compare_arguments(
             None if key is None else _text(value)
             for key, value in ((pair.bench, one), (pair.cmp, other))
         ]
-        note = "" if pair.how == "pure name" else pair.how
+        note: str = "" if pair.how is _How.NAME else pair.how
         if pair.bench and pair.cmp and pair.bench != pair.cmp:
             note = f"{pair.bench} in the benchmark, by {pair.how}"
         differences.append(
@@ -257,19 +268,19 @@ def _pair_names(bench: Sequence[str], cmp: Sequence[str]) -> list[_Pair]:
     left, waiting = dict.fromkeys(bench), {_normal(name): name for name in cmp}
     pairs: list[_Pair] = []
     for how, find in (
-        ("pure name", _find_equal),
-        ("alias", _find_alias),
-        ("similarity", _find_similar),
+        (_How.NAME, _find_equal),
+        (_How.ALIAS, _find_alias),
+        (_How.SIMILARITY, _find_similar),
     ):
-        if how == "similarity" and len(left) * len(waiting) > _MAX_COMPARED_BY_SIMILARITY**2:
+        if how is _How.SIMILARITY and len(left) * len(waiting) > _MAX_COMPARED_BY_SIMILARITY**2:
             break
         for name in list(left):
             partner = find(_normal(name), waiting)
             if partner is not None:
                 pairs.append(_Pair(name, waiting.pop(partner), how))
                 del left[name]
-    pairs += [_Pair(name, None, "only in the benchmark") for name in left]
-    pairs += [_Pair(None, name, "only in the run") for name in waiting.values()]
+    pairs += [_Pair(name, None, _How.ONLY_BENCH) for name in left]
+    pairs += [_Pair(None, name, _How.ONLY_CMP) for name in waiting.values()]
     return pairs
 
 

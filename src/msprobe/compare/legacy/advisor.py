@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from msprobe.compare.legacy.columns import REACHED, RESULT
 from msprobe.compare.legacy.reached import BAD, UNMATCHED
+from msprobe.compare.model import Row
+from msprobe.dump.record_names import RecordKind, parse_record_name
+from msprobe.dump.values import Role
 from msprobe.files import write_report
-from msprobe.report.tables import Cell, Table
+from msprobe.report.tables import Table
 
 _BAD_RESULTS: Final = (*BAD, UNMATCHED, "error", "warning")
 # Operations whose results may change from run to run on an accelerator.
@@ -66,41 +69,44 @@ class Advice:
         return [f"Line: {line}", f"Suspect Nodes: {self.name}", f"Expert Advice: {self.text}"]
 
 
-def advise(table: Table) -> Advice:
-    """Return advice on the first bad row of a table of either generation."""
+def advise(table: Table, rows: Iterable[Row]) -> Advice:
+    """Return advice on the first bad row of a table of either generation.
+
+    Args:
+        table: what is written.
+        rows: what its lines were made of, in their order.
+    """
     verdict = table.columns.index(REACHED if REACHED in table.columns else RESULT)
-    for line, cells in enumerate(_cells(table)):
+    for line, ((cells, _), row) in enumerate(zip(table.rows(), rows, strict=True)):
         if cells[verdict] in _BAD_RESULTS:
-            name = str(cells[0] if cells[0] != "N/A" else cells[1])
-            return Advice(line=line, name=name, text=_advice_on(name))
+            return Advice(line=line, name=row.name, text=_advice_on(row))
     return Advice(line=None, name="NA", text="No value differs beyond what is allowed.")
 
 
-def write_advice(table: Table, path: Path) -> Path:
+def write_advice(table: Table, rows: Iterable[Row], path: Path) -> Path:
     """Write the advice on a table into a text file; return the file.
+
+    Args:
+        table: see `advise`.
+        rows: see `advise`.
+        path: the file.
 
     Raises:
         ReportWriteError: it cannot be written.
     """
-    text = "\n".join(advise(table).lines()) + "\n"
-    return write_report(path, text)
+    return write_report(path, "\n".join(advise(table, rows).lines()) + "\n")
 
 
-def _cells(table: Table) -> Iterator[list[Cell]]:
-    for cells, _ in table.rows():
-        yield list(cells)
-
-
-def _advice_on(name: str) -> str:
-    parts = name.split(".")
-    api = parts[1] if len(parts) > 1 else ""
-    if api == "batch_norm" and ".forward.input.1" in name:
+def _advice_on(row: Row) -> str:
+    name, value = parse_record_name(row.pair.name), row.value
+    is_forward = name.kind is RecordKind.FORWARD
+    if name.path == "batch_norm" and is_forward and value.slot == "input.1":
         return _BATCH_NORM
-    if api in _UNSTEADY:
+    if name.path in _UNSTEADY:
         return _STEADY
-    if ".parameters" in name:
+    if value.role in (Role.PARAMETER, Role.PARAMETER_GRAD):
         return _PARAMETER
-    is_output = ".output" in name
-    if ".backward" in name:
+    is_output = value.role is Role.OUTPUT
+    if name.kind is RecordKind.BACKWARD:
         return _GRADIENT_OUT if is_output else _GRADIENT_IN
     return _FORWARD if is_output else _UPSTREAM

@@ -23,7 +23,7 @@ from msprobe.collectives.matching import connect, earliest_faults
 from msprobe.compare.legacy.cells import NOTHING
 from msprobe.compare.legacy.columns import CHECKSUMS, STACK, STATISTICS, Generation
 from msprobe.compare.legacy.tables import legacy_operations
-from msprobe.compare.model import Mode, Row
+from msprobe.compare.model import Added, Missing, Mode, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.values import Message, Role, Value
 from msprobe.files import write_report
@@ -100,7 +100,7 @@ def first_differences(comparisons: Sequence[RankComparison]) -> list[FirstDiffer
 def is_different(row: Row) -> bool:
     """Return whether a row makes its operation differ."""
     name = row.pair.target
-    if name is None or row.reference is None or not row.status.is_difference:
+    if name is None or isinstance(row, Added) or not row.status.is_difference:
         return False
     if name.startswith(_IGNORED):
         return False
@@ -229,7 +229,7 @@ def _entry(found: FirstDifference) -> dict[str, Any]:
 def _values(found: FirstDifference) -> Iterator[tuple[Row, Mapping[str, Any]]]:
     """Yield each value of the target with what the table says of it."""
     comparison = found.comparison
-    rows = [row for row in found.rows if row.target is not None]
+    rows = [row for row in found.rows if not isinstance(row, Missing)]
     only = RankComparison(
         step=comparison.step,
         rank=comparison.rank,

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from msprobe.compare.legacy.cells import NAN, number
 from msprobe.compare.legacy.levels import JudgedRow, is_gradient_inconsistent
-from msprobe.compare.model import Mode, Status
+from msprobe.compare.model import Matched, Mode, Status
 from msprobe.dump.values import Role
 from msprobe.report.tables import Cell, Colour
 
@@ -104,7 +104,7 @@ def _own_reasons(judged: JudgedRow) -> tuple[list[str], list[str]]:
         red.append(f"the error is above {_HUGE:.0e}")
     if is_gradient_inconsistent(judged.row):
         yellow.append("requires_grad differs")
-    if judged.row.target is None or judged.row.reference is None:
+    if not isinstance(judged.row, Matched):
         yellow.append("there is no counterpart")
     if judged.row.status is Status.SHAPE:
         yellow.append("the shapes differ")

@@ -21,9 +21,8 @@ from msprobe.compare.legacy.levels import JudgedRow
 from msprobe.compare.legacy.reached import BAD, NO, NONE, UNMATCHED, YES, old_verdict
 from msprobe.compare.legacy.real_data import metric_cells
 from msprobe.compare.legacy.statistics import statistic_cells
-from msprobe.compare.model import Mode, row_name
+from msprobe.compare.model import Mode
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.dump.values import Value
 from msprobe.report.tables import Cell, Colour, Table, TableRow
 
 CSV_FILES: Final = ("NPU CSV File", "Bench CSV File")
@@ -65,8 +64,8 @@ def _rows(comparison: RankComparison, *, highlight: bool) -> Iterator[TableRow]:
         judged = JudgedRow(row, target, reference, metrics)
         verdict, message = _verdict(judged, comparison.mode)
         line: list[Cell] = [
-            _name(row.pair.target, row.target),
-            _name(row.pair.reference, row.reference),
+            row.target_name or "",
+            row.reference_name or "",
             target.dtype,
             reference.dtype,
             target.shape,
@@ -84,10 +83,6 @@ def _rows(comparison: RankComparison, *, highlight: bool) -> Iterator[TableRow]:
         ]
         is_red = highlight and verdict in (*BAD, UNMATCHED)
         yield line, Colour.RED if is_red else None
-
-
-def _name(record: str | None, value: Value | None) -> str:
-    return "" if value is None or record is None else row_name(record, value.slot)
 
 
 def _verdict(judged: JudgedRow, mode: Mode) -> tuple[str, str]:

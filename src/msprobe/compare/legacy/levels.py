@@ -17,7 +17,7 @@ from typing import Final
 
 from msprobe.api_prefixes import API_PREFIXES
 from msprobe.compare.legacy.cells import NAN, SideCells, number
-from msprobe.compare.model import Mode, Origin, Row, Status
+from msprobe.compare.model import Matched, Missing, Mode, Origin, Row, Status
 from msprobe.dump.values import Role
 from msprobe.report.tables import Cell
 
@@ -142,13 +142,13 @@ def _api(name: str) -> str:
 
 def _judge_row(judged: JudgedRow, verdict: Verdict, mode: Mode) -> None:
     row = judged.row
-    target, reference = row.target, row.reference
     if _is_plainly_equal(judged):
         return
-    if target is None or reference is None:
-        side = "Bench" if reference is None else "NPU"
+    if not isinstance(row, Matched):
+        side = "NPU" if isinstance(row, Missing) else "Bench"
         verdict.add(Level.WARNING, f"there is no counterpart of this value in {side}")
         return
+    target, reference = row.target, row.reference
     if mode is not Mode.MD5:
         if target.is_tensor and _is_nonfinite(judged.target) > _is_nonfinite(judged.reference):
             verdict.add(Level.ERROR, "NPU holds NaN or infinite values, Bench does not")
@@ -161,16 +161,12 @@ def _judge_row(judged: JudgedRow, verdict: Verdict, mode: Mode) -> None:
 
 def is_gradient_inconsistent(row: Row) -> bool:
     """Return whether both sides say if a gradient is wanted, and say different things."""
-    if row.target is None or row.reference is None:
-        return False
-    return {row.target.requires_grad, row.reference.requires_grad} == {True, False}
+    return {value.requires_grad for value in row.values} == {True, False}
 
 
-def _note_forms(row: Row, verdict: Verdict, mode: Mode) -> None:
+def _note_forms(row: Matched, verdict: Verdict, mode: Mode) -> None:
     """Say what is different about two tensors whose values may well agree."""
     target, reference = row.target, row.reference
-    assert target is not None
-    assert reference is not None
     if target.dtype != reference.dtype and row.status is not Status.DTYPE:
         verdict.add(Level.PASS, f"dtypes differ: {target.dtype} and {reference.dtype}")
     if mode is not Mode.MD5 and target.shape != reference.shape and row.status is not Status.SHAPE:

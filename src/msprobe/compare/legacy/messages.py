@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msprobe.compare.legacy.levels import JudgedRow, is_gradient_inconsistent
-from msprobe.compare.model import Match, Mode, Row
-from msprobe.dump.values import Value
+from msprobe.compare.model import Match, Matched, Missing, Mode, Row
 
 
 def old_message(judged: JudgedRow, mode: Mode, *, is_bad: bool, is_off: bool) -> str:
@@ -23,10 +22,10 @@ def old_message(judged: JudgedRow, mode: Mode, *, is_bad: bool, is_off: bool) ->
 
 
 def _sentences(row: Row, mode: Mode, *, is_bad: bool, is_off: bool) -> Iterator[str]:
-    target, reference = row.target, row.reference
-    if target is None or reference is None:
-        yield f"No counterpart in {'Bench' if reference is None else 'NPU'}."
+    if not isinstance(row, Matched):
+        yield f"No counterpart in {'NPU' if isinstance(row, Missing) else 'Bench'}."
         return
+    target, reference = row.target, row.reference
     if is_off:
         yield "Check this value: a statistic is off by more than half."
     if is_bad and row.reason:
@@ -40,11 +39,12 @@ def _sentences(row: Row, mode: Mode, *, is_bad: bool, is_off: bool) -> Iterator[
     if target.is_tensor and target.dtype != reference.dtype:
         yield "The dtypes of NPU and Bench differ."
     if mode is Mode.TENSOR and target.is_tensor:
-        yield from _about_elements(row, target, reference)
+        yield from _about_elements(row)
 
 
-def _about_elements(row: Row, target: Value, reference: Value) -> Iterator[str]:
+def _about_elements(row: Matched) -> Iterator[str]:
     """Say why elements, or some of their metrics, could not be compared."""
+    target, reference = row.target, row.reference
     if target.shape is not None and 0 in target.shape:
         yield "The tensor is empty: there is nothing to compare."
         return

@@ -13,7 +13,7 @@ from msprobe.compare.legacy.cells import NOTHING, UNSUPPORTED, number
 from msprobe.compare.legacy.levels import JudgedRow
 from msprobe.compare.legacy.messages import old_message
 from msprobe.compare.legacy.real_data import SHAPE_UNMATCHED
-from msprobe.compare.model import Mode, Row
+from msprobe.compare.model import Matched, Mode
 from msprobe.report.tables import Cell
 
 YES: Final = "Yes"
@@ -41,9 +41,9 @@ def old_verdict(judged: JudgedRow, mode: Mode) -> tuple[str, str]:
     is_off = mode is Mode.STATISTICS and _any_statistic_off(judged)
     if mode is Mode.TENSOR:
         verdict = _reached(judged.metrics)
-        if row.status.is_difference and verdict in (YES, NONE) and _has_partner(row):
+        if row.status.is_difference and verdict in (YES, NONE) and isinstance(row, Matched):
             verdict = NO
-    elif not _has_partner(row):
+    elif not isinstance(row, Matched):
         verdict = NOTHING
     elif mode is Mode.MD5:
         verdict = DIFFERENT if row.status.is_difference else PASS
@@ -51,10 +51,6 @@ def old_verdict(judged: JudgedRow, mode: Mode) -> tuple[str, str]:
         verdict = WARNING if is_off or row.status.is_difference else ""
     is_bad = verdict in (*BAD, UNMATCHED)
     return verdict, old_message(judged, mode, is_bad=is_bad, is_off=is_off)
-
-
-def _has_partner(row: Row) -> bool:
-    return row.target is not None and row.reference is not None
 
 
 def _reached(metrics: Sequence[Cell]) -> str:

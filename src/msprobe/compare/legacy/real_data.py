@@ -8,7 +8,7 @@ from typing import Final
 
 from msprobe.compare.legacy.cells import NAN, NOTHING, UNSUPPORTED
 from msprobe.compare.legacy.columns import Generation
-from msprobe.compare.model import Row
+from msprobe.compare.model import Matched, Row
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.report.tables import Cell
 
@@ -24,9 +24,9 @@ _EQUAL: Final[list[Cell]] = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
 
 def metric_cells(row: Row, generation: Generation) -> list[Cell]:
     """Return the six cells of a row."""
-    target, reference, metrics = row.target, row.reference, row.metrics
-    if target is None or reference is None or not target.data_name or not reference.data_name:
+    if not isinstance(row, Matched) or not all(value.data_name for value in row.values):
         return _ALL_UNSUPPORTED
+    target, reference, metrics = row.target, row.reference, row.metrics
     if row.problem and metrics is None and target.has_shape_of(reference):
         return _ALL_UNSUPPORTED
     if target.shape is not None and 0 in target.shape:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from typing import Final
 
@@ -20,7 +20,7 @@ from msprobe.compare.legacy.levels import JudgedRow, Level, judge_operation
 from msprobe.compare.legacy.reached import old_verdict
 from msprobe.compare.legacy.real_data import metric_cells
 from msprobe.compare.legacy.statistics import statistic_cells
-from msprobe.compare.model import Mode, Origin, Row, Status, row_name
+from msprobe.compare.model import Missing, Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump import layout
 from msprobe.dump.kernel_views import KernelView
@@ -58,7 +58,7 @@ def legacy_table(
         stack: whether call stacks have a column, where the target has any.
     """
     generation = Generation(generation)
-    if isinstance(comparison.target.view, KernelView) and comparison.mode is not Mode.MD5:
+    if is_kernel_comparison(comparison):
         return kernel_table(comparison, highlight=highlight)
     has_stack = stack and has_stacks(comparison)
     maker = _RowMaker(comparison, generation, has_stack=has_stack, highlight=highlight)
@@ -74,6 +74,22 @@ def legacy_operations(
     maker = _RowMaker(comparison, generation, has_stack=has_stack, highlight=False)
     columns = legacy_columns(comparison.mode, generation, has_stack=has_stack)
     return (*columns, *OWN), maker.operations()
+
+
+def rows_in_order(comparison: RankComparison) -> Iterable[Row]:
+    """Return the rows of a comparison as they stand in its table."""
+    rows = comparison.rows
+    if is_kernel_comparison(comparison):
+        return rows
+    return chain(
+        (row for row in rows if not isinstance(row, Missing)),
+        (row for row in rows if isinstance(row, Missing)),
+    )
+
+
+def is_kernel_comparison(comparison: RankComparison) -> bool:
+    """Return whether a comparison has the table of kernel dumps."""
+    return isinstance(comparison.target.view, KernelView) and comparison.mode is not Mode.MD5
 
 
 def has_stacks(comparison: RankComparison) -> bool:
@@ -110,11 +126,7 @@ class _RowMaker:
 
     def operations(self) -> Iterator[tuple[list[Row], list[TableRow]]]:
         """Return the rows of each operation, with what they were made of."""
-        rows = self._comparison.rows
-        in_order = chain(
-            (row for row in rows if row.target is not None),
-            (row for row in rows if row.target is None),
-        )
+        in_order = rows_in_order(self._comparison)
         for _, group in groupby(in_order, key=lambda row: id(row.pair)):
             members = list(group)
             yield members, list(self._operation(members))
@@ -160,12 +172,9 @@ class _RowMaker:
 
     def _line(self, judged: JudgedRow, verdict: str, message: str, stack: str) -> list[Cell]:
         row, target, reference = judged.row, judged.target, judged.reference
-        pair = row.pair
         line: list[Cell] = [
-            NOTHING if row.target is None else row_name(pair.target or "", row.target.slot),
-            NOTHING
-            if row.reference is None
-            else row_name(pair.reference or "", row.reference.slot),
+            row.target_name or NOTHING,
+            row.reference_name or NOTHING,
             target.dtype,
             reference.dtype,
             target.shape,

@@ -131,12 +131,8 @@ def data_mapping_of(rows: Iterable[Row]) -> dict[str, str]:
     """
     mapping = {}
     for row in rows:
-        if row.target is None or row.pair.target is None:
-            continue
-        partner = NO_PARTNER
-        if row.reference is not None and row.pair.reference is not None:
-            partner = row_name(row.pair.reference, row.reference.slot)
-        mapping[row_name(row.pair.target, row.target.slot)] = partner
+        if row.target_name is not None:
+            mapping[row.target_name] = row.reference_name or NO_PARTNER
     return mapping
 
 

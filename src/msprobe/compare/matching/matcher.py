@@ -20,7 +20,7 @@ from msprobe.compare.matching.call_signature import EvidenceReader
 from msprobe.compare.matching.identities import Identity, Names, SharedNames
 from msprobe.compare.model import Match
 from msprobe.compare.sides import Side
-from msprobe.dump.record_names import RecordKind, RecordName, forward_name
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName, forward_name
 
 Align = Literal["auto", "always", "never"]
 Ground = tuple[Match, float]
@@ -333,7 +333,7 @@ def _is_backward(name: RecordName) -> bool:
 
 
 def _is_gradient(name: RecordName) -> bool:
-    return name.kind in (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
+    return name.kind in PARAMETER_GRADIENTS
 
 
 def _group(

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from msprobe.compare.model import Row
+from msprobe.compare.model import Matched, Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
@@ -99,7 +99,7 @@ class TensorWork:
         jobs: dict[object, TensorJob] = {}
         members: list[list[Row]] = []
         for row in comparison.rows:
-            names = self._file_names(row)
+            names = self._file_names(row) if isinstance(row, Matched) else None
             if names is None:
                 continue
             try:
@@ -130,10 +130,8 @@ class TensorWork:
                 members[job.index].append(row)
         return list(jobs.values()), members
 
-    def _file_names(self, row: Row) -> tuple[str, str] | None:
+    def _file_names(self, row: Matched) -> tuple[str, str] | None:
         """Return the names of a row's files; None where there are not two to compare."""
-        if row.target is None or row.reference is None:
-            return None
         target, reference = row.target.data_name, row.reference.data_name
         if target is None or reference is None:
             return None

@@ -8,17 +8,16 @@ optimizer. A collective hands out what other ranks put in.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Hashable, Iterable, Sequence
 
+from msprobe.collectives.calls import is_communication
+from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.verdicts.history import History, gradient_key
-from msprobe.compare.verdicts.origin_state import UNRECORDED_VALUE, mark
+from msprobe.compare.verdicts.history import History, parameter_of
+from msprobe.compare.verdicts.origin_state import mark
+from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
-
-_COLLECTIVE: Final = "Distributed."
-_REDUCED: Final = ".parameters_grad_reduced"
 
 
 def settle_across(comparisons: Sequence[RankComparison]) -> None:
@@ -48,20 +47,20 @@ def _settle_steps(comparisons: Iterable[RankComparison]) -> None:
         else:
             for row in comparison.rows:
                 if row.origin is Origin.INTRODUCED:
-                    _revise(row, history)
+                    _revise(comparison, row, history)
         history.add(comparison)
 
 
-def _revise(row: Row, history: History) -> None:
+def _revise(comparison: RankComparison, row: Row, history: History) -> None:
     """Let a value that came from outside inherit from the step before."""
     role = row.value.role
     if role is Role.PARAMETER:
-        if history.explains_parameter(row.name):
-            _inherit(row, "an earlier step updated it with a gradient that was not the same")
+        if history.explains(parameter_of(comparison, row)):
+            mark(row, Origin.INHERITED, Cause.EARLIER_STEP)
         else:
-            row.reason += "; its gradient agreed in the steps before: it was updated differently"
-    elif history.inexact and role is Role.INPUT and UNRECORDED_VALUE in row.reason:
-        _inherit(row, "perhaps left behind by an earlier step, which differs")
+            row.cause = Cause.OTHER_UPDATE
+    elif history.inexact and role is Role.INPUT and row.cause is Cause.UNRECORDED_VALUE:
+        mark(row, Origin.INHERITED, Cause.LEFT_BEHIND)
 
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
@@ -69,38 +68,31 @@ def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
         (comparison, row)
         for comparison in comparisons
         for row in comparison.rows
-        if row.origin is Origin.INTRODUCED and _is_shared(row.pair.name)
+        if row.origin is Origin.INTRODUCED
     ]
-    if not blamed:
-        return
-    put_in = _put_in(comparisons)
+    put_in = _put_in(comparisons) if blamed else {}
     for comparison, row in blamed:
-        name = row.pair.name
-        key = gradient_key(row.name) if _REDUCED in name else name
+        parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+        key: Hashable = None
+        if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
+            key = parameter_of(comparison, row)
+        elif is_communication(parsed):
+            key = row.pair.name
         others = [rank for rank in put_in.get(key, ()) if rank != comparison.rank]
         if others:
-            _inherit(row, f"rank {others[0]} put a difference in")
+            mark(row, Origin.INHERITED, Cause.OTHER_RANK, str(others[0]))
 
 
-def _is_shared(name: str) -> bool:
-    return name.startswith(_COLLECTIVE) or _REDUCED in name
-
-
-def _put_in(comparisons: Iterable[RankComparison]) -> dict[str, list[int | str]]:
+def _put_in(comparisons: Iterable[RankComparison]) -> dict[Hashable, list[int | str]]:
     """Return collective or parameter → the ranks whose own share differs."""
-    found: dict[str, list[int | str]] = defaultdict(list)
+    found: dict[Hashable, list[int | str]] = defaultdict(list)
     for comparison in comparisons:
         for row in comparison.rows:
             if not row.status.is_difference:
                 continue
-            name, role = row.pair.name, row.value.role
-            if role is Role.PARAMETER_GRAD and _REDUCED not in name:
-                found[gradient_key(row.name)].append(comparison.rank)
-            elif role is Role.INPUT and name.startswith(_COLLECTIVE):
-                found[name].append(comparison.rank)
+            parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+            if parsed.kind is RecordKind.PARAMETERS_GRAD:
+                found[parameter_of(comparison, row)].append(comparison.rank)
+            elif row.value.role is Role.INPUT and is_communication(parsed):
+                found[row.pair.name].append(comparison.rank)
     return found
-
-
-def _inherit(row: Row, reason: str) -> None:
-    row.origin = None
-    mark(row, Origin.INHERITED, reason)

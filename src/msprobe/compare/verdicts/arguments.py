@@ -7,7 +7,7 @@ import math
 import re
 from typing import Final
 
-from msprobe.compare.model import Row, Status
+from msprobe.compare.model import Matched, Status
 from msprobe.dump.records import JsonTree
 from msprobe.dump.values import UNREADABLE, Value
 from msprobe.numerics.number_types import Kind, kind_of
@@ -21,43 +21,44 @@ _SHOWN: Final = 60
 _PLACE_TYPES: Final = ("torch.device", "torch.Generator", "torch.memory_format", "torch.Stream")
 
 
-def judge_arguments(row: Row, target: Value, reference: Value) -> None:
-    """Fill in status, error and reason of a row whose values are not both tensors."""
+def judge_arguments(row: Matched) -> None:
+    """Fill in status, error and finding of a row whose values are not both tensors."""
+    target, reference = row.target, row.reference
     row.error = None
-    unreadable = [value for value in (target, reference) if value.type == UNREADABLE]
+    unreadable = [value for value in row.values if value.type == UNREADABLE]
     if unreadable:
-        row.status = Status.UNREAD
-        row.problem = row.reason = str(unreadable[0].value)
+        row.status, row.problem = Status.UNREAD, str(unreadable[0].value)
         return
-    if target.is_tensor or reference.is_tensor:
-        _judge_mixed(row, target, reference)
+    if row.holds_tensor:
+        _judge_mixed(row)
         return
     mine, theirs = target.value, reference.value
     if mine == theirs or (_is_nan(mine) and _is_nan(theirs)):
         row.status = Status.EQUAL
     elif mine is None or theirs is None:
         row.status = Status.DIFFERS
-        row.reason = f"{_shown(mine)} instead of {_shown(theirs)}"
+        row.finding = f"{_shown(mine)} instead of {_shown(theirs)}"
     elif _is_number(mine) and _is_number(theirs):
         _judge_numbers(row, mine, theirs)
     elif target.type in _PLACE_TYPES and reference.type in _PLACE_TYPES:
         row.status = Status.CLOSE
-        row.reason = f"{_shown(mine)} against {_shown(theirs)}"
+        row.finding = f"{_shown(mine)} against {_shown(theirs)}"
     elif _text(mine) == _text(theirs):
         row.status = Status.EQUAL
     elif _are_float_types(target, reference):
         row.status = Status.CLOSE
-        row.reason = f"{_shown(mine)} against {_shown(theirs)}"
+        row.finding = f"{_shown(mine)} against {_shown(theirs)}"
     else:
         row.status = Status.DIFFERS
-        row.reason = f"{_shown(mine)} instead of {_shown(theirs)}"
+        row.finding = f"{_shown(mine)} instead of {_shown(theirs)}"
 
 
-def _judge_mixed(row: Row, target: Value, reference: Value) -> None:
+def _judge_mixed(row: Matched) -> None:
+    target, reference = row.target, row.reference
     tensor, other = (target, reference) if target.is_tensor else (reference, target)
     if other.value is None:
         row.status = Status.ADDED if target.is_tensor else Status.MISSING
-        row.reason = (
+        row.finding = (
             "a tensor where the reference has None"
             if target.is_tensor
             else "None where the reference has a tensor"
@@ -67,14 +68,14 @@ def _judge_mixed(row: Row, target: Value, reference: Value) -> None:
     if _is_number(other.value) and number is not None and math.prod(tensor.shape or ()) == 1:
         mine, theirs = (number, other.value) if target.is_tensor else (other.value, number)
         _judge_numbers(row, mine, theirs)
-        if not row.reason:
-            row.reason = "a tensor on one side, a number on the other"
+        if not row.finding:
+            row.finding = "a tensor on one side, a number on the other"
         return
     row.status = Status.DIFFERS
-    row.reason = f"{target.type} instead of {reference.type}"
+    row.finding = f"{target.type} instead of {reference.type}"
 
 
-def _judge_numbers(row: Row, mine: float, theirs: float) -> None:
+def _judge_numbers(row: Matched, mine: float, theirs: float) -> None:
     if mine == theirs:
         row.status, row.error = Status.EQUAL, 0.0
         return
@@ -86,7 +87,7 @@ def _judge_numbers(row: Row, mine: float, theirs: float) -> None:
         row.status = Status.CLOSE
     else:
         row.status = Status.DIFFERS
-        row.reason = f"{_shown(mine)} instead of {_shown(theirs)}"
+        row.finding = f"{_shown(mine)} instead of {_shown(theirs)}"
 
 
 def _are_float_types(target: Value, reference: Value) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 
 from msprobe.compare.model import OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.dump.record_names import RecordKind, RecordName, forward_name
+from msprobe.dump.record_names import RecordKind, RecordName, backward_name, forward_name
 from msprobe.dump.values import Role
 
 _TAKEN_IN: Final = (Role.INPUT, Role.PARAMETER)
@@ -39,7 +39,7 @@ class Call:
     @property
     def is_matched(self) -> bool:
         """Whether both sides have it."""
-        return self.pair.target is not None and self.pair.reference is not None
+        return self.pair.is_matched
 
     @property
     def is_backward(self) -> bool:
@@ -92,6 +92,13 @@ class Calls:
         name = forward_name(call.parsed)
         return None if name is None else self.named(name, is_target=call.pair.target is not None)
 
+    def backward_of(self, call: Call, *, is_target: bool) -> Call | None:
+        """Return the backward record of a forward call on one side, None if there is none."""
+        name = call.pair.target if is_target else call.pair.reference
+        side = self._comparison.target if is_target else self._comparison.reference
+        backward = None if name is None else backward_name(side.parsed(name))
+        return None if backward is None else self.named(backward, is_target=is_target)
+
     def named(self, name: str, *, is_target: bool) -> Call | None:
         """Return the operation that one side calls `name`."""
         place = (self._target_places if is_target else self._reference_places).get(name)
@@ -99,10 +106,7 @@ class Calls:
 
     def parent(self, pair: OperationPair) -> str | None:
         """Return the record around an operation, by the name that its own side gives it."""
-        if pair.target is not None:
-            return self._comparison.target.parent(pair.target)
-        assert pair.reference is not None
-        return self._comparison.reference.parent(pair.reference)
+        return self._comparison.side_of(pair).parent(pair.name)
 
     def parent_of(self, name: str, *, is_target: bool) -> str | None:
         """Return the record around the one that a side calls `name`."""
@@ -116,26 +120,18 @@ class Calls:
 
     def parse(self, pair: OperationPair) -> RecordName:
         """Return an operation's name taken apart."""
-        if pair.target is not None:
-            return self._comparison.target.parsed(pair.target)
-        assert pair.reference is not None
-        return self._comparison.reference.parsed(pair.reference)
+        return self._comparison.side_of(pair).parsed(pair.name)
 
     def module(self, pair: OperationPair) -> str:
         """Return the path of the innermost module around an operation."""
-        if pair.target is not None:
-            return self._comparison.target.module(pair.target)
-        assert pair.reference is not None
-        return self._comparison.reference.module(pair.reference)
+        return self._comparison.side_of(pair).module(pair.name)
 
     @cached_property
     def records_apis(self) -> bool:
         """Whether calls of APIs were recorded, not modules alone."""
-        return any(
-            not self._comparison.target.parsed(name).is_module
-            for name in self._comparison.target.names
-            if not name.endswith(".debug")
-        )
+        target = self._comparison.target
+        parsed = map(target.parsed, target.names)
+        return any(not name.is_module and name.kind is not RecordKind.DEBUG for name in parsed)
 
     @cached_property
     def has_modules(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from msprobe.compare.model import Row
+from msprobe.compare.model import Matched, Row
 from msprobe.compare.verdicts.operation_families import Family
 from msprobe.dump.values import Value
 from msprobe.numerics.number_types import epsilon_of
@@ -68,9 +68,9 @@ class Operand:
 
 def operand_of(row: Row) -> Operand | None:
     """Return a row as an operand; None if either side is no tensor or has no known size."""
-    target, reference = row.target, row.reference
-    if target is None or reference is None or not (target.is_tensor and reference.is_tensor):
+    if not isinstance(row, Matched) or not all(value.is_tensor for value in row.values):
         return None
+    target, reference = row.target, row.reference
     size, spread, peak = _sizes(reference)
     if size == 0:
         size, spread, peak = _sizes(target)

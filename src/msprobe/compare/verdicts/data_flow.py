@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import Row
+from msprobe.compare.model import Matched, Row
 from msprobe.dump.values import Role, Value
 
 # Such values turn up everywhere and tell nothing about where they come from.
@@ -195,7 +195,7 @@ class OutsideValues:
 
     def swapped_parameters(self, row: Row) -> tuple[int, int] | None:
         """Return the rows of two different parameters that the sides passed here, if that is so."""
-        if row.target is None or row.reference is None:
+        if not isinstance(row, Matched):
             return None
         mine = self._target_parameters.get(fingerprint(row.target))
         theirs = self._reference_parameters.get(fingerprint(row.reference))

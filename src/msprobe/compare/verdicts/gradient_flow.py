@@ -13,12 +13,14 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import Origin, Row, Status
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Matched, Missing, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import backward_bound, operand_of
 from msprobe.compare.verdicts.operation_families import family_of
-from msprobe.compare.verdicts.origin_state import Trail, mark, settle_as_close
+from msprobe.compare.verdicts.origin_state import Trail, mark, settle_as_close, settle_like
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
+from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 
 # A sum over consumers and its rounding, relative to the errors that go into it.
@@ -52,17 +54,12 @@ class GradientFlow:
             mark(row, Origin.INHERITED)
             return
         if self._is_sum_of(row, shares):
-            mark(row, Origin.INHERITED, "a sum of gradients that are close")
+            mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
             return
         if trail.has_difference and call.parsed.is_module:
             mark(row, Origin.INHERITED)
             return
-        reason = (
-            "the gradient was changed after the calls that use this value had handed it back"
-            if shares
-            else "the backward pass began with another gradient"
-        )
-        mark(row, Origin.INTRODUCED, reason)
+        mark(row, Origin.INTRODUCED, Cause.CHANGED_GRADIENT if shares else Cause.OTHER_START)
 
     def judge_parameter_gradient(self, call: Call, row: Row) -> None:
         """Judge the gradient of a parameter, as it was accumulated."""
@@ -74,12 +71,12 @@ class GradientFlow:
         if common is not None:
             maker = trail.rows[common]
             if maker.status is Status.CLOSE and row.status is Status.DIFFERS:
-                row.status, row.reason = Status.CLOSE, maker.reason
+                settle_like(row, maker)
             else:
                 mark(row, Origin.INHERITED)
             return
         if makers.target and makers.reference and trail.has_difference:
-            mark(row, Origin.INHERITED, "other calls use the parameter")
+            mark(row, Origin.INHERITED, Cause.OTHER_USERS)
             return
         shares = self._parameter_shares(call, row)
         if not shares and self._judge_by_module(call, row):
@@ -87,19 +84,14 @@ class GradientFlow:
         if any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)
         elif shares and self._is_sum_of(row, shares):
-            mark(row, Origin.INHERITED, "a sum of gradients that are close")
+            mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
         elif not shares and (trail.has_difference or trail.may_have_grown(row, _UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED)
-        elif row.target is None or row.reference is None:
-            side = "target" if row.target is None else "reference"
-            mark(row, Origin.INTRODUCED, f"the parameter gets no gradient in the {side}")
+        elif not isinstance(row, Matched):
+            side = "target" if isinstance(row, Missing) else "reference"
+            mark(row, Origin.INTRODUCED, Cause.NO_PARAMETER_GRADIENT, side)
         else:
-            mark(
-                row,
-                Origin.INTRODUCED,
-                "the calls that use the parameter handed back gradients that agree; it was "
-                "changed or accumulated differently afterwards",
-            )
+            mark(row, Origin.INTRODUCED, Cause.ACCUMULATED)
 
     def _judge_by_module(self, call: Call, row: Row) -> bool:
         """Judge a parameter's gradient by what its module was given in both directions.
@@ -120,9 +112,9 @@ class GradientFlow:
         if any(each.status.is_difference for each in (*backward.inputs, *forward.rows)):
             mark(row, Origin.INHERITED)
         elif result.error <= _SUM_GROWTH * bound.own:
-            settle_as_close(row, "within the rounding of this operation: its terms cancel")
+            settle_as_close(row, Cause.ROUNDING)
         elif result.error <= self._safety * bound.passed_on + _SUM_GROWTH * bound.own:
-            mark(row, Origin.INHERITED, "explained by gradients that are close")
+            mark(row, Origin.INHERITED, Cause.CLOSE_GRADIENTS)
         else:
             return False
         return True
@@ -152,11 +144,9 @@ class GradientFlow:
             if explained or lost_before:
                 row.origin = Origin.INHERITED
             elif cut:
-                mark(
-                    row, Origin.INTRODUCED, "the forward call's result does not require a gradient"
-                )
+                mark(row, Origin.INTRODUCED, Cause.CUT_HERE)
             elif row.value.is_tensor:
-                mark(row, Origin.INTRODUCED, "no gradient flows here on one side")
+                mark(row, Origin.INTRODUCED, Cause.NO_GRADIENT)
         return True
 
     def explains_missing_gradient(self, call: Call, row: Row) -> bool:
@@ -168,10 +158,9 @@ class GradientFlow:
         forward = trail.calls.forward_of(call)
         if forward is None:
             return False
-        place = row.value.slot.replace("output_kwargs.", "input.").replace("output.", "input.")
+        place = row.value.argument
         for incoming in forward.inputs:
-            slot = incoming.value.slot.replace("kwargs.", "input.")
-            if slot != place or not _lost_gradient(incoming):
+            if incoming.value.argument != place or not _lost_gradient(incoming):
                 continue
             makers = trail.flow.makers(incoming)
             if self._unmatched.blame_cut({*makers.target, *makers.reference}):
@@ -184,14 +173,11 @@ class GradientFlow:
 
     def _has_backward(self, forward: Call) -> bool:
         """Return whether the backward record of a call exists on one side, to be blamed itself."""
-        if forward.pair.target is None or forward.pair.reference is None:
-            return False
         calls = self._trail.calls
-        for name, is_target in ((forward.pair.target, True), (forward.pair.reference, False)):
-            backward = name.replace(".forward", ".backward")
-            if calls.named(backward, is_target=is_target) is not None:
-                return True
-        return False
+        return forward.is_matched and any(
+            calls.backward_of(forward, is_target=is_target) is not None
+            for is_target in (True, False)
+        )
 
     def _lost_before(self, forward: Call) -> bool:
         """Return whether a call got a value whose maker had already lost the gradient.
@@ -214,11 +200,7 @@ class GradientFlow:
         if trail.has_difference or trail.may_have_grown(row, _UNRECORDED_GROWTH):
             mark(row, Origin.INHERITED)
         else:
-            mark(
-                row,
-                Origin.INTRODUCED,
-                "the gradient that came in differs though everything before agrees",
-            )
+            mark(row, Origin.INTRODUCED, Cause.UNEXPLAINED_GRADIENT)
 
     def _shares(self, call: Call, row: Row) -> list[Row] | None:
         """Return what the consumers of a value handed back; None if they are not known."""
@@ -241,18 +223,15 @@ class GradientFlow:
     def _handed_back(self, used: Row, is_target: bool) -> Row | None:
         """Return the row of the gradient that a consumer returned for one of its inputs."""
         trail = self._trail
-        name = used.pair.target if is_target else used.pair.reference
         value = used.target if is_target else used.reference
-        if name is None or value is None or not name.endswith(".forward"):
-            return None  # a module's: its calls are looked at themselves
-        consumer = trail.calls.named(name[: -len("forward")] + "backward", is_target=is_target)
+        call = trail.calls.of(used)
+        if value is None or call.parsed.is_module:
+            return None  # the calls inside a module are looked at themselves
+        consumer = trail.calls.backward_of(call, is_target=is_target)
         if consumer is None:
             return None
-        head, _, key = value.slot.partition(".")
-        places = (f"output.{key}", f"output_kwargs.{key}")
-        if head not in ("input", "kwargs"):
-            return None
-        return next((row for row in consumer.outputs if row.value.slot in places), None)
+        place = value.argument
+        return next((row for row in consumer.outputs if row.value.argument == place), None)
 
     def _is_sum_of(self, row: Row, shares: Iterable[Row]) -> bool:
         """Return whether errors of the shares, and the rounding of a sum, explain a difference."""
@@ -290,8 +269,8 @@ class GradientFlow:
             pair = row.pair
             if pair.position != position:
                 position = pair.position
-                name = pair.name
-                is_wanted = name.endswith(".backward")
+                parsed = calls.parse(pair)
+                is_wanted = parsed.kind is RecordKind.BACKWARD and not parsed.is_module
                 module = calls.module(pair) if is_wanted else ""
             if is_wanted and row.value.role is Role.OUTPUT:
                 found[module].append(row)
@@ -308,8 +287,5 @@ class GradientFlow:
 
 def _lost_gradient(row: Row) -> bool:
     """Return whether a value requires a gradient on one side only."""
-    target, reference = row.target, row.reference
-    if target is None or reference is None:
-        return False
-    flags = (target.requires_grad, reference.requires_grad)
-    return None not in flags and flags[0] is not flags[1]
+    flags = {value.requires_grad for value in row.values}
+    return flags == {True, False}

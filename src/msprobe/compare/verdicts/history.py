@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from msprobe.compare.model import Status
+from msprobe.compare.model import Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.values import Role
+
+Parameter = tuple[str, str]
+"""A module, and the name of one of its parameters."""
 
 
 @dataclass(slots=True)
@@ -16,13 +19,13 @@ class History:
 
     Attributes:
         inexact: whether any value of them was not exactly equal.
-        parameters: parameter (module and slot) → whether it was exactly equal when last seen.
+        parameters: whether each was exactly equal when last seen.
         gradients: parameter → whether its gradient was exactly equal, in all steps.
     """
 
     inexact: bool = False
-    parameters: dict[str, bool] = field(default_factory=dict)
-    gradients: dict[str, bool] = field(default_factory=dict)
+    parameters: dict[Parameter, bool] = field(default_factory=dict)
+    gradients: dict[Parameter, bool] = field(default_factory=dict)
 
     def add(self, comparison: RankComparison) -> None:
         """Take in a step that was judged."""
@@ -32,22 +35,18 @@ class History:
                 self.inexact = True
             role = row.value.role
             if role is Role.PARAMETER:
-                self.parameters[parameter_key(row.name)] = is_equal
+                self.parameters[parameter_of(comparison, row)] = is_equal
             elif role is Role.PARAMETER_GRAD:
-                key = gradient_key(row.name)
+                key = parameter_of(comparison, row)
                 self.gradients[key] = self.gradients.get(key, True) and is_equal
 
-    def explains_parameter(self, name: str) -> bool:
+    def explains(self, key: Parameter) -> bool:
         """Return whether earlier steps explain that a parameter differs now.
-
-        Args:
-            name: name of its row.
 
         Returns:
             True if it or its gradient was not exactly equal before, or nothing is known of its
             gradient and something else was not.
         """
-        key = parameter_key(name)
         if not self.parameters.get(key, True):
             return True
         if key in self.gradients:
@@ -55,21 +54,8 @@ class History:
         return self.inexact
 
 
-def parameter_key(row_name: str) -> str:
-    """Return what names a parameter in all records of its module."""
-    record, _, name = row_name.rpartition(".parameters.")
-    for direction in (".forward.", ".backward."):
-        head, found, _ = record.rpartition(direction)
-        if found:
-            return f"{head}.{name}"
-    return f"{record}.{name}"
-
-
-def gradient_key(row_name: str) -> str:
-    """Return the key of the parameter whose gradient a row holds."""
-    for word in (".parameters_grad_reduced.", ".parameters_grad."):
-        head, found, tail = row_name.partition(word)
-        if found:
-            first, _, rest = tail.partition(".")
-            return f"{head}.{rest if first.isdigit() and rest else tail}"
-    return row_name
+def parameter_of(comparison: RankComparison, row: Row) -> Parameter:
+    """Return the parameter that a row holds, or whose gradient it holds."""
+    module = comparison.side_of(row.pair).parsed(row.pair.name).base
+    value = row.value
+    return module, value.argument if value.role is Role.PARAMETER else value.slot

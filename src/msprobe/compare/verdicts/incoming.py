@@ -6,24 +6,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msprobe.compare.model import Match, Origin, Row, Status
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Match, Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import Makers, fingerprints
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.operation_families import takes_state
-from msprobe.compare.verdicts.origin_state import (
-    UNRECORDED_VALUE,
-    Trail,
-    mark,
-    name_of,
-    settle_as_close,
-)
+from msprobe.compare.verdicts.origin_state import Trail, mark, name_of, settle_like
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.values import Role
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
 UNRECORDED_GROWTH: Final = 50.0
-_MODEL_INPUT: Final = "came in with the model's input"
+_NO_CALL: Final = "a value that no recorded call made"
 _RANDOM_STATE: Final = "rng."
 
 
@@ -62,34 +57,29 @@ class Incoming:
         trail = self._trail
         first = trail.outside.parameter_of(row)
         if first is not None and trail.rows[first] is not row:
-            mark(row, Origin.INHERITED, f"the same parameter as in {name_of(trail, first)}")
+            mark(row, Origin.INHERITED, Cause.SAME_PARAMETER, name_of(trail, first))
             return
-        mark(row, Origin.INTRODUCED, "the parameter itself differs")
+        mark(row, Origin.INTRODUCED, Cause.PARAMETER)
 
     def _judge_argument(self, call: Call, row: Row, tensors_agree: bool) -> None:
         """Judge an argument that is no tensor."""
-        if call.pair.match not in (Match.EXACT, Match.ALIGNED) and None in (
-            row.target,
-            row.reference,
-        ):
-            return  # other signatures, other arguments
+        has_same_signature = call.pair.match in (Match.EXACT, Match.ALIGNED)
+        if not has_same_signature and not isinstance(row, Matched):
+            return
         makers = self._trail.flow.makers(row)
         if makers.target or makers.reference:
-            mark(row, Origin.INHERITED, "taken from a tensor that differs")
+            mark(row, Origin.INHERITED, Cause.TAKEN_FROM_TENSOR)
             return
-        is_size = all(
-            value is None or value.type in ("int", "torch.Size", "slice")
-            for value in (row.target, row.reference)
-        )
+        is_size = all(value.type in ("int", "torch.Size", "slice") for value in row.values)
         if is_size and not tensors_agree:
             mark(row, Origin.INHERITED)
             return
-        mark(row, Origin.INTRODUCED, "the call was given another argument")
+        mark(row, Origin.INTRODUCED, Cause.ARGUMENT)
 
     def _judge_tensor(self, call: Call, row: Row) -> None:
         if row.value.slot.startswith(_RANDOM_STATE):
             origin = Origin.INHERITED if self._trail.has_difference else Origin.INPUT
-            mark(row, origin, "the state of the random generator differs")
+            mark(row, origin, Cause.RANDOM_STATE)
             return
         makers = self._trail.flow.makers(row)
         common = makers.common
@@ -106,7 +96,7 @@ class Incoming:
         """Let a row share the fate of the row that made its value on both sides."""
         maker = self._trail.rows[source]
         if row.status is Status.DIFFERS and maker.status is Status.CLOSE:
-            settle_as_close(row, maker.reason)
+            settle_like(row, maker)
         else:
             mark(row, Origin.INHERITED)
 
@@ -116,7 +106,7 @@ class Incoming:
         blamed = explained = False
         for index in (*makers.target[:1], *makers.reference[:1]):
             maker = trail.rows[index]
-            if maker.pair.target is None or maker.pair.reference is None:
+            if not maker.pair.is_matched:
                 found = self._unmatched.blame_for(index)
                 blamed = blamed or found is Blame.CALL
                 explained = explained or found is Blame.EARLIER
@@ -127,27 +117,28 @@ class Incoming:
             return
         if not call.is_backward and trail.outside.model_input_of(row) is not None:
             # One side makes its data (random ones, say) while it is recorded, the other before.
-            mark(row, Origin.INPUT, _MODEL_INPUT)
+            mark(row, Origin.INPUT, Cause.MODEL_INPUT)
             return
         one_sided = not (makers.target and makers.reference)
         if one_sided and (trail.has_difference or trail.may_have_grown(row, UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED)
             return
-        is_part = not call.is_backward and trail.calls.parent(call.pair) is not None
-        if is_part and not trail.calls.records_apis:
-            self._blame_code_around(call, row)
+        parent = None if call.is_backward else trail.calls.parent(call.pair)
+        if parent is not None and not trail.calls.records_apis:
+            self._blame_code_around(call, parent, row)
             return
         self._blame_feeding(
             row,
-            f"fed with {self._made_by(makers.target)} instead of {self._made_by(makers.reference)}",
+            Cause.UNRECORDED_VALUE if one_sided else Cause.OTHER_VALUE,
+            f"{self._made_by(makers.target)} instead of {self._made_by(makers.reference)}",
         )
 
     def _made_by(self, makers: Sequence[int]) -> str:
         if not makers:
-            return UNRECORDED_VALUE
+            return _NO_CALL
         return f"the result of {name_of(self._trail, makers[0])}"
 
-    def _blame_code_around(self, call: Call, row: Row) -> None:
+    def _blame_code_around(self, call: Call, parent: str, row: Row) -> None:
         """Blame the module whose own code made a value between its parts, for a part's input.
 
         A module that only hands on what it was given itself is not the one.
@@ -155,8 +146,6 @@ class Incoming:
         calls = self._trail.calls
         both = fingerprints(row)
         is_target = call.pair.target is not None
-        parent = calls.parent(call.pair)
-        assert parent is not None
         outer = calls.parent_of(parent, is_target=is_target)
         while outer is not None:
             around = calls.named(parent, is_target=is_target)
@@ -165,58 +154,58 @@ class Incoming:
                 break
             parent, outer = outer, calls.parent_of(outer, is_target=is_target)
         self._trail.blamed_parents.setdefault(parent, row)
-        mark(row, Origin.INHERITED, f"made by the own code of {parent}")
+        mark(row, Origin.INHERITED, Cause.SURROUNDING_CODE, parent)
 
-    def _blame_feeding(self, row: Row, reason: str) -> None:
+    def _blame_feeding(self, row: Row, cause: Cause, subject: str) -> None:
         """Blame a call for the value that it was given; modules around it, and others, inherit."""
         both = fingerprints(row)
         first = self._trail.fed.setdefault(both, row)
         if first is row or both == (None, None):
-            mark(row, Origin.INTRODUCED, reason)
+            mark(row, Origin.INTRODUCED, cause, subject)
         else:
-            mark(row, Origin.INHERITED, f"the same value as {first.name}")
+            mark(row, Origin.INHERITED, Cause.SAME_VALUE, first.name)
 
     def _judge_outside(self, call: Call, row: Row) -> None:
         """Judge a value that no recorded call made."""
         trail = self._trail
         parameter = trail.outside.parameter_of(row)
         if parameter is not None:
-            mark(row, Origin.INHERITED, f"a parameter; see {trail.rows[parameter].name}")
+            mark(row, Origin.INHERITED, Cause.SEE_PARAMETER, trail.rows[parameter].name)
             return
         gradient = trail.outside.gradient_of(row)
         if gradient is not None:
-            mark(row, Origin.INHERITED, f"a gradient; see {trail.rows[gradient].name}")
+            mark(row, Origin.INHERITED, Cause.SEE_GRADIENT, trail.rows[gradient].name)
             return
         swapped = trail.outside.swapped_parameters(row)
         if swapped is not None:
             mine, theirs = (trail.rows[index].name for index in swapped)
-            mark(row, Origin.INTRODUCED, f"called with {mine} instead of {theirs}")
+            mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, f"{mine} instead of {theirs}")
             return
         if trail.outside.model_input_of(row) is not None:
-            mark(row, Origin.INPUT, _MODEL_INPUT)
+            mark(row, Origin.INPUT, Cause.MODEL_INPUT)
             return
         if self._is_parameter(call, row):
             self._judge_parameter(row)
             return
         parent = trail.calls.parent(call.pair)
         if parent is None or not trail.calls.has_modules:
-            mark(row, Origin.INPUT, "came in from outside the recorded calls")
+            mark(row, Origin.INPUT, Cause.OUTSIDE)
             return
         if trail.has_difference or trail.may_have_grown(row, UNRECORDED_GROWTH):
-            mark(row, Origin.INHERITED, "made by code that was not recorded")
+            mark(row, Origin.INHERITED, Cause.UNRECORDED_CODE)
             return
         if trail.calls.records_apis:
             self._blame_feeding(
                 row,
-                f"fed with {UNRECORDED_VALUE} (a buffer, a constant or unrecorded code), though "
-                "everything before agrees",
+                Cause.UNRECORDED_VALUE,
+                f"{_NO_CALL} (a buffer, a constant or unrecorded code), though everything before "
+                "agrees",
             )
             return
-        self._blame_code_around(call, row)
+        self._blame_code_around(call, parent, row)
 
     @staticmethod
     def _is_parameter(call: Call, row: Row) -> bool:
-        values = (row.target, row.reference)
-        if any(value is None or not value.is_tensor for value in values):
+        if not isinstance(row, Matched) or not all(value.is_tensor for value in row.values):
             return False
         return not call.parsed.is_module and takes_state(call.api, row.value.slot)

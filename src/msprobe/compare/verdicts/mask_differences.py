@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from msprobe.compare.model import Row
+from msprobe.compare.model import Matched, Row
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.origin_state import Trail
 from msprobe.dump.values import Value
@@ -44,13 +44,11 @@ def has_doubtful_mask(trail: Trail, call: Call) -> bool:
 
 
 def _is_mask(row: Row) -> bool:
-    return all(_hides_its_elements(value) for value in (row.target, row.reference))
+    return isinstance(row, Matched) and all(map(_hides_its_elements, row.values))
 
 
-def _hides_its_elements(value: Value | None) -> bool:
-    if value is None or not value.is_tensor or value.md5 is not None:
-        return False
-    return value.dtype == "bool" and value.norm is None
+def _hides_its_elements(value: Value) -> bool:
+    return value.is_tensor and value.dtype == "bool" and value.norm is None and value.md5 is None
 
 
 def _matters(row: Row) -> bool:

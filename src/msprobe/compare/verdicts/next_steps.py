@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from msprobe.compare.causes import Cause
 from msprobe.compare.model import Match, Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.ranking import Culprit
@@ -43,8 +44,7 @@ def next_steps(comparisons: Sequence[RankComparison], culprits: Sequence[Culprit
 
 def _for_culprit(culprit: Culprit, total: int) -> list[str]:
     comparison, row = culprit.comparison, culprit.row
-    is_missing = row.pair.target is None
-    side = comparison.reference if is_missing else comparison.target
+    side = comparison.side_of(row.pair)
     record = row.pair.name
     steps = []
     place = side.source_line(record)
@@ -56,7 +56,7 @@ def _for_culprit(culprit: Culprit, total: int) -> list[str]:
             "compare the checkpoints that the runs began with (msprobe compare-ckpt), and how the "
             "parameter is initialised and updated"
         )
-    elif "random numbers" in row.reason:
+    elif row.cause is Cause.RANDOM_NUMBERS:
         steps.append("seed both runs alike (seed_all) and compare again")
     elif comparison.mode is not Mode.TENSOR:
         module = side.module(record)
@@ -126,11 +126,10 @@ def _lacks_files(row: Row) -> bool:
     if row.metrics is not None or row.problem:
         return False
     return any(
-        value is not None
-        and value.is_tensor
+        value.is_tensor
         and value.data_name is None
         # Nothing is saved of empty tensors, and of those without memory, which a note tells.
         and value.note is None
         and 0 not in (value.shape or ())
-        for value in (row.target, row.reference)
+        for value in row.values
     )

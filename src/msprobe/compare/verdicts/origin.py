@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import Mode, Origin, Row, Status
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Matched, Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.conditioning import (
@@ -29,11 +30,16 @@ from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
 from msprobe.compare.verdicts.mask_differences import has_doubtful_mask
 from msprobe.compare.verdicts.operation_families import Family, family_of
-from msprobe.compare.verdicts.origin_state import Trail, mark, name_of, settle_as_close
-from msprobe.compare.verdicts.precision_policy import LONE_PRECISION
+from msprobe.compare.verdicts.origin_state import (
+    Trail,
+    mark,
+    name_of,
+    settle_as_close,
+    settle_like,
+)
 from msprobe.compare.verdicts.retract_harmless import retract_inconsequential
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
-from msprobe.dump.record_names import RecordKind
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role, Value
 
 # How far beyond a first-order bound an error must be to be more than rounding.
@@ -42,7 +48,6 @@ _SAFETY: Final = 4.0
 _SAFETY_OF_STATISTICS: Final = 30.0
 # NaN and Inf can follow from differences of this relative size; smaller ones do not explain them.
 _LARGE_ERROR: Final = 0.5
-_PARAMETER_GRADIENTS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
 
 
 def find_origins(comparison: RankComparison) -> None:
@@ -113,7 +118,7 @@ class _Search:
         kind = call.parsed.kind
         if any(row.value.role is Role.SAVED for row in call.rows):
             self._judge_saved(call)
-        elif kind in _PARAMETER_GRADIENTS:
+        elif kind in PARAMETER_GRADIENTS:
             for row in call.rows:
                 if row.status.is_difference:
                     self._gradients.judge_parameter_gradient(call, row)
@@ -152,7 +157,7 @@ class _Search:
             if self._trail.has_difference:
                 row.origin = Origin.INHERITED
             else:
-                mark(row, Origin.INTRODUCED, "the first saved value that differs")
+                mark(row, Origin.INTRODUCED, Cause.FIRST_SAVED)
 
     def _judge_outputs(self, call: Call) -> None:
         differing = [row for row in call.outputs if row.status.is_difference]
@@ -165,7 +170,7 @@ class _Search:
     def _judge_output(self, call: Call, row: Row, incoming: _Arrivals) -> None:
         trail = self._trail
         if call.pair.name in trail.blamed_parents:
-            mark(row, Origin.INTRODUCED, "made by this module's own code between its parts")
+            mark(row, Origin.INTRODUCED, Cause.OWN_CODE)
             return
         source = trail.flow.makers(row).common if call.parsed.is_module else None
         if source is not None:
@@ -178,12 +183,12 @@ class _Search:
             self._judge_lost(call, row, incoming)
             return
         if self._sees_statistics_only and not incoming.differs and has_doubtful_mask(trail, call):
-            mark(row, Origin.INHERITED, "the mask it was given is made from values that differ")
+            mark(row, Origin.INHERITED, Cause.DOUBTFUL_MASK)
             return
         if call.parsed.is_module and trail.calls.has_inner(call) and trail.has_difference:
             mark(row, Origin.INHERITED)
             return
-        if LONE_PRECISION in row.reason and not incoming.differs:
+        if row.cause is Cause.LONE_PRECISION and not incoming.differs:
             mark(row, Origin.INTRODUCED)
         elif row.status is Status.NONFINITE:
             self._judge_nonfinite(row, incoming)
@@ -196,9 +201,9 @@ class _Search:
     def _share_fate(self, row: Row, source: int) -> None:
         maker = self._trail.rows[source]
         if maker.status is Status.CLOSE and row.status is Status.DIFFERS:
-            settle_as_close(row, maker.reason)
+            settle_like(row, maker)
         elif maker.status is Status.EQUAL:
-            mark(row, Origin.INTRODUCED, f"not what {name_of(self._trail, source)} made")
+            mark(row, Origin.INTRODUCED, Cause.OTHER_RESULT, name_of(self._trail, source))
         else:
             mark(row, Origin.INHERITED)
 
@@ -207,7 +212,7 @@ class _Search:
         if incoming.differs:
             mark(row, Origin.INHERITED)
         elif call.is_backward and self._gradients.explains_missing_gradient(call, row):
-            mark(row, Origin.INHERITED, "the forward pass cut the graph before this call")
+            mark(row, Origin.INHERITED, Cause.CUT_BEFORE)
         else:
             mark(row, Origin.INTRODUCED)
 
@@ -215,11 +220,11 @@ class _Search:
         if incoming.has_nonfinite:
             mark(row, Origin.INHERITED)
         elif incoming.worst_error >= _LARGE_ERROR or (incoming.differs and incoming.is_broken):
-            mark(row, Origin.AMPLIFIED, "its inputs are finite, but already far apart")
+            mark(row, Origin.AMPLIFIED, Cause.INPUTS_FAR_APART)
         elif incoming.reaches_zero:
-            mark(row, Origin.AMPLIFIED, "its inputs are finite, but already reach zero")
+            mark(row, Origin.AMPLIFIED, Cause.INPUTS_REACH_ZERO)
         else:
-            mark(row, Origin.INTRODUCED, "its inputs are finite")
+            mark(row, Origin.INTRODUCED, Cause.FINITE_INPUTS)
 
     def _judge_size(self, call: Call, row: Row, incoming: _Arrivals) -> None:
         """Hold the size of a difference against what inputs and rounding explain."""
@@ -234,21 +239,21 @@ class _Search:
         bound = self._bound(call, incoming, result)
         may_settle = not (self._is_exact_mode or incoming.differs)
         if may_settle and result.error <= _SAFETY * bound.own:
-            settle_as_close(row, "within the rounding of this operation: its terms cancel")
+            settle_as_close(row, Cause.ROUNDING)
             return
         explained = _SAFETY * bound.own + self._safety * bound.passed_on
         if incoming.is_inexact and (result.error <= explained or self._is_exact_mode):
             if may_settle and row.error <= incoming.worst_error:
-                settle_as_close(row, "no further apart than what it is made of, which is close")
+                settle_as_close(row, Cause.CLOSE_INPUTS)
             else:
                 mark(row, Origin.INHERITED)
         elif incoming.differs:
             if incoming.is_broken or incoming.worst_error >= _LARGE_ERROR:
                 mark(row, Origin.INHERITED)
             else:
-                mark(row, Origin.AMPLIFIED, _times(result, incoming))
+                mark(row, Origin.AMPLIFIED, *_growth(result, incoming))
         elif self._sees_statistics_only and self._unmatched.blame_hidden(call):
-            mark(row, Origin.INHERITED, "the elements came in another order")
+            mark(row, Origin.INHERITED, Cause.REORDERED)
         else:
             mark(row, Origin.INTRODUCED, self._randomness(call, incoming))
 
@@ -261,14 +266,12 @@ class _Search:
             return backward_bound(family, call.api, incoming.incoming, incoming.saved, result)
         return forward_bound(family, call.api, incoming.incoming, result)
 
-    def _randomness(self, call: Call, incoming: _Arrivals) -> str:
-        """Return a remark if the call draws random numbers."""
+    def _randomness(self, call: Call, incoming: _Arrivals) -> Cause | None:
+        """Return the cause that a call may have: it draws random numbers."""
         if incoming.differs or call.pair.target is None:
-            return ""
+            return None
         notes = self._trail.comparison.target.view.records[call.pair.target].data
-        if isinstance(notes, dict) and "rng" in notes:
-            return "it draws random numbers: are the seeds and earlier draws the same?"
-        return ""
+        return Cause.RANDOM_NUMBERS if isinstance(notes, dict) and "rng" in notes else None
 
 
 class _Arrivals:
@@ -320,8 +323,7 @@ class _Arrivals:
         """Whether an input that differs reaches zero on one side alone: a divisor, a root."""
         return any(
             row.status is Status.DIFFERS
-            and row.target is not None
-            and row.reference is not None
+            and isinstance(row, Matched)
             and _has_zero_between(row.target) is not _has_zero_between(row.reference)
             for row in self._own
         )
@@ -343,8 +345,8 @@ def _has_zero_between(value: Value) -> bool:
     return value.max is not None and value.min is not None and value.min <= 0 <= value.max
 
 
-def _times(result: Operand, incoming: _Arrivals) -> str:
+def _growth(result: Operand, incoming: _Arrivals) -> tuple[Cause, str]:
     before = incoming.worst_error
     if not before:
-        return "more than its inputs explain"
-    return f"the relative error grew {result.relative / before:.3g} times"
+        return Cause.UNEXPLAINED, ""
+    return Cause.GROWTH, f"{result.relative / before:.3g}"

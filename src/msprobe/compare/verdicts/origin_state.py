@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Final
 
+from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.calls import Calls
@@ -53,22 +53,23 @@ class Trail:
         return self.rows[index].status.is_difference
 
 
-UNRECORDED_VALUE: Final = "a value that no recorded call made"
-"""What is said of a value whose maker is unknown."""
-
-
-def mark(row: Row, origin: Origin, reason: str = "") -> None:
-    """Set a row's origin, and say why."""
+def mark(row: Row, origin: Origin, cause: Cause | None = None, subject: str = "") -> None:
+    """Set a row's origin and, where there is more to say, why that is so."""
     row.origin = origin
-    if reason:
-        row.reason = f"{row.reason}; {reason}" if row.reason else reason
+    if cause is not None:
+        row.cause, row.subject = cause, subject
 
 
-def settle_as_close(row: Row, reason: str) -> None:
+def settle_as_close(row: Row, cause: Cause) -> None:
     """Call a row close after all: its difference is rounding of the operation that made it."""
-    row.status = Status.CLOSE
-    row.origin = None
-    row.reason = reason
+    row.status, row.origin = Status.CLOSE, None
+    row.finding, row.cause = "", cause
+
+
+def settle_like(row: Row, maker: Row) -> None:
+    """Call a row close because the row that made its value is."""
+    row.status, row.origin = Status.CLOSE, None
+    row.finding, row.cause, row.subject = maker.finding, maker.cause, maker.subject
 
 
 def name_of(trail: Trail, index: int) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from msprobe.compare.model import Row, Status
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Matched, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.data_flow import fingerprints
 from msprobe.compare.verdicts.operation_families import Family, family_of
@@ -22,13 +23,12 @@ from msprobe.numerics.tolerances import Tolerances
 
 # Up to this share of the calls of one kind, lower precision is the exception.
 _EXCEPTION: Final = 0.5
-LONE_PRECISION: Final = "alone"
-"""What the reason says of such a row."""
 
 
 def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> None:
     """Turn the close outputs of calls that alone run in lower precision into differences."""
-    mixed = [row for row in comparison.rows if _has_two_precisions(row)]
+    matched = [row for row in comparison.rows if isinstance(row, Matched)]
+    mixed = [row for row in matched if _has_two_precisions(row)]
     # A call that was given values of two precisions did not choose its own.
     given = {row.pair.position for row in mixed if not _is_output(row)}
     odd = [row for row in mixed if _is_output(row) and row.pair.position not in given]
@@ -37,7 +37,7 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
     lowered = Counter(_kind(comparison, row) for row in mixed if _is_output(row))
     totals = Counter(
         kind
-        for row in comparison.rows
+        for row in matched
         if _is_float_output(row) and (kind := _kind(comparison, row)) in lowered
     )
     lone = set()
@@ -45,42 +45,36 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
         kind = _kind(comparison, row)
         if not kind or lowered[kind] > _EXCEPTION * totals[kind]:
             continue
-        others = f"{totals[kind] - lowered[kind]} other outputs of a {kind} agree in type"
-        if _judge_as_finer(row, f"{LONE_PRECISION}: {others}", tolerances):
+        if _differs_by_finer(row, tolerances):
+            others = totals[kind] - lowered[kind]
+            row.status, row.cause = Status.DIFFERS, Cause.LONE_PRECISION
+            row.finding = (
+                f"{row.target.dtype} instead of {row.reference.dtype}, alone: {others} other "
+                f"outputs of a {kind} agree in type"
+            )
             lone.add(fingerprints(row))
     if lone:
-        for row in comparison.rows:
+        for row in matched:
             if row.status is Status.CLOSE and fingerprints(row) in lone:
                 row.status = Status.DIFFERS
 
 
-def _is_output(row: Row) -> bool:
+def _is_output(row: Matched) -> bool:
     return row.value.role is Role.OUTPUT
 
 
-def _is_float_output(row: Row) -> bool:
-    value = row.target
-    return (
-        value is not None
-        and row.reference is not None
-        and value.role is Role.OUTPUT
-        and value.is_tensor
-        and epsilon_of(value.dtype) > 0
-    )
+def _is_float_output(row: Matched) -> bool:
+    return _is_output(row) and row.target.is_tensor and epsilon_of(row.target.dtype) > 0
 
 
-def _has_two_precisions(row: Row) -> bool:
-    target, reference = row.target, row.reference
-    if target is None or reference is None or target.dtype == reference.dtype:
-        return False
-    return 0 < epsilon_of(target.dtype) != epsilon_of(reference.dtype) > 0
+def _has_two_precisions(row: Matched) -> bool:
+    target, reference = row.target.dtype, row.reference.dtype
+    return target != reference and 0 < epsilon_of(target) != epsilon_of(reference) > 0
 
 
-def _kind(comparison: RankComparison, row: Row) -> str:
+def _kind(comparison: RankComparison, row: Matched) -> str:
     """Return what calls a row's call is to be compared with; empty for those that only move."""
-    if row.pair.target is None:
-        return ""
-    parsed = comparison.target.parsed(row.pair.target)
+    parsed = comparison.target.parsed(row.pair.name)
     if parsed.kind is not RecordKind.FORWARD:
         return ""
     name = parsed.class_name or parsed.path
@@ -91,15 +85,9 @@ def _kind(comparison: RankComparison, row: Row) -> str:
     return f"{what} of a sum of products" if family is Family.BILINEAR else f"{what} of {name}"
 
 
-def _judge_as_finer(row: Row, why: str, tolerances: Tolerances) -> bool:
-    """Hold a close row to the finer of its two types; return whether it differs by that."""
-    assert row.target is not None
-    assert row.reference is not None
-    mine, theirs = row.target.dtype, row.reference.dtype
-    finer = theirs if coarser(mine, theirs) == mine else mine
-    allowed = tolerances.for_row(row.name, finer, finer)
-    if row.status is not Status.CLOSE or row.error is None or row.error <= allowed.relative:
-        return False
-    row.status = Status.DIFFERS
-    row.reason = f"{mine} instead of {theirs}, {why}"
-    return True
+def _differs_by_finer(row: Matched, tolerances: Tolerances) -> bool:
+    """Return whether a close row differs when it is held to the finer of its two types."""
+    target, reference = row.target.dtype, row.reference.dtype
+    finer = reference if coarser(target, reference) == target else target
+    allowed = tolerances.for_row(row.name, finer, finer).relative
+    return row.status is Status.CLOSE and row.error is not None and row.error > allowed

@@ -16,8 +16,6 @@ from msprobe.dump.values import Role
 # A culprit whose own difference is this much smaller than the largest one is not the best guess,
 # even if it comes first: it may be an effect of another library or device.
 _NEGLIGIBLE: Final = 1e-4
-# How much worse than a difference in values the other kinds are taken to be.
-_SEVERE: Final = (Status.SHAPE, Status.DTYPE, Status.MISSING, Status.ADDED, Status.NONFINITE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +87,8 @@ def _telling_row(rows: Sequence[Row]) -> Row:
 
 
 def _size(row: Row) -> float:
-    if row.status in _SEVERE or row.error is None:
-        return math.inf
-    return row.error
+    # Of all kinds of difference only that of two finite values has a size.
+    return math.inf if row.status is not Status.DIFFERS or row.error is None else row.error
 
 
 def kind_of_row(comparison: RankComparison, row: Row) -> str:
@@ -101,11 +98,8 @@ def kind_of_row(comparison: RankComparison, row: Row) -> str:
     role = row.value.role
     if role in (Role.PARAMETER, Role.PARAMETER_GRAD, Role.SAVED):
         return str(role)
-    name, side = row.pair.target, comparison.target
-    if name is None:
-        name, side = row.pair.reference, comparison.reference
-    assert name is not None
-    return "backward" if side.parsed(name).kind is RecordKind.BACKWARD else "forward"
+    parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+    return "backward" if parsed.kind is RecordKind.BACKWARD else "forward"
 
 
 class _Begins:
@@ -124,7 +118,7 @@ class _Begins:
     def _find(self) -> dict[str, int]:
         first: dict[str, int] = {}
         for pair in self._comparison.pairs:
-            side = self._comparison.reference if pair.target is None else self._comparison.target
+            side = self._comparison.side_of(pair)
             parent = side.parent(pair.name)
             while parent is not None and parent not in first:
                 first[parent] = pair.position

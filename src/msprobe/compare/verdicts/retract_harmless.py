@@ -8,6 +8,7 @@ effect may show elsewhere (a momentum, an index to ignore) or later.
 
 from __future__ import annotations
 
+from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.dump.record_names import RecordKind
@@ -35,8 +36,7 @@ def retract_inconsequential(calls: Calls) -> None:
         if agreeing[name]:
             for row in call.rows:
                 if row.origin is Origin.INTRODUCED:
-                    row.origin = None
-                    row.reason += f"; without consequence: the result of {name} agrees"
+                    row.origin, row.cause, row.subject = None, Cause.HARMLESS, name
 
 
 def _stays(row: Row) -> bool:

@@ -63,22 +63,46 @@ def is_plain(value: Value) -> bool:
     )
 
 
-def nonfinite_signature(value: Value) -> str:
-    """Return what is not finite in a tensor, in words; empty if all is finite or unknown."""
-    counts = [
-        (value.nan_count, "NaN"),
-        (value.pos_inf_count, "+Inf"),
-        (value.neg_inf_count, "-Inf"),
-    ]
-    if any(count is not None for count, _ in counts):
-        return ", ".join(f"{count} {name}" for count, name in counts if count)
-    ends = (value.max, value.min)
-    if any(isinstance(end, float) and math.isnan(end) for end in ends):
-        return "NaN"
-    found = [
-        "+Inf" if end > 0 else "-Inf" for end in ends if isinstance(end, float) and math.isinf(end)
-    ]
-    return ", ".join(dict.fromkeys(found))
+class Nonfinite(NamedTuple):
+    """How many elements of a tensor are NaN or infinite.
+
+    Where only the largest and the least element tell, 1 stands for some, and a NaN hides the rest.
+    """
+
+    nan: int
+    pos_inf: int
+    neg_inf: int
+    is_counted: bool = True
+
+    def words(self) -> str:
+        """Return it in words."""
+        named = zip(self[:3], ("NaN", "+Inf", "-Inf"), strict=True)
+        shown = [f"{count} {name}" if self.is_counted else name for count, name in named if count]
+        return ", ".join(shown) or "only finite values"
+
+
+def nonfinite_of(target: Value, reference: Value) -> tuple[Nonfinite, Nonfinite]:
+    """Return what is not finite in two tensors; only the kinds where one side does not count."""
+    counted = _counted(target), _counted(reference)
+    if counted[0] is None or counted[1] is None:
+        return _by_ends(target), _by_ends(reference)
+    return counted[0], counted[1]
+
+
+def _counted(value: Value) -> Nonfinite | None:
+    """Return the counts that a dump holds; None where it holds none though some are not finite."""
+    counts = value.nan_count, value.pos_inf_count, value.neg_inf_count
+    if counts == (None, None, None) and any(_by_ends(value)[:3]):
+        return None
+    nan, pos_inf, neg_inf = (count or 0 for count in counts)
+    return Nonfinite(nan, pos_inf, neg_inf)
+
+
+def _by_ends(value: Value) -> Nonfinite:
+    ends = [end for end in (value.max, value.min) if isinstance(end, float)]
+    has_nan = any(map(math.isnan, ends))
+    pos_inf, neg_inf = (not has_nan and infinity in ends for infinity in (math.inf, -math.inf))
+    return Nonfinite(int(has_nan), int(pos_inf), int(neg_inf), is_counted=False)
 
 
 def statistics_error(target: Value, reference: Value, allowed: RowTolerance) -> StatisticsError:

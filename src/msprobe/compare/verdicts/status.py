@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the two values of each row relate: `judge_rows` fills in status, error and reason.
+"""How the two values of each row relate: `judge_rows` fills in status, error and finding.
 
 Elements decide where they were read, else checksums, else the four statistics. Everything is
 relative to the size of the tensor, so tiny gradients are judged as sharply as large activations.
@@ -10,19 +10,19 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from msprobe.compare.model import Mode, Row, Status
+from msprobe.compare.model import Matched, Missing, Mode, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.arguments import judge_arguments
 from msprobe.compare.verdicts.precision_policy import judge_lone_precision
 from msprobe.compare.verdicts.statistics_error import (
+    Nonfinite,
     describe_statistics,
     is_plain,
-    nonfinite_signature,
+    nonfinite_of,
     plain_statistics_error,
     statistics_equal,
     statistics_error,
 )
-from msprobe.dump.values import Value
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.numerics.number_types import coarser, kind_of
 from msprobe.numerics.tolerances import EXACT, RowTolerance, Tolerances
@@ -33,7 +33,7 @@ _UNREAD: Final = "the call does not read it: what the memory held before means n
 
 
 def judge_rows(comparison: RankComparison, tolerances: Tolerances) -> None:
-    """Fill in status, error and reason of every row.
+    """Fill in status, error and finding of every row.
 
     Args:
         comparison: its rows; `Row.metrics` must be there for values that were read.
@@ -56,78 +56,76 @@ def mark_unread(comparison: RankComparison) -> None:
 
 
 def _has_equal_checksums(row: Row) -> bool:
-    target, reference = row.target, row.reference
-    if target is None or reference is None or target.md5 is None:
+    if not isinstance(row, Matched) or row.target.md5 is None:
         return False
-    return target.md5 == reference.md5 and target.dtype == reference.dtype
+    return row.target.md5 == row.reference.md5 and row.target.dtype == row.reference.dtype
 
 
 def judge_row(row: Row, tolerances: Tolerances, *, is_md5: bool = False) -> None:
-    """Fill in status, error and reason of one row by itself."""
-    target, reference = row.target, row.reference
-    if target is None or reference is None:
+    """Fill in status, error and finding of one row by itself."""
+    if not isinstance(row, Matched):
         _judge_alone(row)
-    elif target.is_tensor and reference.is_tensor:
-        _judge_tensors(row, target, reference, tolerances, is_md5)
+    elif row.target.is_tensor and row.reference.is_tensor:
+        _judge_tensors(row, tolerances, is_md5)
     else:
-        judge_arguments(row, target, reference)
+        judge_arguments(row)
     if row.problem:
-        _add_reason(row, row.problem)
+        _add_finding(row, row.problem)
 
 
 def _judge_alone(row: Row) -> None:
     """Judge a value without a partner."""
-    row.status = Status.MISSING if row.target is None else Status.ADDED
-    has_both = row.pair.target is not None and row.pair.reference is not None
-    value = row.value
-    if has_both and not value.is_tensor and value.value is None:
+    is_missing = isinstance(row, Missing)
+    row.status = Status.MISSING if is_missing else Status.ADDED
+    if not row.pair.is_matched:
+        return
+    if not row.value.is_tensor and row.value.value is None:
         # Left out means the same as None for every optional argument that frameworks have.
         row.status = Status.EQUAL
-    elif has_both:
-        row.reason = "only the reference has it" if row.target is None else "only the target has it"
+    else:
+        row.finding = f"only the {'reference' if is_missing else 'target'} has it"
 
 
-def _judge_tensors(
-    row: Row, target: Value, reference: Value, tolerances: Tolerances, is_md5: bool
-) -> None:
+def _judge_tensors(row: Matched, tolerances: Tolerances, is_md5: bool) -> None:
+    target, reference = row.target, row.reference
     if not target.has_shape_of(reference):
         row.status = Status.SHAPE
-        row.reason = f"shape {list(target.shape or ())} instead of {list(reference.shape or ())}"
+        row.finding = f"shape {list(target.shape or ())} instead of {list(reference.shape or ())}"
         return
     same_type = target.dtype == reference.dtype
     if target.is_unread or reference.is_unread:
         row.status, row.error = Status.EQUAL, None
         if target.is_unread is not reference.is_unread:
-            row.reason = _UNREAD
+            row.finding = _UNREAD
     elif row.metrics is not None:
         _judge_elements(row, row.metrics)
     elif target.md5 is not None and reference.md5 is not None and same_type:
-        _judge_checksums(row, target, reference, tolerances, is_md5)
+        _judge_checksums(row, tolerances, is_md5)
     else:
-        _judge_statistics(row, target, reference, tolerances)
+        _judge_statistics(row, tolerances)
     if not same_type:
-        _judge_types(row, target, reference)
+        _judge_types(row)
     if target.shape != reference.shape:
-        _add_reason(row, "equal up to dimensions of size 1 in their shapes")
+        _add_finding(row, "equal up to dimensions of size 1 in their shapes")
     if (
         target.requires_grad is not reference.requires_grad
         and target.requires_grad is not None
         and reference.requires_grad is not None
     ):
-        _add_reason(
+        _add_finding(
             row,
             f"requires_grad is {target.requires_grad} instead of {reference.requires_grad}",
         )
 
 
-def _judge_types(row: Row, target: Value, reference: Value) -> None:
+def _judge_types(row: Matched) -> None:
+    target, reference = row.target, row.reference
     if kind_of(target.dtype) is not kind_of(reference.dtype):
         values = "equal" if row.status is Status.EQUAL else "different"
         row.status = Status.DTYPE
-        row.reason = ""
-        _add_reason(row, f"{target.dtype} instead of {reference.dtype}; the values are {values}")
+        row.finding = f"{target.dtype} instead of {reference.dtype}; the values are {values}"
     else:
-        _add_reason(
+        _add_finding(
             row,
             f"{target.dtype} against {reference.dtype}, judged as "
             f"{coarser(target.dtype, reference.dtype)}",
@@ -139,17 +137,17 @@ def _judge_elements(row: Row, metrics: ElementMetrics) -> None:
         row.status, row.error = Status.EQUAL, 0.0
         return
     row.error = relative_error(metrics)
-    if metrics.first_nonfinite_mismatch is not None or _nonfinite_counts_differ(metrics):
+    target, reference = _nonfinite(metrics)
+    if metrics.first_nonfinite_mismatch is not None or target != reference:
         row.status, row.error = Status.NONFINITE, None
-        row.reason = _nonfinite_words(
-            (metrics.target_nan, metrics.target_pos_inf, metrics.target_neg_inf),
-            (metrics.reference_nan, metrics.reference_pos_inf, metrics.reference_neg_inf),
-        )
+        at_places = ", at other places than in the reference"
+        end = at_places if target == reference else f" instead of {reference.words()}"
+        row.finding = target.words() + end
     elif metrics.mismatches == 0:
         row.status = Status.CLOSE if metrics.unequal else Status.EQUAL
     else:
         row.status = Status.DIFFERS
-        row.reason = (
+        row.finding = (
             f"{metrics.mismatches} of {metrics.count} elements beyond the tolerance, at worst "
             f"{_number(metrics.max_abs_target)} instead of {_number(metrics.max_abs_reference)}"
         )
@@ -165,52 +163,37 @@ def relative_error(metrics: ElementMetrics) -> float | None:
     return None if error is None or math.isnan(error) else 1.0
 
 
-def _nonfinite_counts_differ(metrics: ElementMetrics) -> bool:
-    return (metrics.target_nan, metrics.target_pos_inf, metrics.target_neg_inf) != (
-        metrics.reference_nan,
-        metrics.reference_pos_inf,
-        metrics.reference_neg_inf,
+def _nonfinite(metrics: ElementMetrics) -> tuple[Nonfinite, Nonfinite]:
+    return (
+        Nonfinite(metrics.target_nan, metrics.target_pos_inf, metrics.target_neg_inf),
+        Nonfinite(metrics.reference_nan, metrics.reference_pos_inf, metrics.reference_neg_inf),
     )
 
 
-def _nonfinite_words(target: tuple[int, ...], reference: tuple[int, ...]) -> str:
-    names = ("NaN", "+Inf", "-Inf")
-
-    def words(counts: tuple[int, ...]) -> str:
-        present = [f"{n} {name}" for n, name in zip(counts, names, strict=True) if n]
-        return ", ".join(present) or "only finite values"
-
-    if target == reference:
-        return f"{words(target)}, at other places than in the reference"
-    return f"{words(target)} instead of {words(reference)}"
-
-
-def _judge_checksums(
-    row: Row, target: Value, reference: Value, tolerances: Tolerances, is_md5: bool
-) -> None:
-    if target.md5 == reference.md5:
+def _judge_checksums(row: Matched, tolerances: Tolerances, is_md5: bool) -> None:
+    if row.target.md5 == row.reference.md5:
         row.status, row.error = Status.EQUAL, 0.0
         return
-    _judge_statistics(row, target, reference, tolerances)
+    _judge_statistics(row, tolerances)
     if is_md5 or row.status is Status.EQUAL:
         # Checksums answer whether values are the same to the bit: that is what was asked for.
         row.status = Status.DIFFERS if is_md5 else Status.CLOSE
-        row.reason = "the checksums differ" + (f"; {row.reason}" if row.reason else "")
+        row.finding = "the checksums differ" + (f"; {row.finding}" if row.finding else "")
         if row.error == 0.0:
             row.error = None
 
 
-def _judge_statistics(row: Row, target: Value, reference: Value, tolerances: Tolerances) -> None:
+def _judge_statistics(row: Matched, tolerances: Tolerances) -> None:
+    target, reference = row.target, row.reference
     if statistics_equal(target, reference):
         row.status, row.error = Status.EQUAL, 0.0
         return
     plain = is_plain(target) and is_plain(reference)
     if not plain:
-        before, after = nonfinite_signature(reference), nonfinite_signature(target)
-        if before != after:
+        after, before = nonfinite_of(target, reference)
+        if after != before:
             row.status, row.error = Status.NONFINITE, None
-            finite = "only finite values"
-            row.reason = f"{after or finite} instead of {before or finite}"
+            row.finding = f"{after.words()} instead of {before.words()}"
             return
     name = row.name if tolerances.has_rules else ""
     allowed = tolerances.for_row(name, target.dtype, reference.dtype)
@@ -220,18 +203,18 @@ def _judge_statistics(row: Row, target: Value, reference: Value, tolerances: Tol
     row.error = error.relative
     if error.relative is None:
         row.status = Status.EQUAL
-        row.reason = "one side has no statistics to compare" if error.is_one_sided else ""
+        row.finding = "one side has no statistics to compare" if error.is_one_sided else ""
     elif error.relative == 0:
         row.status = Status.EQUAL  # apart from NaN and infinities, which agree
     elif error.is_beyond or (is_exact and error.ends_differ):
         row.status = Status.DIFFERS
-        row.reason = describe_statistics(target, reference, error.worst)
+        row.finding = describe_statistics(target, reference, error.worst)
     else:
         row.status = Status.CLOSE
 
 
-def _add_reason(row: Row, text: str) -> None:
-    row.reason = f"{row.reason}; {text}" if row.reason else text
+def _add_finding(row: Row, text: str) -> None:
+    row.finding = f"{row.finding}; {text}" if row.finding else text
 
 
 def _number(value: float | complex | None) -> str:

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.sides import Side
 from msprobe.compare.verdicts.across import settle_across
 from msprobe.compare.verdicts.next_steps import next_steps, notes_on
 from msprobe.compare.verdicts.ranking import Culprit, kind_of_row, rank_culprits
@@ -126,7 +125,7 @@ def first_difference(comparison: RankComparison) -> Row | None:
 
 
 def _difference(comparison: RankComparison, row: Row) -> dict[str, Any]:
-    side, record = _side_of(comparison, row)
+    side, record = comparison.side_of(row.pair), row.pair.name
     return {
         "name": row.name,
         "status": str(row.status),
@@ -137,6 +136,7 @@ def _difference(comparison: RankComparison, row: Row) -> dict[str, Any]:
         "module": side.module(record),
         "kind": kind_of_row(comparison, row),
         "error": _number(row.error),
+        "cause": None if row.cause is None else str(row.cause),
         "reason": row.reason,
         "source": side.source_line(record),
     }
@@ -144,7 +144,7 @@ def _difference(comparison: RankComparison, row: Row) -> dict[str, Any]:
 
 def _introduced(culprit: Culprit) -> dict[str, Any]:
     comparison, row = culprit.comparison, culprit.row
-    side, record = _side_of(comparison, row)
+    side, record = comparison.side_of(row.pair), row.pair.name
     return {
         "name": record,
         "row": row.name,
@@ -157,15 +157,9 @@ def _introduced(culprit: Culprit) -> dict[str, Any]:
         "step": comparison.step,
         "rank": comparison.rank,
         "order": row.pair.position,
+        "cause": None if row.cause is None else str(row.cause),
         "reason": row.reason,
     }
-
-
-def _side_of(comparison: RankComparison, row: Row) -> tuple[Side, str]:
-    if row.pair.target is not None:
-        return comparison.target, row.pair.target
-    assert row.pair.reference is not None
-    return comparison.reference, row.pair.reference
 
 
 def _number(value: float | None) -> float | None:
@@ -173,18 +167,9 @@ def _number(value: float | None) -> float | None:
 
 
 def _unmatched(comparisons: Sequence[RankComparison]) -> dict[str, Any]:
-    added = [
-        pair.target
-        for comparison in comparisons
-        for pair in comparison.pairs
-        if pair.reference is None
-    ]
-    missing = [
-        pair.reference
-        for comparison in comparisons
-        for pair in comparison.pairs
-        if pair.target is None
-    ]
+    pairs = [pair for comparison in comparisons for pair in comparison.pairs]
+    added = [pair.name for pair in pairs if pair.reference is None]
+    missing = [pair.name for pair in pairs if pair.target is None]
     return {
         "target": len(added),
         "reference": len(missing),

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from msprobe.compare.model import Origin, Row
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Missing, Origin, Row
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.operation_families import Family, family_of, reorders
 from msprobe.compare.verdicts.origin_state import Trail, mark
-from msprobe.compare.verdicts.statistics_error import nonfinite_signature
 from msprobe.dump.values import Role
 
 # Where more calls than so many begin a chain, it is another program, not a slip.
@@ -83,7 +83,7 @@ class UnmatchedCalls:
         for index in makers:
             call = self._trail.calls.of(self._trail.rows[index])
             if not call.is_matched and not self._trail.rows[index].value.requires_grad:
-                self._blame(index, "cuts the graph: no gradient flows back through it")
+                self._blame(index, Cause.CUTTING_CALL)
                 return True
         return False
 
@@ -93,11 +93,7 @@ class UnmatchedCalls:
             return
         for row in call.outputs:
             if _holds_nan(row):
-                mark(
-                    row,
-                    Origin.INTRODUCED,
-                    "only the target makes this call, and its result holds NaN",
-                )
+                mark(row, Origin.INTRODUCED, Cause.NAN_CALL)
 
     def blame_hidden(self, call: Call) -> bool:
         """Blame an unmatched call upstream that put the elements of a value into another order.
@@ -139,18 +135,14 @@ class UnmatchedCalls:
                     if row.status.is_difference:
                         row.origin = Origin.INHERITED
 
-    def _blame(self, index: int, why: str = "what uses its result differs") -> None:
+    def _blame(self, index: int, cause: Cause = Cause.USED_CALL) -> None:
         trail = self._trail
         call = trail.calls.of(trail.rows[index])
         side = "target" if call.pair.reference is None else "reference"
         shown = [row for row in call.outputs if row.value.is_tensor] or list(call.rows)
         for row in shown:
             if row.origin is not Origin.INTRODUCED:
-                mark(
-                    row,
-                    Origin.INTRODUCED,
-                    f"only the {side} makes this call, and {why}",
-                )
+                mark(row, Origin.INTRODUCED, cause, side)
 
     def _chain_of(self, call: Call) -> _Chain:
         """Return at which calls the unmatched calls begin that a call's values come from."""
@@ -211,16 +203,15 @@ class UnmatchedCalls:
             if source is None:
                 continue
             maker = self._trail.rows[source]
-            matched = maker.pair.target is not None and maker.pair.reference is not None
-            if matched and self._trail.explains(source):
+            if maker.pair.is_matched and self._trail.explains(source):
                 return True
-            if not matched and maker.origin is not None:
+            if not maker.pair.is_matched and maker.origin is not None:
                 return True
         return False
 
     def _source(self, row: Row) -> int | None:
         flow = self._trail.flow
-        found = (flow.target if row.target is not None else flow.reference).makers(row)
+        found = (flow.reference if isinstance(row, Missing) else flow.target).makers(row)
         return found[0] if found else None
 
     def _only_moves(self, call: Call) -> bool:
@@ -240,5 +231,4 @@ def _numbers(row: Row) -> object:
 
 
 def _holds_nan(row: Row) -> bool:
-    value = row.value
-    return value.is_tensor and "NaN" in nonfinite_signature(value)
+    return row.value.is_tensor and row.value.has_nan

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Cause`: why a difference has the origin that it has.
+
+The program decides by these members; their words are for people, and are put together last.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+
+class Cause(StrEnum):
+    """Why a difference has its origin, or why a row is close after all.
+
+    Attributes:
+        words: what is said of it; ``{}`` stands for the record, value or rank that it names.
+    """
+
+    words: str
+
+    def __new__(cls, value: str, words: str = "") -> Self:
+        """Make a member out of its value and its words."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.words = words
+        return member
+
+    # Parameters and arguments
+    PARAMETER = "parameter", "the parameter itself differs"
+    SAME_PARAMETER = "same_parameter", "the same parameter as in {}"
+    SEE_PARAMETER = "see_parameter", "a parameter; see {}"
+    OTHER_PARAMETER = "other_parameter", "called with {}"
+    ARGUMENT = "argument", "the call was given another argument"
+    TAKEN_FROM_TENSOR = "taken_from_tensor", "taken from a tensor that differs"
+
+    # Values that come into a call
+    MODEL_INPUT = "model_input", "came in with the model's input"
+    OUTSIDE = "outside", "came in from outside the recorded calls"
+    UNRECORDED_CODE = "unrecorded_code", "made by code that was not recorded"
+    OTHER_VALUE = "other_value", "fed with {}"
+    UNRECORDED_VALUE = "unrecorded_value", "fed with {}"
+    SAME_VALUE = "same_value", "the same value as {}"
+    SURROUNDING_CODE = "surrounding_code", "made by the own code of {}"
+    RANDOM_STATE = "random_state", "the state of the random generator differs"
+
+    # Results
+    OWN_CODE = "own_code", "made by this module's own code between its parts"
+    OTHER_RESULT = "other_result", "not what {} made"
+    RANDOM_NUMBERS = (
+        "random_numbers",
+        "it draws random numbers: are the seeds and earlier draws the same?",
+    )
+    LONE_PRECISION = "lone_precision"
+    FINITE_INPUTS = "finite_inputs", "its inputs are finite"
+    INPUTS_FAR_APART = "inputs_far_apart", "its inputs are finite, but already far apart"
+    INPUTS_REACH_ZERO = "inputs_reach_zero", "its inputs are finite, but already reach zero"
+    GROWTH = "growth", "the relative error grew {} times"
+    UNEXPLAINED = "unexplained", "more than its inputs explain"
+    DOUBTFUL_MASK = "doubtful_mask", "the mask it was given is made from values that differ"
+    REORDERED = "reordered", "the elements came in another order"
+    ROUNDING = "rounding", "within the rounding of this operation: its terms cancel"
+    CLOSE_INPUTS = "close_inputs", "no further apart than what it is made of, which is close"
+    FIRST_SAVED = "first_saved", "the first saved value that differs"
+
+    # Gradients
+    UNEXPLAINED_GRADIENT = (
+        "unexplained_gradient",
+        "the gradient that came in differs though everything before agrees",
+    )
+    OTHER_START = "other_start", "the backward pass began with another gradient"
+    CHANGED_GRADIENT = (
+        "changed_gradient",
+        "the gradient was changed after the calls that use this value had handed it back",
+    )
+    SUM_OF_CLOSE = "sum_of_close", "a sum of gradients that are close"
+    CLOSE_GRADIENTS = "close_gradients", "explained by gradients that are close"
+    SEE_GRADIENT = "see_gradient", "a gradient; see {}"
+    OTHER_USERS = "other_users", "other calls use the parameter"
+    NO_PARAMETER_GRADIENT = "no_parameter_gradient", "the parameter gets no gradient in the {}"
+    ACCUMULATED = (
+        "accumulated",
+        "the calls that use the parameter handed back gradients that agree; it was changed or "
+        "accumulated differently afterwards",
+    )
+    NO_GRADIENT = "no_gradient", "no gradient flows here on one side"
+    CUT_HERE = "cut_here", "the forward call's result does not require a gradient"
+    CUT_BEFORE = "cut_before", "the forward pass cut the graph before this call"
+
+    # Calls that only one side makes
+    USED_CALL = "used_call", "only the {} makes this call, and what uses its result differs"
+    CUTTING_CALL = (
+        "cutting_call",
+        "only the {} makes this call, and cuts the graph: no gradient flows back through it",
+    )
+    NAN_CALL = "nan_call", "only the target makes this call, and its result holds NaN"
+    HARMLESS = "harmless", "without consequence: the result of {} agrees"
+
+    # Other steps and ranks
+    EARLIER_STEP = (
+        "earlier_step",
+        "an earlier step updated it with a gradient that was not the same",
+    )
+    LEFT_BEHIND = "left_behind", "perhaps left behind by an earlier step, which differs"
+    OTHER_UPDATE = (
+        "other_update",
+        "the parameter itself differs; its gradient agreed in the steps before: it was updated "
+        "differently",
+    )
+    OTHER_RANK = "other_rank", "rank {} put a difference in"
+    REPLICA_PARAMETER = "replica_parameter", "a parameter that replicas should share differs"
+    REPLICA_GRADIENT = "replica_gradient", "a reduced gradient that replicas should share differs"
+    REPLICA_RESULT = "replica_result", "the inputs are equal on both ranks, the results are not"
