@@ -21,6 +21,7 @@ from msprobe.compare.model import Mode
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.ranks import ViewPair, pair_views
+from msprobe.compare.recorders import LeftOut, have_two_recorders, leave_out_unrecorded
 from msprobe.compare.sides import Side
 from msprobe.dump.dump_steps import DumpStep, RankKey
 from msprobe.dump.rank_view import RankView
@@ -152,7 +153,7 @@ def run_comparison(
             comparisons,
             target=str(target),
             reference=str(reference),
-            notes=comparer.notes,
+            notes=[*comparer.notes, *comparer.left_out.notes()],
             elapsed_s=time.perf_counter() - began,
             bytes_read=comparer.bytes_read,
         )
@@ -182,6 +183,7 @@ class _Comparer:
 
     Attributes:
         notes: what the user should know.
+        left_out: what was left out because only one recorder records it.
     """
 
     def __init__(self, options: CompareOptions, output: Path | None) -> None:
@@ -193,6 +195,7 @@ class _Comparer:
         self._stack = ExitStack()
         self._work: TensorWork | None = None
         self.notes: list[str] = []
+        self.left_out = LeftOut()
 
     def __enter__(self) -> Self:
         return self
@@ -237,6 +240,8 @@ class _Comparer:
         if mode is Mode.TENSOR:
             self._tensor_work().measure(comparison, self._tolerances)
         judge_rows(comparison, self._tolerances)
+        if have_two_recorders(target, reference):
+            leave_out_unrecorded(comparison, self.left_out)
         find_origins(comparison)
         mark_unread(comparison)
         return comparison
@@ -293,6 +298,12 @@ def common_mode(target: Side, reference: Side, notes: list[str]) -> Mode:
         UsageError: one side holds checksums only, the other none.
     """
     modes = {target.mode, reference.mode}
+    if modes == {Mode.MD5} and _changes_bits(target, reference):
+        notes.append(
+            "only statistics were compared: checksums of two recorders differ, because one of them "
+            "changes the last bits of gradients at levels with modules"
+        )
+        return Mode.STATISTICS
     if len(modes) == 1:
         return target.mode
     if Mode.MD5 in modes:
@@ -315,6 +326,16 @@ def common_mode(target: Side, reference: Side, notes: list[str]) -> Mode:
         f"({lacking.view.records_path})"
     )
     return Mode.STATISTICS
+
+
+def _changes_bits(target: Side, reference: Side) -> bool:
+    """Return whether checksums cannot agree, because two recorders made them."""
+    sides = target, reference
+    return (
+        have_two_recorders(*sides)
+        and all(side.view.head.level != "L1" for side in sides)
+        and all(map(_has_statistics, sides))
+    )
 
 
 def _has_statistics(side: Side) -> bool:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from msprobe.compare.matching.signatures import Signature, signature_of
 from msprobe.compare.model import Added, Matched, Missing, OperationPair, Row
 from msprobe.compare.sides import Side
 from msprobe.dump.record_names import RecordKind
@@ -28,8 +29,9 @@ def pair_values(target: Side, reference: Side, pair: OperationPair) -> list[Row]
     """Return one row for each value of two operations, in the target's order.
 
     Values pair by their place in the record. What one side passed by position and the other by
-    keyword pairs too, where only one value on either side is left for it. A value without a partner
-    has a row of its own; those of the reference stand behind the last value of their kind.
+    keyword pairs by the function's signature, or where only one value on either side is left for
+    it. A value without a partner has a row of its own; those of the reference stand behind the last
+    value of their kind.
 
     Raises:
         DumpFormatError: a record is damaged.
@@ -56,6 +58,9 @@ def pair_values(target: Side, reference: Side, pair: OperationPair) -> list[Row]
     matcher.pair_by_place(pair.slots)
     if crosses:
         matcher.pair_parameters()
+    elif not parsed.is_module:
+        functions = parsed.base, reference.parsed(pair.reference or "").base
+        matcher.pair_by_name(*map(signature_of, functions), in_output=has_gradients)
     roles = [Role.INPUT, Role.PARAMETER]
     if has_gradients:
         matcher.reorder_gradients()
@@ -106,6 +111,28 @@ class _ValueMatcher:
             partner = by_key.get(key)
             if partner is not None:
                 self._pair(place, partner)
+
+    def pair_by_name(
+        self, target: Signature, reference: Signature, *, in_output: bool = False
+    ) -> None:
+        """Pair arguments that are the same parameter of a function, whatever way they were passed.
+
+        Args:
+            target: of the target's function.
+            reference: of the reference's function.
+            in_output: whether the outputs are what belongs to the arguments: their gradients.
+        """
+        role = Role.OUTPUT if in_output else Role.INPUT
+        right = {
+            reference.name_of(value.argument): place
+            for place, value in enumerate(self._theirs)
+            if value.role is role and place not in self._taken
+        }
+        for place, value in enumerate(self._mine):
+            if value.role is role and self._is_free(place):
+                partner = right.get(target.name_of(value.argument))
+                if partner is not None:
+                    self._pair(place, partner)
 
     def pair_parameters(self) -> None:
         """Pair parameters that the frameworks call differently."""

@@ -251,7 +251,7 @@ class _Walk:
         if data_name is not None and type(data_name) is not str:
             data_name = self._field(path, "data_name", data_name, _text)
         if data_name is not None:
-            slot = self._slot_of_file(data_name, slot)
+            slot = self._slot_of_file(data_name, slot, role)
         md5 = get("md5")
         if md5 is not None and type(md5) is not str:
             md5 = self._field(path, "md5", md5, _text)
@@ -322,13 +322,16 @@ class _Walk:
         )
         return value
 
-    def _slot_of_file(self, data_name: str, slot: str) -> str:
+    def _slot_of_file(self, data_name: str, slot: str, role: Role) -> str:
         """Return the slot that a file's name tells; very long names were shortened and do not."""
         stem, _, _ = data_name.rpartition(".")
         if stem == self._record:
             return ""
         if stem.startswith(self._record) and stem[len(self._record)] == ".":
-            return self._text(stem[len(self._record) + 1 :])
+            named = stem[len(self._record) + 1 :]
+            # Files of gradients of keyword arguments are named as those of the arguments.
+            is_gradient = role is Role.OUTPUT and named.startswith("kwargs.")
+            return self._text(f"output_{named}" if is_gradient else named)
         return slot
 
     def _text(self, text: str) -> str:

@@ -117,12 +117,13 @@ def statistics_error(target: Value, reference: Value, allowed: RowTolerance) -> 
     """
     target_max, target_min = target.finite_ends
     reference_max, reference_min = reference.finite_ends
-    mean, norm = _change(target.mean, reference.mean), _change(target.norm, reference.norm)
+    target_norm, reference_norm = _size(target.norm), _size(reference.norm)
+    mean, norm = _change(target.mean, reference.mean), _change(target_norm, reference_norm)
     largest, least = _change(target_max, reference_max), _change(target_min, reference_min)
     if mean is None and norm is None and largest is None and least is None:
         return StatisticsError(None, is_one_sided=(target_max is None) != (reference_max is None))
     peak = _peak(reference_max, reference_min) or _peak(target_max, target_min)
-    total = float(_finite(reference.norm) or _finite(target.norm) or 0.0)
+    total = float(_finite(reference_norm) or _finite(target_norm) or 0.0)
     count = math.sqrt(max(math.prod(reference.shape or ()), 1))
     return _judge_changes(
         (largest or 0.0, least or 0.0, mean or 0.0, norm or 0.0), peak, total, count, allowed
@@ -137,6 +138,8 @@ def plain_statistics_error(
     e, f, g, h = target.max, target.min, target.mean, target.norm
     assert a is not None and b is not None and c is not None and d is not None  # noqa: PT018
     assert e is not None and f is not None and g is not None and h is not None  # noqa: PT018
+    # mindstudio-probe gives the norm of a single number its sign.
+    d, h = abs(d), abs(h)
     changes = (abs(e - a), abs(f - b), abs(g - c), abs(h - d))
     peak = max(a, -b) or max(e, -f)
     count = math.sqrt(max(math.prod(reference.shape or ()), 1))
@@ -184,6 +187,11 @@ def describe_statistics(target: Value, reference: Value, worst: str) -> str:
     """Return the statistic that changed most, in words."""
     mine, theirs = getattr(target, worst), getattr(reference, worst)
     return f"{worst} {_shown(mine)} instead of {_shown(theirs)}"
+
+
+def _size(norm: Statistic) -> Statistic:
+    """Return a norm without the sign that mindstudio-probe gives that of a single number."""
+    return None if norm is None else abs(norm)
 
 
 def _peak(largest: Statistic, least: Statistic) -> float:

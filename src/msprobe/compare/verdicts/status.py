@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, Missing, Mode, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.arguments import judge_arguments
@@ -23,6 +24,8 @@ from msprobe.compare.verdicts.statistics_error import (
     statistics_equal,
     statistics_error,
 )
+from msprobe.dump.record_names import parse_record_name
+from msprobe.dump.values import Role
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.numerics.number_types import coarser, kind_of
 from msprobe.numerics.tolerances import EXACT, RowTolerance, Tolerances
@@ -82,8 +85,21 @@ def _judge_alone(row: Row) -> None:
     if not row.value.is_tensor and row.value.value is None:
         # Left out means the same as None for every optional argument that frameworks have.
         row.status = Status.EQUAL
+    elif row.value.role is Role.INPUT and _is_default(row):
+        row.status = Status.EQUAL
+        row.finding = "the default, which the other side leaves out"
     else:
         row.finding = f"only the {'reference' if is_missing else 'target'} has it"
+
+
+def _is_default(row: Row) -> bool:
+    """Return whether an argument is what the function takes where it is left out."""
+    value = row.value
+    if value.is_tensor:
+        return False
+    name = row.pair.reference if isinstance(row, Missing) else row.pair.target
+    function = parse_record_name(name or "").base
+    return signature_of(function).is_default(value.argument, value.value)
 
 
 def _judge_tensors(row: Matched, tolerances: Tolerances, is_md5: bool) -> None:

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dumps of two recorders, such as msprobe and mindstudio-probe: what only one of them records.
+
+It says nothing about the two runs, so it is left out of the comparison, and one note says so.
+mindstudio-probe 26.2.0 leaves out functions that reshape or create tensors, the model itself, many
+backward records, and gradients of keyword arguments. As gradients of an API's inputs it records
+those of the last node that the call put into the graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from msprobe.compare.matching.families import family
+from msprobe.compare.model import Matched, OperationPair, Row
+from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.sides import Side
+from msprobe.dump import layout
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName, forward_name
+from msprobe.dump.values import Role
+
+_SHOWN_NAMES: Final = 5
+
+
+def have_two_recorders(target: Side, reference: Side) -> bool:
+    """Return whether msprobe recorded only one of two dumps of the same framework."""
+    return target.framework == reference.framework and _is_own(target) is not _is_own(reference)
+
+
+def _is_own(side: Side) -> bool:
+    """Return whether msprobe recorded a dump: it leaves an account, or a journal when killed."""
+    view = side.view
+    is_journal = view.records_path.name == layout.JOURNAL
+    return is_journal or (view.directory / layout.ACCOUNT_JSON).is_file()
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """What was left out of comparisons.
+
+    Attributes:
+        operations: how many, by function or module.
+        gradients: values of operations that stayed.
+    """
+
+    operations: Counter[str] = field(default_factory=Counter)
+    gradients: int = 0
+
+    def notes(self) -> list[str]:
+        """Return what is said of it: one note, or none if nothing was left out."""
+        if not self.operations and not self.gradients:
+            return []
+        shown = [name for name, _ in self.operations.most_common(_SHOWN_NAMES)]
+        shown += ["…"] if len(self.operations) > len(shown) else []
+        which = f" ({', '.join(shown)})" if shown else ""
+        return [
+            "target and reference were recorded by different programs; left out is what only one "
+            "of them records, or records in another way: "
+            f"{self.operations.total()} operations{which} and {self.gradients} gradients"
+        ]
+
+
+def leave_out_unrecorded(comparison: RankComparison, left_out: LeftOut) -> None:
+    """Take out of a comparison what only one of its two recorders records.
+
+    Args:
+        comparison: its rows have a status and no origin yet.
+        left_out: counts what is taken out.
+    """
+    recorded = _Recorded(comparison)
+    unrecorded = set()
+    for pair in comparison.pairs:
+        if not pair.is_matched and recorded.is_left_out(pair):
+            unrecorded.add(id(pair))
+            left_out.operations[comparison.side_of(pair).parsed(pair.name).base] += 1
+    comparison.pairs = [pair for pair in comparison.pairs if id(pair) not in unrecorded]
+    rows = [row for row in comparison.rows if id(row.pair) not in unrecorded]
+    remarked = {id(row.pair) for row in rows if any(value.remark for value in row.values)}
+    comparison.rows = [
+        row for row in rows if not _is_unjudged(comparison, row, id(row.pair) in remarked)
+    ]
+    left_out.gradients += len(rows) - len(comparison.rows)
+
+
+class _Recorded:
+    """What each side records."""
+
+    def __init__(self, comparison: RankComparison) -> None:
+        self._comparison = comparison
+        sides = comparison.target, comparison.reference
+        parsed = [[side.parsed(name) for name in side.names] for side in sides]
+        self._families = [{_family(name) for name in names} for names in parsed]
+        self._called = {
+            name.base for names in parsed for name in names if name.kind is RecordKind.FORWARD
+        }
+        matched = [pair for pair in comparison.pairs if pair.is_matched]
+        self._matched = {pair.target: pair for pair in matched}, {p.reference: p for p in matched}
+        # Forward calls whose result requires a gradient on one side only.
+        self._cut = {
+            id(row.pair)
+            for row in comparison.rows
+            if row.value.role is Role.OUTPUT
+            and {value.requires_grad for value in row.values} == {True, False}
+        }
+
+    def is_left_out(self, pair: OperationPair) -> bool:
+        """Return whether the side that lacks an operation does not record operations like it."""
+        is_missing = pair.target is None
+        name = self._comparison.side_of(pair).parsed(pair.name)
+        if name.is_module and not name.path:
+            return True  # the model itself
+        if name.kind in PARAMETER_GRADIENTS:
+            return name.base not in self._called  # a parameter that another module uses
+        if not name.is_module and _family(name) not in self._families[not is_missing]:
+            return True
+        forward = self._matched[is_missing].get(forward_name(name) or "")
+        return forward is not None and id(forward) not in self._cut
+
+
+def _family(name: RecordName) -> str:
+    return name.base if name.is_module else family(name.prefix, name.path)
+
+
+def _is_unjudged(comparison: RankComparison, row: Row, is_remarked: bool) -> bool:
+    """Return whether a row differs only because one recorder takes it for another gradient."""
+    if not row.pair.is_matched or not row.status.is_difference:
+        return False
+    name = comparison.side_of(row.pair).parsed(row.pair.name)
+    if name.kind is not RecordKind.BACKWARD:
+        return False
+    # A module's gradients are the same in both, unless the record says that they are not.
+    is_comparable = name.is_module and not is_remarked
+    return not isinstance(row, Matched) or (row.value.role is Role.OUTPUT and not is_comparable)

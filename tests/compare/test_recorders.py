@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dumps of one program by two recorders: what only one of them records is no difference.
+
+Those of mindstudio-probe are stored; msprobe's are made by each test.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from matching_dumps import backward, both, forward, tensor
+
+torch = pytest.importorskip("torch")
+
+from recorder_program import LEVELS, MODES, record  # noqa: E402
+
+from msprobe import compare_dumps  # noqa: E402
+from msprobe.capture.session import reset_session  # noqa: E402
+from msprobe.compare.result import CompareResult  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+STORED = Path(__file__).parent / "data" / "mindstudio_26.2.0_dumps.zip"
+Recorded = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Dumps of mindstudio-probe 26.2.0: ``{level}-{mode}``."""
+    folder = tmp_path_factory.mktemp("stored")
+    with zipfile.ZipFile(STORED) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorded:
+    def make(level: str, mode: str = "", fault: str = "") -> Path:
+        reset_session()
+        try:
+            return record(tmp_path / f"{level}{mode}{fault}", level, mode, fault=fault)
+        finally:
+            reset_session()
+
+    return make
+
+
+def differences(result: CompareResult) -> list[tuple[str, str]]:
+    frame = result.frame
+    found = frame.filter(~frame["status"].is_in(["equal", "close"]))
+    return list(zip(found["name"], found["status"], strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_one_program_recorded_by_both_has_no_difference(
+    stored: Path, recorded: Recorded, level: str, mode: str
+) -> None:
+    own = recorded(level, mode)
+    for other in MODES:
+        for pair in (
+            (own, stored / f"{level}-{other}"),
+            (stored / f"{level}-{other}", own),
+        ):
+            result = compare_dumps(*pair)
+            assert differences(result) == []
+            [note] = [note for note in result.summary["notes"] if "different programs" in note]
+            assert "operations" in note
+            assert "gradients" in note
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_tensors_against_statistics_of_another_recorder(
+    stored: Path, recorded: Recorded, level: str
+) -> None:
+    assert differences(compare_dumps(recorded(level), stored / f"{level}-statistics")) == []
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_tensors_against_statistics_of_the_same_run(recorded: Recorded, level: str) -> None:
+    result = compare_dumps(recorded(level), recorded(level, "statistics"))
+    assert set(result.frame["status"]) == {"equal"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "culprit"),
+    [
+        ("weight", "Module.down.Linear.forward.0.parameters.weight"),
+        ("smoothing", "Functional.cross_entropy.0.forward.input.label_smoothing"),
+        ("scale", "Tensor.__mul__.1.forward.output.0"),
+    ],
+)
+def test_a_fault_is_found_in_a_dump_of_another_recorder(
+    stored: Path, recorded: Recorded, fault: str, culprit: str
+) -> None:
+    summary = compare_dumps(recorded("mix", "statistics", fault), stored / "mix-statistics").summary
+    assert summary["introduced"][0]["row"] == culprit
+
+
+ADD, MUL = "Tensor.__add__", "Tensor.__mul__"
+
+
+def written(folder: Path, target: object, reference: object, *, own: bool = False) -> CompareResult:
+    """Compare two dumps written by hand, the reference by msprobe and the target by it or not."""
+    both(folder, target, reference)
+    for side in ("target", "reference") if own else ("reference",):
+        (folder / side / "step0/rank/account.json").write_text("{}")
+    return compare_dumps(folder / "target", folder / "reference")
+
+
+def calls(*names: str, **about: bool) -> dict[str, object]:
+    """Return records of the forward and backward calls of these names."""
+    forwards = {f"{name}.forward": forward([tensor()], [tensor(**about)]) for name in names}
+    return forwards | {f"{name}.backward": backward([tensor()], [tensor()]) for name in names}
+
+
+def test_a_function_that_one_side_never_records_is_left_out(tmp_path: Path) -> None:
+    target, reference = calls(f"{ADD}.0"), calls(f"{ADD}.0", f"{MUL}.0")
+
+    assert differences(written(tmp_path / "other", target, reference)) == []
+    assert differences(written(tmp_path / "own", target, reference, own=True)) != []
+
+
+def test_a_missing_call_of_a_function_that_both_record_stays(tmp_path: Path) -> None:
+    result = written(tmp_path, calls(f"{ADD}.0"), calls(f"{ADD}.0", f"{ADD}.1"))
+
+    assert [status for _, status in differences(result)] == ["missing"] * 4
+    assert not any("different programs" in note for note in result.summary["notes"])
+
+
+def test_a_backward_record_that_one_side_lacks_is_left_out_unless_the_graph_was_cut(
+    tmp_path: Path,
+) -> None:
+    reference = calls(f"{ADD}.0", requires_grad=True)
+    kept, cut = calls(f"{ADD}.0", requires_grad=True), calls(f"{ADD}.0", requires_grad=False)
+    for records in (kept, cut):
+        del records[f"{ADD}.0.backward"]
+
+    assert differences(written(tmp_path / "kept", kept, reference)) == []
+    assert differences(written(tmp_path / "cut", cut, reference)) != []
+
+
+def test_a_gradient_that_comes_into_a_call_is_compared(tmp_path: Path) -> None:
+    target, reference = calls(f"{ADD}.0"), calls(f"{ADD}.0")
+    target[f"{ADD}.0.backward"] = backward([tensor(number=5.0)], [tensor((6,), number=3.0)])
+
+    result = written(tmp_path, target, reference)
+
+    assert differences(result) == [(f"{ADD}.0.backward.input.0", "differs")]
+
+
+def test_another_argument_is_no_matter_of_recorders(tmp_path: Path) -> None:
+    def pad(**kwargs: object) -> dict[str, object]:
+        given = {key: {"type": "str", "value": value} for key, value in kwargs.items()}
+        return {"Functional.pad.0.forward": forward([tensor()], [tensor()], **given)}
+
+    default = written(tmp_path / "default", pad(), pad(mode="constant"))
+    other = written(tmp_path / "other", pad(), pad(mode="reflect"))
+
+    assert differences(default) == []
+    assert differences(other) == [("Functional.pad.0.forward.input.mode", "missing")]
+    assert other.summary["introduced"][0]["cause"] == "argument"
