@@ -27,6 +27,8 @@ class RankWriter:
         weights: seed of the weights.
         drift: what is added to the weight of layer 2.
         reduced: what is added to the reduced gradient of layer 0.
+        apart: what all weights and the gradients are multiplied with, less 1.
+        gradients: how many layers have a reduced gradient.
     """
 
     def __init__(
@@ -39,6 +41,8 @@ class RankWriter:
         weights: int = 0,
         drift: float = 0.0,
         reduced: float = 0.0,
+        apart: float = 0.0,
+        gradients: int = 1,
         level: str = "mix",
         framework: str = "pytorch",
         layers: int = LAYERS,
@@ -57,6 +61,7 @@ class RankWriter:
             weight = chance.standard_normal((8, 8)).astype(np.float32) / 4
             if layer == 2:
                 weight = weight + np.float32(drift)
+            weight = weight * np.float32(1 + apart)
             module = f"Module.fc{layer}.Linear.forward.0"
             name = f"Functional.linear.{layer}.forward"
             y = (x @ weight.T) * np.float32(scale if layer == 1 else 1.0)
@@ -66,8 +71,11 @@ class RankWriter:
             self.put(module, call, parent=model)
             x = y
         self.put(model, {"input_args": {"0": start}, "output": {"0": x}}, parent=None)
-        gradient = chance.standard_normal((8, 8)).astype(np.float32) + np.float32(reduced)
-        self.put("Module.fc0.Linear.parameters_grad_reduced", {"weight": {"0": gradient}})
+        for layer in range(gradients):
+            gradient = chance.standard_normal((8, 8)).astype(np.float32) + np.float32(reduced)
+            gradient = gradient * np.float32(1 + apart)
+            name = f"Module.fc{layer}.Linear.parameters_grad_reduced"
+            self.put(name, {"weight": {"0": gradient}})
         self.write()
 
     def put(self, name: str, parts: dict[str, dict[str, Values]], parent: str | None = "") -> None:

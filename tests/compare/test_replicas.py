@@ -174,6 +174,63 @@ def test_a_comparison_of_several_ranks_looks_at_replicas_by_itself(tmp_path):
     assert msprobe.compare_dumps(old, old).summary["replicas"] == []
 
 
+ALONE = [{"data": 1}, {"data": 2, "apart": 1e-4}]
+"""Ranks that train each on its own."""
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_ranks_that_train_each_on_their_own_are_one_finding(tmp_path, task):
+    result = compare_replicas(dump_of(tmp_path, ALONE, task), CompareOptions())
+    [found] = result.summary["replicas"]
+    assert found["row"] == "Module.fc0.Linear.forward.0.parameters.weight"
+    assert "3 of 3 parameters differ" in found["reason"]
+    assert result.summary["introduced_total"] == 1
+    assert result.summary["counts"]["differs"] == 4
+
+
+def test_ranks_that_part_with_their_gradients_are_one_finding_in_all_steps(tmp_path):
+    for step, drift in enumerate((0.0, 1e-3, 1e-3)):
+        for rank in (0, 1):
+            choices = {"drift": drift, "reduced": 0.01} if rank else {}
+            RankWriter(tmp_path / f"step{step}" / f"rank{rank}", gradients=3, **choices)
+    result = compare_replicas(tmp_path, CompareOptions())
+    [found] = result.summary["replicas"]
+    assert (found["step"], found["row"]) == (0, "Module.fc0.Linear.parameters_grad_reduced.weight")
+    assert "3 of 3 reduced gradients differ" in found["reason"]
+    assert result.summary["introduced_total"] == 1
+
+
+def test_a_parameter_that_drifted_before_the_gradients_part_is_a_finding_too(tmp_path):
+    apart = {"drift": 1e-3, "reduced": 0.01, "gradients": 3}
+    names = [each["name"] for each in findings(dump_of(tmp_path, [{"gradients": 3}, apart]))]
+    assert names == ["Module.fc2.Linear.forward.0", "Module.fc0.Linear.parameters_grad_reduced"]
+
+
+def test_ranks_that_part_in_the_reference_too_are_no_finding(tmp_path):
+    new, old = dump_of(tmp_path / "new", ALONE), dump_of(tmp_path / "old", ALONE)
+    together = dump_of(tmp_path / "together", [{"data": 1}, {"data": 2}])
+    others = dump_of(tmp_path / "others", [{"weights": 0}, {"weights": 1, "data": 2}])
+    assert msprobe.compare_dumps(new, old).summary["replicas"] == []
+    assert msprobe.compare_dumps(new, others).summary["replicas"] == []
+    assert len(msprobe.compare_dumps(new, together).summary["replicas"]) == 1
+    assert msprobe.compare_dumps(together, old).summary["replicas"] == []
+
+
+def test_only_what_agrees_in_the_reference_has_to_agree(tmp_path):
+    drift = {"data": 2, "drift": 1e-3}
+    new = dump_of(tmp_path / "new", [{"data": 1}, {**drift, "reduced": 0.01}])
+    old = dump_of(tmp_path / "old", [{"data": 1}, drift])
+    found = msprobe.compare_dumps(new, old).summary["replicas"]
+    assert [each["name"] for each in found] == ["Module.fc0.Linear.parameters_grad_reduced"]
+
+
+def test_what_differs_in_several_steps_is_one_finding(tmp_path):
+    for step in (0, 1, 2):
+        for rank, drift in ((0, 0.0), (1, 1e-3 if step else 0.0)):
+            RankWriter(tmp_path / f"step{step}" / f"rank{rank}", drift=drift)
+    assert [each["step"] for each in findings(tmp_path)] == [1]
+
+
 def test_only_ranks_that_are_compared_are_looked_at(tmp_path):
     new = dump_of(tmp_path / "new", [{"data": 1}, {"data": 2}, {"data": 3, "drift": 1e-3}])
     old = dump_of(tmp_path / "old", [{"data": 1}, {"data": 2}, {"data": 3}])

@@ -110,4 +110,9 @@ class Cause(StrEnum):
     OTHER_RANK = "other_rank", "rank {} put a difference in"
     REPLICA_PARAMETER = "replica_parameter", "a parameter that replicas should share differs"
     REPLICA_GRADIENT = "replica_gradient", "a reduced gradient that replicas should share differs"
+    REPLICAS_PART = (
+        "replicas_part",
+        "{} differ between these ranks: are they data-parallel?",
+    )
+    PARTED_TOO = "parted_too", "these ranks part as a whole; see {}"
     REPLICA_RESULT = "replica_result", "the inputs are equal on both ranks, the results are not"

@@ -4,7 +4,8 @@
 Data-parallel ranks hold the same parameters, and the same gradients once these were reduced. And
 whatever two ranks compute from the same values must come out the same. Ranks count as replicas
 when most of their parameters agree; ranks that hold different parts of the parameters are left
-alone, and so is everything random.
+alone, and so is everything random. Where most parameters are a little apart, the ranks train each
+on its own: that is one finding. Beside a trusted run, only what agrees there has to agree.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from msprobe.compare.model import (
 )
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
+from msprobe.compare.verdicts.origin_state import mark
 from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.record_names import RecordKind, forward_name
 from msprobe.dump.values import Role, Value
@@ -53,11 +55,18 @@ _RANDOM: Final = re.compile(
     r"|scaled_dot_product_attention|multi_head_attention_forward)"
 )
 _RNG: Final = "rng"
+# Of the parameters, or of their gradients; more of them do not drift apart by themselves.
+_MOST: Final = 0.5
 
 _CAUSES: Final = {
     Role.PARAMETER: Cause.REPLICA_PARAMETER,
     Role.INPUT: Cause.REPLICA_PARAMETER,  # inputs are looked at only where they are parameters
     Role.PARAMETER_GRAD: Cause.REPLICA_GRADIENT,
+}
+
+_PARTING: Final = {
+    "parameters": (Role.PARAMETER, Role.INPUT),
+    "reduced gradients": (Role.PARAMETER_GRAD,),
 }
 
 Key = tuple[object, ...]
@@ -113,12 +122,14 @@ def compare_replicas(
     tolerances = Tolerances.load(options.tolerances)
     said = list(notes)
     comparisons: list[RankComparison] = []
+    parted: dict[RankKey, str] = {}
     with TensorWork(options, output) as work:
         for step in _wanted(dump, options.steps):
             for comparison in compare_replicas_of(step, options.ranks, said):
                 if comparison.mode is Mode.TENSOR:
                     work.measure(comparison, tolerances)
                 judge_replicas(comparison, tolerances)
+                _blame_once(comparison, parted)
                 comparisons.append(comparison)
     if not comparisons:
         raise UsageError(
@@ -143,22 +154,46 @@ def _wanted(dump: Dump, steps: Sequence[int] | None) -> list[DumpStep]:
     return [step for number, step in dump.steps.items() if steps is None or number in steps]
 
 
-def check_replicas(steps: Iterable[DumpStep], tolerances: Tolerances) -> list[dict[str, Any]]:
+def check_replicas(
+    steps: Iterable[tuple[DumpStep, DumpStep]], tolerances: Tolerances
+) -> list[dict[str, Any]]:
     """Return what replicas disagree about, by statistics or checksums alone.
 
     Args:
-        steps: the steps to look at; those with a single rank have no replicas.
+        steps: the steps to look at, of the target and of the trusted run, with the same ranks;
+            those with a single rank have no replicas.
         tolerances: what results of equal inputs may be apart.
 
     Returns:
         As `replica_findings`.
     """
     found: list[RankComparison] = []
-    for step in steps:
+    parted: dict[RankKey, str] = {}
+    for step, trusted in steps:
         for comparison in compare_replicas_of(step, None, []):
             judge_replicas(comparison, tolerances)
+            if any(row.status.is_difference for row in comparison.rows):
+                views = comparison.reference.view, comparison.target.view
+                keys = [key for view in views for key in step.ranks if step.ranks[key] is view]
+                same_ranks = DumpStep(step.number, {key: trusted.ranks[key] for key in keys})
+                _leave_out_known(comparison, same_ranks, tolerances)
+                _blame_once(comparison, parted)
             found.append(comparison)
     return list(replica_findings(found))
+
+
+def _leave_out_known(comparison: RankComparison, trusted: DumpStep, tolerances: Tolerances) -> None:
+    """Take out the rows in which the same two ranks of the trusted run differ, too.
+
+    All rows if these are no replicas there.
+    """
+    other = next(compare_replicas_of(trusted, None, []), None)
+    if other is None:
+        comparison.rows = []
+        return
+    judge_replicas(other, tolerances)
+    known = {row.name for row in other.rows if row.status.is_difference}
+    comparison.rows = [row for row in comparison.rows if row.name not in known]
 
 
 def compare_replicas_of(
@@ -358,8 +393,37 @@ def judge_replicas(comparison: RankComparison, tolerances: Tolerances) -> None:
     mark_unread(comparison)
 
 
+def _blame_once(comparison: RankComparison, parted: dict[RankKey, str]) -> None:
+    """Blame one value of ranks that part as a whole; what differs after it follows from it.
+
+    Args:
+        comparison: one step of one rank, judged.
+        parted: rank → the value with which it parted in an earlier step; grows.
+    """
+    rank = comparison.rank
+    first = None if rank in parted else _parting(comparison.rows)
+    for row in comparison.rows:
+        if row is first:
+            parted[rank] = row.name
+        elif rank in parted and row.status.is_difference and row.value.role is not Role.OUTPUT:
+            mark(row, Origin.INHERITED, Cause.PARTED_TOO, parted[rank])
+
+
+def _parting(rows: Sequence[Row]) -> Row | None:
+    """Return the first of the parameters, or of their gradients, where most of them differ."""
+    for what, roles in _PARTING.items():
+        members = [row for row in rows if row.value.role in roles]
+        differing = [row for row in members if row.status.is_difference]
+        if len(differing) > max(1, _MOST * len(members)):
+            first = differing[0]
+            first.cause = Cause.REPLICAS_PART
+            first.subject = f"{len(differing)} of {len(members)} {what}"
+            return first
+    return None
+
+
 def replica_findings(comparisons: Sequence[RankComparison]) -> Iterator[dict[str, Any]]:
-    """Yield each value that replicas disagree about, in order of execution.
+    """Yield each value that replicas disagree about, in order of execution, at its first step.
 
     Yields:
         ``name`` (of the record), ``row``, ``kind``, ``module``, ``status``, ``step``, ``ranks``
@@ -369,20 +433,27 @@ def replica_findings(comparisons: Sequence[RankComparison]) -> Iterator[dict[str
     groups: dict[tuple[int, int], list[RankComparison]] = defaultdict(list)
     for comparison in comparisons:
         groups[comparison.step, id(comparison.reference)].append(comparison)
+    seen: set[tuple[RankKey, str]] = set()
     for members in groups.values():
-        yield from _findings_of(members)
+        yield from _findings_of(members, seen)
 
 
-def _findings_of(members: Sequence[RankComparison]) -> Iterator[dict[str, Any]]:
+def _findings_of(
+    members: Sequence[RankComparison], seen: set[tuple[RankKey, str]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the findings of a group that no earlier step had; `seen` are these, and grows."""
     first = members[0].reference.view
     base: RankKey = first.name if first.rank is None else first.rank
     ranks = [base, *(member.rank for member in members)]
     rows: dict[str, list[tuple[RankComparison, Row]]] = defaultdict(list)
     for member in members:
         for row in member.rows:
-            if row.status.is_difference:
+            if row.status.is_difference and row.cause is not Cause.PARTED_TOO:
                 rows[row.name].append((member, row))
-    for found in rows.values():
+    for name, found in rows.items():
+        if (base, name) in seen:
+            continue
+        seen.add((base, name))
         differing = [member.rank for member, _ in found]
         # Where most differ from the first rank, it is the odd one out.
         if len(differing) > 1 and len(differing) > len(members) / 2:

@@ -23,8 +23,7 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.ranks import ViewPair, pair_views
 from msprobe.compare.recorders import LeftOut, have_two_recorders, leave_out_unrecorded
 from msprobe.compare.sides import Side
-from msprobe.dump.dump_steps import DumpStep, RankKey
-from msprobe.dump.rank_view import RankView
+from msprobe.dump.dump_steps import DumpStep
 from msprobe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -256,14 +255,20 @@ class _Comparer:
 
     def replicas(self, pairs: Sequence[ViewPair]) -> list[dict[str, Any]] | None:
         """Return what data-parallel ranks of the target disagree about; None with a single rank."""
-        ranks: dict[int, dict[RankKey, RankView]] = {}
+        by_step: dict[int, list[ViewPair]] = {}
         for pair in pairs:
-            ranks.setdefault(pair.step, {})[pair.rank] = pair.target
-        if len(pairs) == len(ranks):
+            by_step.setdefault(pair.step, []).append(pair)
+        if len(pairs) == len(by_step):
             return None
         from msprobe.compare.replicas import check_replicas
 
-        steps = [DumpStep(number, views) for number, views in ranks.items()]
+        steps = [
+            (
+                DumpStep(number, {pair.rank: pair.target for pair in ranks}),
+                DumpStep(number, {pair.rank: pair.reference for pair in ranks}),
+            )
+            for number, ranks in by_step.items()
+        ]
         return check_replicas(steps, self._tolerances)
 
     def check_processing(self, comparisons: Sequence[RankComparison]) -> None:
