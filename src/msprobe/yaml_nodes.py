@@ -110,6 +110,14 @@ class Node:
         return None if self.kind == "null" else f"a {self.kind}"
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``did you mean …?`` for a word that is nearly a known one; else an empty text."""
+    import difflib  # only a faulty file needs it
+
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f'did you mean "{found[0]}"?' if found else ""
+
+
 def read_yaml(path: Path, *, may_be_empty: bool = False) -> Node:
     """Read a file.
 

@@ -41,3 +41,9 @@ class CompareOptions:
     workers: int | None = None
     scheduler: str | None = None
     show_progress: bool = False
+
+    @property
+    def has_mapping_files(self) -> bool:
+        """Whether the user names what belongs together, in a file or a mapping."""
+        given = (self.data_mapping, self.cell_mapping, self.api_mapping, self.layer_mapping)
+        return any(isinstance(each, (Path, Mapping)) for each in given)

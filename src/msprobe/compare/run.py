@@ -140,6 +140,10 @@ def run_comparison(
         check_writable(output)
     dumps = open_dump(target), open_dump(reference)
     pairing = pair_views(*dumps, steps=options.steps, ranks=options.ranks)
+    if options.has_mapping_files:
+        from msprobe.compare.matching.mapping_check import check_mappings
+
+        check_mappings(options, [_sides_of(pair) for pair in pairing.pairs])
     with _collector_paused(), _Comparer(options, output) as comparer:
         comparer.notes += [*notes, *pairing.notes]
         comparisons = [comparer.compare(pair) for pair in pairing.pairs]
@@ -220,8 +224,7 @@ class _Comparer:
         from msprobe.compare.verdicts.origin import find_origins
         from msprobe.compare.verdicts.status import judge_rows, mark_unread
 
-        target = Side(pair.target, source="target")
-        reference = Side(pair.reference, source="reference")
+        target, reference = _sides_of(pair)
         self.notes += _notes_of(target, reference)
         mode = common_mode(target, reference, self.notes)
         found = pair_operations(target, reference, self._options)
@@ -294,6 +297,10 @@ class _Comparer:
         found = {comparison.target.framework for comparison in comparisons} - {framework, ""}
         if found:
             self.notes.append(f"-f {framework} was given, but the target is of {min(found)}")
+
+
+def _sides_of(pair: ViewPair) -> tuple[Side, Side]:
+    return Side(pair.target, source="target"), Side(pair.reference, source="reference")
 
 
 def common_mode(target: Side, reference: Side, notes: list[str]) -> Mode:

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Final
 
 from msprobe.compare.matching.families import family
-from msprobe.compare.matching.mapping_warnings import nearest
 from msprobe.dump.record_names import RecordKind
-from msprobe.yaml_nodes import Node, parse_yaml, read_yaml
+from msprobe.yaml_nodes import Node, nearest, parse_yaml, read_yaml
 
 _BUILT_IN: Final = "api_pairs.yaml"
 _LISTS: Final = ("args", "outputs", "parameters", "parameters_grad")
@@ -34,6 +33,7 @@ _LISTS: Final = ("args", "outputs", "parameters", "parameters_grad")
 _SINGULARS: Final = {"arg": "args", "output": "outputs", "parameter": "parameters"}
 _KEYS: Final = ("ms_api", "pt_api", *(f"{side}_{name}" for name in _LISTS for side in ("ms", "pt")))
 _WORD_START: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_PRIMITIVE: Final = "Primitive"
 _MINT_PREFIXES: Final = {
     "Mint": "Torch",
     "MintFunctional": "Functional",
@@ -52,12 +52,14 @@ class ApiPair:
         pt_api: ``Torch.index_select``.
         lists: ``args``, ``outputs`` … → MindSpore's slots and PyTorch's, place by place.
         is_complete: whether slots that are not listed have no partner.
+        line: where it is in the user's file; None for the built-in table.
     """
 
     ms_api: str
     pt_api: str
     lists: Mapping[str, tuple[tuple[str, str], ...]]
     is_complete: bool = True
+    line: int | None = None
 
     def slots(self, kind: RecordKind) -> Slots:
         """Return the slots of MindSpore's record → those of PyTorch's, for records of a kind.
@@ -99,6 +101,9 @@ class ApiTable:
         """Return prefix and name that PyTorch has for a function of MindSpore."""
         full = f"{prefix}.{api}"
         found = self.names.get(full)
+        if found is None and prefix == _PRIMITIVE:
+            api = _class_of(api)
+            found = self.names.get(f"{prefix}.{api}")
         if found is None and full not in self.chosen:
             found = self._by_rule(prefix, api)
         if found is None:
@@ -110,6 +115,8 @@ class ApiTable:
         """Return what is known of the arguments of two functions that were paired."""
         found = self.pairs.get((ms_api, pt_api))
         if found is None:
+            prefix, _, name = ms_api.partition(".")
+            ms_api = f"{prefix}.{_class_of(name)}" if prefix == _PRIMITIVE else ms_api
             # The built-in table means an operation, under whatever name it was called.
             names = (pair for pair in self.pairs.values() if pair.ms_api == ms_api)
             kin = [pair for pair in names if _same_family(pair.pt_api, pt_api)]
@@ -119,10 +126,15 @@ class ApiTable:
     def _by_rule(self, prefix: str, api: str) -> str | None:
         if prefix == "Tensor":
             return self.names.get(f"Functional.{api}")
-        if prefix == "Primitive":
+        if prefix == _PRIMITIVE:
             snake = _WORD_START.sub("_", api).lower()
             return self.names.get(f"Functional.{snake}", f"Functional.{snake}")
         return None
+
+
+def _class_of(primitive: str) -> str:
+    """Return the class of a primitive; of one that a cell holds the attribute stands before it."""
+    return primitive.rpartition(".")[2]
 
 
 @functools.cache
@@ -179,7 +191,8 @@ def _read_record(record: Node) -> ApiPair:
         found = _read_lists(record, fields, name)
         if found is not None:
             lists[name] = found
-    return ApiPair(_api_name(fields["ms_api"]), _api_name(fields["pt_api"]), lists)
+    ms_api, pt_api = _api_name(fields["ms_api"]), _api_name(fields["pt_api"])
+    return ApiPair(ms_api, pt_api, lists, line=record.line)
 
 
 def _read_lists(

@@ -10,16 +10,12 @@ PyTorch's ``Module`` and the rest is equal.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.matching.mapping_warnings import Complaints
 from msprobe.yaml_nodes import read_yaml
-
-logger = logging.getLogger(__name__)
 
 # MindSpore's classes and PyTorch's; equal names need no entry.
 CLASS_NAMES: Final[Mapping[str, str]] = {
@@ -72,15 +68,6 @@ class CellMapping:
             for name in parts:
                 renamed = renamed.replace(name, self.names[name], 1)
         return renamed.rpartition(".")[0] if renamed != full else path
-
-    def warn_unused(self, known: Collection[str]) -> None:
-        """Log the names that no module of a dump has; `known` are ``{path}.{class}``."""
-        complaints = Complaints(self.path, logger.warning)
-        everything = "\n".join(known)
-        for name, line in self.lines.items():
-            if name not in everything:
-                complaints.unknown(name, line, "the dump has no module", known)
-        complaints.close()
 
 
 def read_cell_mapping(path: Path) -> CellMapping:

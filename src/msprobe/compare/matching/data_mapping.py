@@ -9,20 +9,16 @@ Names that are not listed find their partners as they would without the file.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.matching.mapping_warnings import Complaints
 from msprobe.compare.model import Row, row_name
 from msprobe.compare.sides import Side
 from msprobe.errors import UsageError
 from msprobe.yaml_nodes import read_yaml
-
-logger = logging.getLogger(__name__)
 
 NO_PARTNER: Final = "N/A"
 
@@ -86,35 +82,21 @@ def mapped_operations(
 ) -> list[MappedOperation]:
     """Return the pairs of records that a mapping makes, by place in the target.
 
-    Rows that a side does not have are logged.
-
     Args:
         mapping: the mapping.
         target: the target.
         reference: the reference.
         places: record name → place, of the target and the reference.
     """
-    complaints = Complaints(mapping.path, logger.warning)
-    of_target = _Rows(target, places[0])
-    of_reference = _Rows(reference, places[1])
+    of_target, of_reference = Rows(target), Rows(reference)
     slots: defaultdict[tuple[int, int | None], dict[str, str | None]] = defaultdict(dict)
     for row, partner in mapping.rows.items():
-        line = mapping.lines.get(row, 0)
         mine = of_target.find(row)
-        if mine is None:
-            complaints.unknown(row, line, "the target has no row", of_target.near(row))
-            continue
-        if partner is None:
-            slots[mine[0], None][mine[1]] = None
-            continue
-        theirs = of_reference.find(partner)
-        if theirs is None:
-            complaints.unknown(
-                partner, line, "the reference has no row", of_reference.near(partner)
-            )
-            continue
-        slots[mine[0], theirs[0]][mine[1]] = theirs[1]
-    complaints.close()
+        theirs = None if partner is None else of_reference.find(partner)
+        if mine is None or (partner is not None and theirs is None):
+            continue  # a row of another step or rank
+        record, slot = (None, None) if theirs is None else (places[1][theirs[0]], theirs[1])
+        slots[places[0][mine[0]], record][mine[1]] = slot
     return [
         MappedOperation(mine, theirs, found)
         for (mine, theirs), found in sorted(
@@ -140,16 +122,16 @@ def _partner(name: str) -> str | None:
     return None if name == NO_PARTNER else name
 
 
-class _Rows:
+class Rows:
     """The rows of a side, found by name."""
 
-    def __init__(self, side: Side, places: Mapping[str, int]) -> None:
+    def __init__(self, side: Side) -> None:
         self._side = side
-        self._places = places
+        self._records = frozenset(side.names)
         self._slots: dict[str, set[str]] = {}
 
-    def find(self, row: str) -> tuple[int, str] | None:
-        """Return the place of a row's record, and its slot."""
+    def find(self, row: str) -> tuple[str, str] | None:
+        """Return the record of a row, and its slot; None if the side has no such row."""
         record = self._record(row)
         if record is None:
             return None
@@ -157,7 +139,7 @@ class _Rows:
         known = self._slots_of(record)
         for spelling in (slot, _other_spelling(slot)):
             if spelling in known:
-                return self._places[record], spelling
+                return record, spelling
         return None
 
     def near(self, row: str) -> Iterable[str]:
@@ -169,7 +151,7 @@ class _Rows:
 
     def _record(self, row: str) -> str | None:
         record = row
-        while record and record not in self._places:
+        while record and record not in self._records:
             record = record.rpartition(".")[0]
         return record or None
 

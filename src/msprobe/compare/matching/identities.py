@@ -21,7 +21,7 @@ from msprobe.compare.matching.api_mapping import (
 from msprobe.compare.matching.cell_mapping import CellMapping, class_family, read_cell_mapping
 from msprobe.compare.matching.families import family, relatives
 from msprobe.compare.matching.layer_mapping import (
-    LayerMapping,
+    RenamedLayers,
     numbered_from_zero,
     read_layer_mapping,
 )
@@ -57,7 +57,9 @@ class Names:
         classes: module path → class.
         apis: PyTorch's names of functions; None for a side that has these already.
         apis_are_asked_for: whether the user asked for that table.
-        layers: renames of functions by the class of the layer around them.
+        layers: where a layer mapping holds, the other names of calls and layers.
+        shared: path on the other side → path by which both sides know the module.
+        prefixes: function of the other side → its prefix.
     """
 
     paths: Mapping[str, str]
@@ -65,7 +67,9 @@ class Names:
     mapped_paths: frozenset[str] = frozenset()
     apis: ApiTable | None = None
     apis_are_asked_for: bool = False
-    layers: LayerMapping | None = None
+    layers: RenamedLayers | None = None
+    shared: Mapping[str, str] = field(default_factory=dict)
+    prefixes: Mapping[str, str] = field(default_factory=dict)
 
     def identity(self, name: RecordName, path: str) -> Identity:
         """Return what a record is.
@@ -76,7 +80,7 @@ class Names:
         """
         if name.is_module:
             return Identity(
-                f"module {self.scope(name.path)}",
+                f"module {self.scope(name, name.path)}",
                 f"class {class_family(name.class_name)}",
                 name.path in self.mapped_paths,
             )
@@ -84,17 +88,27 @@ class Names:
             return Identity(f"value {name.path}", f"value {name.path}")
         prefix, api = name.prefix, name.path
         is_mapped = False
-        if self.layers is not None:
-            api = self.layers.renamed_api(name.path, self.classes.get(path))
-            is_mapped = api != name.path
+        renamed = None if self.layers is None else self.layers.call(path, name.path)
+        if renamed is not None:
+            api, is_mapped = renamed[1], True
+            prefix = self.prefixes.get(api, prefix)
         if self.apis is not None and not is_mapped:
             prefix, api = self.apis.pytorch_name(prefix, api)
             is_mapped = self.apis_are_asked_for and (prefix, api) != (name.prefix, name.path)
         operation = family(prefix, api)
         return Identity(operation, relatives(operation), is_mapped)
 
-    def scope(self, path: str) -> str:
-        """Return a module's path as both sides know it."""
+    def scope(self, name: RecordName, path: str) -> str:
+        """Return the module around a record, as both sides know it; around a module: its own.
+
+        Args:
+            name: the record's name.
+            path: of the module around it.
+        """
+        if self.layers is not None and not name.is_module:
+            renamed = self.layers.call(path, name.path)
+            if renamed is not None:
+                return self.shared.get(renamed[0], renamed[0])
         return self.paths.get(path, path)
 
     @property
@@ -142,22 +156,20 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
     Raises:
         ConfigError: a mapping file cannot be used.
     """
-    crosses = target.framework != reference.framework
-    # Mapping files say MindSpore first; a dump of PyTorch may still be the target.
-    is_swapped = crosses and reference.framework == MINDSPORE
+    swapped = is_swapped(target, reference)
     speaks_mindspore = [side.framework == MINDSPORE for side in (target, reference)]
     table = _table(options, has_mindspore=any(speaks_mindspore))
-    layers = None if options.layer_mapping is None else read_layer_mapping(options.layer_mapping)
+    layers = None
     cells = (
         read_cell_mapping(options.cell_mapping) if isinstance(options.cell_mapping, Path) else None
     )
     classes = [_classes(target), _classes(reference)]
     mapped: list[dict[str, str]] = [{path: path for path in known} for known in classes]
-    mine = 1 if is_swapped else 0
-    if layers is not None:
-        layers.warn_unused(set(classes[mine].values()))
+    mine = 1 if swapped else 0
+    if options.layer_mapping is not None:
+        layers = RenamedLayers(read_layer_mapping(options.layer_mapping), classes[mine])
         mapped = [numbered_from_zero(known) for known in classes]
-        mapped[mine] = layers.renamed_paths(classes[mine])
+        mapped[mine] = layers.paths()
     elif cells is not None:
         mapped[mine] = _by_cells(cells, classes[mine])
     changed = frozenset(path for path, other in mapped[mine].items() if path != other)
@@ -175,10 +187,20 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
             apis=table if translated[side] else None,
             apis_are_asked_for=options.api_mapping is not None,
             layers=layers if side == mine else None,
+            shared=of_target if mine == 0 else of_reference,
+            prefixes=_prefixes((target, reference)[1 - mine]),
         )
         for side in (0, 1)
     ]
-    return SharedNames(target=names[0], reference=names[1], table=table, is_swapped=is_swapped)
+    return SharedNames(target=names[0], reference=names[1], table=table, is_swapped=swapped)
+
+
+def is_swapped(target: Side, reference: Side) -> bool:
+    """Return whether the names that mapping files give first are the reference's.
+
+    They say MindSpore first; a dump of PyTorch may still be the target.
+    """
+    return target.framework != reference.framework and reference.framework == MINDSPORE
 
 
 def _table(options: CompareOptions, *, has_mindspore: bool) -> ApiTable | None:
@@ -189,13 +211,19 @@ def _table(options: CompareOptions, *, has_mindspore: bool) -> ApiTable | None:
 
 
 def _classes(side: Side) -> dict[str, str]:
-    """Return module path → class, of every module that a side recorded."""
-    parsed = map(side.parsed, side.names)
+    """Return module path → class, of every module that a side recorded or that ran around it."""
+    parents = {parent for parent in side.view.parents.values() if parent is not None}
+    parsed = map(side.parsed, (*side.names, *parents.difference(side.names)))
     return {name.path: name.class_name or "" for name in parsed if name.is_module}
 
 
+def _prefixes(side: Side) -> dict[str, str]:
+    """Return function → prefix, of every call that a side recorded."""
+    parsed = map(side.parsed, side.names)
+    return {name.path: name.prefix for name in parsed if not name.is_module}
+
+
 def _by_cells(cells: CellMapping, classes: Mapping[str, str]) -> dict[str, str]:
-    cells.warn_unused([f"{path}.{name}" if path else name for path, name in classes.items()])
     return {path: cells.renamed(path, name) for path, name in classes.items()}
 
 

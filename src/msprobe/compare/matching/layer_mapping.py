@@ -7,24 +7,21 @@
       qkv_proj: query_key_value     # in every ParallelAttention
       core.attn: core_attention     # a path of several steps is fine
 
-Paths are rewritten from the top, child by child; what is not listed keeps its name. Layers of a
-``ParallelTransformer`` are counted from 0 on both sides, because the stages of a pipeline may be
-numbered on their own or all together.
+Paths are rewritten from the top, child by child; what is not listed keeps its name. A call is a
+child of the layer around it: ``norm.RmsNorm: npu_rms_norm``. Layers of a ``ParallelTransformer``
+are counted from 0 on both sides, because the stages of a pipeline may be numbered on their own or
+all together.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.matching.mapping_warnings import Complaints
 from msprobe.yaml_nodes import read_yaml
-
-logger = logging.getLogger(__name__)
 
 TOP_LAYER: Final = "TopLayer"
 _OLD_TOP_LAYER: Final = "Cell"
@@ -40,59 +37,76 @@ class LayerMapping:
 
     Attributes:
         children: class → renames of its children as steps, longest first.
-        lines: line of each class.
+        lines: line of each class and child, and of each class with an empty child.
         path: the file.
     """
 
     children: Mapping[str, tuple[tuple[_Steps, _Steps], ...]]
-    lines: Mapping[str, int]
+    lines: Mapping[tuple[str, str], int]
     path: Path
 
-    def renamed_paths(self, classes: Mapping[str, str]) -> dict[str, str]:
-        """Return module path → the path on the other side, layers counted from 0.
+
+class RenamedLayers:
+    """The modules and calls of one dump under the names that a layer mapping gives them.
+
+    Args:
+        mapping: the mapping.
+        classes: module path → class, of every module of the dump.
+    """
+
+    def __init__(self, mapping: LayerMapping, classes: Mapping[str, str]) -> None:
+        self._children = mapping.children
+        self._counted = numbered_from_zero(classes)
+        self._classes = {self._counted[path]: name for path, name in classes.items()}
+        self._calls: dict[tuple[str, str], tuple[str, str] | None] = {}
+
+    def paths(self) -> dict[str, str]:
+        """Return module path → the path on the other side, layers counted from 0."""
+        return {
+            path: ".".join(self._renamed(_steps(own))[0]) for path, own in self._counted.items()
+        }
+
+    def call(self, path: str, api: str) -> tuple[str, str] | None:
+        """Return module and name that a call has on the other side; None if no rule names it.
 
         Args:
-            classes: module path → class, of every module.
+            path: of the module around it.
+            api: its name; of a primitive that a cell holds, the last part alone may be meant.
         """
-        counted = numbered_from_zero(classes)
-        classes_by_counted = {counted[path]: name for path, name in classes.items()}
-        return {path: self._renamed(counted[path], classes_by_counted) for path in classes}
+        key = (path, api)
+        if key not in self._calls:
+            self._calls[key] = self._renamed_call(_steps(self._counted.get(path, path)), api)
+        return self._calls[key]
 
-    def renamed_api(self, api: str, class_name: str | None) -> str:
-        """Return the name that an API inside a layer has on the other side."""
-        for steps, other in self.children.get(class_name or TOP_LAYER, ()):
-            if steps == (api,):
-                return ".".join(other)
-        return api
+    def _renamed_call(self, module: _Steps, api: str) -> tuple[str, str] | None:
+        parts = _steps(api)
+        for name in dict.fromkeys((parts, parts[-1:])):
+            steps = module + name
+            renamed, named_up_to = self._renamed(steps)
+            if named_up_to == len(steps):
+                return ".".join(renamed[:-1]), renamed[-1]
+        return None
 
-    def warn_unused(self, classes: Collection[str]) -> None:
-        """Log the classes that no module of a dump has."""
-        complaints = Complaints(self.path, logger.warning)
-        for name, line in self.lines.items():
-            if name != TOP_LAYER and name not in classes:
-                complaints.unknown(name, line, "the target has no layer of class", classes)
-        complaints.close()
-
-    def _renamed(self, path: str, classes: Mapping[str, str]) -> str:
-        steps = path.split(".") if path else []
-        done = 0
+    def _renamed(self, steps: _Steps) -> tuple[list[str], int]:
+        """Return the steps on the other side, and up to which of the steps a rule named them."""
         renamed: list[str] = []
+        done = named_up_to = 0
         while done < len(steps):
-            here = ".".join(steps[:done])
-            class_name = classes.get(here, "") if here else TOP_LAYER
-            taken, other = self._child(class_name, tuple(steps[done:]))
-            if not here and taken == 1 and other == (steps[done],) and "" in classes:
-                # The rules of the model's own class hold at the top as well.
-                taken, other = self._child(classes[""], tuple(steps[done:]))
-            renamed += other
-            done += taken
-        return ".".join(renamed)
+            rule = self._rule(".".join(steps[:done]), steps[done:])
+            old, new = rule or (steps[done : done + 1],) * 2
+            renamed += new
+            done += len(old)
+            named_up_to = named_up_to if rule is None else done
+        return renamed, named_up_to
 
-    def _child(self, class_name: str, steps: _Steps) -> tuple[int, _Steps]:
-        for old, new in self.children.get(class_name, ()):
-            if steps[: len(old)] == old:
-                return len(old), new
-        return 1, steps[:1]
+    def _rule(self, layer: str, steps: _Steps) -> tuple[_Steps, _Steps] | None:
+        # The rules of the model's own class hold at the top as well.
+        names = [self._classes.get(layer, "")]
+        for name in names if layer else [TOP_LAYER, *names]:
+            for old, new in self._children.get(name, ()):
+                if steps[: len(old)] == old:
+                    return old, new
+        return None
 
 
 def read_layer_mapping(path: Path) -> LayerMapping:
@@ -102,18 +116,19 @@ def read_layer_mapping(path: Path) -> LayerMapping:
         ConfigError: it is not of the form above.
     """
     children: dict[str, tuple[tuple[_Steps, _Steps], ...]] = {}
-    lines: dict[str, int] = {}
+    lines: dict[tuple[str, str], int] = {}
     for found, place, renames in read_yaml(path).items("classes of layers"):
         name = TOP_LAYER if found == _OLD_TOP_LAYER else found
         if name in children:
             place.refuse(found, f"{TOP_LAYER} once; {_OLD_TOP_LAYER} is its old name")
-        rules = [
-            (_steps(child), _steps(value.text("a child's name").partition("(")[0].strip()))
-            for child, _, value in renames.items("lines of the form  child: its other name")
-        ]
+        rules = []
+        for child, line, value in renames.items("lines of the form  child: its other name"):
+            other = value.text("a child's name").partition("(")[0].strip()
+            rules.append((_steps(child), _steps(other)))
+            lines[name, child] = line.line
         rules.sort(key=lambda rule: -len(rule[0]))
         children[name] = tuple(rules)
-        lines[name] = place.line
+        lines[name, ""] = place.line
     return LayerMapping(children, lines, path)
 
 

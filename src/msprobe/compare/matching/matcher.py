@@ -63,7 +63,7 @@ class Records:
         """Return the module around a record, as both sides know it; around a module: its own."""
         found = self._scopes[place]
         if found is None:
-            found = self._words.scope(self._side.module(self.names[place]))
+            found = self._words.scope(self.parsed[place], self._side.module(self.names[place]))
             self._scopes[place] = found
         return found
 
@@ -115,6 +115,8 @@ class Matcher:
         self.target = Records(target, names.target)
         self.reference = Records(reference, names.reference)
         self._align = align
+        sides = names.target, names.reference
+        self._has_layer_mapping = any(side.layers is not None for side in sides)
         self._aligner = Aligner(self.target.evidence, self.reference.evidence)
         self.partners: list[int] = [_NONE] * len(target.names)
         self.grounds: list[Ground] = [(Match.UNMATCHED, 0.0)] * len(target.names)
@@ -122,6 +124,9 @@ class Matcher:
 
     def match(self) -> None:
         """Find all partners."""
+        if self._has_layer_mapping:
+            # Numbers count the calls of all layers, and the other side may have further layers.
+            self._pair_groups(_is_main, _same_module, MAPPED)
         self._match_calls(_is_main)
         self._match_followers()
         self._match_calls(_is_backward)
@@ -237,33 +242,24 @@ class Matcher:
         return Match.ALIAS if is_alias else Match.ALIGNED
 
     def _match_reordered(self, belongs: Callable[[RecordName], bool]) -> None:
-        """Pair what stands in another order on the other side.
+        """Pair calls that run in another order: by their values, then by their modules."""
+        self._pair_groups(belongs, _same_values, (Match.ALIGNED, _MOVED_CONFIDENCE))
+        self._pair_groups(belongs, _same_module, (Match.ALIGNED, _REORDERED_CONFIDENCE))
 
-        That takes the same values, or the same module and as many calls on both sides.
-        """
-
-        def same_values(records: Records, place: int) -> Hashable:
-            evidence = records.evidence(records.names[place])
-            family = records.identity(place).family
-            return None if evidence.values is None else (family, evidence)
-
-        def same_module(records: Records, place: int) -> Hashable:
-            scope = records.scope(place)
-            return (records.identity(place).family, scope) if scope else None
-
-        for key, confidence in (
-            (same_values, _MOVED_CONFIDENCE),
-            (same_module, _REORDERED_CONFIDENCE),
-        ):
-            target = _group(self._free_target(belongs), functools.partial(key, self.target))
-            reference = _group(
-                self._free_reference(belongs), functools.partial(key, self.reference)
-            )
-            for what, places in target.items():
-                partners = reference.get(what, [])
-                if what is not None and len(places) == len(partners):
-                    for place, partner in zip(places, partners, strict=True):
-                        self.pair(place, partner, (Match.ALIGNED, confidence))
+    def _pair_groups(
+        self,
+        belongs: Callable[[RecordName], bool],
+        key: Callable[[Records, int], Hashable],
+        ground: Ground,
+    ) -> None:
+        """Pair records of equal keys in order, where both sides have as many of them."""
+        target = _group(self._free_target(belongs), functools.partial(key, self.target))
+        reference = _group(self._free_reference(belongs), functools.partial(key, self.reference))
+        for what, places in target.items():
+            partners = reference.get(what, [])
+            if what is not None and len(places) == len(partners):
+                for place, partner in zip(places, partners, strict=True):
+                    self.pair(place, partner, ground)
 
     def _match_followers(self) -> None:
         """Pair backward and recomputed records whose forward calls are partners."""
@@ -317,6 +313,17 @@ class Matcher:
             for place, parsed in enumerate(self.reference.parsed)
             if not self._is_taken[place] and belongs(parsed)
         ]
+
+
+def _same_values(records: Records, place: int) -> Hashable:
+    evidence = records.evidence(records.names[place])
+    family = records.identity(place).family
+    return None if evidence.values is None else (family, evidence)
+
+
+def _same_module(records: Records, place: int) -> Hashable:
+    scope = records.scope(place)
+    return (records.identity(place).family, scope) if scope else None
 
 
 def _is_main(name: RecordName) -> bool:
