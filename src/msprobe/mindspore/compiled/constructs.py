@@ -12,20 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from inspect import signature
 from types import MethodType
-from typing import Any, Final
+from typing import Any
 
-from mindspore import Parameter, nn, ops
+from mindspore import nn
 from msprobe.errors import UsageError
 from msprobe.mindspore.cell_hooks import own_parameters
 from msprobe.mindspore.compiled.cells import living_cells, plain_construct
-from msprobe.mindspore.compiled.forwards import deliver_arguments, deliver_result, site_in_graph
-from msprobe.mindspore.compiled.gradients import (
-    ARGUMENTS,
-    RESULT,
-    deliver_gradients,
-    watch_gradient,
-)
-from msprobe.mindspore.compiled.walk import compiled, make_walk
+from msprobe.mindspore.compiled.forwards import CellCode, holds_parameters
+from msprobe.mindspore.compiled.gradients import ARGUMENTS, RESULT, handing_over
+from msprobe.mindspore.compiled.structure import compiled
 
 
 def handing_construct(name: str, cell: nn.Cell, *, backward: bool) -> MethodType:
@@ -38,26 +33,19 @@ def handing_construct(name: str, cell: nn.Cell, *, backward: bool) -> MethodType
     """
     original = plain_construct(cell)
     parameters = tuple(own_parameters(cell).values())
-    # The call itself may update those that are not trained (moving averages): it has to wait.
-    waits = any(not parameter.requires_grad for parameter in parameters)
+    # The call itself may update those that are not trained (moving averages).
+    updates = any(not parameter.requires_grad for parameter in parameters)
+    written = CellCode(name, backward=backward)
+    at_begin, at_end = written.at_begin, written.at_end
 
     @compiled
     def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
-        site = site_in_graph(name, args, kwargs, parameters)
-        seen = deliver_arguments(site, args, kwargs, parameters)
-        if waits and backward:
-            (args, kwargs), _ = _wait_and_watch((seen, name, ARGUMENTS), (args, kwargs), 0)
-        elif waits:
-            (args, kwargs), _ = _wait((seen,), (args, kwargs), 0)
-        elif backward:
-            (args, kwargs), _ = _watch((name, ARGUMENTS), (args, kwargs), 0)
+        given = ((args, kwargs), parameters)
+        enter = at_begin(updates or holds_parameters(args), given)
+        (args, kwargs), site, seen = enter(given)
         result = original(*args, **kwargs)
-        seen = seen + deliver_result(site, result)
-        if backward:
-            result, _ = _wait_and_watch((seen, name, RESULT), result, 0)
-        else:
-            result, _ = _wait((seen,), result, 0)
-        return result
+        leave = at_end(site, result)
+        return leave(result, *seen)
 
     return MethodType(construct, cell)
 
@@ -68,14 +56,15 @@ def handing_bprop(name: str, cell: nn.Cell) -> Any:
     A cell that has one is not differentiated, so nothing inside it sees the gradients.
     """
     original = cell.bprop
+    of_result, of_arguments = handing_over(name, RESULT), handing_over(name, ARGUMENTS)
 
     @compiled
     def run(args):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        seen = deliver_gradients(name, RESULT, args[-1])
-        gradients = original(*args)
-        seen = seen + deliver_gradients(name, ARGUMENTS, gradients)
-        gradients, _ = _wait((seen,), gradients, 0)
-        return gradients
+        received = args[-1]
+        receive = of_result(received)
+        gradients = original(*args[:-1], receive(received))
+        hand_on = of_arguments(gradients)
+        return hand_on(gradients)
 
     # MindSpore counts the parameters that are written down.
     @compiled
@@ -97,31 +86,6 @@ def handing_bprop(name: str, cell: nn.Cell) -> Any:
     known = {3: of_one, 4: of_two, 5: of_three, 6: of_four}
     bprop = known.get(len(signature(original).parameters))
     return original if bprop is None else MethodType(bprop, cell)
-
-
-@compiled
-def _watch_one(context, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    cell, side = context
-    return watch_gradient(cell, side, value, leaf)
-
-
-@compiled
-def _wait_for(context, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    if isinstance(value, Parameter):  # has to stay one
-        return value
-    return ops.depend(value, context[0])
-
-
-@compiled
-def _wait_for_and_watch(context, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    seen, cell, side = context
-    return watch_gradient(cell, side, _wait_for((seen,), value, leaf), leaf)
-
-
-_watch: Final = make_walk(_watch_one)
-_wait: Final = make_walk(_wait_for)
-# Not one after the other: MindSpore 2.10 may fail to add up gradients of dictionaries made twice.
-_wait_and_watch: Final = make_walk(_wait_for_and_watch)
 
 
 def refuse_compiled(models: Sequence[nn.Cell]) -> None:

@@ -1,211 +1,161 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the calls of cells in compiled graphs receive and return, put together from its tensors.
+"""What the calls of cells in compiled graphs receive and return, and how a graph hands it over.
 
-A graph gives one tensor at a time. How the arguments and the result are built, and what else stands
-in them, is known while the graph is compiled: it is kept under the number of a *site*, a cell with
-arguments of one kind. A call is complete when all its tensors have come.
+How arguments and results are built is known while the graph is compiled; the running graph gives
+their tensors. A call hands over all of them when it ends, except those that it may change itself:
+these it hands over when it begins.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
-from msprobe.mindspore.compiled import sink
-from msprobe.mindspore.compiled.delivery import Delivered, deliver_all, deliver_mark, receiver
-from msprobe.mindspore.compiled.sink import GraphCall
-from msprobe.mindspore.compiled.values import GraphValue, empty_value
-from msprobe.mindspore.compiled.walk import (
-    CONSTANT,
-    EMPTY,
-    LIST,
-    MAPPING,
-    SEQUENCE,
-    TENSOR,
-    at_compile_time,
+from mindspore import Parameter, ops
+from msprobe.mindspore.compiled.delivery import delivery
+from msprobe.mindspore.compiled.gradients import ARGUMENTS, RESULT, reader
+from msprobe.mindspore.compiled.sink import GraphCall, GraphEvents
+from msprobe.mindspore.compiled.structure import (
+    Branch,
+    Leaf,
+    Look,
+    Place,
+    Structure,
+    Written,
     compiled,
-    describe,
+    rebuilt,
+    rewritten,
+    tensors,
 )
-
-_ARGUMENTS, _RESULT = 0, 1
-# In place of a leaf: the end of a call whose result has no tensor that could be handed over.
-_END: Final = -1
-# A description as `walk.describe` makes it.
-_Description = tuple[Any, ...]
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call that has begun, and the tensors that have come, by leaf."""
-
-    arguments: dict[int, GraphValue] = field(default_factory=dict)
-    result: dict[int, GraphValue] = field(default_factory=dict)
+from msprobe.mindspore.compiled.values import GraphValue, empty_value
 
 
 @dataclass(slots=True)
 class _Site:
-    """A cell called with arguments of one kind.
+    """A cell that is called with arguments of one structure.
 
     Attributes:
         cell: its name.
-        arguments: description of (positional arguments, keyword arguments, parameters).
-        calls: calls that are not complete, by number.
-        arrived: how many values have come for each (side, leaf).
+        given: how ((arguments, keyword arguments), parameters) are built.
+        leaves: the tensors in it.
+        early: whether it is handed over when a call begins.
+        begun: then, what calls that have not ended were given, the first one first.
     """
 
     cell: str
-    arguments: _Description
-    calls: dict[int, _Call] = field(default_factory=dict)
-    arrived: defaultdict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+    given: Structure
+    leaves: list[Leaf]
+    early: bool
+    begun: deque[list[GraphValue]] = field(default_factory=deque)
 
-    def next_call(self, side: int, leaf: int) -> tuple[int, _Call]:
-        """Return the call that a value belongs to."""
-        number = self.arrived[side, leaf]
-        self.arrived[side, leaf] += 1
-        return number, self.calls.setdefault(number, _Call())
+    def begin(self, _: GraphEvents, given: list[GraphValue]) -> None:
+        """Take what a call was given."""
+        self.begun.append([value.copy() for value in given])
 
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """A kind of result that a site gives."""
-
-    site: _Site
-    description: _Description
-    count: int
-
-
-class _Sites:
-    """All sites and results of this process; a graph knows their numbers."""
-
-    def __init__(self) -> None:
-        self.sites: list[_Site] = []
-        self.results: list[_Result] = []
-        self.numbers: dict[str, int] = {}
-        self.lock = threading.Lock()
-
-    def site(self, cell: str, arguments: _Description) -> int:
-        key = repr((cell, arguments))
-        if key not in self.numbers:
-            self.numbers[key] = len(self.sites)
-            self.sites.append(_Site(cell, arguments))
-        return self.numbers[key]
-
-    def result(self, site: int, description: _Description) -> int:
-        key = repr((site, description))
-        if key not in self.numbers:
-            self.numbers[key] = len(self.results)
-            self.results.append(_Result(self.sites[site], description, _count(description)))
-        return self.numbers[key]
+    def end(self, result: Structure, events: GraphEvents, values: list[GraphValue]) -> None:
+        """Take the rest, and hand the call over."""
+        count = 0 if self.early else len(self.leaves)
+        if self.early and not self.begun:  # recording has begun in between
+            return
+        given = self.begun.popleft() if self.early else values[:count]
+        (args, kwargs), parameters = _rebuilt(self.given, given)
+        returned = _rebuilt(result, values[count:])
+        events.forward(GraphCall(self.cell, args, kwargs, parameters, returned))
 
 
-_sites: Final = _Sites()
+_sites: Final[list[_Site]] = []
 
 
 def begin_anew() -> None:
-    """Forget calls that are not complete: a step is over."""
-    with _sites.lock:
-        for site in _sites.sites:
-            site.calls.clear()
-            site.arrived.clear()
+    """Forget calls that have not ended: a step is over."""
+    for site in _sites:
+        site.begun.clear()
 
 
-def _receive_argument(number: int, side: int, leaf: int, value: Delivered) -> None:
-    if sink.is_open():
-        with _sites.lock:
-            _, call = _sites.sites[number].next_call(side, leaf)
-            call.arguments[leaf] = value.copy()
+def _rebuilt(structure: Structure, values: Iterable[GraphValue]) -> Any:
+    return rebuilt(structure, iter(values), lambda leaf: empty_value(leaf.shape, str(leaf.dtype)))
 
 
-def _receive_result(number: int, side: int, leaf: int, value: Delivered) -> None:
-    if not sink.is_open():
-        return
-    kind = _sites.results[number]
-    site = kind.site
-    with _sites.lock:
-        which, call = site.next_call(side, leaf)
-        if leaf != _END:
-            call.result[leaf] = value.copy()
-        if len(call.result) < kind.count:
-            return
-        del site.calls[which]
-    args, kwargs, parameters = _rebuilt(site.arguments, call.arguments)
-    result = _rebuilt(kind.description, call.result)
-    sink.forward(GraphCall(site.cell, args, kwargs, parameters, result))
+class CellCode:
+    """Writes the functions that hand over the calls of one cell.
 
+    Attributes:
+        at_begin: compiled; for whether the call may change what it is given, and for
+            ((arguments, keyword arguments), parameters), gives a function of the latter. This
+            returns the arguments, the number of a site, and what `at_end` will hand over.
+        at_end: compiled; for the number of the site and the cell's result, gives a function of
+            what `at_begin` left over and of the result. This returns the result.
+    """
 
-_ARGUMENT_RECEIVER: Final = receiver(_receive_argument)
-_RESULT_RECEIVER: Final = receiver(_receive_result)
+    def __init__(self, cell: str, *, backward: bool) -> None:
+        """Create it.
 
+        Args:
+            cell: the cell's name.
+            backward: whether gradients are handed over.
+        """
+        self._cell = cell
+        self._backward = backward
+        self._known: dict[str, Callable[..., Any]] = {}
+        self.at_begin = Look(self._begin)
+        self.at_end = Look(self._end)
 
-def _marks(description: _Description) -> Iterator[_Description]:
-    """Yield the descriptions of the leaves."""
-    if description[0] in (SEQUENCE, LIST, MAPPING):
-        for part in description[1]:
-            yield from _marks(part)
-    else:
-        yield description
+    def _begin(self, early: Leaf, given: Branch) -> Callable[..., Any]:
+        # MindSpore may ask again for the same.
+        key = repr((early, given))
+        if key not in self._known:
+            self._known[key] = self._write_begin(given, early=bool(early.value))
+        return self._known[key]
 
+    def _end(self, site: Leaf, result: Structure) -> Callable[..., Any]:
+        key = repr((site, result))
+        if key not in self._known:
+            self._known[key] = self._write_end(_sites[site.value], result)
+        return self._known[key]
 
-def _count(description: _Description) -> int:
-    return sum(mark[0] == TENSOR for mark in _marks(description))
+    def _write_begin(self, given: Branch, *, early: bool) -> Callable[..., Any]:
+        places = tensors(given, "given")
+        site = _Site(self._cell, given, [place.leaf for place in places], early)
+        _sites.append(site)
+        code = Written("given")
+        done = code.let("done", delivery(code, places, site.begin)) if early else None
+        arguments = self._passed_on(code, given.parts[0], "given[0]", ARGUMENTS, done)
+        seen = "" if early else "".join(f"{place.code}, " for place in places)
+        return code.returning(f"{arguments}, {len(_sites) - 1}, ({seen})")
 
+    def _write_end(self, site: _Site, result: Structure) -> Callable[..., Any]:
+        seen = [Place(i, leaf, f"seen{i}") for i, leaf in enumerate(site.leaves) if not site.early]
+        # One by one: MindSpore 2.10 cannot take a gradient that leads through the tuple of them.
+        code = Written("result", *(place.code for place in seen))
+        places = seen + tensors(result, "result")
+        done = code.let("done", delivery(code, places, partial(site.end, result)))
+        return code.returning(self._passed_on(code, result, "result", RESULT, done))
 
-def _rebuilt(description: _Description, tensors: dict[int, GraphValue]) -> Any:
-    """Return a value as it was described; None for what is not known."""
-    leaves = iter(range(1 << 30))
+    def _passed_on(
+        self, code: Written, structure: Structure, value: str, side: str, done: str | None
+    ) -> str:
+        """Return the code of a value whose tensors wait for `done`, and hand over gradients."""
 
-    def build(part: _Description) -> Any:
-        mark = part[0]
-        if mark in (SEQUENCE, LIST):
-            items = [build(one) for one in part[1]]
-            return items if mark == LIST else tuple(items)
-        if mark == MAPPING:
-            return {key: build(one) for key, one in zip(part[2], part[1], strict=True)}
-        leaf = next(leaves)
-        if mark == TENSOR:
-            return tensors.get(leaf)
-        if mark == EMPTY:
-            return empty_value(part[1], str(part[2]))
-        return part[1] if mark == CONSTANT else None
+        def change(place: Place) -> str:
+            watch = None
+            if self._backward:
+                watch = reader(self._cell, side, place.number, place.leaf)
+            new = place.code if done is None else code.call(ops.depend, place.code, done)
+            new = new if watch is None else code.call(watch, new)
+            parameter = code.constant(Parameter)  # which has to stay one
+            return f"({place.code} if isinstance({place.code}, {parameter}) else {new})"
 
-    return build(description)
-
-
-# -- compiled ----------------------------------------------------------------------------------
-
-
-@at_compile_time
-def _site_number(cell: str, arguments: _Description) -> int:
-    return _sites.site(cell, arguments)
-
-
-@at_compile_time
-def _result_number(site: int, description: _Description) -> int:
-    return _sites.result(site, description)
-
-
-@compiled
-def site_in_graph(cell, args, kwargs, parameters):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """Return, compiled, the site of a call."""
-    return _site_number(cell, describe((args, kwargs, parameters)))
+        return rewritten(structure, value, change)
 
 
 @compiled
-def deliver_arguments(site, args, kwargs, parameters):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """Hand over what a cell's call begins with; returns what the graph has to wait for."""
-    begin = (args, kwargs, parameters)
-    found, _ = deliver_all((_ARGUMENT_RECEIVER, site, _ARGUMENTS), begin, 0)
-    return found
-
-
-@compiled
-def deliver_result(site, result):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """Hand over a cell's result; returns what the graph has to wait for."""
-    number = _result_number(site, describe(result))
-    found, _ = deliver_all((_RESULT_RECEIVER, number, _RESULT), result, 0)
-    if len(found) == 0:
-        return (deliver_mark((_RESULT_RECEIVER, number, _RESULT), _END),)
+def holds_parameters(values):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Return, compiled, whether one of these values is a parameter."""
+    found = False
+    for value in values:
+        if isinstance(value, Parameter):
+            found = True
     return found

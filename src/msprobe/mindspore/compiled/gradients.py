@@ -10,22 +10,26 @@ weights that are used more than once.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 import mindspore
-from mindspore import Parameter, Tensor, ops
+from mindspore import ops
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT
-from msprobe.mindspore.compiled import sink
-from msprobe.mindspore.compiled.delivery import (
-    Delivered,
-    deliver,
-    deliver_all,
-    form_of,
-    keys_of,
-    operator,
-    receiver,
+from msprobe.mindspore.compiled.delivery import delivery
+from msprobe.mindspore.compiled.sink import GraphEvents
+from msprobe.mindspore.compiled.structure import (
+    Leaf,
+    Look,
+    Place,
+    Structure,
+    Written,
+    compiled,
+    rewritten,
+    tensors,
 )
-from msprobe.mindspore.compiled.walk import at_compile_time, compiled
+from msprobe.mindspore.compiled.values import GraphValue
 
 ARGUMENTS: Final = SIDE_OUTPUT
 RESULT: Final = SIDE_INPUT
@@ -40,39 +44,24 @@ _DIFFERENTIABLE: Final = (
     mindspore.complex128,
 )
 _EFFECTS: Final = ("side_effect_backprop", "side_effect_backprop_mem")
-_SIDES: Final = (SIDE_INPUT, SIDE_OUTPUT)
-_cells: Final[list[str]] = []
-_numbers: Final[dict[str, int]] = {}
 
 
-def _number(cell: str) -> int:
-    """Return the number of a cell: a graph knows numbers, and lives as long as the process."""
-    if cell not in _numbers:
-        _numbers[cell] = len(_cells)
-        _cells.append(cell)
-    return _numbers[cell]
+def reader(cell: str, side: str, number: int, leaf: Leaf) -> ops.InsertGradientOf | None:
+    """Return the operator that passes a tensor on and hands over its gradient.
 
-
-def _receive(cell: int, side: int, leaf: int, gradient: Delivered) -> None:
-    if sink.is_open():
-        sink.gradient(_cells[cell], _SIDES[side], leaf, gradient.now())
-
-
-_RECEIVER: Final = receiver(_receive)
-
-
-@at_compile_time
-def _reader(cell: str, side: str, leaf: int) -> ops.InsertGradientOf:
-    """Return, while a graph is compiled, what passes a value on and hands over its gradient."""
-    keys = keys_of(_RECEIVER, _number(cell), _SIDES.index(side), leaf)
-    call = operator()
+    Args:
+        cell: the cell's name.
+        side: `ARGUMENTS` or `RESULT`.
+        number: the leaf's, in these.
+        leaf: what is known of it; None is returned where it can have no gradient.
+    """
+    if leaf.dtype not in _DIFFERENTIABLE:
+        return None
+    look = Look(partial(_passing, cell, side, number))
 
     @compiled
     def callback(gradient):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        form = form_of(gradient)
-        if form < 0:
-            return gradient
-        return ops.depend(gradient, deliver(call, keys, gradient, form))
+        return look(gradient)(gradient)
 
     made = ops.InsertGradientOf(callback)
     # MindSpore 2.10 cannot compile what they ask for where there is control flow. The operator in
@@ -83,27 +72,35 @@ def _reader(cell: str, side: str, leaf: int) -> ops.InsertGradientOf:
     return made
 
 
-@compiled
-def watch_gradient(cell, side, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """Return a tensor as it is; its gradient will be handed over."""
-    if isinstance(value, Tensor) and value.dtype in _DIFFERENTIABLE:
-        if isinstance(value, Parameter):
-            return value
-        return _reader(cell, side, leaf)(value)
-    return value
+def handing_over(cell: str, side: str) -> Look:
+    """Return what gives the function that hands over all gradients of a value, and returns it."""
+    return Look(partial(_passing, cell, side, 0))
 
 
-@at_compile_time
-def _numbers_of(cell: str, side: str) -> tuple[int, int]:
-    return _number(cell), _SIDES.index(side)
+def _passing(cell: str, side: str, first: int, structure: Structure) -> Callable[..., Any]:
+    """Return a function that returns a value as it is, after its tensors were handed over.
 
-
-@compiled
-def deliver_gradients(cell, side, gradients):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """Hand over, compiled, the gradients of all arguments, or of the result.
-
-    Returns what the graph has to wait for.
+    Args:
+        cell: the cell's name.
+        side: of its backward record.
+        first: number of the first leaf.
+        structure: how the value is built.
     """
-    number, side_number = _numbers_of(cell, side)
-    found, _ = deliver_all((_RECEIVER, number, side_number), gradients, 0)
-    return found
+    code = Written("value")
+    places = tensors(structure, "value")
+    if not places:
+        return code.returning("value")
+    numbers = [first + place.number for place in places]
+    done = code.let("done", delivery(code, places, partial(_take, cell, side, numbers)))
+
+    def waiting(place: Place) -> str:
+        return code.call(ops.depend, place.code, done)
+
+    return code.returning(rewritten(structure, "value", waiting))
+
+
+def _take(
+    cell: str, side: str, numbers: list[int], events: GraphEvents, gradients: list[GraphValue]
+) -> None:
+    for number, gradient in zip(numbers, gradients, strict=True):
+        events.gradient(cell, side, number, gradient)

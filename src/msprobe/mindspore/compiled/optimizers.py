@@ -9,7 +9,8 @@ the order of the optimiser's parameters.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import MethodType
 from typing import Any, Final
 
@@ -17,15 +18,13 @@ from mindspore.experimental import optim
 
 from mindspore import nn
 from msprobe.mindspore.cell_hooks import CellNames, own_parameters
-from msprobe.mindspore.compiled import sink
 from msprobe.mindspore.compiled.cells import living_cells, plain_construct
-from msprobe.mindspore.compiled.delivery import Delivered, deliver_all, receiver
-from msprobe.mindspore.compiled.walk import compiled
+from msprobe.mindspore.compiled.delivery import delivery
+from msprobe.mindspore.compiled.sink import GraphEvents
+from msprobe.mindspore.compiled.structure import Look, Structure, Written, compiled, tensors
+from msprobe.mindspore.compiled.values import GraphValue
 
 _KINDS: Final = (nn.Optimizer, optim.Optimizer)
-_SIDE: Final = 0
-# A graph knows numbers, and lives as long as the process.
-_optimizers: Final[list[weakref.ref[nn.Cell]]] = []
 
 
 def is_optimizer(value: object) -> bool:
@@ -57,22 +56,35 @@ def optimizers_of(names: CellNames) -> Iterator[tuple[nn.Cell, str]]:
 def handing_optimizer(optimizer: nn.Cell) -> MethodType:
     """Return a `construct` that hands over the gradients that an optimiser receives."""
     original = plain_construct(optimizer)
-    number = len(_optimizers)
-    _optimizers.append(weakref.ref(optimizer))
+    look = Look(partial(_handing_over, weakref.ref(optimizer)))
 
     @compiled
     def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
-        # The gradients come first.
-        deliver_all((_RECEIVER, number, _SIDE), (args, kwargs), 0)
+        given = (args, kwargs)
+        hand_over = look(given)
+        hand_over(given)
         return original(*args, **kwargs)
 
     return MethodType(construct, optimizer)
 
 
-def _receive(number: int, side: int, leaf: int, gradient: Delivered) -> None:
-    optimizer: Any = _optimizers[number]()
-    if sink.is_open() and optimizer is not None and leaf < len(optimizer.parameters):
-        sink.parameter_gradient(optimizer.parameters[leaf], gradient.now())
+def _handing_over(optimizer: weakref.ref[Any], given: Structure) -> Callable[..., Any]:
+    """Return a function that hands over the gradients in what an optimiser is given."""
+    code = Written("given")
+    # The gradients come first, in the order of the parameters.
+    count = len(optimizer().parameters)  # type: ignore[union-attr]  # it is being compiled
+    places = [place for place in tensors(given, "given") if place.number < count]
+    numbers = [place.number for place in places]
+    return code.returning(delivery(code, places, partial(_take, optimizer, numbers)))
 
 
-_RECEIVER: Final = receiver(_receive)
+def _take(
+    optimizer: weakref.ref[Any],
+    numbers: Sequence[int],
+    events: GraphEvents,
+    gradients: Sequence[GraphValue],
+) -> None:
+    living = optimizer()
+    for number, gradient in zip(numbers, gradients, strict=True):
+        if living is not None:
+            events.parameter_gradient(living.parameters[number], gradient)

@@ -30,9 +30,8 @@ from msprobe.config import Task
 from msprobe.mindspore.cell_hooks import CellNames, own_parameters
 from msprobe.mindspore.compiled.call_sites import CallSites
 from msprobe.mindspore.compiled.forwards import begin_anew
-from msprobe.mindspore.compiled.sink import GraphCall
+from msprobe.mindspore.compiled.sink import GraphCall, Take
 from msprobe.mindspore.compiled.values import GraphValue
-from msprobe.mindspore.compiled.walk import LEAF_DEPTH
 from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.parameter_gradients import trained_parameters
 
@@ -162,25 +161,31 @@ class GraphRecords:
         self._early.clear()
         begin_anew()
 
-    def forward(self, seen: GraphCall) -> None:
-        """Make the forward record of a cell's call."""
+    def hand_over(self, take: Take, values: list[GraphValue]) -> None:
+        """Take the tensors of one delivery; see `sink.GraphEvents`."""
         session = self._session
-        self._ensure_begun()
-        if session.observing or (self._after_stop and session.dump is not None):
-            self._timed("graph forward", self._forward, seen)
+        if self._begin is not None and not session.capturing:
+            quietly(session, "graph begin", self._begin)
+        if session.dump is None:
+            return
+        started = _clock()
+        quietly(session, "graph values", take, self, values)
+        session.account.spent_s += _clock() - started
 
-    def gradient(self, cell: str, side: str, leaf: int, gradient: Any) -> None:
-        """Take a gradient; see `msprobe.mindspore.compiled.sink.GraphEvents`."""
-        self._ensure_begun()
-        if self._session.dump is not None:
-            self._timed("graph backward", self._gradient, cell, side, leaf, gradient)
+    def forward(self, call: GraphCall) -> None:
+        """Make the forward record of a cell's call."""
+        if self._session.observing or self._after_stop:
+            self._forward(call)
 
-    def parameter_gradient(self, parameter: Any, gradient: Any) -> None:
-        """Take a gradient; see `msprobe.mindspore.compiled.sink.GraphEvents`."""
-        self._ensure_begun()
+    def gradient(self, cell: str, side: str, leaf: int, gradient: GraphValue) -> None:
+        """Keep a gradient for its call's backward record; see `sink.GraphEvents`."""
+        self._gradient(cell, side, leaf, gradient)
+
+    def parameter_gradient(self, parameter: Any, gradient: GraphValue) -> None:
+        """Take the gradient of a parameter; see `sink.GraphEvents`."""
         _, owner = self._owners.get(id(parameter), (None, None))
         if owner is not None:
-            self._timed("parameter gradient", owner.take, gradient)
+            owner.take(gradient)
 
     def close(self) -> None:
         """Write the backward records: the step is over, and every call is known."""
@@ -194,15 +199,6 @@ class GraphRecords:
             quietly(self._session, "graph backward", self._write, one)
 
     # -- inside --------------------------------------------------------------------------------
-
-    def _ensure_begun(self) -> None:
-        if self._begin is not None and not self._session.capturing:
-            quietly(self._session, "graph begin", self._begin)
-
-    def _timed(self, where: str, action: Callable[..., object], *args: Any) -> None:
-        started = _clock()
-        quietly(self._session, where, action, *args)
-        self._session.account.spent_s += _clock() - started
 
     def _forward(self, seen: GraphCall) -> None:
         calls, cell = self._session.calls, seen.cell
@@ -319,14 +315,14 @@ class GraphRecords:
         recording.finish(draft)
 
 
-def _leaves(value: Any, path: tuple[int | str, ...], depth: int) -> Iterator[tuple[Any, Position]]:
-    """Yield what `walk` counts in a value, in its order, with positions."""
-    if depth and isinstance(value, tuple | list):
+def _leaves(value: Any, path: tuple[int | str, ...]) -> Iterator[tuple[Any, Position]]:
+    """Yield the leaves of a value as `structure.leaves` counts them, with positions."""
+    if isinstance(value, tuple | list):
         for index, one in enumerate(value):
-            yield from _leaves(one, (*path, index), depth - 1)
-    elif depth and isinstance(value, dict):
+            yield from _leaves(one, (*path, index))
+    elif isinstance(value, dict):
         for key, one in zip(key_texts(list(value)), value.values(), strict=True):
-            yield from _leaves(one, (*path, key), depth - 1)
+            yield from _leaves(one, (*path, key))
     else:
         first = path[0] if len(path) == 1 else None
         yield value, first if isinstance(first, int) else path
@@ -338,8 +334,7 @@ def _kind_of(value: GraphValue) -> _Kind:
 
 def _argument_places(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Places:
     places = _Places()
-    found = [*_leaves(args, (), LEAF_DEPTH - 1), *_leaves(kwargs, (), LEAF_DEPTH - 1)]
-    for leaf, (value, position) in enumerate(found):
+    for leaf, (value, position) in enumerate([*_leaves(args, ()), *_leaves(kwargs, ())]):
         if isinstance(value, GraphValue):
             places.by_leaf[leaf] = position
             places.kinds[leaf] = _kind_of(value)
@@ -349,11 +344,10 @@ def _argument_places(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Places:
 def _result_places(result: Any) -> _Places:
     """Return the slots of a result; see `msprobe.capture.tensor_search.output_slots`."""
     places = _Places()
-    is_sequence = isinstance(result, tuple | list)
     leaf = 0
-    for element in result if is_sequence else (result,):
+    for element in result if isinstance(result, tuple | list) else (result,):
         begin = places.slots
-        for value, _ in _leaves(element, (), LEAF_DEPTH - is_sequence):
+        for value, _ in _leaves(element, ()):
             if isinstance(value, GraphValue):
                 places.by_leaf[leaf] = places.slots
                 places.kinds[leaf] = _kind_of(value)

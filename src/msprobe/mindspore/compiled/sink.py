@@ -7,9 +7,11 @@ recorded is decided here, at every call, so that no graph has to be compiled aga
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msprobe.mindspore.compiled.values import GraphValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +37,31 @@ class GraphCall:
 class GraphEvents(Protocol):
     """Receives what the cells of a graph saw."""
 
+    def hand_over(self, take: Take, values: list[GraphValue]) -> None:
+        """Have `take` tell the other methods what the tensors of one delivery mean.
+
+        No exception gets out of here: it would end the user's graph.
+        """
+
     def forward(self, call: GraphCall) -> None:
         """Take what a cell's call received and returned."""
 
-    def gradient(self, cell: str, side: str, leaf: int, gradient: Any) -> None:
+    def gradient(self, cell: str, side: str, leaf: int, gradient: GraphValue) -> None:
         """Take a gradient that crosses the boundary of a cell's call.
 
         Args:
             cell: the cell's name.
             side: ``input`` for the gradient with respect to a result, ``output`` for an argument.
             leaf: which of the results or arguments, counted through everything nested in them.
-            gradient: a `GraphValue`, to be read now.
+            gradient: to be read now.
         """
 
-    def parameter_gradient(self, parameter: Any, gradient: Any) -> None:
-        """Take the gradient of a parameter, as an optimiser receives it; a `GraphValue`."""
+    def parameter_gradient(self, parameter: Any, gradient: GraphValue) -> None:
+        """Take the gradient of a parameter, as an optimiser receives it."""
+
+
+Take = Callable[[GraphEvents, list[GraphValue]], None]
+"""Tells what tensors mean; they lie in memory of the graph, to be read before it goes on."""
 
 
 class _Receiver:
@@ -69,24 +81,6 @@ def receive(events: GraphEvents | None) -> None:
     _receiver.current = events
 
 
-def is_open() -> bool:
-    """Return whether somebody receives what is handed over."""
-    return _receiver.current is not None
-
-
-def forward(call: GraphCall) -> None:
-    """Hand over a cell's call."""
-    if _receiver.current is not None:
-        _receiver.current.forward(call)
-
-
-def gradient(cell: str, side: str, leaf: int, value: Any) -> None:
-    """Hand over a gradient; see `GraphEvents.gradient`."""
-    if _receiver.current is not None:
-        _receiver.current.gradient(cell, side, leaf, value)
-
-
-def parameter_gradient(parameter: Any, value: Any) -> None:
-    """Hand over the gradient of a parameter."""
-    if _receiver.current is not None:
-        _receiver.current.parameter_gradient(parameter, value)
+def receiver() -> GraphEvents | None:
+    """Return who receives what is handed over."""
+    return _receiver.current

@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any, Final
@@ -28,11 +29,20 @@ from mindspore import Tensor, nn, ops
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT
 from msprobe.mindspore.compiled.cells import plain_construct
 from msprobe.mindspore.compiled.sink import GraphCall, GraphEvents
+from msprobe.mindspore.compiled.structure import (
+    Look,
+    Place,
+    Structure,
+    Written,
+    compiled,
+    rewritten,
+)
 from msprobe.mindspore.compiled.values import graph_value
-from msprobe.mindspore.compiled.walk import at_compile_time, compiled, make_walk
 
 # Takes the place of a file's name: the runtime counts its steps by it.
 _NEXT_STEP: Final = "<tensordump-update-step>"
+_DUMP: Final = ops.TensorDump()
+_DUMP_GRADIENT: Final = ops.DumpGradient()
 _MOST_WAIT_S: Final = 60.0
 _POLL_S: Final = 0.1
 _FILE: Final = re.compile(
@@ -96,32 +106,36 @@ class TensorDumpFiles:
 def _dumping_construct(
     stem: str, original: Callable[..., Any], backward: bool
 ) -> Callable[..., Any]:
-    dump, dump_gradient = ops.TensorDump(), ops.DumpGradient()
-
-    @compiled
-    def visit(side, value, leaf):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        dump(_file(stem, "forward", side, leaf), value)
-        if backward:
-            # What a call receives forward, it passes on backward.
-            back = "output" if side == "input" else "input"
-            return dump_gradient(_file(stem, "backward", back, leaf), value, "out")
-        return value
-
-    walk = make_walk(visit)
+    of_arguments = Look(partial(_dumping, stem, "input", backward))
+    of_result = Look(partial(_dumping, stem, "output", backward))
 
     @compiled
     def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
-        (args, kwargs), _ = walk("input", (args, kwargs), 0)
-        result, _ = walk("output", original(*args, **kwargs), 0)
-        return result
+        given = (args, kwargs)
+        enter = of_arguments(given)
+        args, kwargs = enter(given)
+        result = original(*args, **kwargs)
+        leave = of_result(result)
+        return leave(result)
 
     return construct
 
 
-@at_compile_time
-def _file(stem: str, way: str, side: str, leaf: int) -> str:
-    """Return a file's path; names must be constants of the graph."""
-    return f"{stem}.{way}.{side}.{leaf}"
+def _dumping(stem: str, side: str, backward: bool, structure: Structure) -> Callable[..., Any]:
+    """Return a function that has the tensors of a value, and their gradients, written to files."""
+    code = Written("value")
+    # What a call receives forward, it passes on backward.
+    back = "output" if side == "input" else "input"
+
+    def dumped(place: Place) -> str:
+        file = code.constant(f"{stem}.forward.{side}.{place.number}")
+        code.let("_", code.call(_DUMP, file, place.code))
+        if not backward:
+            return place.code
+        file = code.constant(f"{stem}.backward.{back}.{place.number}")
+        return code.call(_DUMP_GRADIENT, file, place.code, "'out'")
+
+    return code.returning(rewritten(structure, "value", dumped))
 
 
 def _hand_over(paths: list[Path], events: GraphEvents) -> None:
