@@ -18,7 +18,7 @@ from mindspore import nn
 from msprobe.errors import UsageError
 from msprobe.mindspore.cell_hooks import own_parameters
 from msprobe.mindspore.compiled.cells import living_cells, plain_construct
-from msprobe.mindspore.compiled.forwards import CellCode, holds_parameters
+from msprobe.mindspore.compiled.forwards import CellCode, holding
 from msprobe.mindspore.compiled.gradients import ARGUMENTS, RESULT, handing_over
 from msprobe.mindspore.compiled.structure import compiled
 
@@ -40,12 +40,13 @@ def handing_construct(name: str, cell: nn.Cell, *, backward: bool) -> MethodType
 
     @compiled
     def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
-        given = ((args, kwargs), parameters)
-        enter = at_begin(updates or holds_parameters(args), given)
-        (args, kwargs), site, seen = enter(given)
+        arguments = (args, kwargs)
+        given = (arguments, parameters)
+        enter = at_begin(updates, holding(arguments)(arguments), given)
+        (args, kwargs), site, left = enter(given)
         result = original(*args, **kwargs)
-        leave = at_end(site, result)
-        return leave(result, *seen)
+        leave = at_end(site, holding(result)(result), result)
+        return leave(result, *left)
 
     return MethodType(construct, cell)
 

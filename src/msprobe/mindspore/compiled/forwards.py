@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 from mindspore import Parameter, ops
@@ -25,7 +25,6 @@ from msprobe.mindspore.compiled.structure import (
     Place,
     Structure,
     Written,
-    compiled,
     rebuilt,
     rewritten,
     tensors,
@@ -83,11 +82,12 @@ class CellCode:
     """Writes the functions that hand over the calls of one cell.
 
     Attributes:
-        at_begin: compiled; for whether the call may change what it is given, and for
-            ((arguments, keyword arguments), parameters), gives a function of the latter. This
-            returns the arguments, the number of a site, and what `at_end` will hand over.
-        at_end: compiled; for the number of the site and the cell's result, gives a function of
-            what `at_begin` left over and of the result. This returns the result.
+        at_begin: compiled; for whether the call may change what it is given, whether there are
+            parameters among the arguments, and ((arguments, keyword arguments), parameters),
+            gives a function of the last. This returns the arguments, the number of a site, and
+            what is left to hand over at the end.
+        at_end: compiled; for the number of the site, whether there are parameters in the result,
+            and the result, gives a function of it and of what is left. This returns the result.
     """
 
     def __init__(self, cell: str, *, backward: bool) -> None:
@@ -103,39 +103,45 @@ class CellCode:
         self.at_begin = Look(self._begin)
         self.at_end = Look(self._end)
 
-    def _begin(self, early: Leaf, given: Branch) -> Callable[..., Any]:
+    def _begin(self, changes: Leaf, holds: Leaf, given: Branch) -> Callable[..., Any]:
         # MindSpore may ask again for the same.
-        key = repr((early, given))
+        key = repr((changes, holds, given))
         if key not in self._known:
-            self._known[key] = self._write_begin(given, early=bool(early.value))
+            self._known[key] = self._write_begin(bool(changes.value), bool(holds.value), given)
         return self._known[key]
 
-    def _end(self, site: Leaf, result: Structure) -> Callable[..., Any]:
-        key = repr((site, result))
+    def _end(self, site: Leaf, holds: Leaf, result: Structure) -> Callable[..., Any]:
+        key = repr((site, holds, result))
         if key not in self._known:
-            self._known[key] = self._write_end(_sites[site.value], result)
+            self._known[key] = self._write_end(_sites[site.value], bool(holds.value), result)
         return self._known[key]
 
-    def _write_begin(self, given: Branch, *, early: bool) -> Callable[..., Any]:
+    def _write_begin(self, changes: bool, holds: bool, given: Branch) -> Callable[..., Any]:
         places = tensors(given, "given")
-        site = _Site(self._cell, given, [place.leaf for place in places], early)
+        site = _Site(self._cell, given, [place.leaf for place in places], changes or holds)
         _sites.append(site)
         code = Written("given")
-        done = code.let("done", delivery(code, places, site.begin)) if early else None
-        arguments = self._passed_on(code, given.parts[0], "given[0]", ARGUMENTS, done)
-        seen = "" if early else "".join(f"{place.code}, " for place in places)
-        return code.returning(f"{arguments}, {len(_sites) - 1}, ({seen})")
+        done = code.let("done", delivery(code, places, site.begin)) if site.early else None
+        arguments = self._passed_on(code, given.parts[0], "given[0]", ARGUMENTS, holds, done)
+        left = "" if site.early else "".join(f"{place.code}, " for place in places)
+        return code.returning(f"{arguments}, {len(_sites) - 1}, ({left})")
 
-    def _write_end(self, site: _Site, result: Structure) -> Callable[..., Any]:
-        seen = [Place(i, leaf, f"seen{i}") for i, leaf in enumerate(site.leaves) if not site.early]
+    def _write_end(self, site: _Site, holds: bool, result: Structure) -> Callable[..., Any]:
+        left = [Place(i, leaf, f"left{i}") for i, leaf in enumerate(site.leaves) if not site.early]
         # One by one: MindSpore 2.10 cannot take a gradient that leads through the tuple of them.
-        code = Written("result", *(place.code for place in seen))
-        places = seen + tensors(result, "result")
+        code = Written("result", *(place.code for place in left))
+        places = left + tensors(result, "result")
         done = code.let("done", delivery(code, places, partial(site.end, result)))
-        return code.returning(self._passed_on(code, result, "result", RESULT, done))
+        return code.returning(self._passed_on(code, result, "result", RESULT, holds, done))
 
     def _passed_on(
-        self, code: Written, structure: Structure, value: str, side: str, done: str | None
+        self,
+        code: Written,
+        structure: Structure,
+        value: str,
+        side: str,
+        holds: bool,
+        done: str | None,
     ) -> str:
         """Return the code of a value whose tensors wait for `done`, and hand over gradients."""
 
@@ -145,17 +151,22 @@ class CellCode:
                 watch = reader(self._cell, side, place.number, place.leaf)
             new = place.code if done is None else code.call(ops.depend, place.code, done)
             new = new if watch is None else code.call(watch, new)
-            parameter = code.constant(Parameter)  # which has to stay one
-            return f"({place.code} if isinstance({place.code}, {parameter}) else {new})"
+            if not holds:
+                return new
+            kind = code.constant(Parameter)  # which has to stay one
+            return f"({place.code} if isinstance({place.code}, {kind}) else {new})"
 
         return rewritten(structure, value, change)
 
 
-@compiled
-def holds_parameters(values):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """Return, compiled, whether one of these values is a parameter."""
-    found = False
-    for value in values:
-        if isinstance(value, Parameter):
-            found = True
-    return found
+@cache
+def _holding(structure: Structure) -> Callable[..., Any]:
+    """Return a function that says, while it is compiled, whether a value holds parameters."""
+    code = Written("value")
+    kind = code.constant(Parameter)
+    found = [f"isinstance({place.code}, {kind})" for place in tensors(structure, "value")]
+    return code.returning(" or ".join(found) or "False")
+
+
+holding: Final = Look(_holding)
+"""``holding(value)(value)``, compiled: whether there are parameters in a value."""
