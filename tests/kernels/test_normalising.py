@@ -81,6 +81,33 @@ def test_statistics_replace_tensors(folder):
     assert {(row["File"], row["Shape"]) for row in index} == {("", "(2)")}
 
 
+COUNTS = (
+    "Count", "Negative Zero Count", "Positive Zero Count", "NaN Count", "Negative Inf Count",
+    "Positive Inf Count", "Zero Count",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "counts"),
+    [
+        ([-2.0, -0.0, 0.0, 3.0, np.nan, -np.inf, np.inf], (7, 2, 2, 1, 1, 1, 2)),
+        (np.array([-2, 0, 5, 5], np.int64), (4, 1, 2, 0, 0, 0, 1)),
+        (np.array([0, 255], np.uint8), (2, 0, 1, 0, 0, 0, 1)),
+        (np.array([True, False, False]), (3, 0, 1, 0, 0, 0, 2)),
+        (np.array([3 - 4j, 0j, complex(np.nan, 1)]), (3, 0, 1, 1, 0, 0, 1)),
+        (np.zeros((0, 3), np.float32), (0, 0, 0, 0, 0, 0, 0)),
+    ],
+)
+def test_elements_are_counted_by_kind(folder, values, counts):
+    """The library's "Negative Zero Count" counts elements below zero, and so on."""
+    place = next(folder.directory.glob("ReLU.*output*"))
+    np.save(place, values)
+    normalise(folder, Wanted(statistics=True))
+    row = table(folder.directory / "statistic.csv")[3]
+    assert row["Op Type"] == "ReLU"
+    assert tuple(int(row[name]) for name in COUNTS) == counts
+
+
 @pytest.mark.parametrize("most", [None, 1])
 def test_overflowing_operators_alone(folder, most):
     done = normalise(folder, Wanted(overflows=True, most=most))

@@ -8,6 +8,7 @@ memory gives all of them; without, NumPy does, in float64.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,17 @@ from msprobe.capture.statistics import NATIVE, NonFinite, Summary, from_raw
 
 def summarise_array(array: NDArray[Any]) -> Summary:
     """Return the summary of an array of any layout; the array is only read."""
-    if NATIVE is not None:
-        kind = NATIVE.kinds.get(array.dtype.name)
-        if kind is not None and array.dtype.isnative:
-            whole = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-            return from_raw(NATIVE.stats(kind, whole.ctypes.data, whole.size))
-    return summarise_by_numpy(array)
+    kind = _native_kind(array.dtype)
+    if NATIVE is None or kind is None:
+        return summarise_by_numpy(array)
+    whole = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return from_raw(NATIVE.stats(kind, whole.ctypes.data, whole.size))
+
+
+@cache
+def _native_kind(dtype: np.dtype[Any]) -> int | None:
+    """Return the number of a type in the C kernels, None where they do not know it."""
+    return NATIVE.kinds.get(dtype.name) if NATIVE is not None and dtype.isnative else None
 
 
 def summarise_by_numpy(array: NDArray[Any]) -> Summary:

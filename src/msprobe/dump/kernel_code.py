@@ -120,7 +120,7 @@ class CodeMap:
             for last in range(len(parts) - 1, 0, -1):
                 scope = self._cells.get(flat_name(".".join(parts[:last])))
                 if scope is not None:
-                    return CodePlace(scope, self._common_frames(scope))
+                    return CodePlace(scope, self._common_frames.get(scope, ()))
         return None
 
     def _without_state(self, flat: str) -> str:
@@ -180,19 +180,20 @@ class CodeMap:
                     scopes.add("/".join(parts[:end]))
         return scopes
 
-    def _common_frames(self, scope: str) -> tuple[SourceLine, ...]:
-        """Return the calls that all operators of a cell share, innermost first."""
-        stacks = [
-            operator.frames
-            for operator in self._operators.values()
-            if operator.scope.startswith(f"{scope}/") and operator.frames
-        ]
-        if not stacks:
-            return ()
-        common = stacks[0]
-        for frames in stacks[1:]:
-            same = 0
-            while same < min(len(common), len(frames)) and common[same] == frames[same]:
-                same += 1
-            common = common[:same]
-        return tuple(reversed(common))
+    @cached_property
+    def _common_frames(self) -> Mapping[str, tuple[SourceLine, ...]]:
+        """Calls that all operators of a cell share, innermost first, by the cell's scope."""
+        found: dict[str, list[SourceLine]] = {}
+        for operator in self._operators.values():
+            parts = operator.scope.split("/")
+            for end in range(1, len(parts) if operator.frames else 0):
+                scope = "/".join(parts[:end])
+                found[scope] = _common_start(found.get(scope, operator.frames), operator.frames)
+        return {scope: tuple(reversed(frames)) for scope, frames in found.items()}
+
+
+def _common_start(one: list[SourceLine], other: list[SourceLine]) -> list[SourceLine]:
+    same = 0
+    while same < min(len(one), len(other)) and one[same] == other[same]:
+        same += 1
+    return one[:same]

@@ -12,13 +12,12 @@ not asked for is removed here, statistics are computed from the tensors, and the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msprobe.capture.array_statistics import summarise_array
 from msprobe.capture.statistics import NonFinite
@@ -33,7 +32,8 @@ from msprobe.dump.kernel_files import (
 from msprobe.dump.kernel_ir import SourceLine, read_ir
 from msprobe.dump.kernel_names import OVERFLOW_TYPE
 from msprobe.dump.kernel_views import PARAMETER, Kernel, kernels_in_order
-from msprobe.dump.tensor_files import npy_type_and_shape
+from msprobe.dump.open_file import OpenFile
+from msprobe.dump.tensor_files import StoredTensor, npy_type_and_shape, read_open_tensor
 from msprobe.errors import DumpFormatError
 from msprobe.kernels.convert_binary import convert_binary
 from msprobe.report.csv_files import write_csv
@@ -45,8 +45,9 @@ INDEX_COLUMNS: Final = (
 )  # fmt: skip
 STATISTIC_COLUMNS: Final = (
     "Op Type", "Op Name", "Task ID", "Stream ID", "Timestamp", "IO", "Slot", "Data Size",
-    "Data Type", "Shape", "Max Value", "Min Value", "Avg Value", "NaN Count",
-    "Negative Inf Count", "Positive Inf Count", "L2Norm Value",
+    "Data Type", "Shape", "Max Value", "Min Value", "Avg Value", "Count",
+    "Negative Zero Count", "Positive Zero Count", "NaN Count", "Negative Inf Count",
+    "Positive Inf Count", "Zero Count", "L2Norm Value",
 )  # fmt: skip
 CHECKSUM_COLUMN: Final = "MD5"
 
@@ -56,6 +57,13 @@ _FLOATS: Final = "fc"
 _TYPE_WORDS: Final = {
     "bool": "Bool", "float": "Float", "int": "Int", "uint": "UInt", "complex": "Complex",
 }  # fmt: skip
+
+
+class _Type(NamedTuple):
+    """Type and shape of a value, in MindSpore's words."""
+
+    dtype: str
+    shape: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +120,10 @@ def normalise(folder: KernelFolder, wanted: Wanted, code: CodeMap | None = None)
     overflowing: list[str] = []
     if wanted.overflows:
         kernels, overflowing = _keep_overflowing(kernels, wanted.most)
-    rows = list(_index_rows(kernels, code, names_files=not wanted.statistics))
+    types: dict[Path, _Type] = {}
     if wanted.statistics:
-        _replace_by_statistics(folder, kernels, checksums=wanted.checksums)
+        types = _replace_by_statistics(folder, kernels, checksums=wanted.checksums)
+    rows = list(_index_rows(kernels, code, types))
     write_csv(Table.of(INDEX_COLUMNS, rows), _new(folder.directory / INDEX_CSV))
     return Normalised(
         kernels=len(kernels),
@@ -171,39 +180,45 @@ def _keep_overflowing(kernels: list[Kernel], most: int | None) -> tuple[list[Ker
 
 
 def _has_nonfinite(path: Path) -> bool:
-    array = _load(path)
+    array = _load(path).array
     return array.dtype.kind in _FLOATS and not bool(np.isfinite(array).all())
 
 
-def _load(path: Path) -> NDArray[Any]:
-    try:
-        array: NDArray[Any] = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as exc:
-        raise DumpFormatError(path, f"cannot be read: {exc}") from exc
-    return array
+def _load(path: Path) -> StoredTensor:
+    with OpenFile(path) as file:
+        return read_open_tensor(file)
 
 
 def _replace_by_statistics(
     folder: KernelFolder, kernels: Sequence[Kernel], *, checksums: bool
-) -> None:
-    """Write ``statistic.csv``; then remove the tensors."""
+) -> dict[Path, _Type]:
+    """Write ``statistic.csv``, then remove the tensors; return what types they had."""
     values = [
         (kernel, value) for kernel in kernels for value in kernel.values if value.path is not None
     ]
     if not values:
-        return  # the runtime has computed them
+        return {}  # the runtime has computed them
     columns = STATISTIC_COLUMNS + ((CHECKSUM_COLUMN,) if checksums else ())
-    rows = [_statistic_row(kernel, value, checksums) for kernel, value in values]
+    types: dict[Path, _Type] = {}
+    rows = [_statistic_row(kernel, value, types, checksums) for kernel, value in values]
     write_csv(Table.of(columns, rows), _new(folder.directory / STATISTIC_CSV))
     _remove(value for _, value in values)
+    return types
 
 
-def _statistic_row(kernel: Kernel, value: KernelValue, checksums: bool) -> list[Cell]:
+def _statistic_row(
+    kernel: Kernel, value: KernelValue, types: dict[Path, _Type], checksums: bool
+) -> list[Cell]:
     if value.path is None:
         raise DumpFormatError(value.op_name, "has no tensor")
-    array = _load(value.path)
+    stored = _load(value.path)
+    array = stored.array
+    words = types[value.path] = _Type(_type_word(stored.dtype), _shape_text(array.shape))
     summary = summarise_array(array)
-    counts = summary.nonfinite or NonFinite(0, 0, 0, None, None)
+    nonfinite = summary.nonfinite or NonFinite(0, 0, 0, None, None)
+    # "Negative Zero Count" is MindSpore's name for the number of elements below zero.
+    below = 0 if array.dtype.kind in "buc" else int(np.count_nonzero(array < 0))
+    others = int(np.count_nonzero(array)) - below - nonfinite.nan_count
     row: list[Cell] = [
         value.op_type,
         kernel.scope,
@@ -213,14 +228,18 @@ def _statistic_row(kernel: Kernel, value: KernelValue, checksums: bool) -> list[
         value.io,
         value.index,
         array.nbytes,
-        _type_word(array.dtype.name),
-        _shape_text(array.shape),
+        words.dtype,
+        words.shape,
         summary.max,
         summary.min,
         summary.mean,
-        counts.nan_count,
-        counts.neg_inf_count,
-        counts.pos_inf_count,
+        array.size,
+        below,
+        others,
+        nonfinite.nan_count,
+        nonfinite.neg_inf_count,
+        nonfinite.pos_inf_count,
+        array.size - below - others - nonfinite.nan_count,
         summary.norm,
     ]
     if checksums:
@@ -238,8 +257,15 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 
 
 def _index_rows(
-    kernels: Sequence[Kernel], code: CodeMap | None, *, names_files: bool
+    kernels: Sequence[Kernel], code: CodeMap | None, types: Mapping[Path, _Type]
 ) -> Iterator[Sequence[Cell]]:
+    """Yield the rows of the index.
+
+    Args:
+        kernels: the operators.
+        code: where they come from, if that is known.
+        types: of the tensors that were removed.
+    """
     for order, kernel in enumerate(kernels):
         first = kernel.values[0]
         place = None
@@ -248,15 +274,16 @@ def _index_rows(
             place = code.parameter(kernel.scope) if is_parameter else code.kernel(kernel.scope)
         source = _source(place)
         for value in kernel.values:
-            dtype, shape, file = value.dtype, value.shape or (), ""
-            if value.path is not None and value.dtype:  # a type that .npy cannot hold
-                file = value.path.name
+            words, file = _Type(value.dtype, _shape_text(value.shape or ())), ""
+            if value.path in types:
+                words = types[value.path]
             elif value.path is not None:
-                raw, shape = npy_type_and_shape(value.path)
-                dtype, file = _type_word(raw), value.path.name if names_files else ""
+                file = value.path.name
+                if not value.dtype:  # else a type that .npy cannot hold
+                    dtype, shape = npy_type_and_shape(value.path)
+                    words = _Type(_type_word(dtype), _shape_text(shape))
             yield (
-                order, kernel.name, kernel.scope, value.io, value.index, dtype, _shape_text(shape),
-                file, source,
+                order, kernel.name, kernel.scope, value.io, value.index, *words, file, source,
             )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,14 @@ from msprobe.dump.records import JsonTree
 def dtype_name(tensor: Any) -> str:
     """Return the type of a tensor's elements as MindSpore prints it: ``Float32``."""
     if isinstance(tensor, np.ndarray):  # a sum of gradients, see the adapter
-        name = tensor.dtype.name
-        return str(name.replace("bfloat", "BFloat") if "bfloat" in name else name.capitalize())
+        return _array_type_name(tensor.dtype)
     return str(tensor.dtype)
+
+
+@cache
+def _array_type_name(dtype: np.dtype[Any]) -> str:
+    name = dtype.name
+    return str(name.replace("bfloat", "BFloat") if "bfloat" in name else name.capitalize())
 
 
 def describe(value: object) -> JsonTree:

@@ -89,6 +89,7 @@ def read_npy_header(file: NpySource) -> NpyHeader:
     return NpyHeader(shape, is_fortran_order, dtype, before + length, expected)
 
 
+@lru_cache(maxsize=1024)
 def numpy_dtype_name(dtype: np.dtype[Any]) -> str:
     """Return ``float32`` …, and for no numbers what NumPy calls them."""
     return str(dtype.name) if dtype.kind in "biufc" else str(dtype)
