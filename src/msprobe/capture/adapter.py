@@ -62,6 +62,14 @@ class Adapter(Protocol):
     def prepare(self) -> None:
         """Do what must be done before calls are recorded; `start` comes here every time."""
 
+    def wait_for_graphs(self) -> None:
+        """Return when compiled graphs that the program has launched have handed over their values.
+
+        `stop` comes here before it does anything else, and without the session's lock: a graph
+        hands values over in a thread of its own, which takes the lock. An error in a graph may be
+        raised; the program meets it again at the graph's result.
+        """
+
     def take_batch(self) -> Callable[[], None] | None:
         """Return what waits for the summaries handed out unfinished so far, and finishes them.
 

@@ -195,6 +195,8 @@ class Session:
         Args:
             inside_backward: whether a backward pass is running, whose records are not complete.
         """
+        if self.dump is not None:
+            self.wait_for_graphs()
         with self.spending():
             was_capturing = self.capturing
             self.capturing = self.observing = False
@@ -203,6 +205,13 @@ class Session:
                 self._unnoticed("stop", self.gradients.close_passes)
                 self.write_json()
             self._switched_on()
+
+    def wait_for_graphs(self) -> None:
+        """Let compiled graphs that the program has launched come to their end."""
+        try:
+            self.adapter.wait_for_graphs()
+        except Exception as error:  # noqa: BLE001 - the program's own, which stays with its result
+            self.failed("a graph of the program", error)
 
     def step(self) -> None:
         """End the step: write what is pending, give the account, count on."""

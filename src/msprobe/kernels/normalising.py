@@ -275,7 +275,7 @@ def _index_rows(
         source = _source(place)
         for value in kernel.values:
             words, file = _Type(value.dtype, _shape_text(value.shape or ())), ""
-            if value.path in types:
+            if value.path is not None and value.path in types:
                 words = types[value.path]
             elif value.path is not None:
                 file = value.path.name

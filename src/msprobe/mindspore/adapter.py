@@ -30,6 +30,7 @@ from msprobe.mindspore.communication import current_rank
 from msprobe.mindspore.compiled.values import GraphValue
 from msprobe.mindspore.describing import describe, dtype_name
 from msprobe.mindspore.device_statistics import DeviceStatistics
+from msprobe.mindspore.immediate_operators import wait_for_launched
 from msprobe.mindspore.stack_traits import classify, is_of_user_or_layer
 from msprobe.mindspore.tensor_payload import crc32_hex, plain_values
 
@@ -187,9 +188,14 @@ class MindSporeAdapter:
         if self._asks_device:
             self._device.prepare()
 
+    def wait_for_graphs(self) -> None:
+        """Wait for what was launched; only on the CPU do graphs hand over values themselves."""
+        if on_host():
+            wait_for_launched()
+
     def take_batch(self) -> Callable[[], None] | None:
         """Join the statistics that the device computed, for one copy; see `Adapter`."""
-        return self._device.take_batch()
+        return self._device.take_batch() if self._asks_device else None
 
     def fill(self, draft: Draft) -> None:
         """Write the finished summaries into the records of `draft`; see `Adapter`."""

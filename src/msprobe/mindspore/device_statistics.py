@@ -19,7 +19,6 @@ from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from mindspore.common import api
 from mindspore.common import dtype as mstype
 
 import mindspore
@@ -34,13 +33,17 @@ from msprobe.mindspore.device_reductions import (
     is_reducible,
     reduce,
 )
+from msprobe.mindspore.immediate_operators import (
+    are_immediate,
+    set_immediate,
+    wait_for_launched,
+)
 from msprobe.mindspore.unnoticed import Unnoticed, may_fail, must_not_run
 
 # Float64 would leave the vector units of an Ascend for its slow general-purpose processor.
 _IN_FLOAT32: Final = frozenset({"Ascend"})
 _MOST_INPUTS: Final = 256  # of one concatenation
 _TOLERANCE: Final = 1e-5
-_SYNCHRONIZE: Final = "pynative_synchronize"
 
 _ADD: Final = ops.Add()
 _CAST: Final = ops.Cast()
@@ -247,13 +250,13 @@ def _add(total: Any, share: Any) -> Any:
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Have every operator finish, or raise, before the next one begins."""
-    api._pynative_executor.sync()  # what the user's program has asked for comes first
-    before = mindspore.get_context(_SYNCHRONIZE)
-    mindspore.set_context(pynative_synchronize=True)
+    wait_for_launched()  # what the user's program has asked for comes first
+    before = are_immediate()
+    set_immediate(True)
     try:
         yield
     finally:
-        mindspore.set_context(pynative_synchronize=before)
+        set_immediate(before)
 
 
 def _comes_out_right(check: Callable[[], bool]) -> bool:

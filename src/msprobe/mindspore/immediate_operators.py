@@ -16,11 +16,34 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
+from mindspore.common import api
+
 import mindspore
+from mindspore import _c_expression as core
+from mindspore import context
 from msprobe.capture.session import Session
 
 _SYNCHRONIZE: Final = "pynative_synchronize"
 _OWN_THREADS: Final = "msprobe-"
+_PARAMETER: Final[Any] = getattr(getattr(core, "ms_ctx_param", None), _SYNCHRONIZE, None)
+
+
+def wait_for_launched() -> None:
+    """Return when all operators and graphs that were launched have run."""
+    api._pynative_executor.sync()
+
+
+def are_immediate() -> bool:
+    """Return whether operators run at once."""
+    return bool(mindspore.get_context(_SYNCHRONIZE))
+
+
+def set_immediate(value: bool) -> None:
+    """Let operators run at once, or wait in MindSpore's queue."""
+    if _PARAMETER is None:
+        mindspore.set_context(pynative_synchronize=value)
+    else:  # `set_context` warns each time that the setting is deprecated; its successor has no off
+        context._context().set_param(_PARAMETER, value)
 
 
 class ImmediateOperators:
@@ -33,9 +56,9 @@ class ImmediateOperators:
 
     def install(self) -> None:
         """Let operators run at once if that is safe; the session's undo ends it."""
-        if mindspore.get_context(_SYNCHRONIZE) or not _is_alone():
+        if are_immediate() or not _is_alone():
             return
-        mindspore.set_context(pynative_synchronize=True)
+        set_immediate(True)
         self._is_set = True
         self._session.undo.callback(self.end)
         self._session.undo.callback(_watch_new_threads(self.end))
@@ -44,7 +67,7 @@ class ImmediateOperators:
         """Let operators wait in MindSpore's queue again."""
         if self._is_set:
             self._is_set = False
-            mindspore.set_context(pynative_synchronize=False)
+            set_immediate(False)
 
 
 def _is_alone() -> bool:

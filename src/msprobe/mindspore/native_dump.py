@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mindspore
+from msprobe.mindspore.immediate_operators import wait_for_launched
 
 SETTINGS_VARIABLE: Final = "MINDSPORE_DUMP_CONFIG"
 _OTHER_VARIABLE: Final = "MS_ACL_DUMP_CFG_PATH"
@@ -105,7 +106,6 @@ class IterationCounter:
 
 def wait_for_device() -> None:
     """Return once everything that was started has run."""
-    module = import_module("mindspore.common.api")
-    module._pynative_executor.sync()
+    wait_for_launched()
     if device_target() != "CPU":
         mindspore.runtime.synchronize()

@@ -49,9 +49,10 @@ class Run:
         self.observer = Observer(self.session, table)
         self.custom_apis = CustomApis(self.observer.apis, self.session.run_undo)
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
-        self._graph: GraphObserver | None = None
+        self._static_graph: GraphObserver | None = None
         # Of cells in compiled parts of the dynamic graph.
-        self._graph_session: Session | None = None
+        self._parts: GraphObserver | None = None
+        self._parts_session: Session | None = None
         self._rank: int | None = None
         self._jit_calls = JitCalls(self._around_jit, self._before_compiling)
         self._jitted: set[CodeType] = set()
@@ -106,15 +107,16 @@ class Run:
             self.session.undo.callback(self._jit_calls.remove)
 
     def _watch_compiled_parts(self) -> None:
-        if self._graph_session is None:
+        if self._parts_session is None:
             if any(is_compiled_by_user(cell) for cell in _cells_of(self.models)):
                 self.session.config = replace(
                     self.config, dump_path=self.config.dump_path / "pynative"
                 )
-            self._graph_session = self._session_of_graphs()
-            self._graph = GraphObserver(self._graph_session, self._begin_graphs)
-        assert self._graph is not None
-        self._graph.watch(self.models)
+            self._parts_session = self._session_of_graphs()
+            self._parts = GraphObserver(self._parts_session, self._begin_graphs)
+        assert self._parts is not None
+        self._parts.watch(self.models)
+        self._parts_session.step_undo.callback(self._parts.end_step)
 
     def _session_of_graphs(self) -> Session:
         """Return the session of cells in compiled parts: a half of the dump for itself.
@@ -131,7 +133,7 @@ class Run:
         self, executor: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a call of jitted code; its cells are compiled so that they can be recorded."""
-        graph = self._graph
+        graph = self._parts
         if graph is None:
             return self.observer.around_jit(executor, run, args, kwargs)
         if self.session.capturing:
@@ -148,14 +150,14 @@ class Run:
         return result
 
     def _before_compiling(self) -> None:
-        if self._graph is not None and mindspore.get_context("mode") == mindspore.PYNATIVE_MODE:
+        if self._parts is not None and mindspore.get_context("mode") == mindspore.PYNATIVE_MODE:
             # An optimiser on its own gets its gradients from the dynamic graph, which shows them.
             alone = is_optimizer(getattr(self._outermost, "obj", None))
-            self._graph.put_in(with_optimizers=not alone)
+            self._parts.put_in(with_optimizers=not alone)
 
     def _begin_graphs(self) -> None:
         """Open the half of compiled parts: one of their cells has something to record."""
-        session = self._graph_session
+        session = self._parts_session
         if session is None or not self.session.capturing:
             return
         if session.step_number != self.session.step_number:
@@ -182,28 +184,30 @@ class Run:
                 f"start(): MindSpore runs in graph mode, which level {self.config.level} cannot "
                 "record; use level L0, or set_context(mode=PYNATIVE_MODE)"
             )
-        if self._graph is None:
-            self._graph = GraphObserver(self.session)
-        if self._graph.watch(self.models):
+        if self._static_graph is None:
+            self._static_graph = GraphObserver(self.session)
+        if self._static_graph.watch(self.models):
             refuse_compiled(self.models)
+        # What an earlier graph still hands over belongs to no step of this run's.
+        self.session.wait_for_graphs()
         # Also in steps that are not wanted: what is compiled then serves the others, too.
-        self._graph.put_in()
-        self.session.undo.callback(self._graph.take_out)
+        self._static_graph.put_in()
+        self.session.undo.callback(self._static_graph.take_out)
+        self.session.step_undo.callback(self._static_graph.end_step)
         if self.session.start(rank=rank):
-            self._graph.begin()
+            self._static_graph.begin()
 
     def stop(self) -> None:
         """End observing."""
-        if self._graph_session is not None:
-            self._graph_session.stop()
-        self.session.stop()
+        self.session.stop()  # first: it waits for graphs, which may begin the other session
+        if self._parts_session is not None:
+            self._parts_session.stop()
 
     def step(self) -> None:
         """End the step."""
-        if self._graph is not None:
-            self._graph.end_step()
-        if self._graph_session is not None:
-            self._graph_session.step()
+        self.stop()
+        if self._parts_session is not None:
+            self._parts_session.step()
         self.session.step()
 
 

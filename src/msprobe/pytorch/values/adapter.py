@@ -292,6 +292,9 @@ class TorchAdapter:
     def prepare(self) -> None:
         """Do nothing: every device computes what is asked of it."""
 
+    def wait_for_graphs(self) -> None:
+        """Do nothing: between `start` and `stop` no compiled graph hands over values."""
+
     def take_batch(self) -> Callable[[], None] | None:
         """Start the copy of the statistics that the device computed; see `Adapter`."""
         batch, self._batch = self._batch, None
