@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,20 +46,27 @@ def test_model_train_with_the_callback(tmp_path: Path) -> None:
     assert "Cell.2.Dense.parameters_grad" in names
 
 
-def test_init_step_goes_on_from_the_steps_done(tmp_path: Path) -> None:
-    class Resumed:
-        cur_step_num = 5
-
-        def original_args(self) -> Resumed:
-            return self
-
-    debugger = PrecisionDebugger(dump_path=tmp_path, level="L1")
-    MsprobeInitStep().on_train_begin(Resumed())
+def test_the_log_says_that_step_was_never_called_and_nothing_of_settings(tmp_path: Path) -> None:
+    script = f"""
+from mindspore import Tensor, ops
+from msprobe.mindspore import PrecisionDebugger
+debugger = PrecisionDebugger(dump_path={str(tmp_path)!r}, level="L1")
+for _ in range(2):
     debugger.start()
     ops.tanh(Tensor([1.0]))
     debugger.stop()
-    debugger.step()
-    assert list(open_dump(tmp_path).steps) == [5]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"GLOG_v": "2"},
+    )
+    assert done.stderr.count("step() was never called") == 1
+    assert "start() was never called" not in done.stderr
+    # MindSpore warns of settings that are deprecated, each time that they are set.
+    assert "deprecated" not in done.stdout + done.stderr
 
 
 def test_import_path_of_existing_scripts() -> None:

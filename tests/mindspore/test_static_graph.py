@@ -17,6 +17,7 @@ from nets import CASES, ConvNet, Transformer, random
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 from msprobe import open_dump
+from msprobe.capture.session import reset_session
 from msprobe.errors import UnsupportedError, UsageError
 from msprobe.mindspore import MsprobeStep, PrecisionDebugger
 
@@ -75,6 +76,10 @@ class Loss(nn.Cell):
         return (self.net(x) ** 2).mean()
 
 
+def account(dump_path: Path, step: int = 0) -> Any:
+    return json.loads((dump_path / f"step{step}" / "rank" / "account.json").read_text())
+
+
 def train(name: str, debugger: Any = None, steps: int = 5) -> tuple[list[bytes], list[bytes]]:
     ms.set_seed(3)
     make, array = NETS[name]
@@ -84,11 +89,13 @@ def train(name: str, debugger: Any = None, steps: int = 5) -> tuple[list[bytes],
     for _ in range(steps):
         if debugger is not None:
             debugger.start(net)
-        losses.append(one_step(Tensor(array)).asnumpy().tobytes())
+        losses.append(one_step(Tensor(array)))  # read after stop(), as the graph may still run
         if debugger is not None:
             debugger.stop()
             debugger.step()
-    return losses, [weight.asnumpy().tobytes() for weight in weights]
+    return [loss.asnumpy().tobytes() for loss in losses], [
+        weight.asnumpy().tobytes() for weight in weights
+    ]
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -115,8 +122,7 @@ def test_every_call_is_recorded_once_with_its_values(tmp_path: Path) -> None:
         "Cell.Twice.forward.0",
     ]
     assert view.parents["Cell.shared.Dense.forward.1"] == "Cell.Twice.forward.0"
-    account = json.loads((tmp_path / "step1" / "rank" / "account.json").read_text())
-    assert account["capture_ms"] > 0
+    assert account(tmp_path, 1)["capture_ms"] > 0
     assert view.parents["Cell.block.1.ReLU.forward.0"] == "Cell.block.SequentialCell.forward.0"
 
     def values(name: str, part: str, index: int = 0) -> Any:
@@ -222,3 +228,41 @@ def test_bfloat16_is_recorded_exactly(tmp_path: Path) -> None:
     share = view.tensor(to_result).array * narrow.max()
     expected = Tensor(share).astype(ms.bfloat16).astype(ms.float32).asnumpy()
     np.testing.assert_array_equal(view.tensor(to_x).array, expected)
+
+
+def gradients_of(net: nn.Cell) -> Any:
+    """Return what takes the loss and the gradients of a net, in a graph of its own."""
+
+    def forward(x: Tensor) -> Tensor:
+        return net(x).sum()
+
+    return ms.value_and_grad(forward, None, net.trainable_params())
+
+
+def test_stop_waits_for_a_graph_whose_result_is_not_read(tmp_path: Path) -> None:
+    net = Twice()
+    both = gradients_of(net)
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    for _ in range(3):
+        debugger.start(net)
+        both(Tensor(random(3, 4)))
+        debugger.stop()
+        debugger.step()
+    dump = open_dump(tmp_path)
+    names = list(dump.step(0).rank().records)
+    assert "Cell.block.0.Dense.backward.0" in names
+    assert [list(dump.step(step).rank().records) for step in (1, 2)] == [names, names]
+    assert account(tmp_path)["complete"] is True
+
+
+@pytest.mark.parametrize("method", ["construct", "start", "save"])
+def test_saving_is_refused_in_graph_mode(method: str, tmp_path: Path) -> None:
+    if method == "construct":
+        with pytest.raises(UnsupportedError, match="graph mode, which level debug cannot record"):
+            PrecisionDebugger(dump_path=tmp_path, level="debug")
+        return
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="debug")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    with pytest.raises(UnsupportedError, match="graph mode, which level debug cannot record"):
+        debugger.start() if method == "start" else debugger.save(Tensor([1.0]), "x")

@@ -7,6 +7,7 @@ one debugger lies beside the class, in a `Place`.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from msprobe.capture.session import Session, current_session, use_session
-from msprobe.config import Config, load_config, parse_token_range
+from msprobe.config import Config, Level, load_config, parse_token_range
 from msprobe.config.unknown_keys import OTHER_TASKS
 from msprobe.errors import ConfigError, UnsupportedError, UsageError
 from msprobe.log import ensure_handler
@@ -43,8 +44,21 @@ class RunParts(Protocol):
         """The state of the run."""
 
     @property
+    def config(self) -> Config:
+        """The settings."""
+
+    @property
     def custom_apis(self) -> CustomApiRegistry:
         """The functions that the user registered."""
+
+    @property
+    def models(self) -> Sequence[Any]:
+        """The models given last."""
+
+    def start(
+        self, models: Sequence[Any], token_range: tuple[int, int] | None, rank: int | None
+    ) -> None:
+        """Begin to observe, if the step is wanted."""
 
     def stop(self) -> None:
         """End observing."""
@@ -56,7 +70,9 @@ class RunParts(Protocol):
 class Place:
     """The debugger of the process, if one was constructed, and what its framework does."""
 
-    __slots__ = ("arguments", "debugger", "dumps_kernels", "is_compiling", "run", "save")
+    __slots__ = (
+        "arguments", "called", "debugger", "dumps_kernels", "is_compiling", "run", "save",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -78,6 +94,8 @@ class Place:
         self.run: Any = None
         self.debugger: Any = None
         self.arguments: Mapping[str, Any] = {}
+        # Names of the methods that the program has called.
+        self.called: set[str] = set()
 
 
 class DebuggerFront:
@@ -122,6 +140,9 @@ class DebuggerFront:
             run = make_run(config)
             use_session(run.session)
             place.run, place.debugger, place.arguments = run, self, arguments
+            place.called = set()
+            atexit.unregister(_warn_of_missing_calls)
+            atexit.register(_warn_of_missing_calls, place)
 
     @classmethod
     def _running(cls) -> Any:
@@ -134,6 +155,27 @@ class DebuggerFront:
         if run is None or run.session is not current_session():
             raise UsageError("no PrecisionDebugger was constructed; construct one before using it")
         return run
+
+    @classmethod
+    def _start(
+        cls,
+        model: object,
+        as_models: Callable[[Any], tuple[Any, ...]],
+        token_range: object,
+        rank: int | None,
+    ) -> None:
+        """Begin to record; see the `start` of each framework.
+
+        Args:
+            model: what the user passed.
+            as_models: checks it for the framework, and returns the models.
+            token_range: what the user passed.
+            rank: overrides the rank of the process group.
+        """
+        run = cls._running()
+        cls._place.called.add("start")
+        models = cls._models(model, as_models)
+        run.start(models, cls._tokens(token_range, models or run.models), rank)
 
     @classmethod
     def _models(cls, given: object, as_models: Callable[[Any], tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -176,9 +218,9 @@ class DebuggerFront:
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
         """Record a value under a name of your own, at level ``debug`` only.
 
-        Needs no `start`. The file is complete after `step` or when the process ends. In compiled
-        code nothing is saved; PyTorch runs such code eagerly between `start` and `stop`, and there
-        it is.
+        Needs no `start`. The file is complete after `step` or when the process ends. Code that
+        is compiled saves nothing; PyTorch runs such code eagerly between `start` and `stop`, and
+        there it does. MindSpore cannot compile a call of `save`.
 
         Args:
             variable: a tensor, number or text, or lists, tuples and dicts of these; None and other
@@ -223,6 +265,7 @@ class DebuggerFront:
     def step(cls) -> None:
         """End the step: write everything, log its account, count on."""
         with lock:
+            cls._place.called.add("step")
             cls._running().step()
 
     @classmethod
@@ -268,6 +311,22 @@ class DebuggerFront:
         """
         with lock:
             cls._running().custom_apis.restore(module, api_name)
+
+
+def _warn_of_missing_calls(place: Place) -> None:
+    """Say at exit what a program forgot to call; forked children are not programs."""
+    run: RunParts | None = place.run
+    if run is None or run.session is not current_session() or run.session.finished:
+        return
+    if run.config.level is Level.DEBUG or run.config.enable_dataloader:
+        return
+    if "start" not in place.called:
+        logger.warning("start() was never called: nothing was recorded")
+    elif "step" not in place.called:
+        logger.warning(
+            "step() was never called: all that was recorded counts as step %d",
+            run.session.step_number,
+        )
 
 
 def _warn_of_ignored(arguments: Mapping[str, Any], first: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from msprobe.config import Config, Slice, StatisticsSection, SummaryMode, Task, 
 from msprobe.dump.array_file import ArrayFile
 from msprobe.dump.records import TensorRecord
 from msprobe.mindspore.communication import current_rank
+from msprobe.mindspore.compiled.cells import is_static_graph
 from msprobe.mindspore.compiled.values import GraphValue
 from msprobe.mindspore.describing import describe, dtype_name
 from msprobe.mindspore.device_statistics import DeviceStatistics
@@ -184,7 +185,7 @@ class MindSporeAdapter:
         if on_host() if self._reads_memory is None else self._reads_memory:
             return
         # In graph mode each operator of ours would be a graph to compile.
-        self._asks_device = mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
+        self._asks_device = not is_static_graph()
         if self._asks_device:
             self._device.prepare()
 

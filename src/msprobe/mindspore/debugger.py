@@ -18,6 +18,7 @@ from pathlib import Path
 from mindspore import nn
 from msprobe.capture.front import DebuggerFront, Place, lock
 from msprobe.config import Config, Level
+from msprobe.mindspore.compiled.cells import refuse_static_graph
 from msprobe.mindspore.jit_calls import is_compiling
 from msprobe.mindspore.kernel_dump import KernelRun
 from msprobe.mindspore.run import Run, as_models
@@ -55,6 +56,7 @@ class PrecisionDebugger(DebuggerFront):
         Raises:
             ConfigError: a value cannot be used; the message names file, key, value and rule.
             UsageError: level L2, and a graph was compiled already.
+            UnsupportedError: level debug, and MindSpore is in graph mode.
         """
         self._construct(
             _make_run, config_path, task=task, dump_path=dump_path, level=level, step=step
@@ -83,11 +85,13 @@ class PrecisionDebugger(DebuggerFront):
         """
         with lock:
             run: Run | KernelRun = cls._running()
-            models = cls._models(model, as_models)
-            tokens = cls._tokens(token_range, models or run.models)
-            if run.config.level is not Level.DEBUG:
-                run.start(models, tokens, rank_id)
+            if run.config.level is Level.DEBUG:
+                refuse_static_graph("start()", Level.DEBUG)
+            else:
+                cls._start(model, as_models, token_range, rank_id)
 
 
 def _make_run(config: Config) -> Run | KernelRun:
+    if config.level is Level.DEBUG:
+        refuse_static_graph("PrecisionDebugger()", Level.DEBUG)
     return KernelRun(config) if config.level is Level.L2 else Run(config)

@@ -19,7 +19,11 @@ from msprobe.config import Config, Level
 from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.api_table import ApiTable
-from msprobe.mindspore.compiled.cells import is_compiled_by_user
+from msprobe.mindspore.compiled.cells import (
+    is_compiled_by_user,
+    is_static_graph,
+    refuse_static_graph,
+)
 from msprobe.mindspore.compiled.constructs import refuse_compiled
 from msprobe.mindspore.compiled.observer import GraphObserver
 from msprobe.mindspore.compiled.optimizers import is_optimizer
@@ -84,7 +88,7 @@ class Run:
             rule = "the model to record, as in start(model)"
             hint = f"level {self.config.level} records cells"
             raise ConfigError("model", None, rule, source="start()", hint=hint)
-        if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
+        if is_static_graph():
             self._start_graph(rank)
         else:
             self._start_dynamic(token_range, rank)
@@ -150,7 +154,7 @@ class Run:
         return result
 
     def _before_compiling(self) -> None:
-        if self._parts is not None and mindspore.get_context("mode") == mindspore.PYNATIVE_MODE:
+        if self._parts is not None and not is_static_graph():
             # An optimiser on its own gets its gradients from the dynamic graph, which shows them.
             alone = is_optimizer(getattr(self._outermost, "obj", None))
             self._parts.put_in(with_optimizers=not alone)
@@ -180,10 +184,7 @@ class Run:
     def _start_graph(self, rank: int | None) -> None:
         """Begin to record what compiled graphs hand over; every step, as the hooks must be in."""
         if self.config.level is not Level.L0:
-            raise UnsupportedError(
-                f"start(): MindSpore runs in graph mode, which level {self.config.level} cannot "
-                "record; use level L0, or set_context(mode=PYNATIVE_MODE)"
-            )
+            refuse_static_graph("start()", self.config.level)
         if self._static_graph is None:
             self._static_graph = GraphObserver(self.session)
         if self._static_graph.watch(self.models):

@@ -21,6 +21,7 @@ from msprobe.dump.records import JsonTree
 from msprobe.errors import UnsupportedError
 from msprobe.mindspore.adapter import values_of
 from msprobe.mindspore.communication import current_rank
+from msprobe.mindspore.compiled.cells import is_static_graph
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.tensor_payload import crc32_hex
 from msprobe.run_config.model_watch import leaf_of
@@ -57,7 +58,7 @@ class _MindSpore:
     def parts_of(self, model: Any) -> Sequence[nn.Cell]:
         holders = (list, tuple, nn.CellList)
         parts = parts_in(model, nn.Cell, "mindspore.nn.Cell", containers=holders)
-        if mindspore.get_context("mode") != mindspore.PYNATIVE_MODE:
+        if is_static_graph():
             raise UnsupportedError(
                 "ConfigChecker: MindSpore runs in graph mode, where calls of the net cannot be "
                 "watched; use set_context(mode=PYNATIVE_MODE), or give no model"

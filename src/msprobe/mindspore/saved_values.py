@@ -8,11 +8,19 @@ from typing import Any
 
 from msprobe.capture.saving import Arrival, save_value
 from msprobe.capture.session import Session
+from msprobe.config import Level
+from msprobe.mindspore.compiled.cells import refuse_static_graph
 from msprobe.mindspore.guard import quietly
 
 
 def save(session: Session, variable: Any, name: Any, save_backward: Any) -> None:
-    """Record `variable`, see `save_value`."""
+    """Record `variable`, see `save_value`.
+
+    Raises:
+        UnsupportedError: MindSpore is in graph mode.
+    """
+    if session.config.level is Level.DEBUG:
+        refuse_static_graph("save()", Level.DEBUG)
     save_value(session, variable, name, save_backward, quietly=quietly, watch=_watch)
 
 

@@ -106,8 +106,7 @@ class PrecisionDebugger(DebuggerFront):
             if run.config.level is Level.DEBUG:
                 prepare_saving(run.session)
                 return
-            models = cls._models(model, as_models)
-            run.start(models, cls._tokens(token_range, models or run.models), rank_id)
+            cls._start(model, as_models, token_range, rank_id)
 
 
 def running() -> Run:

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import Any, Final
 
+import mindspore
 from mindspore import nn
+from msprobe.config import Level
+from msprobe.errors import UnsupportedError
 
 _ABSENT: Final = object()
 
@@ -52,6 +55,28 @@ class CompiledCells:
             else:
                 cell.__dict__[self._method] = before
         self._before.clear()
+
+
+def is_static_graph() -> bool:
+    """Return whether MindSpore compiles all cells (graph mode)."""
+    return bool(mindspore.get_context("mode") == mindspore.GRAPH_MODE)
+
+
+def refuse_static_graph(method: str, level: Level) -> None:
+    """Refuse a level that needs the dynamic graph.
+
+    Args:
+        method: what the user called.
+        level: the configured one.
+
+    Raises:
+        UnsupportedError: MindSpore is in graph mode.
+    """
+    if is_static_graph():
+        raise UnsupportedError(
+            f"{method}: MindSpore runs in graph mode, which level {level} cannot record; use level "
+            "L0, or set_context(mode=PYNATIVE_MODE)"
+        )
 
 
 def living_cells() -> Iterator[nn.Cell]:
