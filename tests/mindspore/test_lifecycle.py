@@ -46,6 +46,49 @@ def test_model_train_with_the_callback(tmp_path: Path) -> None:
     assert "Cell.2.Dense.parameters_grad" in names
 
 
+def test_init_step_counts_the_epochs_before_the_first_one(tmp_path: Path) -> None:
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", step=[5, 6])
+    net = small_net()
+    debugger.start(net)
+    data = NumpySlicesDataset((random(6, 3), random(6, 2, seed=1)), shuffle=False).batch(2)
+    model = Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
+    callbacks = [MsprobeInitStep(), MsprobeStep(debugger)]
+    model.train(3, data, callbacks=callbacks, dataset_sink_mode=False, initial_epoch=1)
+    dump = open_dump(tmp_path)  # of three steps an epoch, the last of the second and the next
+    assert list(dump.steps) == [5, 6]
+    assert "Cell.0.Dense.forward.0" in dump.step(5).rank().records
+
+
+def test_init_step_takes_over_the_number_that_mindspore_goes_on_from(tmp_path: Path) -> None:
+    class Resumed:
+        cur_step_num = 5
+
+        def original_args(self) -> Resumed:
+            return self
+
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L1")
+    MsprobeInitStep().on_train_begin(Resumed())
+    debugger.start()
+    ops.tanh(Tensor([1.0]))
+    debugger.stop()
+    debugger.step()
+    assert list(open_dump(tmp_path).steps) == [5]
+
+
+def test_a_first_step_set_late_leaves_no_empty_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L1")
+    debugger.start()
+    debugger.set_init_step(4)
+    assert "recording had begun as step 0, and ends" in caplog.text
+    debugger.start()
+    ops.tanh(Tensor([1.0]))
+    debugger.stop()
+    debugger.step()
+    assert list(open_dump(tmp_path).steps) == [4]
+
+
 def test_the_log_says_that_step_was_never_called_and_nothing_of_settings(tmp_path: Path) -> None:
     script = f"""
 from mindspore import Tensor, ops

@@ -300,6 +300,11 @@ class Calls:
         scope = selection.scope
         return listed and (scope is None or scope.inside or module in self._modules_in_scope)
 
+    @property
+    def any_began(self) -> bool:
+        """Whether a call began in this step."""
+        return bool(self._counters)
+
     def next_step(self) -> None:
         """Forget everything that belongs to the step so far."""
         self._counters.reset()

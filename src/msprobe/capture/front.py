@@ -279,7 +279,7 @@ class DebuggerFront:
             if isinstance(step, bool) or not isinstance(step, int) or step < 0:
                 rule = "a whole number from 0 on"
                 raise ConfigError("step", step, rule, source="set_init_step()")
-            cls._running().session.set_step(step)
+            cls._running().session.begin_at(step)
 
     @classmethod
     def register_custom_api(cls, module: Any, api_name: str, api_prefix: str | None = None) -> None:

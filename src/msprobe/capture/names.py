@@ -39,6 +39,15 @@ class CallCounters:
         """Return whether `base` was called in this step."""
         return base in self._next
 
+    @property
+    def has_counted(self) -> bool:
+        """Whether a call was counted in this step."""
+        return bool(self._next)
+
+    def __len__(self) -> int:
+        """Return how many different base names were called."""
+        return len(self._next)
+
     def reset(self) -> None:
         """Begin again at 0, as every step does."""
         self._next.clear()

@@ -44,6 +44,7 @@ from msprobe.config import (
     TensorSection,
     reload_dump_enable,
 )
+from msprobe.dump.clearing import drop_rank
 from msprobe.dump.layout import rank_directory
 from msprobe.dump.locking import RankClaim, claim_rank_directory
 from msprobe.dump.writer import DumpHead, DumpWriter, RankDump
@@ -136,6 +137,20 @@ class Session:
         """The account of the current step."""
         return self.current.account
 
+    def begin_at(self, step: int) -> None:
+        """Make `step` the first one; what was begun as another step ends, and goes if empty."""
+        dump = self.dump
+        if dump is not None:
+            if self.capturing:
+                logger.warning(
+                    "set_init_step(): recording had begun as step %d, and ends; call start() again",
+                    self.step_number,
+                )
+            self._end_step()
+            if not (self.calls.any_began or self.account.records):
+                self._unnoticed("set_init_step", lambda: drop_rank(dump.directory))
+        self.set_step(step)
+
     def set_step(self, step: int) -> None:
         """Make `step` the current step; its records start anew."""
         self.current.begin(step)
@@ -216,9 +231,7 @@ class Session:
     def step(self) -> None:
         """End the step: write what is pending, give the account, count on."""
         with self.spending():
-            self.stop()
-            self.attempt("step", self.step_undo.close)
-            self._close_dump()
+            self._end_step()
             self.set_step(self.step_number + 1)
 
     def write_json(self) -> None:
@@ -232,9 +245,7 @@ class Session:
         """End the session: nothing is observed afterwards, everything is on disk."""
         if self._dead:
             return
-        self.stop()
-        self.step_undo.close()
-        self._close_dump()
+        self._end_step()
         self.run_undo.close()
         self._dead = True
         if self._writer is not None:
@@ -243,6 +254,11 @@ class Session:
             claim.release()
         self._claims.clear()
         atexit.unregister(self.close)
+
+    def _end_step(self) -> None:
+        self.stop()
+        self.attempt("step", self.step_undo.close)
+        self._close_dump()
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -295,8 +311,8 @@ class Session:
         if self._writer is not None:
             self._writer.submit(task)
 
-    def _unnoticed(self, where: str, action: Callable[[], None]) -> None:
-        """Do what reads tensors; an exception is noted, not raised."""
+    def _unnoticed(self, where: str, action: Callable[[], object]) -> None:
+        """Do our part of the user's `stop` or `step`; an exception is noted, not raised."""
 
         def run() -> None:
             with self.adapter.unnoticed():

@@ -50,11 +50,24 @@ def clear_run(dump_path: Path, rank_name: str) -> int:
         directory = step / rank_name
         if directory.is_symlink() or not directory.is_dir():
             continue
-        removed += clear_directory(directory)
-        _drop_if_empty(directory)
-        _drop_if_empty(step)
+        removed += drop_rank(directory)
     if removed:
         logger.info("removed %d files of an earlier run from %s", removed, dump_path)
+    return removed
+
+
+def drop_rank(directory: Path) -> int:
+    """Remove a rank folder with msprobe's files, and the step's folder if it was the only one.
+
+    Returns:
+        The number of files removed.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    removed = clear_directory(directory)
+    _drop_if_empty(directory)
+    _drop_if_empty(directory.parent)
     return removed
 
 

@@ -23,8 +23,8 @@ class MsprobeStep(Callback):  # type: ignore[misc]  # MindSpore is untyped
         super().__init__()
         self.debugger = debugger
 
-    def on_train_begin(self, run_context: Any) -> None:
-        """Begin to record before the first step."""
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        """Begin to record before anything is compiled; by then the number of the step is known."""
         self.debugger.start()
 
     def on_train_step_begin(self, run_context: Any) -> None:
@@ -38,8 +38,33 @@ class MsprobeStep(Callback):  # type: ignore[misc]  # MindSpore is untyped
 
 
 class MsprobeInitStep(Callback):  # type: ignore[misc]  # likewise
-    """Lets a training that is resumed count its steps on from where it stopped."""
+    """Lets a training that is resumed count its steps on from where it stopped.
+
+    Put it before `MsprobeStep`:
+
+        callbacks = [MsprobeInitStep(), MsprobeStep(debugger)]
+        model.train(10, dataset, callbacks, dataset_sink_mode=False, initial_epoch=3)
+    """
+
+    def __init__(self) -> None:
+        """Create it for one call of ``Model.train`` at a time."""
+        super().__init__()
+        self._is_first_epoch = True
 
     def on_train_begin(self, run_context: Any) -> None:
-        """Take over the number of steps done so far."""
-        PrecisionDebugger.set_init_step(int(run_context.original_args().cur_step_num))
+        """Take over the number of steps done so far, where MindSpore counts on itself."""
+        self._is_first_epoch = True
+        self._take_over(int(run_context.original_args().cur_step_num))
+
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        """Take over the steps of the epochs before ``initial_epoch``, which it does not count."""
+        facts = run_context.original_args()
+        if self._is_first_epoch and not facts.cur_step_num:
+            self._take_over((int(facts.cur_epoch_num) - 1) * int(facts.batch_num))
+        self._is_first_epoch = False
+
+    @staticmethod
+    def _take_over(steps: int) -> None:
+        if steps > 0:
+            PrecisionDebugger.stop()  # what was begun for the model only
+            PrecisionDebugger.set_init_step(steps)
