@@ -89,6 +89,25 @@ def test_a_first_step_set_late_leaves_no_empty_step(
     assert list(open_dump(tmp_path).steps) == [4]
 
 
+def test_calls_of_compiled_code_outlive_the_end_of_forward_and_backward(tmp_path: Path) -> None:
+    @ms.jit
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2.0
+
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L1")
+    for _ in range(2):
+        debugger.start()
+        y = ops.tanh(Tensor([1.0]))
+        debugger.forward_backward_dump_end()
+        doubled(ops.exp(y))
+        debugger.stop()
+        doubled(y)
+        debugger.step()
+    for step in range(2):
+        names = list(open_dump(tmp_path).step(step).rank().records)
+        assert names == ["Functional.tanh.0.forward", "Jit.doubled.0.forward"]
+
+
 def test_the_log_says_that_step_was_never_called_and_nothing_of_settings(tmp_path: Path) -> None:
     script = f"""
 from mindspore import Tensor, ops

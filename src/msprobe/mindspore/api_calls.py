@@ -45,7 +45,11 @@ class _Open:
 
 
 class ApiObserver:
-    """Turns API calls into events of the session."""
+    """Turns API calls into events of the session.
+
+    Attributes:
+        only_compiled: whether only calls of compiled code are recorded, which `record` is given.
+    """
 
     def __init__(self, session: Session, table: ApiTable, recomputations: Recomputations) -> None:
         """Create it, not yet installed.
@@ -59,6 +63,7 @@ class ApiObserver:
         self._session = session
         self._table = table
         self._inside = False
+        self.only_compiled = False
         refuses = session.calls.selection.refuses_api
         self._choice = ApiChoice(session.config.risk_level, refuses, self._left_out)
         self._wrappers: dict[tuple[int, str], Any] = {}
@@ -135,12 +140,17 @@ class ApiObserver:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def is_on(self) -> bool:
-        """Return whether a call made here and now, in this thread, is to be recorded."""
+    def is_on(self, *, compiled: bool = False) -> bool:
+        """Return whether a call made here and now, in this thread, is to be recorded.
+
+        Args:
+            compiled: whether it is a call of compiled code.
+        """
         session = self._session
         return (
             session.observing
             and not self._inside
+            and (compiled or not self.only_compiled)
             and not session.muted
             and threading.get_ident() == session.thread
             and not is_compiling()

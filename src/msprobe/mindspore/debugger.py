@@ -90,6 +90,15 @@ class PrecisionDebugger(DebuggerFront):
             else:
                 cls._start(model, as_models, token_range, rank_id)
 
+    @classmethod
+    def forward_backward_dump_end(cls) -> None:
+        """End the recorded part of a step, as `stop` does.
+
+        At level L1 calls of compiled code (``Jit``) are still recorded, until `stop` or `step`.
+        """
+        with lock:
+            cls._running().end_forward_backward()
+
 
 def _make_run(config: Config) -> Run | KernelRun:
     if config.level is Level.DEBUG:

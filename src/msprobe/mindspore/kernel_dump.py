@@ -126,6 +126,10 @@ class KernelRun:
             self._steps.begin(self.session.step_number)
             self._since = _now()
 
+    def end_forward_backward(self) -> None:
+        """Record no more until the next `start`."""
+        self.stop()
+
     def stop(self) -> None:
         """Record no more until the next `start`."""
         if self._since is not None:

@@ -75,6 +75,8 @@ class Observer:
         """
         session = self._session
         models = [model for reference in self._models if (model := reference()) is not None]
+        if self.apis is not None:
+            self.apis.only_compiled = False
         if on_host():
             self._immediate.install()
         undo = run_as_python()
@@ -106,7 +108,7 @@ class Observer:
             return run(*args, **kwargs)
         self._step_aside()
         try:
-            if self.apis is not None and self.apis.is_on():
+            if self.apis is not None and self.apis.is_on(compiled=True):
                 result = self.apis.record(f"Jit.{name_of(executor)}", run, args, kwargs)
             else:
                 result = run(*args, **kwargs)

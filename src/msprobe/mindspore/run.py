@@ -94,6 +94,8 @@ class Run:
             self._start_dynamic(token_range, rank)
 
     def _start_dynamic(self, token_range: tuple[int, int] | None, rank: int | None) -> None:
+        if self.observer.apis is not None and self.observer.apis.only_compiled:
+            self.session.stop()  # what `end_forward_backward` has left on
         if not are_visible():
             raise UnsupportedError(
                 f"MindSpore {mindspore.__version__} does not show its gradient graph; "
@@ -197,6 +199,15 @@ class Run:
         self.session.step_undo.callback(self._static_graph.end_step)
         if self.session.start(rank=rank):
             self._static_graph.begin()
+
+    def end_forward_backward(self) -> None:
+        """End observing; at level L1 calls of compiled code are still recorded until `stop`."""
+        apis = self.observer.apis
+        if apis is None or self.config.level is not Level.L1 or not self.session.capturing:
+            self.stop()
+            return
+        apis.only_compiled = True
+        self.session.write_json()
 
     def stop(self) -> None:
         """End observing."""
