@@ -217,7 +217,7 @@ def test_none_without_the_backward_pass(tmp_path: Path) -> None:
     assert all(".forward." in name for name in records)
 
 
-def test_stop_gives_the_optimiser_its_construct_back(tmp_path: Path) -> None:
+def test_step_gives_the_optimiser_its_construct_back(tmp_path: Path) -> None:
     ms.set_context(mode=ms.GRAPH_MODE)
     net = new_net()
     optimizer, other = (nn.SGD(one.trainable_params(), 0.1) for one in (net, new_net()))
@@ -226,4 +226,6 @@ def test_stop_gives_the_optimiser_its_construct_back(tmp_path: Path) -> None:
     assert "construct" in vars(optimizer)
     assert "construct" not in vars(other)  # trains another model
     debugger.stop()
+    assert "construct" in vars(optimizer)  # its gradients belong to the step
+    debugger.step()
     assert "construct" not in vars(optimizer)

@@ -255,6 +255,82 @@ def test_stop_waits_for_a_graph_whose_result_is_not_read(tmp_path: Path) -> None
     assert account(tmp_path)["complete"] is True
 
 
+@pytest.mark.parametrize("place", ["before stop", "after stop", "never"])
+def test_gradients_of_parameters_come_with_the_optimizer(place: str, tmp_path: Path) -> None:
+    net = Twice()
+    both, optimizer = gradients_of(net), nn.SGD(net.trainable_params(), 0.1)
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    for _ in range(2):
+        debugger.start(net)
+        _, gradients = both(Tensor(random(3, 4)))
+        if place == "before stop":
+            optimizer(gradients)
+        debugger.stop()
+        if place == "after stop":
+            optimizer(gradients)
+        debugger.step()
+    for step in range(2):
+        records = open_dump(tmp_path).step(step).rank().records
+        found = {name for name in records if name.endswith("parameters_grad")}
+        said = [one for one in account(tmp_path, step)["notes"] if "gradients of parameters" in one]
+        if place == "never":
+            assert not found
+            assert len(said) == 1
+            assert "none ran before step()" in said[0]
+        else:
+            assert found == {
+                "Cell.block.0.Dense.parameters_grad",
+                "Cell.shared.Dense.parameters_grad",
+            }
+            assert not said
+
+
+@pytest.mark.parametrize(
+    ("settings", "put_in"),
+    [
+        ({"list": ["Dense.forward.1"]}, {"block.0", "shared"}),
+        ({"list": ["shared"]}, {"shared"}),
+        ({"list": ["nowhere"]}, set()),
+        (
+            {"scope": ["Cell.block.0.Dense.forward.0", "Cell.block.1.ReLU.forward.0"]},
+            {"block", "block.0", "block.1"},
+        ),
+        (
+            {"scope": ["Cell.block.0.Dense.forward.0", "Cell.shared.Dense.forward.1"]},
+            {"", "block", "block.0", "block.1", "shared"},
+        ),
+    ],
+)
+def test_cells_left_out_by_the_selection_are_compiled_as_they_are(
+    settings: dict[str, Any], put_in: set[str], tmp_path: Path
+) -> None:
+    def recorded(dump_path: Path, section: dict[str, Any]) -> tuple[set[str], list[str]]:
+        config = tmp_path / "config.json"
+        common = {"task": "statistics", "dump_path": str(dump_path), "level": "L0"}
+        config.write_text(json.dumps(common | {"statistics": section}))
+        ms.set_seed(1)
+        net = Twice()
+        debugger = PrecisionDebugger(config)
+        debugger.start(net)
+        found = {name for name, cell in net.cells_and_names() if "construct" in vars(cell)}
+        gradients_of(net)(Tensor(random(3, 4)))
+        debugger.stop()
+        debugger.step()
+        reset_session()
+        assert account(dump_path)["complete"] is True
+        return found, list(open_dump(dump_path).step(0).rank().records)
+
+    everywhere, names = recorded(tmp_path / "all", {})
+    assert everywhere == {"", "block", "block.0", "block.1", "shared"}
+    found, kept = recorded(tmp_path / "some", settings)
+    assert found == put_in
+    if "list" in settings:
+        assert kept == [name for name in names if settings["list"][0] in name]
+    else:
+        first, last = (names.index(name) for name in settings["scope"])
+        assert kept == names[first : last + 1]
+
+
 @pytest.mark.parametrize("method", ["construct", "start", "save"])
 def test_saving_is_refused_in_graph_mode(method: str, tmp_path: Path) -> None:
     if method == "construct":

@@ -303,7 +303,7 @@ class Calls:
     @property
     def any_began(self) -> bool:
         """Whether a call began in this step."""
-        return bool(self._counters)
+        return self._counters.has_counted
 
     def next_step(self) -> None:
         """Forget everything that belongs to the step so far."""

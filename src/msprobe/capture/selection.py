@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msprobe.capture.names import BACKWARD, FORWARD, PARAMETERS_GRAD
 from msprobe.config import DataMode
+
+
+def _ends_in_number(part: str, stem: str) -> bool:
+    """Return whether the end of `stem` and a number after it are `part`."""
+    head = part.rstrip("0123456789")
+    return head != part and stem.endswith(head)
 
 
 class Scope:
@@ -37,6 +44,11 @@ class Scope:
         if name == self._end:
             self._inside = False
         return inside
+
+    @property
+    def bounds(self) -> tuple[str, str]:
+        """The two names."""
+        return self._start, self._end
 
     @property
     def inside(self) -> bool:
@@ -92,6 +104,13 @@ class Selection:
     def matches(self, name: str) -> bool:
         """Return whether `name` contains an element of `list` (always, when there is none)."""
         return not self._filters or any(part in name for part in self._filters)
+
+    def may_match(self, module: str) -> bool:
+        """Return whether `list` can keep a record of this module, whichever number it has."""
+        stems = [f"{module}.{kind}." for kind in (FORWARD, BACKWARD, PARAMETERS_GRAD)]
+        return not self._filters or any(
+            part in stem or _ends_in_number(part, stem) for part in self._filters for stem in stems
+        )
 
     @property
     def has_filters(self) -> bool:

@@ -195,7 +195,7 @@ class Run:
         self.session.wait_for_graphs()
         # Also in steps that are not wanted: what is compiled then serves the others, too.
         self._static_graph.put_in()
-        self.session.undo.callback(self._static_graph.take_out)
+        self.session.undo.callback(self._static_graph.take_out_cells)
         self.session.step_undo.callback(self._static_graph.end_step)
         if self.session.start(rank=rank):
             self._static_graph.begin()

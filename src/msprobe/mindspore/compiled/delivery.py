@@ -54,8 +54,8 @@ def _sendable(code: Written, place: Place) -> str:
 
 
 def _received(leaf: Leaf, values: NDArray[Any]) -> GraphValue:
-    value = graph_value(values, is_bfloat16=leaf.dtype == mindspore.bfloat16)
-    return value if leaf.shape else value.reshape(())
+    values = values if leaf.shape else values.reshape(())
+    return graph_value(values, is_bfloat16=leaf.dtype == mindspore.bfloat16)
 
 
 def _operator(leaves: Sequence[Leaf], take: Take) -> ops.Custom:

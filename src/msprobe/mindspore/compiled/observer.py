@@ -12,7 +12,7 @@ from mindspore import nn
 from msprobe.capture.session import Session
 from msprobe.config import Task
 from msprobe.mindspore.adapter import on_host
-from msprobe.mindspore.cell_hooks import CellNames
+from msprobe.mindspore.cell_hooks import CellNames, own_parameters
 from msprobe.mindspore.compiled import sink
 from msprobe.mindspore.compiled.cells import CompiledCells
 from msprobe.mindspore.compiled.constructs import handing_bprop, handing_construct
@@ -20,6 +20,7 @@ from msprobe.mindspore.compiled.fallback import CompileFallback
 from msprobe.mindspore.compiled.optimizers import handing_optimizer, optimizers_of
 from msprobe.mindspore.compiled.records import GraphRecords
 from msprobe.mindspore.compiled.tensor_dump import TensorDumpFiles
+from msprobe.mindspore.compiled.wanted_cells import wanted_cells
 from msprobe.mindspore.guard import quietly
 
 logger = logging.getLogger(__name__)
@@ -44,9 +45,13 @@ class GraphObserver:
         self._cells: CompiledCells | None = None
         self._records: GraphRecords | None = None
         self._files: TensorDumpFiles | None = None
+        # Whether there are cells to record; `list` and `scope` may leave none.
+        self._has_cells = False
         self._is_wanted = False
         self._put_in: list[CompiledCells] = []
         self._names: CellNames | None = None
+        # Identities of the parameters whose gradients are recorded.
+        self._wanted: set[int] = set()
         # Whether a step has ended since `watch`: by then the optimisers are there.
         self._has_stepped = False
         # Whether they were taken out because MindSpore could not compile them.
@@ -66,11 +71,13 @@ class GraphObserver:
         self._models = references
         session = self._session
         names = CellNames(models)
-        cells = list(_of_the_user(names))
+        selection = session.calls.selection
+        cells, around = wanted_cells(_of_the_user(names), selection)
+        self._has_cells = bool(cells)
         self._records = GraphRecords(
-            session, names, cells, after_stop=not on_host(), begin=self._begin
+            session, names, cells, around=around, after_stop=not on_host(), begin=self._begin
         )
-        backward = session.calls.selection.data_mode.backward
+        backward = selection.data_mode.backward
         backward = backward and session.config.task is not Task.STRUCTURE
         self._optimizers = self._bprops = self._names = None
         self._has_stepped = False
@@ -81,6 +88,9 @@ class GraphObserver:
                 with_own = [(cell, name) for cell, name in cells if cell.has_bprop]
                 self._bprops = CompiledCells(with_own, handing_bprop, "bprop")
                 self._names = names
+                self._wanted = {
+                    id(one) for cell, _ in cells for one in own_parameters(cell).values()
+                }
             return True
         if self._files is None:
             rank = session.adapter.current_rank() or 0
@@ -97,13 +107,15 @@ class GraphObserver:
 
     def put_in(self, *, with_optimizers: bool = True) -> None:
         """Have the cells compiled in this way from now on, and the optimisers that train them."""
-        if self._cells is None or self._is_left_out or (self._put_in and self._has_stepped):
+        if self._cells is None or self._is_left_out:
+            return
+        if self._has_stepped and self._cells in self._put_in:
             return
         self._give_back()
         self._fallback.install()
         if self._names is not None and not self._has_stepped:
             self._optimizers = CompiledCells(
-                optimizers_of(self._names), lambda _, optimizer: handing_optimizer(optimizer)
+                optimizers_of(self._names, self._wanted), partial(handing_optimizer, self._wanted)
             )
         if with_optimizers and self._optimizers is not None:
             self._put_in.append(self._optimizers)
@@ -114,10 +126,15 @@ class GraphObserver:
             cells.put_in()
 
     def take_out(self) -> None:
-        """Give the cells back what they had."""
+        """Give the cells and the optimisers back what they had."""
         self._fallback.remove()
         self._is_left_out = False
         self._give_back()
+
+    def take_out_cells(self) -> None:
+        """Give the cells back what they had; the optimisers may run later in the step."""
+        while self._put_in and self._put_in[-1] is not self._optimizers:
+            self._put_in.pop().take_out()
 
     def _give_back(self) -> None:
         while self._put_in:
@@ -154,6 +171,7 @@ class GraphObserver:
 
     def end_step(self) -> None:
         """Write what is open, and let nothing through any more."""
+        self.take_out()
         if self._records is not None:
             sink.receive(None)
             if self._files is not None:
@@ -161,7 +179,7 @@ class GraphObserver:
                 quietly(self._session, "graph values", self._files.end_step, wanted)
             self._is_wanted = False
             self._has_stepped = True
-            self._records.close()
+            quietly(self._session, "graph step", self._records.close)
             self._records.next_step()
 
 

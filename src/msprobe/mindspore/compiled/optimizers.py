@@ -9,7 +9,7 @@ the order of the optimiser's parameters.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any, Final
@@ -17,7 +17,7 @@ from typing import Any, Final
 from mindspore.experimental import optim
 
 from mindspore import nn
-from msprobe.mindspore.cell_hooks import CellNames, own_parameters
+from msprobe.mindspore.cell_hooks import CellNames
 from msprobe.mindspore.compiled.cells import living_cells, plain_construct
 from msprobe.mindspore.compiled.delivery import delivery
 from msprobe.mindspore.compiled.sink import GraphEvents
@@ -32,20 +32,22 @@ def is_optimizer(value: object) -> bool:
     return issubclass(type(value), _KINDS)
 
 
-def optimizers_of(names: CellNames) -> Iterator[tuple[nn.Cell, str]]:
-    """Yield the optimisers that train parameters of these cells, with the name of their class.
+def optimizers_of(names: CellNames, wanted: Container[int]) -> Iterator[tuple[nn.Cell, str]]:
+    """Yield the optimisers that train wanted parameters, with the name of their class.
 
     None where a cell gives its weights sparse gradients, which cannot be handed over; and none that
     another one wraps, which would be given the same gradients once more.
+
+    Args:
+        names: the cells of the models.
+        wanted: identities of the parameters whose gradients are recorded.
     """
-    cells = list(names.items())
-    if any(getattr(cell, "sparse", False) is True for cell, _ in cells):
+    if any(getattr(cell, "sparse", False) is True for cell, _ in names.items()):
         return
-    trained = {id(one) for cell, _ in cells for one in own_parameters(cell).values()}
     found = [
         cell
         for cell in living_cells()
-        if is_optimizer(cell) and any(id(one) in trained for one in getattr(cell, "parameters", ()))
+        if is_optimizer(cell) and any(id(one) in wanted for one in getattr(cell, "parameters", ()))
     ]
     wrapped = {id(part) for one in found for _, part in one.cells_and_names() if part is not one}
     for optimizer in found:
@@ -53,10 +55,17 @@ def optimizers_of(names: CellNames) -> Iterator[tuple[nn.Cell, str]]:
             yield optimizer, type(optimizer).__name__
 
 
-def handing_optimizer(optimizer: nn.Cell) -> MethodType:
-    """Return a `construct` that hands over the gradients that an optimiser receives."""
+def handing_optimizer(wanted: Container[int], _name: str, optimizer: nn.Cell) -> MethodType:
+    """Return a `construct` that hands over the wanted gradients that an optimiser receives.
+
+    Args:
+        wanted: identities of their parameters.
+        optimizer: the optimiser.
+    """
     original = plain_construct(optimizer)
-    look = Look(partial(_handing_over, weakref.ref(optimizer)))
+    # They come first in what it is given, in the order of the parameters.
+    numbers = [n for n, one in enumerate(optimizer.parameters) if id(one) in wanted]
+    look = Look(partial(_handing_over, weakref.ref(optimizer), numbers))
 
     @compiled
     def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
@@ -68,14 +77,14 @@ def handing_optimizer(optimizer: nn.Cell) -> MethodType:
     return MethodType(construct, optimizer)
 
 
-def _handing_over(optimizer: weakref.ref[Any], given: Structure) -> Callable[..., Any]:
-    """Return a function that hands over the gradients in what an optimiser is given."""
+def _handing_over(
+    optimizer: weakref.ref[Any], numbers: Container[int], given: Structure
+) -> Callable[..., Any]:
+    """Return a function that hands over some of the tensors that an optimiser is given."""
     code = Written("given")
-    # The gradients come first, in the order of the parameters.
-    count = len(optimizer().parameters)  # type: ignore[union-attr]  # it is being compiled
-    places = [place for place in tensors(given, "given") if place.number < count]
-    numbers = [place.number for place in places]
-    return code.returning(delivery(code, places, partial(_take, optimizer, numbers)))
+    places = [place for place in tensors(given, "given") if place.number in numbers]
+    found = [place.number for place in places]
+    return code.returning(delivery(code, places, partial(_take, optimizer, found)))
 
 
 def _take(

@@ -32,11 +32,16 @@ from msprobe.mindspore.compiled.call_sites import CallSites
 from msprobe.mindspore.compiled.forwards import begin_anew
 from msprobe.mindspore.compiled.sink import GraphCall, Take
 from msprobe.mindspore.compiled.values import GraphValue
+from msprobe.mindspore.compiled.wanted_cells import path_of
 from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.parameter_gradients import trained_parameters
 
 _clock: Final = time.perf_counter
-
+_BEYOND: Final = "scope goes on after the cell around its bounds; outside, nothing was compiled in"
+_NO_OPTIMIZER: Final = (
+    "no gradients of parameters: compiled code shows them where an optimiser receives them, and "
+    "none ran before step()"
+)
 
 _Kind = tuple[np.dtype[Any], tuple[int, ...]]
 
@@ -121,6 +126,7 @@ class GraphRecords:
         names: CellNames,
         cells: Sequence[tuple[nn.Cell, str]],
         *,
+        around: str = "",
         after_stop: bool = False,
         begin: Callable[[], object] | None = None,
     ) -> None:
@@ -130,6 +136,7 @@ class GraphRecords:
             session: makes the records.
             names: all cells of the models.
             cells: those that hand over what they see, with their names.
+            around: path of the cell that all of these are in, as `scope` was taken to lie in it.
             after_stop: whether a step's calls are handed over when recording has stopped already.
             begin: starts the session if this is wanted now; called when there is something to
                 record. None where somebody else starts it.
@@ -138,6 +145,7 @@ class GraphRecords:
         self._begin = begin
         self._session = session
         self._after_stop = after_stop
+        self._around = around
         self._cells = {name: cell for cell, name in cells}
         # Made here: a parameter that is asked while its graph runs waits for the graph.
         self._owners = {
@@ -154,11 +162,14 @@ class GraphRecords:
         # Of calls that were not handed over yet: a graph computes first what it knows first.
         self._early: dict[str, list[_Gradient]] = {}
         self._count = 0
+        # Whether a gradient of a parameter came in this step.
+        self._has_parameters = False
 
     def next_step(self) -> None:
         """Begin to count again."""
         self._calls.clear()
         self._early.clear()
+        self._has_parameters = False
         begin_anew()
 
     def hand_over(self, take: Take, values: list[GraphValue]) -> None:
@@ -185,6 +196,7 @@ class GraphRecords:
         """Take the gradient of a parameter; see `sink.GraphEvents`."""
         _, owner = self._owners.get(id(parameter), (None, None))
         if owner is not None:
+            self._has_parameters = True
             owner.take(gradient)
 
     def close(self) -> None:
@@ -195,6 +207,9 @@ class GraphRecords:
             if unknown:
                 self._session.account.skipped["gradients of an unknown call"] += unknown
         seen = [one for calls in self._calls.values() for one in calls if one.gradients]
+        # In a part of the dynamic graph they come from there.
+        if seen and self._begin is None and self._owners and not self._has_parameters:
+            self._session.account.note(_NO_OPTIMIZER)
         for one in sorted(seen, key=lambda one: one.last):
             quietly(self._session, "graph backward", self._write, one)
 
@@ -212,6 +227,9 @@ class GraphRecords:
         calls.part(call, "parameters", parameters)
         calls.outputs(call, seen.result)
         calls.end(call)
+        scope = calls.selection.scope
+        if self._around and path_of(cell) == self._around and scope is not None and scope.inside:
+            self._session.account.note(_BEYOND)
         tensors: Found = []
         tensors_in(GraphValue, seen.args, seen.kwargs, tensors)
         before = self._calls.setdefault(cell, [])
