@@ -285,6 +285,27 @@ def test_gradients_of_parameters_come_with_the_optimizer(place: str, tmp_path: P
             assert not said
 
 
+def test_a_step_whose_graph_was_compiled_before_is_not_complete(tmp_path: Path) -> None:
+    net, x = Twice(), Tensor(random(3, 4))
+    both = gradients_of(net)
+    both(x)
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    debugger.start(net)
+    both(x)
+    debugger.stop()
+    debugger.step()
+    assert account(tmp_path)["complete"] is False
+    assert "compiled code ran, and no call of the model was seen" in account(tmp_path)["notes"]
+
+
+def test_a_step_in_which_nothing_ran_is_complete(tmp_path: Path) -> None:
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    debugger.start(Twice())
+    debugger.stop()
+    debugger.step()
+    assert account(tmp_path)["complete"] is True
+
+
 @pytest.mark.parametrize(
     ("settings", "put_in"),
     [

@@ -147,6 +147,41 @@ def test_backward_passes_in_many_threads_at_once_keep_their_gradients(tmp_path):
         assert gradient["Max"] == gradient["Min"] == k
 
 
+def test_a_model_that_ran_in_another_thread_only_is_not_complete(tmp_path):
+    model = nn.Linear(3, 3)
+    with observed(tmp_path, Setting("L0", "statistics")) as run:
+        with run.step_of(model):
+            thread = threading.Thread(target=model, args=(torch.ones(3),))
+            thread.start()
+            thread.join()
+        account = run.account()
+    assert account["complete"] is False
+    assert "a module in another thread ran, and no call of the model was seen" in account["notes"]
+
+
+@pytest.mark.parametrize("called", ["", "start"])
+def test_the_end_of_the_program_says_what_was_never_called(called, tmp_path):
+    script = """
+import os, sys
+from msprobe.pytorch import PrecisionDebugger
+
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L1")
+for method in sys.argv[2].split():
+    getattr(debugger, method)()
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), called],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.count("start() was never called") == (called == "")
+    assert done.stderr.count("step() was never called") == (called == "start")
+
+
 class InTwoThreads(nn.Module):
     """Its forward lets another thread run the same module from begin to end."""
 

@@ -36,6 +36,8 @@ class Account:
         skipped: calls that made no record, by reason.
         notes: facts a reader must know to judge the dump, once each.
         errors: how often something failed inside capture, by kind.
+        expected: what ran in which calls of the model should have been seen; empty for nothing.
+        misses_model: whether none was seen all the same.
         spent_s: seconds of the training thread that capture cost.
     """
 
@@ -44,17 +46,32 @@ class Account:
     skipped: Counter[str] = field(default_factory=Counter)
     notes: dict[str, None] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
+    expected: str = ""
+    misses_model: bool = False
     spent_s: float = 0.0
 
     def note(self, text: str) -> None:
         """Add a fact; saying it again changes nothing."""
         self.notes[text] = None
 
+    def close(self, *, saw_calls: bool) -> None:
+        """End the step.
+
+        Args:
+            saw_calls: whether a call was seen, recorded or not.
+        """
+        self.misses_model = bool(self.expected) and not saw_calls and not self.records
+        if self.misses_model:
+            self.note(f"{self.expected} ran, and no call of the model was seen")
+
+    def _is_complete(self, written: Written) -> bool:
+        return written.complete and not self.errors and not self.misses_model
+
     def as_json(self, written: Written) -> dict[str, JsonTree]:
         """Return the content of ``account.json``."""
         return {
             "step": self.step,
-            "complete": written.complete and not self.errors,
+            "complete": self._is_complete(written),
             "records": self.records,
             "tensors": written.tensors,
             "bytes": written.size_bytes,
@@ -76,7 +93,7 @@ class Account:
         if self.errors:
             failures = ", ".join(f"{n} of {kind}" for kind, n in self.errors.items())
             said.append(f"FAILED {failures}, see dump_error_info.log")
-        said.append("complete" if written.complete and not self.errors else "INCOMPLETE")
+        said.append("complete" if self._is_complete(written) else "INCOMPLETE")
         return "; ".join([", ".join(said), *self.notes])
 
 

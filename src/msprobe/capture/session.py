@@ -375,6 +375,7 @@ class Session:
         self.dump = None
         self.recording.use(None)
         account = self.account
+        account.close(saw_calls=self.recorder.saw_calls)
         # Device statistics count when their copy is asked for, overflow checks when kept.
         facts = Written(
             size_bytes=written.bytes_written,

@@ -251,7 +251,7 @@ class RankView:
             why = "is still capturing" if is_claimed(self.directory) else "ended while capturing"
             return f"the process {why}; read from its journal{lost}"
         if self.account is not None and self.account.get("complete") is False:
-            return "the capture could not write everything; see account.json"
+            return "the capture lacks something; see account.json"
         return None
 
     def ignore_damaged(self) -> list[str]:

@@ -130,6 +130,7 @@ class CellObserver:
             return
         if threading.get_ident() != session.thread:
             session.account.skipped["cell calls in other threads"] += 1
+            session.account.expected = "the model in another thread"
             return
         started = _clock()
         quietly(session, "cell begin", self._begin, cell, name, args, kwargs)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 import mindspore
 from mindspore import nn
@@ -33,6 +33,8 @@ from msprobe.mindspore.observer import Observer
 from msprobe.mindspore.stack_traits import is_of_user_or_layer
 
 logger = logging.getLogger(__name__)
+
+_COMPILED_BEFORE: Final = "calls of code compiled before start()"
 
 
 class Run:
@@ -59,7 +61,8 @@ class Run:
         self._parts_session: Session | None = None
         self._rank: int | None = None
         self._jit_calls = JitCalls(self._around_jit, self._before_compiling)
-        self._jitted: set[CodeType] = set()
+        # Functions that were called, and whether they had been compiled before `start`.
+        self._jitted: dict[CodeType, bool] = {}
         # MindSpore's executor of the compiled code that runs now.
         self._outermost: Any = None
 
@@ -152,6 +155,9 @@ class Run:
         finally:
             self._outermost = None
             graph.take_out()
+        assert self._parts_session is not None
+        if not self._parts_session.capturing:
+            graph.expect_calls(self.session)
         self._mention_compiled(executor, before)
         return result
 
@@ -171,17 +177,21 @@ class Run:
         session.start(rank=self._rank)
 
     def _mention_compiled(self, executor: Any, before: int | None) -> None:
-        """Warn of jitted code that was compiled before the first `start`."""
+        """Note jitted code that was compiled before the first `start`; warn of it once."""
         code = getattr(getattr(executor, "fn", None), "__code__", None)
-        if code is None or code in self._jitted:
+        if code is None:
             return
-        self._jitted.add(code)
-        if before is not None and before == compilations() and is_of_user_or_layer(code):
-            logger.warning(
-                "%s was compiled before start(): cells of the model that it runs are not "
-                "recorded; call start(model) before it is called for the first time",
-                name_of(executor),
-            )
+        if code not in self._jitted:
+            is_older = before is not None and before == compilations()
+            self._jitted[code] = is_older and is_of_user_or_layer(code)
+            if self._jitted[code]:
+                logger.warning(
+                    "%s was compiled before start(): cells of the model that it runs are not "
+                    "recorded; call start(model) before it is called for the first time",
+                    name_of(executor),
+                )
+        if self._jitted[code] and self.session.capturing:
+            self.session.account.skipped[_COMPILED_BEFORE] += 1
 
     def _start_graph(self, rank: int | None) -> None:
         """Begin to record what compiled graphs hand over; every step, as the hooks must be in."""

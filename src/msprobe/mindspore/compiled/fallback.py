@@ -21,13 +21,20 @@ _CELLS: Final = "_CellGraphExecutor"
 class CompileFallback:
     """Watches compilations between `install` and `remove`."""
 
-    def __init__(self, take_out: Callable[[], bool], was_ours: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        runs: Callable[[], None],
+        take_out: Callable[[], bool],
+        was_ours: Callable[[Exception], None],
+    ) -> None:
         """Create it, not yet installed.
 
         Args:
+            runs: is told before each call of compiled code, compiled already or not.
             take_out: removes what is ours; returns whether there was anything.
             was_ours: is told an error that did not come again without it.
         """
+        self._runs = runs
         self._take_out = take_out
         self._was_ours = was_ours
         self._undo = ExitStack()
@@ -51,6 +58,7 @@ class CompileFallback:
         original = vars(owner)[_COMPILE]
 
         def compile_or_leave_out(*args: Any, **kwargs: Any) -> Any:
+            self._runs()
             try:
                 return original(*args, **kwargs)
             except Exception as error:

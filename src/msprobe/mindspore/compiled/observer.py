@@ -56,7 +56,7 @@ class GraphObserver:
         self._has_stepped = False
         # Whether they were taken out because MindSpore could not compile them.
         self._is_left_out = False
-        self._fallback = CompileFallback(self._leave_out, self._say_left_out)
+        self._fallback = CompileFallback(self._before_run, self._leave_out, self._say_left_out)
 
     def watch(self, models: Sequence[nn.Cell]) -> bool:
         """Record the cells of these models in graphs that are compiled from now on.
@@ -139,6 +139,14 @@ class GraphObserver:
     def _give_back(self) -> None:
         while self._put_in:
             self._put_in.pop().take_out()
+
+    def _before_run(self) -> None:
+        self.expect_calls(self._session)
+
+    def expect_calls(self, session: Session) -> None:
+        """Note in the account of `session` that compiled code runs, which has cells to record."""
+        if self._has_cells:
+            session.account.expected = "compiled code"
 
     def _leave_out(self) -> bool:
         """Take everything out of what could not be compiled; return whether there was anything."""

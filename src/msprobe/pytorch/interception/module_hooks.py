@@ -236,6 +236,7 @@ class ModuleObserver:
             return
         if not in_own_thread and torch._C._current_graph_task_id() == -1:
             session.account.skipped["module calls in other threads"] += 1
+            session.account.expected = "a module in another thread"
             return
         self._headroom.keep()
         base = self.names.find(module) if self.names is not None else None
