@@ -255,6 +255,29 @@ def test_stop_waits_for_a_graph_whose_result_is_not_read(tmp_path: Path) -> None
     assert account(tmp_path)["complete"] is True
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_that_come_before_their_calls_are_given_to_the_right_ones(
+    passes: int, tmp_path: Path
+) -> None:
+    """Nothing but weights is needed for the gradients of this loss, so they may come first."""
+    net = Twice()
+    both = gradients_of(net)
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", task="tensor")
+    for _ in range(2):
+        debugger.start(net)
+        for _ in range(passes):
+            both(Tensor(random(3, 4)))
+        debugger.stop()
+        debugger.step()
+    for step in range(2):
+        view = open_dump(tmp_path).step(step).rank()
+        for number in range(2 * passes):
+            record = view.records[f"Cell.shared.Dense.backward.{number}"]
+            ((_, value),) = record.tensors("input")
+            is_last = bool((view.tensor(value).array == 1.0).all())
+            assert is_last == (number % 2 == 1), (step, number)
+
+
 @pytest.mark.parametrize("place", ["before stop", "after stop", "never"])
 def test_gradients_of_parameters_come_with_the_optimizer(place: str, tmp_path: Path) -> None:
     net = Twice()

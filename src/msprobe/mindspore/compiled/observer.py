@@ -142,6 +142,9 @@ class GraphObserver:
 
     def _before_run(self) -> None:
         self.expect_calls(self._session)
+        if self._is_wanted and self._files is None and self._records is not None:
+            self._session.wait_for_graphs()
+            quietly(self._session, "graph values", self._records.settle)
 
     def expect_calls(self, session: Session) -> None:
         """Note in the account of `session` that compiled code runs, which has cells to record."""

@@ -159,7 +159,8 @@ class GraphRecords:
         every = {name: cell for cell, name in names.items()}
         self._sites = CallSites(every, _enclosing_names(list(every)))
         self._calls: dict[str, list[_Seen]] = {}
-        # Of calls that were not handed over yet: a graph computes first what it knows first.
+        # Of calls that were not handed over yet, and all that came after these: when a graph runs
+        # for the first time, it computes first what it knows first.
         self._early: dict[str, list[_Gradient]] = {}
         self._count = 0
         # Whether a gradient of a parameter came in this step.
@@ -199,13 +200,17 @@ class GraphRecords:
             self._has_parameters = True
             owner.take(gradient)
 
+    def settle(self) -> None:
+        """Give gradients that came too early to their calls: a graph has come to its end."""
+        for cell, early in self._early.items():
+            unknown = [one for one in early if not self._assign(cell, one)]
+            if unknown:
+                self._session.account.skipped["gradients of an unknown call"] += len(unknown)
+        self._early.clear()
+
     def close(self) -> None:
         """Write the backward records: the step is over, and every call is known."""
-        for cell in self._early:
-            self._assign_early(cell)
-            unknown = len(self._early[cell])
-            if unknown:
-                self._session.account.skipped["gradients of an unknown call"] += unknown
+        self.settle()
         seen = [one for calls in self._calls.values() for one in calls if one.gradients]
         # In a part of the dynamic graph they come from there.
         if seen and self._begin is None and self._owners and not self._has_parameters:
@@ -262,14 +267,8 @@ class GraphRecords:
         )
         self._count += 1
         made = _Gradient((side, leaf), _kind_of(gradient), draft, described, self._count)
-        self._assign_early(cell)
-        if not self._assign(cell, made):
+        if cell in self._early or not self._assign(cell, made):
             self._early.setdefault(cell, []).append(made)
-
-    def _assign_early(self, cell: str) -> None:
-        early = self._early.get(cell)
-        if early:
-            self._early[cell] = [one for one in early if not self._assign(cell, one)]
 
     def _assign(self, cell: str, gradient: _Gradient) -> bool:
         """Give a gradient to its call, if that is known: backward goes the other way."""
