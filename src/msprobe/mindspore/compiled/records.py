@@ -159,8 +159,8 @@ class GraphRecords:
         every = {name: cell for cell, name in names.items()}
         self._sites = CallSites(every, _enclosing_names(list(every)))
         self._calls: dict[str, list[_Seen]] = {}
-        # Of calls that were not handed over yet, and all that came after these: when a graph runs
-        # for the first time, it computes first what it knows first.
+        # Of calls that were not handed over yet, and all that came later, of any cell: when a graph
+        # runs for the first time, it computes first what it knows first.
         self._early: dict[str, list[_Gradient]] = {}
         self._count = 0
         # Whether a gradient of a parameter came in this step.
@@ -267,7 +267,7 @@ class GraphRecords:
         )
         self._count += 1
         made = _Gradient((side, leaf), _kind_of(gradient), draft, described, self._count)
-        if cell in self._early or not self._assign(cell, made):
+        if self._early or not self._assign(cell, made):
             self._early.setdefault(cell, []).append(made)
 
     def _assign(self, cell: str, gradient: _Gradient) -> bool:
