@@ -44,7 +44,6 @@ class CallCounters:
         """Whether a call was counted in this step."""
         return bool(self._next)
 
-
     def reset(self) -> None:
         """Begin again at 0, as every step does."""
         self._next.clear()

@@ -375,7 +375,7 @@ class Session:
         self.dump = None
         self.recording.use(None)
         account = self.account
-        account.close(saw_calls=self.recorder.saw_calls)
+        account.close(saw_calls=self.calls.any_began)
         # Device statistics count when their copy is asked for, overflow checks when kept.
         facts = Written(
             size_bytes=written.bytes_written,
