@@ -34,6 +34,8 @@
 #define MAX_DIMS MSPROBE_MAX_DIMS
 /* Entries of either table; those of dead storages are then dropped. */
 #define PRUNE_AT 8192
+/* Characters; longer texts are cut off in Python. */
+#define LONGEST_TEXT 10000
 
 /* ---- DLPack ---------------------------------------------------------------------------------- */
 
@@ -743,19 +745,22 @@ static PyObject *Memo_look(Memo *self, PyObject *tensor)
     return look_or_none(self, tensor);
 }
 
-static PyObject *Memo_describe(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *describe(Memo *self, PyObject *tensor, PyObject *requires_grad)
 {
-    if (nargs != 2) {
-        PyErr_SetString(PyExc_TypeError, "describe(tensor, requires_grad)");
-        return NULL;
-    }
-    PyObject *value = look_or_none(self, args[0]);
+    PyObject *value = look_or_none(self, tensor);
     if (!value || value == Py_None) return value;
-    int requires_grad = args[1] == Py_None ? flag(args[0], names.requires_grad)
-                                           : PyObject_IsTrue(args[1]);
-    PyObject *text = requires_grad < 0 ? NULL : value_text((Value *)value, requires_grad);
+    int wanted = requires_grad == Py_None ? flag(tensor, names.requires_grad)
+                                          : PyObject_IsTrue(requires_grad);
+    PyObject *text = wanted < 0 ? NULL : value_text((Value *)value, wanted);
     Py_DECREF(value);
     return text;
+}
+
+static PyObject *Memo_describe(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs == 2) return describe(self, args[0], args[1]);
+    PyErr_SetString(PyExc_TypeError, "describe(tensor, requires_grad)");
+    return NULL;
 }
 
 /* Whether a tensor may have a storage: those of other layouts have none. */
@@ -773,6 +778,124 @@ static struct storage *enter(Memo *self, PyObject *tensor, int was_born)
     if (self->active && may_be_known(tensor)) storage = enter_storage(self, tensor, was_born);
     if (!storage) PyErr_Clear();
     return storage;
+}
+
+/* Put a number, text or None as `msprobe.capture.values` describes it; 0 for any other value. */
+static int put_scalar(struct text *text, PyObject *value)
+{
+    if (value == Py_None) return put(text, "null") ? -1 : 1;
+    if (PyBool_Check(value))
+        return put(text, value == Py_True ? "{\"type\":\"bool\",\"value\":true}"
+                                          : "{\"type\":\"bool\",\"value\":false}") ? -1 : 1;
+    if (PyLong_CheckExact(value)) {
+        int overflow;
+        int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+        if (overflow) return 0;
+        return put(text, "{\"type\":\"int\",\"value\":") || put_int(text, number) ||
+                       put(text, "}") ? -1 : 1;
+    }
+    int is_float = PyFloat_CheckExact(value);
+    if (!is_float && !(PyUnicode_CheckExact(value) && PyUnicode_GET_LENGTH(value) <= LONGEST_TEXT))
+        return 0;
+    PyObject *encoded = PyObject_CallOneArg(torch.encode, value);
+    if (!encoded) {
+        PyErr_Clear(); /* a lone surrogate */
+        return 0;
+    }
+    int failed = put(text, is_float ? "{\"type\":\"float\",\"value\":"
+                                    : "{\"type\":\"str\",\"value\":") ||
+                 put_number(text, value, PyBytes_AS_STRING(encoded),
+                            (size_t)PyBytes_GET_SIZE(encoded)) ||
+                 put(text, "}");
+    Py_DECREF(encoded);
+    return failed ? -1 : 1;
+}
+
+/* Put a plain tensor, a scalar or None; 0 for any other value, -1 with an exception. */
+static int put_value(Memo *self, struct text *text, PyObject *value, PyObject *found,
+                     PyObject *place)
+{
+    if ((PyObject *)Py_TYPE(value) != torch.tensor && (PyObject *)Py_TYPE(value) != torch.parameter)
+        return put_scalar(text, value);
+    PyObject *raw = describe(self, value, Py_None);
+    if (!raw || raw == Py_None) {
+        Py_XDECREF(raw);
+        return raw ? 0 : -1;
+    }
+    Py_buffer view;
+    int failed = PyObject_GetBuffer(raw, &view, PyBUF_SIMPLE) < 0;
+    if (!failed) {
+        failed = put_bytes(text, view.buf, (size_t)view.len);
+        PyBuffer_Release(&view);
+    }
+    Py_DECREF(raw);
+    PyObject *pair = failed ? NULL : PyTuple_Pack(2, value, place);
+    if (!pair || PyList_Append(found, pair) < 0) failed = 1;
+    Py_XDECREF(pair);
+    if (!failed) enter(self, value, 0);
+    return failed ? -1 : 1;
+}
+
+/* End the text of several values: as `msgspec.Raw`, or None where one of them is not plain, and
+ * then `found` is as it was. */
+static PyObject *end_values(struct text *text, int outcome, PyObject *found, Py_ssize_t before)
+{
+    PyObject *bytes = end_text(text, outcome <= 0);
+    if (outcome <= 0) {
+        if (outcome < 0 || PyList_SetSlice(found, before, PY_SSIZE_T_MAX, NULL) < 0) return NULL;
+        Py_RETURN_NONE;
+    }
+    PyObject *raw = bytes ? PyObject_CallOneArg(torch.raw, bytes) : NULL;
+    Py_XDECREF(bytes);
+    return raw;
+}
+
+static PyObject *Memo_describe_list(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 2 || !PyTuple_Check(args[0]) || !PyList_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "describe_list(values, found)");
+        return NULL;
+    }
+    PyObject *values = args[0], *found = args[1];
+    Py_ssize_t before = PyList_GET_SIZE(found);
+    struct text text;
+    begin_text(&text);
+    int outcome = put(&text, "[") ? -1 : 1;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values) && outcome > 0; i++) {
+        PyObject *place = PyLong_FromSsize_t(i);
+        if (!place || (i && put(&text, ","))) outcome = -1;
+        else outcome = put_value(self, &text, PyTuple_GET_ITEM(values, i), found, place);
+        Py_XDECREF(place);
+    }
+    if (outcome > 0 && put(&text, "]")) outcome = -1;
+    return end_values(&text, outcome, found, before);
+}
+
+static PyObject *Memo_describe_dict(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 2 || !PyDict_CheckExact(args[0]) || !PyList_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "describe_dict(values, found)");
+        return NULL;
+    }
+    PyObject *found = args[1], *key, *value;
+    Py_ssize_t before = PyList_GET_SIZE(found), position = 0;
+    struct text text;
+    begin_text(&text);
+    int outcome = put(&text, "{") ? -1 : 1;
+    while (outcome > 0 && PyDict_Next(args[0], &position, &key, &value)) {
+        PyObject *encoded = PyObject_CallOneArg(torch.encode, key);
+        PyObject *place = encoded ? PyTuple_Pack(1, key) : NULL;
+        if (!place || (text.used > 1 && put(&text, ",")) ||
+            put_bytes(&text, PyBytes_AS_STRING(encoded), (size_t)PyBytes_GET_SIZE(encoded)) ||
+            put(&text, ":"))
+            outcome = -1;
+        else
+            outcome = put_value(self, &text, value, found, place);
+        Py_XDECREF(place);
+        Py_XDECREF(encoded);
+    }
+    if (outcome > 0 && put(&text, "}")) outcome = -1;
+    return end_values(&text, outcome, found, before);
 }
 
 static PyObject *Memo_born(Memo *self, PyObject *tensor)
@@ -830,6 +953,12 @@ static PyMethodDef MEMO_METHODS[] = {
      "look(tensor) -> Value of a plain tensor on the CPU, None of any other"},
     {"describe", (PyCFunction)(void (*)(void))Memo_describe, METH_FASTCALL,
      "describe(tensor, requires_grad | None) -> its JSON as msgspec.Raw; None as `look`"},
+    {"describe_list", (PyCFunction)(void (*)(void))Memo_describe_list, METH_FASTCALL,
+     "describe_list(values, found) -> JSON list of plain tensors, numbers, texts and None as "
+     "msgspec.Raw, each tensor appended to `found` with its index and told to `came_in`; None, "
+     "with nothing appended, where one of the values is something else"},
+    {"describe_dict", (PyCFunction)(void (*)(void))Memo_describe_dict, METH_FASTCALL,
+     "describe_dict(values, found) -> as `describe_list`, for keywords: the place is `(key,)`"},
     {"born", (PyCFunction)Memo_born, METH_O,
      "born(tensor): an observed call made it, unless its storage is known to be older"},
     {"came_in", (PyCFunction)Memo_came_in, METH_O,
