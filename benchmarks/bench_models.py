@@ -96,11 +96,31 @@ def _convolutional() -> Workload:
     return Workload(model, optimizer, lambda: F.cross_entropy(model(images), labels))
 
 
+def _llama() -> Workload:
+    """Llama of transformers, 4 layers of width 128: a model as people take it from a library."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # optional: this case alone needs it
+
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+    )
+    model = LlamaForCausalLM(config)
+    ids = torch.randint(0, config.vocab_size, (4, 128))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return Workload(model, optimizer, lambda: model(input_ids=ids, labels=ids).loss)
+
+
 WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {
     "gpt": lambda: _language_model(8, 256, 4, 128, "float32"),
     "gpt-bf16": lambda: _language_model(8, 256, 4, 128, "bfloat16"),
     "small-ops": lambda: _language_model(12, 64, 1, 16, "float32"),
     "conv": _convolutional,
+    "llama": _llama,
 }
 """Name of a case -> how to build it."""
 
