@@ -8,7 +8,7 @@ in this room.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +20,7 @@ from msprobe.dump.records import TensorRecord
 
 if TYPE_CHECKING:
     from msprobe.capture.call import Draft
+    from msprobe.capture.values import Found
 
 # A tensor of whatever framework; only the adapter looks inside.
 Tensor = Any
@@ -51,6 +52,20 @@ class Adapter(Protocol):
             draft: the record that it becomes part of.
             path: the part's path in file names, such as ``input.0``.
             is_gradient: gradients are recorded with ``requires_grad`` false.
+        """
+
+    def record_plain(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, draft: Draft, found: Found
+    ) -> tuple[Raw, Raw] | None:
+        """Return the encoded list and object of arguments that are all plain, at once.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+            draft: the record that they become part of.
+            found: gets each tensor with its position.
+
+        Returns: None, with nothing found, where they must be described one by one.
         """
 
     def private_copy(self, tensor: Tensor) -> Tensor:

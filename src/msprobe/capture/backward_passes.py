@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msprobe.capture.adapter import Adapter
@@ -55,13 +55,23 @@ class BackwardPasses:
             position: which one.
             tensor: the whole gradient, every share added up.
         """
+        self.gradients(gradients, graph_task, ((side, position, tensor),))
+
+    def gradients(
+        self,
+        gradients: Gradients,
+        graph_task: int,
+        arrived: Sequence[tuple[str, Position, Any]],
+    ) -> None:
+        """Take several gradients of one call: side, position and tensor of each, see `gradient`."""
         if gradients.call.step != self._step.number:
             return  # a graph kept over the end of its step: its record is already closed
         current = gradients.pass_of(graph_task) or self._open_pass(gradients, graph_task)
         if current is CLOSED:
             return
-        self._hand_on(current, side, position, tensor)
-        current.remaining -= 1
+        for side, position, tensor in arrived:
+            self._hand_on(current, side, position, tensor)
+        current.remaining -= len(arrived)
         if current.remaining <= 0 and (gradients.has_input_edges or not gradients.call.is_module):
             del self._open[current]
             self._finish(current)

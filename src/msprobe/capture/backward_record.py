@@ -7,6 +7,8 @@ input i, ``output_kwargs`` those of keyword inputs. What never arrives stays nul
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Raw
 
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients, Layout
@@ -15,7 +17,12 @@ from msprobe.capture.values import Position
 from msprobe.config import DataMode
 from msprobe.dump.records import JsonTree, TensorRecord, with_note
 
-_KEYWORDS = "output_kwargs"
+_KEYWORDS: Final = "output_kwargs"
+_FEW: Final = 16
+# Those that nearly all calls need, made once.
+_PATHS: Final = {
+    side: tuple(f"{side}.{index}" for index in range(_FEW)) for side in (SIDE_INPUT, SIDE_OUTPUT)
+}
 
 
 def begin_parts(parts: JsonTree, gradients: Gradients, mode: DataMode) -> None:
@@ -90,7 +97,7 @@ def _entry(parts: JsonTree, side: str, position: Position) -> JsonTree:
 def gradient_path(side: str, position: Position) -> str:
     """Return the part of a gradient's file name: ``input.0``, ``output.1.a``, ``kwargs.mask``."""
     if type(position) is int:
-        return f"{side}.{position}"
+        return _PATHS[side][position] if position < _FEW else f"{side}.{position}"
     assert type(position) is tuple
     joined = ".".join(map(str, position))
     return f"kwargs.{joined}" if type(position[0]) is str else f"{side}.{joined}"

@@ -74,7 +74,7 @@ class Describer:
         adapter: describes tensors and framework values.
     """
 
-    __slots__ = ("_record_tensor", "_tensor_types", "adapter")
+    __slots__ = ("_record_plain", "_record_tensor", "_tensor_types", "adapter")
 
     def __init__(self, adapter: Adapter, tensor_types: Sequence[type]) -> None:
         """Create it.
@@ -86,11 +86,15 @@ class Describer:
         self.adapter = adapter
         self._tensor_types = frozenset(tensor_types)
         self._record_tensor = adapter.record_tensor
+        self._record_plain = adapter.record_plain
 
     def inputs(
         self, draft: Draft, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found
-    ) -> tuple[list[JsonTree], dict[str, JsonTree]]:
+    ) -> tuple[JsonTree, JsonTree]:
         """Describe the arguments of a call; append each tensor with its position to `found`."""
+        plain = self._record_plain(args, kwargs, draft, found)
+        if plain is not None:
+            return plain
         tensor_types, walk = self._tensor_types, None
         positional: list[JsonTree] = []
         for index, value in enumerate(args):

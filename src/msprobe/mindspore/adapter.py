@@ -23,6 +23,7 @@ from msprobe.capture.array_statistics import summarise_array
 from msprobe.capture.call import Draft
 from msprobe.capture.stacks import Traits
 from msprobe.capture.unfinished import fill_waiting, take_summary
+from msprobe.capture.values import Found
 from msprobe.config import Config, Slice, StatisticsSection, SummaryMode, Task, TensorSection
 from msprobe.dump.array_file import ArrayFile
 from msprobe.dump.records import TensorRecord
@@ -162,6 +163,9 @@ class MindSporeAdapter:
         return record
 
     # -- shares of gradients -------------------------------------------------------------------
+
+    def record_plain(self, args: Any, kwargs: Any, draft: Draft, found: Found) -> None:
+        """Return None: arguments are described one by one."""
 
     def private_copy(self, tensor: Any) -> Any:
         """Return a copy of a gradient: where it lies, or as a NumPy array."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -30,6 +30,7 @@ from msprobe.pytorch.apis.api_rules import Action, ApiEntry, WriteEffect, is_kep
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.apis.operator_names import operator_name
 from msprobe.pytorch.gradients.gradient_taps import InputEdges, Tapping, take_result
+from msprobe.pytorch.gradients.quick_taps import tap_one_output
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
 from msprobe.pytorch.interception.guard import quietly
@@ -270,8 +271,7 @@ class ApiObserver(TorchFunctionMode):
         if not self.session.calls.inputs(call, *shown, found):
             tensors_in(args, kwargs, found)
         if self._memo.active:
-            for tensor, _ in found:
-                self._memo.came_in(tensor)
+            self._memo.all_came_in(found)
 
     # -- end -----------------------------------------------------------------------------------
 
@@ -319,17 +319,19 @@ class ApiObserver(TorchFunctionMode):
         if opened.random is not None:
             opened.random.report(call, calls, self.session.dump)
         if opened.edges is not None:
-            tapping = Tapping(
-                self.session,
-                self._shared,
-                call,
-                opened.edges,
-                opened.found,
-                arguments,
-                is_one_api=True,
-            )
-            tapping.attach(output_slots(result))
+            self._tap(opened, opened.edges, arguments, result)
         calls.end(call)
+
+    def _tap(self, opened: OpenCall, edges: InputEdges, arguments: int, result: Any) -> None:
+        session, call, found = self.session, opened.call, opened.found
+        if type(result) is Tensor:
+            if not result.requires_grad:
+                return
+            with suppress(RuntimeError):  # of a stale view
+                if tap_one_output(session, call, edges, found, arguments, result):
+                    return
+        tapping = Tapping(session, self._shared, call, edges, found, arguments, is_one_api=True)
+        tapping.attach(output_slots(result))
 
     # -- memo ----------------------------------------------------------------------------------
 

@@ -904,6 +904,31 @@ static PyObject *Memo_born(Memo *self, PyObject *tensor)
     Py_RETURN_NONE;
 }
 
+/* Tell `enter` of each tensor in a list or tuple; in one of pairs, of the first of each pair. */
+static PyObject *enter_all(Memo *self, PyObject *values, int are_born)
+{
+    PyObject *fast = PySequence_Fast(values, "needs a list or a tuple");
+    if (!fast) return NULL;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); i++) {
+        PyObject *one = PySequence_Fast_GET_ITEM(fast, i);
+        if (PyTuple_CheckExact(one) && PyTuple_GET_SIZE(one)) one = PyTuple_GET_ITEM(one, 0);
+        if (one != Py_None)
+            enter(self, one, are_born && (PyObject *)Py_TYPE(one) == torch.tensor);
+    }
+    Py_DECREF(fast);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Memo_all_born(Memo *self, PyObject *values)
+{
+    return enter_all(self, values, 1);
+}
+
+static PyObject *Memo_all_came_in(Memo *self, PyObject *found)
+{
+    return enter_all(self, found, 0);
+}
+
 static PyObject *Memo_came_in(Memo *self, PyObject *tensor)
 {
     enter(self, tensor, 0);
@@ -963,6 +988,10 @@ static PyMethodDef MEMO_METHODS[] = {
      "born(tensor): an observed call made it, unless its storage is known to be older"},
     {"came_in", (PyCFunction)Memo_came_in, METH_O,
      "came_in(tensor): an observed call received it; a storage not seen before is not remembered"},
+    {"all_born", (PyCFunction)Memo_all_born, METH_O,
+     "all_born(values): `born` of each tensor in a list or tuple; None is passed over"},
+    {"all_came_in", (PyCFunction)Memo_all_came_in, METH_O,
+     "all_came_in(found): `came_in` of the first of each pair in a list"},
     {"wrote", (PyCFunction)Memo_wrote, METH_O, "wrote(tensor): a call may have written to it"},
     {"ban", (PyCFunction)Memo_ban, METH_O,
      "ban(tensor): its storage may from now on change unseen"},

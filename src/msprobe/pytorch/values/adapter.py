@@ -6,7 +6,7 @@ Every method here runs with grad mode off and torch functions disabled (see `qui
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
 from typing import Any, Final
@@ -22,6 +22,7 @@ from msprobe.capture.call import Draft
 from msprobe.capture.stacks import Traits
 from msprobe.capture.statistics import Summary
 from msprobe.capture.unfinished import fill_waiting, take_summary
+from msprobe.capture.values import Found
 from msprobe.config import (
     Config,
     Slice,
@@ -45,6 +46,7 @@ from msprobe.pytorch.values.undefined_memory import UndefinedMemory
 # Exact types whose every property can be read without a detour.
 TENSOR_TYPES: Final = (Tensor, Parameter)
 
+_NO_KEYWORDS: Final = Raw(b"{}")
 _transforms_active: Final = torch._C._are_functorch_transforms_active
 
 
@@ -138,6 +140,25 @@ class TorchAdapter:
             draft.error = error
             note = f"unreadable: {type(error).__name__}: {error}"[:200]
             return TensorRecord(tensor_type(tensor), str(tensor.dtype), (), note=note)
+
+    def record_plain(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, draft: Draft, found: Found
+    ) -> tuple[Raw, Raw] | None:
+        """Return the encoded arguments; see `msprobe.capture.adapter.Adapter`."""
+        if not self._is_whole or draft.files is not None or draft.held is not None:
+            return None
+        if type(args) is not tuple or _transforms_active():
+            return None
+        positional = self.memo.describe_list(args, found)
+        if positional is None:
+            return None
+        if not kwargs:
+            return positional, _NO_KEYWORDS
+        named = self.memo.describe_dict(kwargs, found) if type(kwargs) is dict else None
+        if named is None:
+            found.clear()
+            return None
+        return positional, named
 
     def _record_plain(
         self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool

@@ -9,6 +9,7 @@ summarised each time, and saved under each of its names.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from msprobe.capture.statistics import NATIVE, NATIVE_VARIABLE, Summary, from_raw
+from msprobe.capture.values import Found
 
 _MODULE: Final = "msprobe.pytorch.values._tensors"
 
@@ -66,6 +68,22 @@ class Memo(Protocol):
     def came_in(self, tensor: Tensor) -> None:
         """Note that an observed call received a tensor: its storage was made elsewhere, if new."""
 
+    def all_born(self, values: Sequence[Tensor | None]) -> None:
+        """Note the birth of each tensor of a list or tuple."""
+
+    def all_came_in(self, found: Found) -> None:
+        """Note that an observed call received each of the tensors."""
+
+    def describe_list(self, values: tuple[Any, ...], found: Found) -> msgspec.Raw | None:
+        """Return the JSON list of plain tensors, numbers, texts and None.
+
+        Each tensor is noted as `came_in`, and appended to `found` with its index. None, with
+        nothing appended, where one of the values is something else.
+        """
+
+    def describe_dict(self, values: dict[str, Any], found: Found) -> msgspec.Raw | None:
+        """Do what `describe_list` does with keywords; the place of a tensor is ``(key,)``."""
+
     def wrote(self, tensor: Tensor) -> None:
         """Note that a call may have written to a tensor."""
 
@@ -103,6 +121,18 @@ class NoMemo:
         """Do nothing."""
 
     came_in = wrote = ban = born
+
+    def all_born(self, values: Sequence[Tensor | None]) -> None:
+        """Do nothing."""
+
+    def all_came_in(self, found: Found) -> None:
+        """Do nothing."""
+
+    def describe_list(self, values: tuple[Any, ...], found: Found) -> None:
+        """Return None."""
+
+    def describe_dict(self, values: dict[str, Any], found: Found) -> None:
+        """Return None."""
 
     def clear(self) -> None:
         """Do nothing."""
