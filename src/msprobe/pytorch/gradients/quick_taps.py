@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tap the calls that nearly all calls are like, at a third of the cost of `gradient_taps.Tapping`.
+"""Tap the gradients of a call: nearly all in a quick way, the others by `gradient_taps.Tapping`.
 
-They are APIs whose one result is a tensor of one new node or a few, each input consumed once and
-nothing handed through. Whatever else is met, `tap_one_output` does nothing and says so.
+The quick ones are APIs and small modules whose one result is a tensor of one new node or a few,
+each input consumed once and nothing handed through. That costs a third.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 from torch import Tensor
@@ -16,9 +17,10 @@ from msprobe.capture.backward import Gradients
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found, Position
-from msprobe.pytorch.gradients.gradient_taps import InputEdges
+from msprobe.pytorch.gradients.gradient_taps import InputEdges, Tapping
 from msprobe.pytorch.gradients.node_taps import NodeTap, OutputTap, Region, leave_mark
-from msprobe.pytorch.gradients.shared_edges import ACCUMULATES
+from msprobe.pytorch.gradients.shared_edges import ACCUMULATES, SharedEdges
+from msprobe.pytorch.values.tensor_search import output_slots
 
 _FEW_NODES: Final = 8  # a linear layer makes four
 _CUSTOM_NODE: Final[Any] = BackwardCFunction
@@ -26,18 +28,49 @@ _CUSTOM_NODE: Final[Any] = BackwardCFunction
 _Reached = tuple[int, Position, int, None]
 
 
-def tap_one_output(
-    session: Session, call: Call, edges: InputEdges, found: Found, arguments: int, output: Tensor
-) -> bool:
-    """Attach the taps of an API whose one result is a tensor.
+def tap_gradients(
+    session: Session,
+    shared: SharedEdges,
+    call: Call,
+    edges: InputEdges,
+    found: Found,
+    arguments: int,
+    result: Any,
+    *,
+    is_one_api: bool,
+) -> None:
+    """Attach the taps of a call.
 
     Args:
         session: receives the gradients.
+        shared: divides gradients among calls.
         call: the call.
         edges: of its inputs.
         found: its inputs.
         arguments: how many positional ones it has.
-        output: its result, which requires grad.
+        result: what it returned.
+        is_one_api: whether no code of the user's runs inside.
+    """
+    if type(result) is Tensor:
+        if not result.requires_grad:
+            return
+        with suppress(RuntimeError):  # of a stale view
+            if _tap_one_output(session, call, edges, found, arguments, result, is_one_api):
+                return
+    tapping = Tapping(session, shared, call, edges, found, arguments, is_one_api=is_one_api)
+    tapping.attach(output_slots(result))
+
+
+def _tap_one_output(
+    session: Session,
+    call: Call,
+    edges: InputEdges,
+    found: Found,
+    arguments: int,
+    output: Tensor,
+    is_one_api: bool,
+) -> bool:
+    """Tap a call whose one result is a tensor that requires grad.
 
     Returns: whether it is done; otherwise nothing is, and `Tapping` must do it.
 
@@ -52,7 +85,7 @@ def tap_one_output(
         base: Any = output._base
         behind = base.grad_fn
         if behind is not None and behind._sequence_nr() >= edges.born:
-            region = Region.of(base, output, is_all=True)
+            region = Region.of(base, output, is_all=True) if is_one_api else None
             if region is None or any(one is output for one, _ in found):
                 return False
             top, number = behind, base.output_nr

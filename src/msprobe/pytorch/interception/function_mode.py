@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -29,8 +29,8 @@ from msprobe.config import RiskLevel
 from msprobe.pytorch.apis.api_rules import Action, ApiEntry, WriteEffect, is_kept_at
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.apis.operator_names import operator_name
-from msprobe.pytorch.gradients.gradient_taps import InputEdges, Tapping, take_result
-from msprobe.pytorch.gradients.quick_taps import tap_one_output
+from msprobe.pytorch.gradients.gradient_taps import InputEdges, take_result
+from msprobe.pytorch.gradients.quick_taps import tap_gradients
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
 from msprobe.pytorch.interception.guard import quietly
@@ -319,19 +319,17 @@ class ApiObserver(TorchFunctionMode):
         if opened.random is not None:
             opened.random.report(call, calls, self.session.dump)
         if opened.edges is not None:
-            self._tap(opened, opened.edges, arguments, result)
+            tap_gradients(
+                self.session,
+                self._shared,
+                call,
+                opened.edges,
+                opened.found,
+                arguments,
+                result,
+                is_one_api=True,
+            )
         calls.end(call)
-
-    def _tap(self, opened: OpenCall, edges: InputEdges, arguments: int, result: Any) -> None:
-        session, call, found = self.session, opened.call, opened.found
-        if type(result) is Tensor:
-            if not result.requires_grad:
-                return
-            with suppress(RuntimeError):  # of a stale view
-                if tap_one_output(session, call, edges, found, arguments, result):
-                    return
-        tapping = Tapping(session, self._shared, call, edges, found, arguments, is_one_api=True)
-        tapping.attach(output_slots(result))
 
     # -- memo ----------------------------------------------------------------------------------
 

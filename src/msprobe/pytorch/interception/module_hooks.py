@@ -29,14 +29,15 @@ from msprobe.capture.stacks import Stack, calling_frame
 from msprobe.capture.token_range import TokenGate
 from msprobe.capture.values import Found
 from msprobe.pytorch.apis.api_rules import FAST_PATH_MODULES
-from msprobe.pytorch.gradients.gradient_taps import InputEdges, Tapping
+from msprobe.pytorch.gradients.gradient_taps import InputEdges
+from msprobe.pytorch.gradients.quick_taps import tap_gradients
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
 from msprobe.pytorch.interception.compiled import is_compiled_module
 from msprobe.pytorch.interception.function_mode import ApiObserver
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
-from msprobe.pytorch.values.tensor_search import output_slots, tensors_in
+from msprobe.pytorch.values.tensor_search import tensors_in
 
 _is_compiling: Final = torch.compiler.is_compiling
 _functorch_active: Final = torch._C._are_functorch_transforms_active
@@ -393,16 +394,16 @@ class ModuleObserver:
         if opened.is_lazy and call.is_module:
             calls.part(call, "parameters", _own_parameters(opened.module))
         if opened.edges is not None:
-            tapping = Tapping(
+            tap_gradients(
                 self._session,
                 self._shared,
                 call,
                 opened.edges,
                 opened.found,
                 opened.arguments,
+                output,
                 is_one_api=type(opened.module).forward is nn.Linear.forward,
             )
-            tapping.attach(output_slots(output))
         calls.end(call)
 
 
