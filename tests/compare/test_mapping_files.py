@@ -372,11 +372,32 @@ def test_api_mapping_also_works_the_other_way_round(tmp_path: Path) -> None:
     ]
 
 
-def test_user_records_go_before_the_built_in_table(tmp_path: Path) -> None:
+def test_api_mapping_names_a_primitive_by_its_class_whatever_holds_it(tmp_path: Path) -> None:
+    path = write(tmp_path, API_MAPPING.replace("Functional.fancy", "Primitive.Fancy"))
+    record = forward([tensor((1,)), tensor((2,))])
+    ms = write_side(tmp_path, {"Primitive.op.Fancy.0.forward": record}, framework="mindspore")
+    other = forward([tensor((2,)), tensor((1,))])
+    pt = write_side(tmp_path, {"Torch.plain.0.forward": other}, source="reference")
+    called, function = "Primitive.op.Fancy.0.forward", "Torch.plain.0.forward"
+    assert row_names(rows_of(ms, pt, CompareOptions(api_mapping=path))) == [
+        (f"{called}.input.0", f"{function}.input.1"),
+        (f"{called}.input.1", f"{function}.input.0"),
+    ]
+
+
+def test_user_records_go_before_what_is_known(tmp_path: Path) -> None:
     path = write(tmp_path, "- ms_api: Functional.expand_dims\n  pt_api: Tensor.mine\n")
-    table = read_api_mapping(path)
-    assert table.pytorch_name("Functional", "expand_dims") == ("Tensor", "mine")
-    assert table.pytorch_name("Functional", "transpose") == ("Torch", "permute")
+    names = ("expand_dims", "transpose")
+    ms = {f"Functional.{name}.0.forward": forward([tensor()]) for name in names}
+    names = ("Tensor.unsqueeze", "Tensor.mine", "Torch.permute")
+    pt = {f"{name}.0.forward": forward([tensor()]) for name in names}
+    target = write_side(tmp_path, ms, framework="mindspore")
+    reference = write_side(tmp_path, pt, source="reference")
+    pairs = pair_operations(target, reference, CompareOptions(api_mapping=path))
+    assert {pair.target: pair.reference for pair in pairs if pair.target} == {
+        "Functional.expand_dims.0.forward": "Tensor.mine.0.forward",
+        "Functional.transpose.0.forward": "Torch.permute.0.forward",
+    }
 
 
 LAYER_MAPPING = """

@@ -10,8 +10,6 @@ import pytest
 from matching_dumps import backward, forward, names_of, rows_of, tensor, write_side
 
 from msprobe.compare.matching import pair_operations
-from msprobe.compare.matching.api_mapping import built_in_table
-from msprobe.compare.matching.families import family
 from msprobe.compare.model import Match
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
@@ -54,40 +52,6 @@ def test_functions_that_do_the_same(tmp_path: Path, mindspore: str, pytorch: str
         [pair] = pair_operations(*sides, CompareOptions())
         assert {pair.target, pair.reference} == {ms, pt}
         assert pair.confidence > 0.5
-
-
-@pytest.mark.parametrize(
-    ("mindspore", "pytorch"),
-    [
-        ("Functional.gather", "Torch.gather"),
-        ("Functional.select", "Torch.select"),
-        ("Functional.transpose", "Torch.transpose"),
-        ("Functional.equal", "Torch.equal"),
-    ],
-)
-def test_equal_names_that_mean_different_things(mindspore: str, pytorch: str) -> None:
-    table = built_in_table()
-    translated = table.pytorch_name(*mindspore.split("."))
-    assert family(*translated) != family(*pytorch.split("."))
-
-
-def test_the_table_is_in_order() -> None:
-    table = built_in_table()
-    assert len(table.names) > 200
-    for ms, pt in table.names.items():
-        assert ms.count(".") == 1
-        assert pt.count(".") == 1
-        assert ms.split(".")[0] in (
-            "Functional",
-            "Tensor",
-            "Primitive",
-            "Distributed",
-            "MintDistributed",
-        )
-    for (ms, pt), pair in table.pairs.items():
-        assert table.pytorch_name(*ms.split(".")) == tuple(pt.split("."))
-        places = [slot for slot, _ in pair.lists["args"]], [slot for _, slot in pair.lists["args"]]
-        assert all(len(set(found)) == len(found) for found in places)
 
 
 def model(directory: Path, framework: str) -> Side:

@@ -11,7 +11,6 @@ import pytest
 from matching_dumps import backward, both, forward, names_of, tensor, write_side
 
 from msprobe.compare.matching import pair_operations
-from msprobe.compare.matching.families import bare_name, family, relatives
 from msprobe.compare.matching.module_paths import shared_paths
 from msprobe.compare.model import Match, OperationPair
 from msprobe.compare.options import CompareOptions
@@ -87,16 +86,6 @@ def test_relatives_are_partners_when_nothing_better_is_left(tmp_path: Path) -> N
     pairs = pairs_of(tmp_path, ["Torch.bmm.0.forward"], ["Torch.matmul.0.forward"])
     assert names_of(pairs) == [("Torch.bmm.0.forward", "Torch.matmul.0.forward")]
     assert pairs[0].confidence < 0.7
-
-
-def test_families() -> None:
-    assert bare_name("__imatmul__") == "matmul"
-    assert bare_name("__init__") == "init"
-    assert bare_name("_") == "_"
-    assert family("Torch", "clip") == family("Tensor", "clamp_")
-    assert family("Distributed", "all_reduce") == "Distributed.all_reduce"
-    assert relatives(family("Torch", "bmm")) == relatives(family("Tensor", "__matmul__"))
-    assert relatives("Distributed.all_gather_into_tensor") == relatives("Distributed.all_gather")
 
 
 def test_equal_names_of_equally_many_calls_pair_without_their_values(tmp_path: Path) -> None:

@@ -637,7 +637,8 @@ class TestInstallation:
 
     def attributes(self):
         c10d = dist.distributed_c10d
-        names = [name for name in (*COLLECTIVES, "_coalescing_manager") if hasattr(c10d, name)]
+        known = (*(each.api for each in COLLECTIVES), "_coalescing_manager")
+        names = [name for name in known if hasattr(c10d, name)]
         found = {}
         for name in names:
             function = getattr(c10d, name)
@@ -692,15 +693,16 @@ class TestInstallation:
             "reduce_scatter _reduce_scatter_base _all_gather_base all_to_all_single all_to_all "
             "all_gather_into_tensor reduce_scatter_tensor batch_isend_irecv"
         )
-        assert set(listed.split()) <= set(COLLECTIVES)
+        assert set(listed.split()) <= {each.api for each in COLLECTIVES}
 
-    @pytest.mark.parametrize("name", COLLECTIVES)
-    def test_pure_buffers_are_where_the_signature_says(self, name):
-        function = getattr(dist, name, None)
+    @pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.api)
+    def test_pure_buffers_are_where_the_signature_says(self, collective):
+        function = getattr(dist, collective.api, None)
         if function is None:
             pytest.skip("not in this torch")
         parameters = list(inspect.signature(function).parameters)
-        for argument in (COLLECTIVES[name].fills, COLLECTIVES[name].sends):
+        communication = collective.communication
+        for argument in (communication.fills, communication.sends):
             if argument is not None:
                 assert parameters[argument.position] == argument.name
 

@@ -7,9 +7,19 @@ Pure bookkeeping over record names; the only state is whether execution stands i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msprobe.capture.names import BACKWARD, FORWARD, PARAMETERS_GRAD
 from msprobe.config import DataMode
+from msprobe.config.choices import RiskLevel
+from msprobe.operators.operator import Importance
+
+RISKS: Final = {
+    Importance.CORE: RiskLevel.CORE,
+    Importance.NORMAL: RiskLevel.FOCUS,
+    Importance.LOW: RiskLevel.ALL,
+}
+"""The strictest `risk_level` that keeps an operator, by how much it matters."""
 
 
 def _ends_in_number(part: str, stem: str) -> bool:

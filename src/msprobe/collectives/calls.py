@@ -17,74 +17,10 @@ from msprobe.dump.record_views import Record
 from msprobe.dump.records import JsonTree
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
+from msprobe.operators.lookup import operator_of
+from msprobe.operators.operator import Communication, Flow
 
 _PREFIXES: Final = ("Distributed", "MintDistributed")
-_APIS: Final = frozenset(
-    (
-        "send",
-        "recv",
-        "isend",
-        "irecv",
-        "batch_isend_irecv",
-        "send_object_list",
-        "recv_object_list",
-        "broadcast",
-        "broadcast_object_list",
-        "scatter",
-        "scatter_object_list",
-        "scatter_tensor",
-        "reduce",
-        "gather",
-        "gather_object",
-        "gather_into_tensor",
-        "all_reduce",
-        "all_gather",
-        "all_gather_base",
-        "all_gather_into_tensor",
-        "all_gather_single",
-        "all_gather_object",
-        "all_gather_into_tensor_coalesced",
-        "all_reduce_coalesced",
-        "reduce_scatter",
-        "reduce_scatter_base",
-        "reduce_scatter_tensor",
-        "reduce_scatter_single",
-        "reduce_scatter_tensor_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "all_to_all_with_output_shape",
-        "all_to_all_single_with_output_shape",
-        "barrier",
-    )
-)
-# Position of the rank that sends or receives, where it is not given by keyword.
-_RANK_POSITIONS: Final = {
-    "send": ("dst", 1),
-    "isend": ("dst", 1),
-    "send_object_list": ("dst", 1),
-    "recv": ("src", 1),
-    "irecv": ("src", 1),
-    "recv_object_list": ("src", 1),
-    "broadcast": ("src", 1),
-    "broadcast_object_list": ("src", 1),
-    "scatter": ("src", 2),
-    "scatter_object_list": ("src", 2),
-    "scatter_tensor": ("src", 1),
-    "reduce": ("dst", 1),
-    "gather": ("dst", 2),
-    "gather_object": ("dst", 2),
-    "gather_into_tensor": ("dst", 1),
-}
-_SENDS: Final = ("send", "isend", "send_object_list")
-_RECEIVES: Final = ("recv", "irecv", "recv_object_list")
-# Values flow from the root to the others; for the other rooted functions, to the root.
-_FROM_ROOT: Final = (
-    "broadcast",
-    "broadcast_object_list",
-    "scatter",
-    "scatter_object_list",
-    "scatter_tensor",
-)
 
 
 class Part(StrEnum):
@@ -120,7 +56,6 @@ class CommunicationCall:
         rank: on which rank.
         position: place of the record in the order of execution of its rank.
         name: the record's name.
-        api: the function: ``all_reduce``.
         kind: forward or backward.
         endpoints: what it does; several for ``batch_isend_irecv``.
     """
@@ -128,7 +63,6 @@ class CommunicationCall:
     rank: int
     position: int
     name: str
-    api: str
     kind: RecordKind
     endpoints: tuple[Endpoint, ...]
 
@@ -145,7 +79,7 @@ class CommunicationCall:
 
 def is_communication(name: RecordName) -> bool:
     """Return whether a record is that of a communication between ranks."""
-    return name.prefix in _PREFIXES and _plain_api(name.path) in _APIS
+    return _communication(name) is not None
 
 
 def communication_calls(
@@ -162,13 +96,13 @@ def communication_calls(
     """
     found = []
     for position, (full, name) in enumerate(names.items()):
-        if is_communication(name) and name.kind in (RecordKind.FORWARD, RecordKind.BACKWARD):
+        sent = _communication(name)
+        if sent is not None and name.kind in (RecordKind.FORWARD, RecordKind.BACKWARD):
             # Only the forward record knows the arguments.
             source = forward_name(name)
             record = records[source if source is not None and source in records else full]
-            api = _plain_api(name.path)
             try:
-                ends = tuple(_endpoints(rank, api, record.values()))
+                ends = tuple(_endpoints(rank, *sent, record.values()))
             except DumpFormatError:
                 continue
             if name.kind is RecordKind.BACKWARD:
@@ -178,7 +112,6 @@ def communication_calls(
                     rank=rank,
                     position=position,
                     name=full,
-                    api=api,
                     kind=name.kind,
                     endpoints=ends,
                 )
@@ -186,54 +119,64 @@ def communication_calls(
     return found
 
 
-def _plain_api(api: str) -> str:
-    return api.removeprefix("functional_").strip("_")
+def _communication(name: RecordName) -> tuple[str, Communication] | None:
+    """Return the operator's name and what it sends; None for a record of anything else."""
+    if name.prefix not in _PREFIXES:
+        return None
+    operator = operator_of(name.prefix, name.path)
+    return None if operator.communication is None else (operator.name, operator.communication)
 
 
-def _endpoints(own: int, api: str, values: Sequence[Value]) -> Iterator[Endpoint]:
+def _endpoints(
+    own: int, name: str, sent: Communication, values: Sequence[Value]
+) -> Iterator[Endpoint]:
     inputs = [value for value in values if value.path[0] in ("input_args", "input_kwargs")]
-    if api == "batch_isend_irecv":
+    if sent.flow is Flow.MESSAGES:
         yield from (end for value in inputs if (end := _message_of(value)) is not None)
         return
     # Position or name of an argument that is a single value.
     arguments = {value.path[1]: value.value for value in inputs if len(value.path) == 2}
     members = next((value.group_ranks for value in inputs if value.group_ranks), None)
-    rank = _rank_argument(api, arguments, members)
-    if api in _SENDS or api in _RECEIVES:
+    rank = _rank_argument(sent, arguments, members)
+    if sent.flow.is_message:
         if rank is not None:
             tag = _integer(arguments.get("tag", arguments.get(3)))
-            yield _message(Part.SEND if api in _SENDS else Part.RECEIVE, rank, tag)
+            yield _message(sent.flow, rank, tag)
         return
-    name = arguments.get("group")
+    group = arguments.get("group")
     yield Endpoint(
-        part=Part.BOTH if rank is None else _part(api, is_root=own == rank),
+        part=Part.BOTH if rank is None else _part(sent.flow, is_root=own == rank),
         ranks=None if members is None else frozenset(members),
-        channel=(api, rank, name if isinstance(name, str) else None),
+        channel=(name, rank, group if isinstance(group, str) else None),
         is_message=False,
     )
 
 
-def _part(api: str, *, is_root: bool) -> Part:
-    return Part.SEND if is_root == (api in _FROM_ROOT) else Part.RECEIVE
+def _part(flow: Flow, *, is_root: bool) -> Part:
+    return Part.SEND if is_root == (flow is Flow.FROM_ROOT) else Part.RECEIVE
 
 
-def _message(part: Part, rank: int, tag: int | None) -> Endpoint:
+def _message(flow: Flow, rank: int, tag: int | None) -> Endpoint:
+    part = Part.SEND if flow is Flow.SEND else Part.RECEIVE
     return Endpoint(part=part, ranks=frozenset((rank,)), channel=tag or 0, is_message=True)
 
 
 def _message_of(value: Value) -> Endpoint | None:
-    sent = value.message
-    if sent is None or sent.peer is None or sent.operation not in (*_SENDS, *_RECEIVES):
+    message = value.message
+    if message is None or message.peer is None or message.operation is None:
         return None
-    return _message(Part.SEND if sent.operation in _SENDS else Part.RECEIVE, sent.peer, sent.tag)
+    sent = operator_of(_PREFIXES[0], message.operation).communication
+    if sent is None or not sent.flow.is_message:
+        return None
+    return _message(sent.flow, message.peer, message.tag)
 
 
 def _rank_argument(
-    api: str, arguments: Mapping[str | int, JsonTree], members: tuple[int, ...] | None
+    sent: Communication, arguments: Mapping[str | int, JsonTree], members: tuple[int, ...] | None
 ) -> int | None:
-    if api not in _RANK_POSITIONS:
+    if sent.peer is None:
         return None
-    key, position = _RANK_POSITIONS[api]
+    key, position = sent.peer.name, sent.peer.position
     rank = _integer(arguments.get(key, arguments.get(position)))
     if rank is None and (inside := _integer(arguments.get(f"group_{key}"))) is not None:
         return members[inside] if members and 0 <= inside < len(members) else None

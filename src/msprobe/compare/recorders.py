@@ -13,13 +13,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from msprobe.compare.matching.families import family
 from msprobe.compare.model import Matched, OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.dump import layout
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName, forward_name
 from msprobe.dump.values import Role
+from msprobe.operators.lookup import operator_of
 
 _SHOWN_NAMES: Final = 5
 
@@ -120,7 +120,7 @@ class _Recorded:
 
 
 def _family(name: RecordName) -> str:
-    return name.base if name.is_module else family(name.prefix, name.path)
+    return name.base if name.is_module else operator_of(name.prefix, name.path).name
 
 
 def _is_unjudged(comparison: RankComparison, row: Row, is_remarked: bool) -> bool:

@@ -10,7 +10,6 @@ on its own: that is one finding. Beside a trusted run, only what agrees there ha
 
 from __future__ import annotations
 
-import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.record_names import RecordKind, forward_name
 from msprobe.dump.values import Role, Value
 from msprobe.errors import UsageError
+from msprobe.operators.lookup import operator_named, operator_of
 
 if TYPE_CHECKING:
     from msprobe.compare.options import CompareOptions
@@ -49,11 +49,6 @@ _SIMILAR: Final = 1e-3
 # What was only taken for a parameter may be the result of a call that made no record, which is far
 # off on other data.
 _SIMILAR_GUESS: Final = 0.1
-_RANDOM: Final = re.compile(
-    r"(?i)(?:^|\.)_*(?:feature_)?(?:alpha_)?(?:dropout|rand|bernoulli|multinomial|normal_?$|uniform_"
-    r"|exponential_|cauchy_|geometric_|log_normal_|poisson|rrelu|gumbel_softmax|empty|new_empty"
-    r"|scaled_dot_product_attention|multi_head_attention_forward)"
-)
 _RNG: Final = "rng"
 # Of the parameters, or of their gradients; more of them do not drift apart by themselves.
 _MOST: Final = 0.5
@@ -363,8 +358,13 @@ class _Checker:
         parsed = self._side.parsed(name)
         if parsed.is_module and name in self._enclosing:
             return False  # what runs inside it says more, and may be random
-        word = parsed.class_name or parsed.path
-        if is_communication(parsed) or parsed.prefix == "Distributed" or _RANDOM.search(word):
+        if parsed.class_name is not None:
+            operator = operator_named(parsed.class_name)
+        else:
+            operator = operator_of(parsed.prefix, parsed.path)
+        if is_communication(parsed) or parsed.prefix == "Distributed":
+            return False
+        if operator.draws_random or operator.allocates:
             return False
         if _RNG in self._side.view.records[name].parts:
             return False

@@ -12,16 +12,9 @@ from msprobe.compare.model import Added, Matched, Missing, OperationPair, Row
 from msprobe.compare.sides import Side
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role, Value
+from msprobe.operators.lookup import parameter_name
 
 _KEYWORDS: Final = "kwargs."
-# MindSpore's parameters and PyTorch's.
-_PARAMETER_NAMES: Final[Mapping[str, str]] = {
-    "gamma": "weight",
-    "beta": "bias",
-    "embedding_table": "weight",
-    "moving_mean": "running_mean",
-    "moving_variance": "running_var",
-}
 _PARAMETER_ROLES: Final = (Role.PARAMETER, Role.PARAMETER_GRAD)
 
 
@@ -260,8 +253,7 @@ def _longest_prefix(key: str, rules: Mapping[str, object] | set[str]) -> str | N
 
 
 def _parameter_name(slot: str) -> str:
-    name = slot.rpartition(".")[2]
-    return _PARAMETER_NAMES.get(name, name)
+    return parameter_name(slot.rpartition(".")[2])
 
 
 def _key(slot: str) -> str:

@@ -7,21 +7,20 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Final
 
 from mindspore.ops import Primitive
 
 from mindspore import ops
+from msprobe.capture.selection import RISKS
 from msprobe.config import RiskLevel
-from msprobe.mindspore.api_table import DISTRIBUTED, PREFIXES, owner_of, rules
+from msprobe.mindspore.api_table import DISTRIBUTED, PREFIXES, owner_of
+from msprobe.operators.lookup import operator_of
 
 logger = logging.getLogger(__name__)
 
 PRIMITIVE: Final = "Primitive"
-# What MindSpore's classes of primitives add to the names of their functions.
-_ENDINGS: Final = ("view", "ext")
 
 
 class ApiChoice:
@@ -79,23 +78,10 @@ def _ways_to_name(name: str) -> Iterable[str]:
 @cache
 def risk_of(name: str) -> RiskLevel:
     """Return the strictest level that keeps an API; what is not MindSpore's is always kept."""
-    prefix = name.partition(".")[0]
+    prefix, _, api = name.partition(".")
     if prefix in DISTRIBUTED or prefix not in (*PREFIXES, PRIMITIVE):
         return RiskLevel.CORE
-    plain = _plain(name)
-    for key, level in (("core", RiskLevel.CORE), ("low", RiskLevel.ALL)):
-        if any(fnmatchcase(plain, pattern) for pattern in rules()["risk"][key]):
-            return level
-    return RiskLevel.FOCUS
-
-
-def _plain(name: str) -> str:
-    """Return ``matmul`` for ``Tensor.__matmul__`` and for ``Primitive.dense.MatMulExt``."""
-    plain = name.rpartition(".")[2].replace("_", "").lower()
-    for ending in _ENDINGS:
-        if plain != ending:
-            plain = plain.removesuffix(ending)
-    return plain
+    return RISKS[operator_of(prefix, api, is_mindspore=True).importance]
 
 
 def warn_of_unknown_names(black_list: Sequence[str], held: Iterable[tuple[str, str]]) -> None:

@@ -9,61 +9,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from msprobe.collectives.calls import is_communication
 from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.record_views import Record
 from msprobe.dump.records import JsonTree
 from msprobe.dump.stored_values import statistic_of
 from msprobe.dump.values import PartPath, Value
+from msprobe.operators.lookup import is_in_place, operator_of
+from msprobe.operators.operator import Flow, Operator
 from msprobe.report.value_text import nonfinite_text
 
-# Their results are whatever lay in memory.
-_UNINITIALIZED: Final = frozenset(
-    (
-        "empty",
-        "empty_like",
-        "empty_permuted",
-        "empty_strided",
-        "empty_with_format",
-        "new_empty",
-        "new_empty_strided",
-        "resize_",
-    )
-)
-# These write over their first argument without reading it.
-_OVERWRITING: Final = frozenset(
-    (
-        "bernoulli_",
-        "cauchy_",
-        "copy_",
-        "exponential_",
-        "fill_",
-        "geometric_",
-        "log_normal_",
-        "normal_",
-        "random_",
-        "uniform_",
-        "zero_",
-    )
-)
 _ARGUMENT_PARTS: Final = ("input_args", "input_kwargs")
-# Communication → number and name of the argument that is a buffer to be filled.
-_RECEIVE_BUFFERS: Final = {
-    "recv": (0, "tensor"),
-    "irecv": (0, "tensor"),
-    "all_gather": (0, "tensor_list"),
-    "all_gather_into_tensor": (0, "output_tensor"),
-    "all_gather_single": (0, "output_tensor"),
-    "all_gather_base": (0, "output_tensor"),
-    "gather": (1, "gather_list"),
-    "scatter": (0, "tensor"),
-    "reduce_scatter": (0, "output"),
-    "reduce_scatter_tensor": (0, "output"),
-    "reduce_scatter_single": (0, "output"),
-    "reduce_scatter_base": (0, "output"),
-    "all_to_all": (0, "output_tensor_list"),
-    "all_to_all_single": (0, "output"),
-}
 
 
 class Badness(IntEnum):
@@ -150,7 +105,7 @@ def examine(record: Record) -> Examined:
         DumpFormatError: the record is damaged.
     """
     name = record.name
-    uninitialized = _api(name) in _UNINITIALIZED
+    operator = _operator(name)
     arguments: list[Value] = []
     results: list[Value] = []
     is_told_to = False
@@ -158,11 +113,11 @@ def examine(record: Record) -> Examined:
         if not value.is_tensor:
             is_argument = value.path[0] in _ARGUMENT_PARTS
             is_told_to |= is_argument and _is_nonfinite_number(value.value)
-        elif uninitialized or value.note == "uninitialized":
+        elif operator.allocates or value.note == "uninitialized":
             continue
         elif _is_result(name, value.path):
             results.append(value)
-        elif not _is_written_over(name, value.path):
+        elif not _is_written_over(name, operator, value.path):
             arguments.append(value)
     return Examined(
         record=record,
@@ -174,8 +129,10 @@ def examine(record: Record) -> Examined:
     )
 
 
-def _api(name: RecordName) -> str:
-    return "" if name.is_module or name.kind is not RecordKind.FORWARD else name.path
+def _operator(name: RecordName) -> Operator:
+    """Return what a forward call computes; nothing is known of what else makes records."""
+    is_call = name.kind is RecordKind.FORWARD and not name.is_module
+    return operator_of(name.prefix, name.path) if is_call else Operator(name="")
 
 
 def _is_result(name: RecordName, path: PartPath) -> bool:
@@ -184,18 +141,14 @@ def _is_result(name: RecordName, path: PartPath) -> bool:
     return True
 
 
-def _is_written_over(name: RecordName, path: PartPath) -> bool:
-    api = _api(name)
-    if api in _OVERWRITING:
+def _is_written_over(name: RecordName, operator: Operator, path: PartPath) -> bool:
+    if operator.overwrites and is_in_place(name.path):
         return path == ("input_args", 0)
-    if not is_communication(name):
+    sent = operator.communication
+    if sent is None or len(path) < 2:
         return False
-    if "irecv" in api:
-        return True
-    buffer = _RECEIVE_BUFFERS.get(api.removeprefix("functional_").strip("_"))
-    if buffer is None or len(path) < 2:
-        return False
-    return path[:2] in (("input_args", buffer[0]), ("input_kwargs", buffer[1]))
+    # Which messages of a batch are received is said beside their tensors.
+    return sent.flow is Flow.MESSAGES or operator.fills(path[1])
 
 
 def _is_nonfinite_number(value: JsonTree) -> bool:

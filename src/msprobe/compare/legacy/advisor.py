@@ -14,11 +14,10 @@ from msprobe.compare.model import Row
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.dump.values import Role
 from msprobe.files import write_report
+from msprobe.operators.lookup import operator_of
 from msprobe.report.tables import Table
 
 _BAD_RESULTS: Final = (*BAD, UNMATCHED, "error", "warning")
-# Operations whose results may change from run to run on an accelerator.
-_UNSTEADY: Final = ("conv2d", "conv3d", "matmul", "nll_loss", "layer_norm", "lstm")
 
 _UPSTREAM: Final = (
     "The value was already different when it came in. Look at what computes it; check whether an "
@@ -99,10 +98,11 @@ def write_advice(table: Table, rows: Iterable[Row], path: Path) -> Path:
 
 def _advice_on(row: Row) -> str:
     name, value = parse_record_name(row.pair.name), row.value
+    operator = operator_of(name.prefix, name.path)
     is_forward = name.kind is RecordKind.FORWARD
-    if name.path == "batch_norm" and is_forward and value.slot == "input.1":
+    if operator.name == "batch_norm" and is_forward and value.slot == "input.1":
         return _BATCH_NORM
-    if name.path in _UNSTEADY:
+    if operator.may_vary:
         return _STEADY
     if value.role in (Role.PARAMETER, Role.PARAMETER_GRAD):
         return _PARAMETER

@@ -28,11 +28,10 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.values import Message, Role, Value
 from msprobe.files import write_report
 from msprobe.json_text import strict, strict_json
+from msprobe.operators.lookup import operator_of
 from msprobe.report.tables import Cell
 
-_IGNORED: Final = ("Torch.empty", "Torch.fill", "Tensor.__setitem__")
-# Two outputs of the fused attention are the state of a random generator.
-_IGNORED_OUTPUTS: Final = {"npu_fusion_attention": ("output.4", "output.5")}
+_IGNORED: Final = ("fill", "setitem")
 _STATES: Final = {
     Role.INPUT: "input",
     Role.PARAMETER: "parameters",
@@ -102,10 +101,11 @@ def is_different(row: Row) -> bool:
     name = row.pair.target
     if name is None or isinstance(row, Added) or not row.status.is_difference:
         return False
-    if name.startswith(_IGNORED):
+    prefix, _, rest = name.partition(".")
+    operator = operator_of(prefix, rest.partition(".")[0])
+    if operator.allocates or operator.name in _IGNORED:
         return False
-    api = name.split(".", 2)[1] if "." in name else ""
-    return row.value.slot not in _IGNORED_OUTPUTS.get(api, ())
+    return row.value.slot not in [f"output.{place}" for place in operator.generator_outputs]
 
 
 def write_first_differences(

@@ -18,27 +18,13 @@ from typing import Final
 from msprobe.api_prefixes import API_PREFIXES
 from msprobe.compare.legacy.cells import NAN, SideCells, number
 from msprobe.compare.model import Matched, Missing, Mode, Origin, Row, Status
-from msprobe.dump.values import Role
+from msprobe.dump.values import Role, Value
+from msprobe.operators.lookup import operator_of
+from msprobe.operators.operator import Flow, Operator
 from msprobe.report.tables import Cell
 
-# Their results are memory that nobody has written, or say nothing of the computation.
-IGNORED: Final = frozenset(
-    (
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "empty_with_format",
-        "new_empty",
-        "new_empty_strided",
-        "numpy",
-        "to",
-        "__setitem__",
-    )
-)
-# Their input buffers are filled only later.
-_INPUTS_IGNORED: Final = frozenset(
-    ("_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv")
-)
+# They say nothing of the computation.
+_IGNORED: Final = ("numpy", "to", "setitem")
 _NORM_GOOD: Final = 0.1
 _NORM_BAD: Final = 0.5
 _NORM_GROWTH: Final = 10
@@ -111,13 +97,13 @@ class JudgedRow:
 def judge_operation(rows: Sequence[JudgedRow], mode: Mode) -> list[Verdict]:
     """Return the verdicts of the rows of one operation."""
     verdicts = [Verdict() for _ in rows]
-    api = _api(rows[0].row.pair.name)
-    if api in IGNORED or all(map(_is_plainly_equal, rows)):
+    operator = _operator(rows[0].row.pair.name)
+    if operator.allocates or operator.name in _IGNORED or all(map(_is_plainly_equal, rows)):
         return verdicts
     looked_at = [
         (judged, verdict)
         for judged, verdict in zip(rows, verdicts, strict=True)
-        if api not in _INPUTS_IGNORED or judged.row.value.role is not Role.INPUT
+        if not _is_filled_later(operator, judged.row.value)
     ]
     for judged, verdict in looked_at:
         _judge_row(judged, verdict, mode)
@@ -134,10 +120,18 @@ def _is_plainly_equal(judged: JudgedRow) -> bool:
     return judged.row.status is Status.EQUAL and judged.target == judged.reference
 
 
-def _api(name: str) -> str:
-    """Return the API that made a record, empty for modules, saved values and others."""
+def _operator(name: str) -> Operator:
+    """Return the operator that made a record; an unknown one for modules, saved values, others."""
     prefix, _, rest = name.partition(".")
-    return rest.partition(".")[0] if prefix in API_PREFIXES else ""
+    return operator_of(prefix, rest.partition(".")[0] if prefix in API_PREFIXES else "")
+
+
+def _is_filled_later(operator: Operator, value: Value) -> bool:
+    """Return whether a value is a buffer of a communication that holds nothing yet."""
+    if operator.communication is None or value.role is not Role.INPUT:
+        return False
+    is_batch = operator.communication.flow is Flow.MESSAGES
+    return is_batch or operator.fills(value.slot.split(".")[1])
 
 
 def _judge_row(judged: JudgedRow, verdict: Verdict, mode: Mode) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """API mappings: functions of MindSpore and the functions of PyTorch that do the same.
 
-A file is a list of records; what it says goes before the built-in table (``api_pairs.yaml``):
+A file is a list of records; what it says goes before what `msprobe.operators` knows:
 
     - ms_api: Functional.gather
       pt_api: Torch.index_select
@@ -15,30 +15,19 @@ A file is a list of records; what it says goes before the built-in table (``api_
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.matching.families import family
 from msprobe.dump.record_names import RecordKind
-from msprobe.yaml_nodes import Node, nearest, parse_yaml, read_yaml
+from msprobe.yaml_nodes import Node, nearest, read_yaml
 
-_BUILT_IN: Final = "api_pairs.yaml"
 _LISTS: Final = ("args", "outputs", "parameters", "parameters_grad")
 # Some write the singular; each means the same.
 _SINGULARS: Final = {"arg": "args", "output": "outputs", "parameter": "parameters"}
 _KEYS: Final = ("ms_api", "pt_api", *(f"{side}_{name}" for name in _LISTS for side in ("ms", "pt")))
-_WORD_START: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_PRIMITIVE: Final = "Primitive"
-_MINT_PREFIXES: Final = {
-    "Mint": "Torch",
-    "MintFunctional": "Functional",
-    "MintDistributed": "Distributed",
-}
+_PRIMITIVE: Final = "Primitive."
 
 Slots = Mapping[str, str | None]
 
@@ -50,16 +39,15 @@ class ApiPair:
     Attributes:
         ms_api: ``Functional.gather``.
         pt_api: ``Torch.index_select``.
-        lists: ``args``, ``outputs`` … → MindSpore's slots and PyTorch's, place by place.
-        is_complete: whether slots that are not listed have no partner.
-        line: where it is in the user's file; None for the built-in table.
+        lists: ``args``, ``outputs`` … → MindSpore's slots and PyTorch's, place by place; slots
+            that are not listed have no partner.
+        line: where it is in the file.
     """
 
     ms_api: str
     pt_api: str
     lists: Mapping[str, tuple[tuple[str, str], ...]]
-    is_complete: bool = True
-    line: int | None = None
+    line: int
 
     def slots(self, kind: RecordKind) -> Slots:
         """Return the slots of MindSpore's record → those of PyTorch's, for records of a kind.
@@ -75,7 +63,7 @@ class ApiPair:
         ):
             if name not in self.lists:
                 continue
-            if self.is_complete and not is_backward:
+            if not is_backward:
                 found[prefix] = None
             found |= {f"{prefix}.{ms}": f"{prefix}.{pt}" for ms, pt in self.lists[name]}
         if kind is RecordKind.PARAMETERS_GRAD and "parameters_grad" in self.lists:
@@ -84,95 +72,46 @@ class ApiPair:
 
 
 @dataclass(frozen=True, slots=True)
-class ApiTable:
-    """Functions of MindSpore under PyTorch's names.
+class ApiMapping:
+    """The records of a file.
 
     Attributes:
-        names: MindSpore's name → PyTorch's, where they differ.
-        pairs: pairs with something to say about their arguments.
-        chosen: names that a file of the user's decides.
+        names: MindSpore's name → PyTorch's.
+        pairs: both names → what is said of their values.
     """
 
     names: Mapping[str, str]
     pairs: Mapping[tuple[str, str], ApiPair]
-    chosen: frozenset[str] = frozenset()
 
-    def pytorch_name(self, prefix: str, api: str) -> tuple[str, str]:
-        """Return prefix and name that PyTorch has for a function of MindSpore."""
-        full = f"{prefix}.{api}"
-        found = self.names.get(full)
-        if found is None and prefix == _PRIMITIVE:
-            api = _class_of(api)
-            found = self.names.get(f"{prefix}.{api}")
-        if found is None and full not in self.chosen:
-            found = self._by_rule(prefix, api)
-        if found is None:
-            return _MINT_PREFIXES.get(prefix, prefix), api
-        new_prefix, _, new_api = found.partition(".")
-        return new_prefix, new_api
+    def pytorch_name(self, ms_api: str) -> str | None:
+        """Return the name that the file gives a function of MindSpore, None if it has none."""
+        return next(filter(None, map(self.names.get, _spellings(ms_api))), None)
 
     def pair(self, ms_api: str, pt_api: str) -> ApiPair | None:
-        """Return what is known of the arguments of two functions that were paired."""
-        found = self.pairs.get((ms_api, pt_api))
-        if found is None:
-            prefix, _, name = ms_api.partition(".")
-            ms_api = f"{prefix}.{_class_of(name)}" if prefix == _PRIMITIVE else ms_api
-            # The built-in table means an operation, under whatever name it was called.
-            names = (pair for pair in self.pairs.values() if pair.ms_api == ms_api)
-            kin = [pair for pair in names if _same_family(pair.pt_api, pt_api)]
-            found = next((pair for pair in kin if not pair.is_complete), None)
-        return found
-
-    def _by_rule(self, prefix: str, api: str) -> str | None:
-        if prefix == "Tensor":
-            return self.names.get(f"Functional.{api}")
-        if prefix == _PRIMITIVE:
-            snake = _WORD_START.sub("_", api).lower()
-            return self.names.get(f"Functional.{snake}", f"Functional.{snake}")
-        return None
+        """Return what the file says of two functions, None if it does not have the two."""
+        keys = ((spelling, pt_api) for spelling in _spellings(ms_api))
+        return next(filter(None, map(self.pairs.get, keys)), None)
 
 
-def _class_of(primitive: str) -> str:
-    """Return the class of a primitive; of one that a cell holds the attribute stands before it."""
-    return primitive.rpartition(".")[2]
+def _spellings(ms_api: str) -> tuple[str, ...]:
+    """Return a function's names in files; a primitive goes without the attribute that holds it."""
+    if not ms_api.startswith(_PRIMITIVE):
+        return (ms_api,)
+    return ms_api, _PRIMITIVE + ms_api.rpartition(".")[2]
 
 
-@functools.cache
-def built_in_table() -> ApiTable:
-    """Return the table that comes with the program."""
-    text = resources.files(__package__).joinpath(_BUILT_IN).read_text("utf-8")
-    sections = {key: value for key, _, value in parse_yaml(text, Path(_BUILT_IN)).items("")}
-    names = {key: value.text("a name") for key, _, value in sections["names"].items("names")}
-    table = ApiTable(names, {})
-    pairs = {}
-    for ms_api, _, value in sections["arguments"].items("functions"):
-        pt_api = ".".join(table.pytorch_name(*ms_api.split(".", 1)))
-        positions = tuple((ms, pt.text("a position")) for ms, _, pt in value.items("positions"))
-        pairs[ms_api, pt_api] = ApiPair(ms_api, pt_api, {"args": positions}, is_complete=False)
-    return ApiTable(names, pairs)
-
-
-def read_api_mapping(path: Path, *, with_built_in: bool = True) -> ApiTable:
-    """Return the pairs of a file, and for other functions those of the built-in table.
+def read_api_mapping(path: Path) -> ApiMapping:
+    """Return the pairs of a file.
 
     Raises:
         ConfigError: the file is not of the form above.
     """
-    table = built_in_table() if with_built_in else ApiTable({}, {})
-    names, pairs = dict(table.names), dict(table.pairs)
-    chosen = set()
     what = "a list of records with ms_api and pt_api"
-    for record in read_yaml(path).elements(what):
-        pair = _read_record(record)
-        names[pair.ms_api] = pair.pt_api
-        pairs[pair.ms_api, pair.pt_api] = pair
-        chosen.add(pair.ms_api)
-    return ApiTable(names, pairs, frozenset(chosen))
-
-
-def _same_family(first: str, second: str) -> bool:
-    a, b = first.split(".", 1), second.split(".", 1)
-    return family(a[0], a[-1]) == family(b[0], b[-1])
+    found = [_read_record(record) for record in read_yaml(path).elements(what)]
+    return ApiMapping(
+        names={pair.ms_api: pair.pt_api for pair in found},
+        pairs={(pair.ms_api, pair.pt_api): pair for pair in found},
+    )
 
 
 def _read_record(record: Node) -> ApiPair:

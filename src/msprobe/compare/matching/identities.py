@@ -12,14 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from msprobe.compare.matching.api_mapping import (
-    ApiTable,
-    Slots,
-    built_in_table,
-    read_api_mapping,
-)
+from msprobe.compare.matching.api_mapping import ApiMapping, Slots, read_api_mapping
 from msprobe.compare.matching.cell_mapping import CellMapping, class_family, read_cell_mapping
-from msprobe.compare.matching.families import family, relatives
 from msprobe.compare.matching.layer_mapping import (
     RenamedLayers,
     numbered_from_zero,
@@ -28,7 +22,9 @@ from msprobe.compare.matching.layer_mapping import (
 from msprobe.compare.matching.module_paths import shared_paths
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
-from msprobe.dump.record_names import RecordName
+from msprobe.dump.record_names import RecordKind, RecordName
+from msprobe.operators.lookup import operator_of
+from msprobe.operators.operator import Operator
 
 MINDSPORE: Final = "mindspore"
 
@@ -55,8 +51,9 @@ class Names:
         paths: module path → path by which both sides know the module.
         mapped_paths: those that a mapping file changed.
         classes: module path → class.
-        apis: PyTorch's names of functions; None for a side that has these already.
-        apis_are_asked_for: whether the user asked for that table.
+        is_mindspore: whether functions go by MindSpore's names.
+        apis: what a file of the user's says of this side's functions; None without one.
+        apis_are_asked_for: whether the user asked for pairs of functions.
         layers: where a layer mapping holds, the other names of calls and layers.
         shared: path on the other side → path by which both sides know the module.
         prefixes: function of the other side → its prefix.
@@ -65,7 +62,8 @@ class Names:
     paths: Mapping[str, str]
     classes: Mapping[str, str]
     mapped_paths: frozenset[str] = frozenset()
-    apis: ApiTable | None = None
+    is_mindspore: bool = False
+    apis: ApiMapping | None = None
     apis_are_asked_for: bool = False
     layers: RenamedLayers | None = None
     shared: Mapping[str, str] = field(default_factory=dict)
@@ -86,17 +84,30 @@ class Names:
             )
         if not name.prefix:
             return Identity(f"value {name.path}", f"value {name.path}")
-        prefix, api = name.prefix, name.path
-        is_mapped = False
         renamed = None if self.layers is None else self.layers.call(path, name.path)
-        if renamed is not None:
-            api, is_mapped = renamed[1], True
-            prefix = self.prefixes.get(api, prefix)
-        if self.apis is not None and not is_mapped:
-            prefix, api = self.apis.pytorch_name(prefix, api)
-            is_mapped = self.apis_are_asked_for and (prefix, api) != (name.prefix, name.path)
-        operation = family(prefix, api)
-        return Identity(operation, relatives(operation), is_mapped)
+        if renamed is None:
+            operator = self.operator(name)
+        else:
+            operator = operator_of(self.prefixes.get(renamed[1], name.prefix), renamed[1])
+        is_mapped = renamed is not None or (self.apis_are_asked_for and self._is_translated(name))
+        return Identity(operator.name, f"relatives of {operator.kin or operator.name}", is_mapped)
+
+    def operator(self, name: RecordName) -> Operator:
+        """Return the operator that a function's record is of."""
+        chosen = None if self.apis is None else self.apis.pytorch_name(name.base)
+        if chosen is not None:
+            prefix, _, api = chosen.partition(".")
+            return operator_of(prefix, api)
+        return operator_of(name.prefix, name.path, is_mindspore=self.is_mindspore)
+
+    def _is_translated(self, name: RecordName) -> bool:
+        """Return whether a function goes by another name in PyTorch."""
+        if self.apis is not None and self.apis.pytorch_name(name.base) is not None:
+            return True
+        if not self.is_mindspore:
+            return False
+        in_pytorch = operator_of(name.prefix, name.path)
+        return name.prefix.startswith("Mint") or in_pytorch != self.operator(name)
 
     def scope(self, name: RecordName, path: str) -> str:
         """Return the module around a record, as both sides know it; around a module: its own.
@@ -124,30 +135,50 @@ class SharedNames:
     Attributes:
         target: names of the target.
         reference: names of the reference.
-        table: pairs of functions, if the frameworks differ or the user asked for it.
+        apis: pairs of functions in a file of the user's; None without one.
         is_swapped: whether PyTorch's functions are the target's.
     """
 
     target: Names
     reference: Names
-    table: ApiTable | None = None
+    apis: ApiMapping | None = None
     is_swapped: bool = False
     _slots: dict[tuple[str, str, str], Slots] = field(default_factory=dict)
 
     def slots(self, target: RecordName, reference: RecordName) -> Slots:
-        """Return target slot → reference slot where the table of functions says so."""
-        if self.table is None or not self.table.pairs or target.is_module:
+        """Return target slot → reference slot where arguments stand at other places."""
+        if target.is_module:
             return {}
-        ms, pt = (reference, target) if self.is_swapped else (target, reference)
-        key = (ms.base, pt.base, target.kind.value)
+        key = (target.base, reference.base, target.kind.value)
         found = self._slots.get(key)
         if found is None:
-            pair = self.table.pair(ms.base, pt.base)
-            found = {} if pair is None else pair.slots(target.kind)
-            if self.is_swapped:
-                found = _swapped(found)
+            found = self._chosen_slots(target, reference)
+            if found is None:
+                found = self._known_slots(target, reference)
             self._slots[key] = found
         return found
+
+    def _chosen_slots(self, target: RecordName, reference: RecordName) -> Slots | None:
+        """Return what a file of the user's says of two functions; None if it does not."""
+        ms, pt = (reference, target) if self.is_swapped else (target, reference)
+        pair = None if self.apis is None else self.apis.pair(ms.base, pt.base)
+        if pair is None:
+            return None
+        slots = pair.slots(target.kind)
+        return _swapped(slots) if self.is_swapped else slots
+
+    def _known_slots(self, target: RecordName, reference: RecordName) -> Slots:
+        """Return which arguments of an operator two functions take at different places."""
+        mine, theirs = self.target.operator(target), self.reference.operator(reference)
+        if mine.name != theirs.name or mine.arguments == theirs.arguments:
+            return {}
+        part = "output" if target.kind is RecordKind.BACKWARD else "input"
+        places = {name: place for place, name in enumerate(theirs.arguments)}
+        return {
+            f"{part}.{place}": f"{part}.{places[name]}"
+            for place, name in enumerate(mine.arguments)
+            if name in places
+        }
 
 
 def shared_names(target: Side, reference: Side, options: CompareOptions) -> SharedNames:
@@ -158,7 +189,7 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
     """
     swapped = is_swapped(target, reference)
     speaks_mindspore = [side.framework == MINDSPORE for side in (target, reference)]
-    table = _table(options, has_mindspore=any(speaks_mindspore))
+    apis = read_api_mapping(options.api_mapping) if isinstance(options.api_mapping, Path) else None
     layers = None
     cells = (
         read_cell_mapping(options.cell_mapping) if isinstance(options.cell_mapping, Path) else None
@@ -184,7 +215,8 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
             paths=paths[side],
             classes=classes[side],
             mapped_paths=changed if side == mine else frozenset(),
-            apis=table if translated[side] else None,
+            is_mindspore=speaks_mindspore[side],
+            apis=apis if translated[side] else None,
             apis_are_asked_for=options.api_mapping is not None,
             layers=layers if side == mine else None,
             shared=of_target if mine == 0 else of_reference,
@@ -192,7 +224,7 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
         )
         for side in (0, 1)
     ]
-    return SharedNames(target=names[0], reference=names[1], table=table, is_swapped=swapped)
+    return SharedNames(target=names[0], reference=names[1], apis=apis, is_swapped=swapped)
 
 
 def is_swapped(target: Side, reference: Side) -> bool:
@@ -201,13 +233,6 @@ def is_swapped(target: Side, reference: Side) -> bool:
     They say MindSpore first; a dump of PyTorch may still be the target.
     """
     return target.framework != reference.framework and reference.framework == MINDSPORE
-
-
-def _table(options: CompareOptions, *, has_mindspore: bool) -> ApiTable | None:
-    """Return the pairs of functions; the built-in ones are for MindSpore's dumps."""
-    if isinstance(options.api_mapping, Path):
-        return read_api_mapping(options.api_mapping, with_built_in=has_mindspore)
-    return built_in_table() if has_mindspore else None
 
 
 def _classes(side: Side) -> dict[str, str]:

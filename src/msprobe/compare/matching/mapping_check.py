@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from msprobe.compare.matching.api_mapping import built_in_table, read_api_mapping
+from msprobe.compare.matching.api_mapping import read_api_mapping
 from msprobe.compare.matching.cell_mapping import read_cell_mapping
 from msprobe.compare.matching.data_mapping import DataMapping, Rows, read_data_mapping
 from msprobe.compare.matching.identities import is_swapped
@@ -20,6 +20,7 @@ from msprobe.compare.matching.signatures import known_functions
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
 from msprobe.errors import ConfigError
+from msprobe.operators.lookup import operator_of, operators
 from msprobe.yaml_nodes import nearest
 
 _CANDIDATES: Final = 5000
@@ -169,17 +170,17 @@ def _unknown_cells(path: Path, own: _Names, other: _Names) -> Iterator[_Unknown]
 
 
 def _unknown_apis(path: Path, own: _Names, other: _Names) -> Iterator[_Unknown]:
-    table = built_in_table()
-    mine = own.functions | table.names.keys()
-    theirs = other.functions | set(table.names.values()) | set(known_functions())
+    # Functions that the frameworks have may be in a mapping for several models.
+    operator_names = {operator.name for operator in operators()}
+    theirs = other.functions | set(known_functions())
     for pair in read_api_mapping(path).pairs.values():
-        if pair.line is None:
-            continue
-        for key, name, known, names in (
-            ("ms_api", pair.ms_api, mine, own),
-            ("pt_api", pair.pt_api, theirs, other),
+        for key, name, known, names, is_mindspore in (
+            ("ms_api", pair.ms_api, own.functions, own, True),
+            ("pt_api", pair.pt_api, theirs, other, False),
         ):
-            if name not in known:
+            prefix, _, api = name.partition(".")
+            operator = operator_of(prefix, api, is_mindspore=is_mindspore)
+            if name not in known and operator.name not in operator_names:
                 wanted = f"a function that the {names.source} calls"
                 yield _Unknown(pair.line, key, name, wanted, name, known)
 

@@ -12,6 +12,8 @@ from msprobe.compare.model import OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind, RecordName, backward_name, forward_name
 from msprobe.dump.values import Role
+from msprobe.operators.lookup import operator_named, operator_of
+from msprobe.operators.operator import Operator
 
 _TAKEN_IN: Final = (Role.INPUT, Role.PARAMETER)
 
@@ -47,9 +49,11 @@ class Call:
         return self.parsed.kind is RecordKind.BACKWARD
 
     @property
-    def api(self) -> str:
-        """The API's name, or the module's class."""
-        return self.parsed.class_name or self.parsed.path
+    def operator(self) -> Operator:
+        """What is known of the API, or of the module's class."""
+        if self.parsed.class_name is not None:
+            return operator_named(self.parsed.class_name)
+        return operator_of(self.parsed.prefix, self.parsed.path)
 
 
 class Calls:

@@ -4,7 +4,7 @@
 Sizes are L2 norms. A sum of products ``y = x W`` can turn a relative error e of x into an absolute
 error of ``e * |x| * |W|``, which is more than ``e * |y|`` where terms cancel; its own rounding has
 the same form (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.5).
-The other families of `operation_families` are treated in the same spirit: first-order bounds, with
+The other families are treated in the same spirit: first-order bounds, with
 what the four statistics tell about sizes. Bounds that are met only by the worst of inputs are what
 is wanted here: below them, a difference is no evidence of a fault.
 """
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from msprobe.compare.model import Matched, Row
-from msprobe.compare.verdicts.operation_families import Family
 from msprobe.dump.values import Value
 from msprobe.numerics.number_types import epsilon_of
+from msprobe.operators.operator import Family
 
 # Frameworks accumulate half types in float32.
 _ACCUMULATION: Final = 2.0**-23
@@ -125,12 +125,11 @@ class Bound:
     passed_on: float
 
 
-def forward_bound(family: Family, name: str, operands: Sequence[Operand], result: Operand) -> Bound:
+def forward_bound(family: Family, operands: Sequence[Operand], result: Operand) -> Bound:
     """Return the error that may be expected in an output.
 
     Args:
         family: what kind of function it is.
-        name: the API or class, for the few that need to be told apart.
         operands: inputs and parameters.
         result: the output.
     """
@@ -139,25 +138,25 @@ def forward_bound(family: Family, name: str, operands: Sequence[Operand], result
     if not operands:
         return Bound(_ROUNDINGS * out, 0.0)
     match family:
-        case Family.BILINEAR:
-            scale, rest = _product_scale(name, operands, result)
+        case Family.BILINEAR | Family.CONVOLUTION:
+            scale, rest = _product_scale(family, operands, result)
             own = 2 * out + _ROUNDINGS * _ACCUMULATION * scale
             return Bound(own, scale * relative + rest)
-        case Family.ADDITIVE:
-            is_mean = "mean" in name or "avg" in name
+        case Family.ADDITIVE | Family.AVERAGING:
+            is_mean = family is Family.AVERAGING
             scale = sum(operand.size * _reach(operand, result, is_mean) for operand in operands)
             own = 2 * out + _ROUNDINGS * _ACCUMULATION * scale
             passed = sum(op.error * _reach(op, result, is_mean) for op in operands)
             return Bound(own, passed)
-        case Family.PRODUCT:
-            return Bound(_ROUNDINGS * out, _product_passed(name, operands, result))
+        case Family.MULTIPLYING | Family.PRODUCT:
+            return Bound(_ROUNDINGS * out, _product_passed(family, operands, result))
         case Family.LIPSCHITZ | Family.KINKED:
             slope = max((op.peak for op in operands), default=0.0)
             steep = max(_SLOPE, result.peak / slope if slope else _SLOPE)
             passed = sum(op.error * _reach(op, result, is_mean=True) for op in operands)
             return Bound(_ROUNDINGS * out, steep * passed)
-        case Family.EXPONENTIAL:
-            return Bound(*_exponential_forward(name, operands, result))
+        case Family.EXPONENTIAL | Family.LOGARITHMIC | Family.ATTENTION:
+            return Bound(*_exponential_forward(family, operands, result))
         case Family.NORMALISING:
             main = max(operands, key=lambda op: op.count)
             growth = _UNEVEN_SPREAD * (main.size / main.spread if main.spread else 1.0)
@@ -175,7 +174,6 @@ def forward_bound(family: Family, name: str, operands: Sequence[Operand], result
 
 def backward_bound(
     family: Family,
-    name: str,
     gradients: Sequence[Operand],
     saved: Sequence[Operand],
     result: Operand,
@@ -184,7 +182,6 @@ def backward_bound(
 
     Args:
         family: what kind of function the call is.
-        name: the API or class.
         gradients: gradients of its outputs.
         saved: inputs, parameters and outputs of the forward call.
         result: the gradient of one of its inputs.
@@ -201,9 +198,9 @@ def backward_bound(
     spread_out = math.sqrt(max(result.count / count, 1.0))
     peak = max((gradient.peak for gradient in gradients), default=0.0)
     match family:
-        case Family.BILINEAR:
-            scale = _gradient_scale(name, size, count, saved, result)
-        case Family.PRODUCT:
+        case Family.BILINEAR | Family.CONVOLUTION:
+            scale = _gradient_scale(family, size, count, saved, result)
+        case Family.MULTIPLYING | Family.PRODUCT:
             steep = max((operand.peak for operand in saved), default=1.0)
             scale = max(size * summed * max(steep, _slope(result, peak)), result.size)
         case Family.LIPSCHITZ:
@@ -213,14 +210,14 @@ def backward_bound(
             jumps = math.sqrt(1 + 4 * result.count * others) if others else 0.0
             jump = max(peak, result.peak) * jumps
             return Bound(2 * out + _ROUNDINGS * _ACCUMULATION * scale, scale * relative + jump)
-        case Family.EXPONENTIAL:
+        case Family.EXPONENTIAL | Family.LOGARITHMIC | Family.ATTENTION:
             scale = max(2 * size, result.size)
             others = 2 * others + sum(2 * op.largest_error for op in saved)
         case Family.NORMALISING:
             scale, others = _normalising_gradient(size, count, saved, result)
         case Family.DISCRETE:
             return Bound(2 * out, math.inf if relative or others else 0.0)
-        case Family.ADDITIVE | Family.MOVING:
+        case Family.ADDITIVE | Family.AVERAGING | Family.MOVING:
             scale, others = size * max(summed, spread_out), 0.0
         case _:
             scale = max(_UNKNOWN_GROWTH * result.size, size)
@@ -234,22 +231,24 @@ def _slope(result: Operand, peak: float) -> float:
     return result.peak / peak if peak else 1.0
 
 
-def _kernel(name: str, operands: Sequence[Operand]) -> float:
+def _kernel(family: Family, operands: Sequence[Operand]) -> float:
     """Return how often a convolution uses each element, as a factor of L2 norms."""
-    if "conv" not in name.lower():
+    if family is not Family.CONVOLUTION:
         return 1.0
     return max(
         (math.sqrt(math.prod(op.shape[2:])) for op in operands if len(op.shape) >= 3), default=1.0
     )
 
 
-def _product_scale(name: str, operands: Sequence[Operand], result: Operand) -> tuple[float, float]:
+def _product_scale(
+    family: Family, operands: Sequence[Operand], result: Operand
+) -> tuple[float, float]:
     """Return |a| * |b| of a sum of products, and the error of what is added to it."""
     wide = [op for op in operands if len(op.shape) > 1] or list(operands)
     if len(wide) < 2:
         wide = list(operands)
     ordered = sorted((op.size for op in wide), reverse=True)
-    scale = ordered[0] * (ordered[1] if len(ordered) > 1 else 1.0) * _kernel(name, operands)
+    scale = ordered[0] * (ordered[1] if len(ordered) > 1 else 1.0) * _kernel(family, operands)
     rest = sum(
         op.error * math.sqrt(max(result.count / op.count, 1.0))
         for op in operands
@@ -259,7 +258,7 @@ def _product_scale(name: str, operands: Sequence[Operand], result: Operand) -> t
 
 
 def _gradient_scale(
-    name: str, size: float, count: int, saved: Sequence[Operand], result: Operand
+    family: Family, size: float, count: int, saved: Sequence[Operand], result: Operand
 ) -> float:
     """Return |gradient| * |other factor| of the gradient of a sum of products."""
     if len(result.shape) <= 1:
@@ -267,7 +266,7 @@ def _gradient_scale(
         return max(total, result.size)
     partners = [op.size for op in saved if op.shape != result.shape and len(op.shape) > 1]
     partners = partners or [op.size for op in saved]
-    return max(size * max(partners, default=1.0) * _kernel(name, saved), result.size)
+    return max(size * max(partners, default=1.0) * _kernel(family, saved), result.size)
 
 
 def _reach(operand: Operand, result: Operand, is_mean: bool) -> float:
@@ -281,9 +280,9 @@ def _copies(operand: Operand, result: Operand) -> float:
     return math.sqrt(max(result.count / operand.count, 1.0))
 
 
-def _product_passed(name: str, operands: Sequence[Operand], result: Operand) -> float:
+def _product_passed(family: Family, operands: Sequence[Operand], result: Operand) -> float:
     relative = sum(op.relative for op in operands) * result.size
-    if "mul" not in name or len(operands) != 2:
+    if family is not Family.MULTIPLYING or len(operands) != 2:
         return 8 * relative
     first, second = operands
     passed = first.error * _copies(first, result) * second.peak
@@ -291,16 +290,16 @@ def _product_passed(name: str, operands: Sequence[Operand], result: Operand) -> 
 
 
 def _exponential_forward(
-    name: str, operands: Sequence[Operand], result: Operand
+    family: Family, operands: Sequence[Operand], result: Operand
 ) -> tuple[float, float]:
     """Softmax and exp turn absolute errors into relative ones, logarithms the reverse."""
     largest = sum(op.largest_error for op in operands)
     error = sum(op.error for op in operands)
     out = result.epsilon * result.size
     passed = 2 * largest * result.size + error
-    if any(word in name.lower() for word in ("log", "entropy", "loss", "kl")):
+    if family is Family.LOGARITHMIC:
         passed += 2 * largest * math.sqrt(result.count)
-    if "attention" in name.lower():
+    if family is Family.ATTENTION:
         passed += _UNKNOWN_GROWTH * sum(op.relative for op in operands) * result.size
     own = _ROUNDINGS * out
     peak = max((op.peak for op in operands), default=0.0)

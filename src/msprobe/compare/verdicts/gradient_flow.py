@@ -17,7 +17,6 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Missing, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import backward_bound, operand_of
-from msprobe.compare.verdicts.operation_families import family_of
 from msprobe.compare.verdicts.origin_state import Trail, mark, settle_as_close, settle_like
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import RecordKind
@@ -108,7 +107,7 @@ class GradientFlow:
             return False
         gradients = [each for each in map(operand_of, backward.inputs) if each is not None]
         saved = [each for each in map(operand_of, forward.rows) if each is not None]
-        bound = backward_bound(family_of(call.api), call.api, gradients, saved, result)
+        bound = backward_bound(call.operator.family, gradients, saved, result)
         if any(each.status.is_difference for each in (*backward.inputs, *forward.rows)):
             mark(row, Origin.INHERITED)
         elif result.error <= _SUM_GROWTH * bound.own:

@@ -11,7 +11,6 @@ from msprobe.compare.model import Match, Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import Makers, fingerprints
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
-from msprobe.compare.verdicts.operation_families import takes_state
 from msprobe.compare.verdicts.origin_state import Trail, mark, name_of, settle_like
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.values import Role
@@ -208,4 +207,7 @@ class Incoming:
     def _is_parameter(call: Call, row: Row) -> bool:
         if not isinstance(row, Matched) or not all(value.is_tensor for value in row.values):
             return False
-        return not call.parsed.is_module and takes_state(call.api, row.value.slot)
+        part, _, argument = row.value.slot.partition(".")
+        if call.parsed.is_module or part not in ("input", "kwargs"):
+            return False
+        return call.operator.takes_state(argument)

@@ -29,7 +29,6 @@ from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
 from msprobe.compare.verdicts.mask_differences import has_doubtful_mask
-from msprobe.compare.verdicts.operation_families import Family, family_of
 from msprobe.compare.verdicts.origin_state import (
     Trail,
     mark,
@@ -41,6 +40,7 @@ from msprobe.compare.verdicts.retract_harmless import retract_inconsequential
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role, Value
+from msprobe.operators.operator import Family
 
 # How far beyond a first-order bound an error must be to be more than rounding.
 _SAFETY: Final = 4.0
@@ -258,13 +258,13 @@ class _Search:
             mark(row, Origin.INTRODUCED, self._randomness(call, incoming))
 
     def _bound(self, call: Call, incoming: _Arrivals, result: Operand) -> Bound:
-        family = family_of(call.api)
+        family = call.operator.family
         has_inner = call.parsed.is_module and self._trail.calls.has_inner(call)
         if has_inner:
             family = Family.COMPOSITE
         if call.is_backward:
-            return backward_bound(family, call.api, incoming.incoming, incoming.saved, result)
-        return forward_bound(family, call.api, incoming.incoming, result)
+            return backward_bound(family, incoming.incoming, incoming.saved, result)
+        return forward_bound(family, incoming.incoming, result)
 
     def _randomness(self, call: Call, incoming: _Arrivals) -> Cause | None:
         """Return the cause that a call may have: it draws random numbers."""

@@ -15,11 +15,12 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.data_flow import fingerprints
-from msprobe.compare.verdicts.operation_families import Family, family_of
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import coarser, epsilon_of
 from msprobe.numerics.tolerances import Tolerances
+from msprobe.operators.lookup import operator_named, operator_of
+from msprobe.operators.operator import Family
 
 # Up to this share of the calls of one kind, lower precision is the exception.
 _EXCEPTION: Final = 0.5
@@ -77,12 +78,13 @@ def _kind(comparison: RankComparison, row: Matched) -> str:
     parsed = comparison.target.parsed(row.pair.name)
     if parsed.kind is not RecordKind.FORWARD:
         return ""
-    name = parsed.class_name or parsed.path
-    family = family_of(name)
+    if parsed.class_name is not None:
+        what, name, family = "module", parsed.class_name, operator_named(parsed.class_name).family
+    else:
+        what, name, family = "call", parsed.path, operator_of(parsed.prefix, parsed.path).family
     if family is Family.MOVING:
         return ""
-    what = "module" if parsed.is_module else "call"
-    return f"{what} of a sum of products" if family is Family.BILINEAR else f"{what} of {name}"
+    return f"{what} of a sum of products" if family.sums_products else f"{what} of {name}"
 
 
 def _differs_by_finer(row: Matched, tolerances: Tolerances) -> bool:

@@ -17,9 +17,9 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Missing, Origin, Row
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import fingerprint
-from msprobe.compare.verdicts.operation_families import Family, family_of, reorders
 from msprobe.compare.verdicts.origin_state import Trail, mark
 from msprobe.dump.values import Role
+from msprobe.operators.operator import Family
 
 # Where more calls than so many begin a chain, it is another program, not a slip.
 _MOST_ROOTS: Final = 8
@@ -117,7 +117,7 @@ class UnmatchedCalls:
                 makers = trail.flow.makers(row)
                 for index in {*makers.target[:1], *makers.reference[:1]}:
                     maker = trail.calls.of(trail.rows[index])
-                    if not maker.is_matched and reorders(maker.api):
+                    if not maker.is_matched and maker.operator.reorders:
                         self._blame(index)
                         return True
                     if maker.start not in seen:
@@ -216,7 +216,7 @@ class UnmatchedCalls:
 
     def _only_moves(self, call: Call) -> bool:
         """Return whether a call handed on the same numbers, perhaps at other places."""
-        if family_of(call.api) is not Family.MOVING:
+        if call.operator.family is not Family.MOVING:
             return False
         coming = {_numbers(row) for row in call.inputs}
         return all(_numbers(row) in coming for row in call.outputs if row.value.is_tensor)

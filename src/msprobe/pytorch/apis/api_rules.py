@@ -3,7 +3,7 @@
 
 `describe_function` answers for a function object: its record name, whether to record the call, and
 what the memo of summaries must know about it (what it writes, whether the storage escapes). The
-answers come from the data in ``api_table.yaml`` beside this module.
+answers come from the data in ``api_table.yaml`` beside this module, and from `msprobe.operators`.
 
 ``out=`` and ``inplace=True`` are arguments, not functions: both move version counters, and a
 caller that cares about ``out=`` looks for the keyword.
@@ -25,7 +25,9 @@ import yaml
 from torch import Tag, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
+from msprobe.capture.selection import RISKS
 from msprobe.config.choices import RiskLevel
+from msprobe.operators.lookup import is_in_place, operator_of
 from msprobe.pytorch.apis.api_identity import Identity, Prefixes, identify
 
 # Modules that leave torch's fused kernels aside when a function mode is on (in eval, without grad),
@@ -137,18 +139,15 @@ class _Rules:
     operators: Mapping[str, str]
     backward_entries: frozenset[str]
     silent_op_namespaces: frozenset[str]
-    inplace_dunders: frozenset[str]
+    core_prefixes: frozenset[str]
     fast_path: _Names
     metadata: _Names
     unversioned_writes: _Names
     returns_mutated: _Names
     bans: _Names
-    random: _Names
     fills: _Names
     shape_only: _Names
     allocates: _Names
-    core_risk: _Names
-    low_risk: _Names
 
 
 @cache
@@ -166,18 +165,15 @@ def _rules() -> _Rules:
         operators=data["operators"],
         backward_entries=frozenset(data["backward_entries"]),
         silent_op_namespaces=frozenset(data["silent_op_namespaces"]),
-        inplace_dunders=frozenset(data["inplace_dunders"]),
+        core_prefixes=frozenset(data["core_prefixes"]),
         fast_path=_Names(data["fast_path"]),
         metadata=_Names(data["metadata"]),
         unversioned_writes=_Names(data["unversioned_writes"]),
         returns_mutated=_Names(data["returns_mutated"]),
         bans=_Names(data["bans"]),
-        random=_Names(data["random"]),
         fills=_Names(data["fills"]),
         shape_only=_Names(data["shape_only"]),
         allocates=_Names(data["allocates"]),
-        core_risk=_Names(data["risk"]["core"]),
-        low_risk=_Names(data["risk"]["low"]),
     )
 
 
@@ -200,6 +196,8 @@ def describe_function(func: Any) -> ApiEntry:
     is_foreign_operator = bool(overloads) and identity.op_namespace != "aten"
     operators = rules.operators if identity.prefix == "Tensor" else {}
     writes = _write_effect(identity, name, overloads, rules)
+    operator = operator_of(identity.prefix, identity.api)
+    is_core = identity.prefix in rules.core_prefixes
     return ApiEntry(
         prefix=identity.prefix,
         api=identity.api,
@@ -208,7 +206,7 @@ def describe_function(func: Any) -> ApiEntry:
         # Operators outside aten may keep a tensor, or write into it without telling anybody.
         bans=is_foreign_operator or name in rules.bans,
         returns_mutated=name in rules.returns_mutated or _returns_nothing(overloads),
-        draws_random=name in rules.random or _is_seeded(overloads),
+        draws_random=operator.draws_random or _is_seeded(overloads),
         fills=name in rules.fills,
         allocates=name in rules.allocates,
         leaves_unread=(
@@ -219,7 +217,7 @@ def describe_function(func: Any) -> ApiEntry:
         outs=_outs(overloads) if overloads else _OUT,
         foreign_writes=written_arguments(overloads) if is_foreign_operator else (),
         operator_name=operators.get(identity.api),
-        risk=_risk(name, rules),
+        risk=RiskLevel.CORE if is_core else RISKS[operator.importance],
     )
 
 
@@ -243,16 +241,9 @@ def _write_effect(
     mutable = any(op._schema.is_mutable and "out" not in op._overloadname for op in overloads)
     if mutable and identity.op_namespace != "aten":
         return WriteEffect.UNVERSIONED
-    in_place = identity.api.endswith("_") and not identity.api.endswith("__")
-    if mutable or in_place or identity.api in rules.inplace_dunders:
+    if mutable or is_in_place(identity.api):
         return WriteEffect.VERSIONED
     return WriteEffect.NONE
-
-
-def _risk(name: str, rules: _Rules) -> RiskLevel:
-    if name in rules.core_risk:
-        return RiskLevel.CORE
-    return RiskLevel.ALL if name in rules.low_risk else RiskLevel.FOCUS
 
 
 def _overloads(func: Any) -> list[OpOverload[Any, Any]]:

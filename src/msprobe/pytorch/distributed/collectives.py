@@ -19,16 +19,15 @@ from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import calling_frame
 from msprobe.capture.values import Described, Found
+from msprobe.operators.lookup import FUNCTIONAL
+from msprobe.operators.operator import Argument
 from msprobe.pytorch.apis.api_table import ApiTable
-from msprobe.pytorch.distributed.process_groups import Argument, Collective, describe_group
+from msprobe.pytorch.distributed.process_groups import PREFIX, Collective, describe_group
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.adapter import TorchAdapter
 from msprobe.pytorch.values.tensor_search import tensors_in
 
-PREFIX: Final = "Distributed"
-FUNCTIONAL: Final = "functional_"
-"""Functional collectives are recorded as ``Distributed.functional_all_reduce``."""
 NEVER_COMPLETE: Final = "not known to be complete: the program did not wait for it"
 _P2P_OPERATION: Final = "torch.distributed.P2POp"
 _OTHER_THREAD: Final = "not read: another thread waited for it"
@@ -155,7 +154,9 @@ class CollectiveRecorder:
     ) -> None:
         if not call.keeps_forward:
             return
-        args, kwargs = _opened(*without(collective.fills, args, kwargs), hides="irecv")
+        args, kwargs = _opened(
+            *without(collective.communication.fills, args, kwargs), hides="irecv"
+        )
         self._session.calls.inputs(call, args, kwargs, [])
 
     def _ban(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -188,7 +189,7 @@ class CollectiveRecorder:
         collective = token.collective
         if collective.returns:
             return result() if callable(result) else result
-        args, kwargs = without(collective.sends, token.args, token.kwargs)
+        args, kwargs = without(collective.communication.sends, token.args, token.kwargs)
         args, kwargs = _opened(args, kwargs, hides="isend")
         return (*args, *kwargs.values())
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from msprobe.pytorch.distributed.collectives import FUNCTIONAL
+from msprobe.operators.lookup import FUNCTIONAL
 from msprobe.pytorch.distributed.process_groups import Collective, CollectiveObserver
 from msprobe.pytorch.interception.code_swap import divert
 from msprobe.pytorch.values.readable import PLAIN

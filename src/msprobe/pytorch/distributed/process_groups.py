@@ -14,7 +14,7 @@ import inspect
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,62 +22,41 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from msprobe.operators.lookup import operator_of
+from msprobe.operators.operator import Communication, Flow
 from msprobe.pytorch.distributed.pending_work import PendingWorks
 from msprobe.pytorch.interception.code_swap import divert
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument of a function: where it stands and what it is called."""
-
-    position: int
-    name: str
+PREFIX: Final = "Distributed"
+"""With which the names of records of collectives begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What is known about one function of `torch.distributed`.
+    """One function of `torch.distributed`.
 
     Attributes:
         api: its name; records are named ``Distributed.{api}``.
-        fills: a buffer that is output only: before the call it holds nothing of interest.
-        sends: a buffer that is input only: after the call it holds nothing new.
         returns: whether what it computes is its result, not in its arguments.
     """
 
     api: str
-    fills: Argument | None = None
-    sends: Argument | None = None
     returns: bool = False
 
+    @property
+    def communication(self) -> Communication:
+        """Which of its buffers are input or output only."""
+        return operator_of(PREFIX, self.api).communication or Communication(flow=Flow.BETWEEN_ALL)
 
-COLLECTIVES: Final[Mapping[str, Collective]] = {
-    collective.api: collective
-    for collective in (
-        Collective("send", sends=Argument(0, "tensor")),
-        Collective("recv", fills=Argument(0, "tensor")),
-        Collective("isend", sends=Argument(0, "tensor")),
-        Collective("irecv", fills=Argument(0, "tensor")),
-        Collective("batch_isend_irecv"),
-        Collective("broadcast"),
-        Collective("all_reduce"),
-        Collective("reduce"),
-        Collective("all_gather", fills=Argument(0, "tensor_list")),
-        Collective("all_gather_into_tensor", fills=Argument(0, "output_tensor")),
-        Collective("all_gather_single", fills=Argument(0, "output_tensor")),
-        Collective("_all_gather_base", fills=Argument(0, "output_tensor")),
-        Collective("gather", fills=Argument(1, "gather_list")),
-        Collective("scatter", fills=Argument(0, "tensor")),
-        Collective("reduce_scatter", fills=Argument(0, "output")),
-        Collective("reduce_scatter_tensor", fills=Argument(0, "output")),
-        Collective("reduce_scatter_single", fills=Argument(0, "output")),
-        Collective("_reduce_scatter_base", fills=Argument(0, "output")),
-        Collective("all_to_all", fills=Argument(0, "output_tensor_list")),
-        Collective("all_to_all_single", fills=Argument(0, "output")),
-    )
-}
+
+_WATCHED: Final = """
+    send recv isend irecv batch_isend_irecv broadcast all_reduce reduce all_gather
+    all_gather_into_tensor all_gather_single _all_gather_base gather scatter reduce_scatter
+    reduce_scatter_tensor reduce_scatter_single _reduce_scatter_base all_to_all all_to_all_single"""
+COLLECTIVES: Final = tuple(map(Collective, _WATCHED.split()))
+"""Functions that are watched, where a version of torch has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +161,7 @@ class _Hooks:
     def install(self) -> Callable[[], None]:
         undo = ExitStack()
         undo.callback(self._pending.watch())
-        for collective in COLLECTIVES.values():
+        for collective in COLLECTIVES:
             self._divert(undo, collective.api, partial(self.run, collective))
         self._divert(undo, "_coalescing_manager", self._coalesce)
         return undo.close

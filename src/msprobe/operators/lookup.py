@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators by the names of records: ``Tensor.__iadd__``, ``NPU.npu_swiglu``, ``Primitive.MatMul``.
+
+One operator has many names. The prefix of a record's name says whose function it is, and
+MindSpore's ``gather`` is not PyTorch's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Final, NamedTuple
+
+from msprobe.operators.operator import Operator
+from msprobe.operators.table import MINDSPORE_ARGUMENTS, TABLE, Entry
+
+# Prefixes of functions that are the same operators under the same names.
+_SHARED_PREFIXES: Final = frozenset(
+    (
+        *("Aten", "Functional", "Jit", "Mint", "MintFunctional"),
+        *("NPU", "Primitive", "Tensor", "Torch", "VF"),
+    )
+)
+_DISTRIBUTED: Final = "Distributed"
+FUNCTIONAL: Final = "functional_"
+"""Collectives that return their result are recorded as ``Distributed.functional_all_reduce``."""
+# MindSpore's functions with this in front are named as PyTorch's.
+_MINT: Final = "Mint"
+
+_IN_PLACE: Final = frozenset(
+    f"i{name}"
+    for name in (
+        *("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul"),
+        *("and", "or", "xor", "lshift", "rshift"),
+    )
+)
+_ITEMS: Final = ("setitem", "delitem")
+# a + b and b + a; for the others the order of the arguments matters.
+_COMMUTING_REFLECTED: Final = frozenset(f"r{name}" for name in ("add", "mul", "and", "or", "xor"))
+# Additions to the names of MindSpore's primitives; those with ``Ext`` take PyTorch's arguments.
+_EXTENSION: Final = re.compile(r"ext(view)?$")
+_DECORATION: Final = re.compile(r"^inplace|(view|v\d)$")
+_JOINT: Final = re.compile(r"\s+(?=[=:])")
+_PARAMETERS: Final = {
+    "gamma": "weight",
+    "beta": "bias",
+    "embedding_table": "weight",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+
+
+@cache
+def operator_of(prefix: str, api: str, *, is_mindspore: bool = False) -> Operator:
+    """Return the operator that a function computes.
+
+    Args:
+        prefix: of the record's name: ``Functional``, ``Tensor``, ``Primitive`` …
+        api: the rest of it: ``linear``, ``add_``, ``__rsub__``; a primitive may have the attribute
+            that holds it in front: ``matmul.MatMul``.
+        is_mindspore: whether the framework is MindSpore, which calls some operators otherwise.
+    """
+    if prefix == "Primitive":
+        api = api.rpartition(".")[2]
+    elif prefix == "NPU":
+        api = api.removeprefix("npu_")
+    elif prefix in (_DISTRIBUTED, f"{_MINT}{_DISTRIBUTED}"):
+        prefix = _DISTRIBUTED
+        if api.startswith(FUNCTIONAL):
+            return operator_of(prefix, api.removeprefix(FUNCTIONAL)).without_buffers()
+    name = _plain(api)
+    own = f"{prefix}.{name}"
+    # Methods that change a tensor came to MindSpore with PyTorch's names.
+    if is_mindspore and not (prefix == "Tensor" and is_in_place(api)):
+        word = _word_of_mindspore(prefix, name)
+        if word is not None:
+            places = _places_in_mindspore()
+            return word.operator(places.get(own) or places.get(name))
+    word = _words().get(own if prefix == _DISTRIBUTED else name)
+    operator = Operator(name=_unknown(api)) if word is None else word.operator()
+    if prefix in _SHARED_PREFIXES or (prefix == _DISTRIBUTED and word is not None):
+        return operator
+    # A function of another package is probably the same, but not to be paired with PyTorch's.
+    return operator.named(own)
+
+
+@cache
+def operator_named(name: str) -> Operator:
+    """Return the operator with a name that has no prefix: that of a module's class."""
+    plain = _plain(name)
+    word = _words().get(plain) or _words_of_mindspore().get(plain)
+    return Operator(name=plain) if word is None else word.operator()
+
+
+def operators() -> Iterator[Operator]:
+    """Yield all operators of the table."""
+    for word in _parsed():
+        yield word.operator()
+
+
+def is_in_place(api: str) -> bool:
+    """Return whether a function's name says that it changes its first argument."""
+    if api.startswith("__"):
+        return api.strip("_") in (*_IN_PLACE, *_ITEMS)
+    return api.endswith("_")
+
+
+def parameter_name(name: str) -> str:
+    """Return PyTorch's name of a layer's parameter: ``weight`` for MindSpore's ``gamma``."""
+    return _PARAMETERS.get(name, name)
+
+
+def _plain(api: str) -> str:
+    """Return a function's name as it is looked up.
+
+    ``__iadd__``, ``__radd__`` and ``add_`` are all ``add``; ``__rsub__`` stays apart from ``sub``,
+    whose arguments stand the other way round.
+    """
+    name = api.strip("_")
+    if api.startswith("__") and (name in _IN_PLACE or name in _COMMUTING_REFLECTED):
+        name = name[1:]
+    return name.replace("_", "").lower()
+
+
+def _unknown(api: str) -> str:
+    """Return the name of an operator that the table does not know; private ones stay apart."""
+    is_private = api.startswith("_") and not api.startswith("__")
+    return "_" * is_private + _plain(api)
+
+
+class _Word(NamedTuple):
+    """One operator in the table."""
+
+    names: list[str]
+    mindspore: list[str]
+    entry: Entry
+
+    @property
+    def space(self) -> str:
+        """Communications have names in common with other operators: gather, scatter."""
+        return f"{_DISTRIBUTED}." if self.entry.facts.get("communication") else ""
+
+    def operator(self, arguments: tuple[str, ...] | None = None) -> Operator:
+        """Return the operator; `arguments` are those of a function that has them elsewhere."""
+        name, *aliases = self.names
+        facts = self.entry.facts
+        return Operator(
+            name=self.space + name,
+            aliases=tuple(aliases),
+            mindspore=tuple(self.mindspore),
+            **(facts if arguments is None else {**facts, "arguments": arguments}),
+        )
+
+
+def _key(name: str, space: str = "") -> str:
+    """Return what one of an operator's names is looked up by."""
+    prefix, dot, rest = name.rpartition(".")
+    return f"{prefix}{dot}{_plain(rest)}" if dot else space + _plain(rest)
+
+
+def _word_of_mindspore(prefix: str, name: str) -> _Word | None:
+    """Return the operator that MindSpore has another name for, or writes with additions."""
+    own, shared = _words_of_mindspore(), _words()
+    if prefix == _DISTRIBUTED or prefix.startswith(_MINT):
+        return own.get(f"{prefix}.{name}")
+    for one in (name, _DECORATION.sub("", name)):
+        for key in (f"{prefix}.{one}", one):
+            if key in own:
+                return own[key]
+        for key in (one, f"{_DISTRIBUTED}.{one}"):
+            if key in shared:
+                return shared[key]
+    plain = _EXTENSION.sub("", name)
+    return shared.get(plain) or own.get(plain)
+
+
+@cache
+def _words() -> Mapping[str, _Word]:
+    return {_key(name, word.space): word for word in _parsed() for name in word.names}
+
+
+@cache
+def _words_of_mindspore() -> Mapping[str, _Word]:
+    return {_key(name, word.space): word for word in _parsed() for name in word.mindspore}
+
+
+@cache
+def _places_in_mindspore() -> Mapping[str, tuple[str, ...]]:
+    return {_key(name): tuple(text.split()) for name, text in MINDSPORE_ARGUMENTS.items()}
+
+
+@cache
+def _parsed() -> tuple[_Word, ...]:
+    found = []
+    for entry in TABLE:
+        for text in _JOINT.sub("", entry.words).split():
+            names, *mindspore = text.split(":")
+            found.append(_Word(names.split("="), mindspore, entry))
+    return tuple(found)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Operator`: everything that is known of one operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+# Arguments that are parameters or buffers of a model.
+_STATE: Final = frozenset(("weight", "bias", "running_mean", "running_var"))
+
+
+class Family(StrEnum):
+    """How errors of the inputs become errors of the output."""
+
+    BILINEAR = "bilinear"
+    CONVOLUTION = "convolution"
+    ADDITIVE = "additive"
+    AVERAGING = "averaging"
+    MULTIPLYING = "multiplying"
+    PRODUCT = "product"
+    LIPSCHITZ = "lipschitz"
+    KINKED = "kinked"
+    EXPONENTIAL = "exponential"
+    LOGARITHMIC = "logarithmic"
+    ATTENTION = "attention"
+    NORMALISING = "normalising"
+    MOVING = "moving"
+    DISCRETE = "discrete"
+    COMPOSITE = "composite"
+    OTHER = "other"
+
+    @property
+    def sums_products(self) -> bool:
+        """Whether each result is a sum of products of two inputs."""
+        return self in (Family.BILINEAR, Family.CONVOLUTION)
+
+
+class Importance(StrEnum):
+    """How much an operator matters to the numbers of a model."""
+
+    CORE = "core"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class Flow(StrEnum):
+    """Which way the values of a communication go."""
+
+    SEND = "send"
+    RECEIVE = "receive"
+    FROM_ROOT = "from root"
+    TO_ROOT = "to root"
+    BETWEEN_ALL = "between all"
+    MESSAGES = "several messages"
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is one message between two ranks."""
+        return self in (Flow.SEND, Flow.RECEIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a function: its position and its name."""
+
+    position: int
+    name: str
+
+    def is_at(self, place: int | str) -> bool:
+        """Return whether it is passed at a position, as number or text, or by a name."""
+        return place in (self.position, str(self.position), self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """How an operator moves values between ranks.
+
+    Attributes:
+        flow: which way they go.
+        peer: the argument with the rank of the other end, or of the root.
+        fills: a buffer that is output only: before the call it holds nothing of interest.
+        sends: a buffer that is input only: after the call it holds nothing new.
+    """
+
+    flow: Flow
+    peer: Argument | None = None
+    fills: Argument | None = None
+    sends: Argument | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """What is known of one operator.
+
+    Attributes:
+        name: as PyTorch calls it, without the underscores of in-place and private functions;
+            communications as ``Distributed.{name}``. For an operator that the table does not know,
+            its name in small letters.
+        aliases: other names of it, of functions and of modules' classes.
+        mindspore: what MindSpore calls it, where that is another name or means something else in
+            PyTorch; ``Tensor.fill`` means the method alone.
+        family: how errors pass through it.
+        importance: how much it matters to the numbers of a model.
+        kin: the same for operators that another version or device may take instead of one another;
+            empty for none.
+        arguments: PyTorch's names of its first arguments, in the order of the function that was
+            looked up; empty where nothing depends on them.
+        draws_random: it may take numbers from a random generator (some only with certain
+            arguments).
+        generator_outputs: outputs that are the state of a random generator.
+        allocates: its result is memory that nothing was written to.
+        overwrites: called in place, it writes its first argument without reading it.
+        reorders: it can hand on the same elements in another order.
+        may_vary: on an accelerator it may give other last bits in every run.
+        communication: how it moves values between ranks; None for everything else.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    mindspore: tuple[str, ...] = ()
+    family: Family = Family.OTHER
+    importance: Importance = Importance.NORMAL
+    kin: str = ""
+    arguments: tuple[str, ...] = ()
+    draws_random: bool = False
+    generator_outputs: tuple[int, ...] = ()
+    allocates: bool = False
+    overwrites: bool = False
+    reorders: bool = False
+    may_vary: bool = False
+    communication: Communication | None = None
+
+    def named(self, name: str) -> Operator:
+        """Return the same facts under another name."""
+        return replace(self, name=name)
+
+    def without_buffers(self) -> Operator:
+        """Return the same communication where it returns its result and fills no buffer."""
+        if self.communication is None:
+            return self
+        return replace(self, communication=replace(self.communication, fills=None, sends=None))
+
+    def takes_state(self, argument: str) -> bool:
+        """Return whether an argument is a model's parameter or buffer.
+
+        Args:
+            argument: its position or its name, as text.
+        """
+        if not argument.isdigit():
+            return bool(self.arguments) and argument in _STATE
+        position = int(argument)
+        return position < len(self.arguments) and self.arguments[position] in _STATE
+
+    def fills(self, argument: int | str) -> bool:
+        """Return whether an argument is a buffer that is output only."""
+        found = None if self.communication is None else self.communication.fills
+        return found is not None and found.is_at(argument)
