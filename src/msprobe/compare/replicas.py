@@ -35,7 +35,6 @@ from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.record_names import RecordKind, forward_name
 from msprobe.dump.values import Role, Value
 from msprobe.errors import UsageError
-from msprobe.operators.lookup import operator_named, operator_of
 
 if TYPE_CHECKING:
     from msprobe.compare.options import CompareOptions
@@ -358,10 +357,7 @@ class _Checker:
         parsed = self._side.parsed(name)
         if parsed.is_module and name in self._enclosing:
             return False  # what runs inside it says more, and may be random
-        if parsed.class_name is not None:
-            operator = operator_named(parsed.class_name)
-        else:
-            operator = operator_of(parsed.prefix, parsed.path)
+        operator = self._side.operator(name)
         if is_communication(parsed) or parsed.prefix == "Distributed":
             return False
         if operator.draws_random or operator.allocates:

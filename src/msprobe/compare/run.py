@@ -219,7 +219,7 @@ class _Comparer:
     def compare(self, pair: ViewPair) -> RankComparison:
         """Compare one rank of one step."""
         from msprobe.compare.levels import recorded_by_both
-        from msprobe.compare.matching import pair_operations
+        from msprobe.compare.matching import join_decompositions, pair_operations
         from msprobe.compare.value_pairs import pair_values
         from msprobe.compare.verdicts.origin import find_origins
         from msprobe.compare.verdicts.status import judge_rows, mark_unread
@@ -227,6 +227,8 @@ class _Comparer:
         target, reference = _sides_of(pair)
         self.notes += _notes_of(target, reference)
         mode = common_mode(target, reference, self.notes)
+        joined = join_decompositions(target, reference, self._options)
+        self.notes += [note for note in joined if note not in self.notes]
         found = pair_operations(target, reference, self._options)
         pairs, note = recorded_by_both(found, target, reference)
         self.notes += [note] if note and note not in self.notes else []

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from msprobe.compare.model import Mode
 from msprobe.dump.rank_view import RankView
@@ -14,10 +17,35 @@ from msprobe.dump.stack_frames import parse_frame, user_frames
 from msprobe.dump.value_reader import MAX_DEPTH
 from msprobe.dump.values import Role, Value
 from msprobe.errors import UnsupportedError
+from msprobe.operators.lookup import operator_named, operator_of
+from msprobe.operators.operator import Operator
+
+MINDSPORE: Final = "mindspore"
 
 _VALUE_TASKS: Final = ("statistics", "tensor", "overflow_check", "")
 # A statistics dump with checksums has one at nearly every tensor.
 _TENSORS_TO_LOOK_AT: Final = 64
+
+
+class SlotOf(NamedTuple):
+    """A value of a record, and its slot in the operation that the record is a part of."""
+
+    record: str
+    slot: str
+    whole: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRecord:
+    """Several records that are compared as one.
+
+    Attributes:
+        operator: what they compute together.
+        slots: the values that make it up, in order.
+    """
+
+    operator: Operator
+    slots: Sequence[SlotOf]
 
 
 class Side:
@@ -27,7 +55,9 @@ class Side:
         view: the dump.
         source: ``target`` or ``reference``, for messages.
         framework: ``pytorch``, ``mindspore`` …
-        names: names of the records in order of execution.
+        names: names of the records in order of execution; of records that are compared as one,
+            the name of the main one.
+        joined: records by the name of the main one.
         damages: what is said of files that are damaged and can be done without.
     """
 
@@ -39,6 +69,7 @@ class Side:
         self.damages = [
             f"the {source} is compared without {problem}" for problem in view.ignore_damaged()
         ]
+        self.joined: Mapping[str, JoinedRecord] = {}
         self._mode: Mode | None = None
 
     def __repr__(self) -> str:
@@ -70,6 +101,26 @@ class Side:
             DumpFormatError: the name points outside the folder.
         """
         return self.view.tensor_path(data_name)
+
+    def join(self, joined: Mapping[str, JoinedRecord], absorbed: Collection[str]) -> None:
+        """Compare several records as one.
+
+        Args:
+            joined: the records by the name of the main one.
+            absorbed: names of the others.
+        """
+        self.joined = joined
+        self.names = [name for name in self.names if name not in absorbed]
+
+    def operator(self, name: str) -> Operator:
+        """Return what a record's API, or its module's class, computes."""
+        if name in self.joined:
+            return self.joined[name].operator
+        parsed = self.parsed(name)
+        if parsed.class_name is not None:
+            return operator_named(parsed.class_name)
+        is_mindspore = self.framework == MINDSPORE
+        return operator_of(parsed.prefix, parsed.path, is_mindspore=is_mindspore)
 
     def parsed(self, name: str) -> RecordName:
         """Return a record's name taken apart."""
@@ -122,8 +173,23 @@ class Side:
             RecordNotFoundError: there is no such record.
             DumpFormatError: its text is damaged, or a value of a wrong type.
         """
+        if name in self.joined:
+            return self._joined_values(self.joined[name])
         found = self.view.records.values_of(name)
         return [value for value in found if value.role is not Role.OTHER]
+
+    def _joined_values(self, joined: JoinedRecord) -> list[Value]:
+        records = {part.record for part in joined.slots if part.record in self.view.records}
+        found = {
+            (name, value.slot): value
+            for name in records
+            for value in self.view.records.values_of(name)
+        }
+        return [
+            msgspec.structs.replace(found[record, slot], slot=whole)
+            for record, slot, whole in joined.slots
+            if (record, slot) in found
+        ]
 
     def _module_around(self, name: str) -> str | None:
         parent = self.parent(name)

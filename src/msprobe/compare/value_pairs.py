@@ -59,7 +59,16 @@ def pair_values(target: Side, reference: Side, pair: OperationPair) -> list[Row]
         matcher.reorder_gradients()
         roles.append(Role.OUTPUT)
     matcher.pair_keywords(roles)
-    return _rows(pair, mine, theirs, matcher.partners)
+    rows = _rows(pair, mine, theirs, matcher.partners)
+    return [row for row in rows if not _is_setting(row)] if crosses else rows
+
+
+def _is_setting(row: Row) -> bool:
+    """Return whether a primitive of MindSpore has an argument of PyTorch's as its attribute."""
+    if isinstance(row, Matched) or row.value.role is not Role.INPUT or row.value.is_tensor:
+        return False
+    record = row.pair.target if isinstance(row, Missing) else row.pair.reference
+    return record is not None and record.startswith("Primitive.")
 
 
 def _values(side: Side, record: str | None, slots: frozenset[str] | None) -> list[Value]:

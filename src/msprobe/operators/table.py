@@ -237,9 +237,10 @@ TABLE: Final = (
         norm vector_norm matrix_norm renorm standardize cov corrcoef prod:reduce_prod cumprod
         det=linalg_det:matrix_determinant logdet inverse=inv=linalg_inv:matrix_inverse solve
         cholesky=linalg_cholesky qr=linalg_qr svd=linalg_svd eigh lstsq pinverse=pinv=linalg_pinv
-        mse_loss:l2_loss dist cdist pairwise_distance""",
+        dist cdist pairwise_distance""",
         Family.NORMALISING,
     ),
+    _ops("mse_loss:l2_loss", Family.NORMALISING, arguments="input target"),
     # The same numbers at other places
     _ops("reshape view unflatten", Family.MOVING, _LOW, kin="reshape", reorders=True),
     _ops(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msprobe.compare.matching.api_mapping import ApiMapping, Slots, read_api_mapping
 from msprobe.compare.matching.cell_mapping import CellMapping, class_family, read_cell_mapping
@@ -21,12 +21,10 @@ from msprobe.compare.matching.layer_mapping import (
 )
 from msprobe.compare.matching.module_paths import shared_paths
 from msprobe.compare.options import CompareOptions
-from msprobe.compare.sides import Side
+from msprobe.compare.sides import MINDSPORE, Side
 from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.operators.lookup import operator_of
 from msprobe.operators.operator import Operator
-
-MINDSPORE: Final = "mindspore"
 
 
 class Identity(NamedTuple):
@@ -90,6 +88,13 @@ class Names:
         else:
             operator = operator_of(self.prefixes.get(renamed[1], name.prefix), renamed[1])
         is_mapped = renamed is not None or (self.apis_are_asked_for and self._is_translated(name))
+        return self._identity_of(operator, is_mapped=is_mapped)
+
+    def joined_identity(self, operator: Operator) -> Identity:
+        """Return what calls are that are compared as one."""
+        return self._identity_of(operator, is_mapped=self.apis_are_asked_for)
+
+    def _identity_of(self, operator: Operator, *, is_mapped: bool) -> Identity:
         return Identity(operator.name, f"relatives of {operator.kin or operator.name}", is_mapped)
 
     def operator(self, name: RecordName) -> Operator:

@@ -2,7 +2,7 @@
 """Partners for the records of two sides, from certain to likely.
 
 1. Calls of an API or module that ran equally often, in the same modules, on both sides: by number.
-2. Likewise for families: one operation under two names.
+2. The same for operators: one under two names.
 3. What is left, by order and values (`aligning`).
 4. Backward and recomputed records follow their forward calls.
 5. Gradients of parameters, by module.
@@ -52,6 +52,8 @@ class Records:
     def identity(self, place: int) -> Identity:
         """Return what a record is."""
         parsed = self.parsed[place]
+        if parsed.full in self._side.joined:
+            return self._words.joined_identity(self._side.operator(parsed.full))
         path = self._side.module(parsed.full) if self._words.depends_on_layer else ""
         key = (self.bases[place], path)
         found = self._identities.get(key)

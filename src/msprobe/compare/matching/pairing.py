@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from msprobe.compare.matching.data_mapping import mapped_operations, read_data_mapping
+from msprobe.compare.matching.decompositions import argument_slots
 from msprobe.compare.matching.identities import SharedNames, shared_names
 from msprobe.compare.matching.mapped_rows import MappedRows
 from msprobe.compare.matching.matcher import Matcher
@@ -11,6 +14,8 @@ from msprobe.compare.matching.merge_order import merged_order
 from msprobe.compare.model import Match, OperationPair
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
+from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Value
 
 
 def pair_operations(target: Side, reference: Side, options: CompareOptions) -> list[OperationPair]:
@@ -112,8 +117,37 @@ def _own_pair(
         by_table = names.slots(matcher.target.parsed[t], matcher.reference.parsed[r])
         if by_table:
             pair.slots = {**by_table, **pair.slots}
+        _compare_tensors_of_joined(pair, matcher.target.parsed[t].kind, target, reference)
     shares = [slots for slots in (pair.target_slots, pair.reference_slots) if slots is not None]
     has_all_of_a_side = (t is not None and pair.target_slots is None) or (
         r is not None and pair.reference_slots is None
     )
     return None if shares and not any(shares) and not has_all_of_a_side else pair
+
+
+def _compare_tensors_of_joined(
+    pair: OperationPair, kind: RecordKind, target: Side, reference: Side
+) -> None:
+    """Leave arguments out that joined calls do not have: whatever is no tensor."""
+    assert pair.target is not None
+    assert pair.reference is not None
+    if pair.target in target.joined:
+        pair.slots, pair.reference_slots = _shared_slots(
+            target, pair.target, kind, reference.values(pair.reference)
+        )
+    elif pair.reference in reference.joined:
+        slots, pair.target_slots = _shared_slots(
+            reference, pair.reference, kind, target.values(pair.target)
+        )
+        pair.slots = {other: slot for slot, other in slots.items()}
+
+
+def _shared_slots(
+    side: Side, joined: str, kind: RecordKind, values: Sequence[Value]
+) -> tuple[Mapping[str, str], frozenset[str]]:
+    """Return slots of joined calls → slots of the partner, and which of the partner to compare."""
+    slots = argument_slots(side.operator(joined), kind, values)
+    taken = {slots.get(value.slot, value.slot) for value in side.values(joined)}
+    return slots, frozenset(
+        value.slot for value in values if value.is_tensor or value.slot in taken
+    )

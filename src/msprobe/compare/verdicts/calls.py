@@ -12,7 +12,6 @@ from msprobe.compare.model import OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind, RecordName, backward_name, forward_name
 from msprobe.dump.values import Role
-from msprobe.operators.lookup import operator_named, operator_of
 from msprobe.operators.operator import Operator
 
 _TAKEN_IN: Final = (Role.INPUT, Role.PARAMETER)
@@ -25,6 +24,7 @@ class Call:
     Attributes:
         pair: the operation.
         parsed: its name taken apart.
+        operator: what is known of the API, or of the module's class.
         start: index of its first row.
         rows: its rows.
         inputs: what came in: arguments and parameters; for backward records the gradients.
@@ -33,6 +33,7 @@ class Call:
 
     pair: OperationPair
     parsed: RecordName
+    operator: Operator
     start: int
     rows: Sequence[Row]
     inputs: Sequence[Row]
@@ -47,13 +48,6 @@ class Call:
     def is_backward(self) -> bool:
         """Whether it is a call's backward record."""
         return self.parsed.kind is RecordKind.BACKWARD
-
-    @property
-    def operator(self) -> Operator:
-        """What is known of the API, or of the module's class."""
-        if self.parsed.class_name is not None:
-            return operator_named(self.parsed.class_name)
-        return operator_of(self.parsed.prefix, self.parsed.path)
 
 
 class Calls:
@@ -168,6 +162,12 @@ class Calls:
             if pair.reference is not None and pair.position in self._starts
         }
 
+    def _operator(self, pair: OperationPair) -> Operator:
+        if pair.target is not None:
+            return self._comparison.target.operator(pair.target)
+        assert pair.reference is not None
+        return self._comparison.reference.operator(pair.reference)
+
     def _call(self, begin: int, end: int) -> Call:
         found = self._made.get(begin)
         if found is None:
@@ -175,6 +175,6 @@ class Calls:
             inputs = [row for row in rows if row.value.role in _TAKEN_IN]
             outputs = [row for row in rows if row.value.role not in _TAKEN_IN]
             pair = rows[0].pair
-            found = Call(pair, self.parse(pair), begin, rows, inputs, outputs)
+            found = Call(pair, self.parse(pair), self._operator(pair), begin, rows, inputs, outputs)
             self._made[begin] = found
         return found

@@ -19,7 +19,6 @@ from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import coarser, epsilon_of
 from msprobe.numerics.tolerances import Tolerances
-from msprobe.operators.lookup import operator_named, operator_of
 from msprobe.operators.operator import Family
 
 # Up to this share of the calls of one kind, lower precision is the exception.
@@ -78,12 +77,10 @@ def _kind(comparison: RankComparison, row: Matched) -> str:
     parsed = comparison.target.parsed(row.pair.name)
     if parsed.kind is not RecordKind.FORWARD:
         return ""
-    if parsed.class_name is not None:
-        what, name, family = "module", parsed.class_name, operator_named(parsed.class_name).family
-    else:
-        what, name, family = "call", parsed.path, operator_of(parsed.prefix, parsed.path).family
+    family = comparison.target.operator(row.pair.name).family
     if family is Family.MOVING:
         return ""
+    what, name = ("module", parsed.class_name) if parsed.is_module else ("call", parsed.path)
     return f"{what} of a sum of products" if family.sums_products else f"{what} of {name}"
 
 

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records the PyTorch twins of `test_twin_models`; their dumps are kept beside this file.
+
+cd tests/mindspore/data
+python make_torch_models.py transformer torch_transformer
+python make_torch_models.py convolutions torch_convolutions
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from msprobe.pytorch import PrecisionDebugger
+
+WIDTH, WORDS = 8, 11
+
+
+def values(seed: int, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
+        self.last, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.embed(words)
+        query, key, value = self.qkv(self.norm(x)).split(WIDTH, -1)
+        weights = torch.softmax(torch.matmul(query, key.transpose(-1, -2)) / WIDTH**0.5, -1)
+        x = x + self.out(torch.matmul(weights, value))
+        x = x + self.down(nn.functional.gelu(self.up(x)))
+        return self.head(self.last(x)).reshape(-1, WORDS)
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.relu, self.pool = nn.ReLU(), nn.MaxPool2d(2, 2)
+        self.flat, self.head = nn.Flatten(), nn.Linear(36, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.flat(self.pool(self.relu(self.norm(self.conv(x))))))
+
+
+def record(folder: Path, net: nn.Module, loss: nn.Module, *data: torch.Tensor) -> None:
+    for seed, (_, parameter) in enumerate(sorted(net.named_parameters())):
+        parameter.data = values(seed, *parameter.shape)
+    debugger = PrecisionDebugger(dump_path=folder, level="L1")
+    debugger.start(net)
+    loss(net(data[0]), data[1]).backward()
+    debugger.stop()
+    debugger.step()
+
+
+name, folder = sys.argv[1], Path(sys.argv[2])
+if name == "transformer":
+    words = np.random.default_rng(99).integers(0, WORDS, (2, 4))
+    inputs, targets = torch.tensor(words[:, :-1], dtype=torch.int32), torch.tensor(words[:, 1:])
+    record(folder, Transformer(), nn.CrossEntropyLoss(), inputs, targets.reshape(-1))
+else:
+    images, targets = values(40, 2, 3, 6, 6), values(41, 2, 2)
+    record(folder, Convolutions(), nn.MSELoss(), images, targets)
+for stack in folder.glob("step*/rank/stack.json"):
+    stack.unlink()  # places in this file
