@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about operators, by the names that the frameworks give them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from msprobe.operators.lookup import operator_named, operator_of, operators
+from msprobe.operators.mindspore_layers import DECOMPOSITIONS
+from msprobe.operators.operator import Family, Flow
+
+
+def test_one_operator_has_many_names() -> None:
+    assert operator_of("Tensor", "__imatmul__") == operator_of("Torch", "matmul")
+    assert operator_of("Torch", "clip") == operator_of("Tensor", "clamp_")
+    assert operator_of("Torch", "sub") != operator_of("Tensor", "__rsub__")
+    assert operator_named("LayerNorm") == operator_of("Functional", "layer_norm")
+    assert operator_of("Torch", "bmm").kin == operator_of("Tensor", "__matmul__").kin
+
+
+def test_unknown_functions_are_equal_to_nothing_else() -> None:
+    assert operator_of("Torch", "mine").name == operator_of("Tensor", "mine_").name
+    assert operator_of("Torch", "_mine").name != operator_of("Torch", "mine").name
+    assert operator_of("Mine", "add").name != operator_of("Torch", "add").name
+
+
+@pytest.mark.parametrize("name", ["gather", "select", "transpose", "equal"])
+def test_equal_names_that_mean_different_things(name: str) -> None:
+    in_mindspore = operator_of("Functional", name, is_mindspore=True)
+    assert in_mindspore.name != operator_of("Torch", name).name
+
+
+def test_collectives_are_apart_from_other_operators() -> None:
+    gather = operator_of("Distributed", "gather")
+    assert gather.communication is not None
+    assert gather.communication.flow is Flow.TO_ROOT
+    assert operator_of("Torch", "gather").communication is None
+    functional = operator_of("Distributed", "functional_all_gather_into_tensor")
+    assert not functional.fills(0)
+    assert operator_of("Distributed", "all_gather_into_tensor").fills("output_tensor")
+
+
+def test_names_and_positions_of_parameters() -> None:
+    linear = operator_of("Functional", "linear")
+    assert [linear.takes_state(place) for place in ("0", "1", "bias")] == [False, True, True]
+    assert linear.family is Family.BILINEAR
+
+
+def test_every_operator_has_one_entry() -> None:
+    counts = Counter(operator.name for operator in operators())
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_layers_of_mindspore_are_known_operators() -> None:
+    for decomposition in DECOMPOSITIONS:
+        arguments = operator_of("Functional", decomposition.operator).arguments
+        taken = {name for step in decomposition.steps for name in step.arguments}
+        assert taken - {"", "flow"} <= set(arguments), decomposition.operator
+        assert decomposition.head in {step.api for step in decomposition.steps}
