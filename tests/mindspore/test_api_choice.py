@@ -15,7 +15,6 @@ from mindspore import Tensor, mint, nn, ops
 from msprobe import open_dump
 from msprobe.mindspore import PrecisionDebugger
 from msprobe.mindspore.api_choice import risk_of
-from msprobe.mindspore.api_table import rules
 
 
 def debugger_with(tmp_path: Path, black_list: list[str] | None = None, **common: Any) -> Any:
@@ -122,11 +121,6 @@ def test_risk_level_leaves_out_what_computes_little(
 )
 def test_risk_of_an_api(name: str, level: str) -> None:
     assert risk_of(name) == level
-
-
-def test_no_name_has_two_risks() -> None:
-    both = rules()["risk"]
-    assert not set(both["core"]) & set(both["low"])
 
 
 def test_checks_of_shapes_are_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

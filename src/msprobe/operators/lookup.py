@@ -40,7 +40,7 @@ _ITEMS: Final = ("setitem", "delitem")
 _COMMUTING_REFLECTED: Final = frozenset(f"r{name}" for name in ("add", "mul", "and", "or", "xor"))
 # Additions to the names of MindSpore's primitives; those with ``Ext`` take PyTorch's arguments.
 _EXTENSION: Final = re.compile(r"ext(view)?$")
-_DECORATION: Final = re.compile(r"^inplace|(view|v\d)$")
+_DECORATION: Final = re.compile(r"^inplace|(view|prim|v\d)$")
 _JOINT: Final = re.compile(r"\s+(?=[=:])")
 _PARAMETERS: Final = {
     "gamma": "weight",

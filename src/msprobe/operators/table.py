@@ -131,7 +131,12 @@ TABLE: Final = (
         draws_random=True,
     ),
     # Continuous, with jumps in the slope: their gradients jump where a value passes a kink
-    _ops("clamp=clip:clip_by_value clamp_max clamp_min", Family.KINKED, _LOW, kin="clamp"),
+    _ops(
+        "clamp=clip:clip_by_value:clamp_tensor:clamp_scalar clamp_max clamp_min",
+        Family.KINKED,
+        _LOW,
+        kin="clamp",
+    ),
     _ops("amax:reduce_max max:argmax_with_value maximum", Family.KINKED, kin="amax"),
     _ops("amin:reduce_min min:argmin_with_value minimum", Family.KINKED, kin="amin"),
     _ops("prelu", Family.KINKED, arguments="input weight"),
@@ -311,7 +316,13 @@ TABLE: Final = (
     _ops("copy:assign zero fill:Tensor.fill:Tensor.fills", Family.MOVING, _LOW, overwrites=True),
     _ops("zeros zeros_like new_zeros", Family.MOVING, _LOW, kin="zeros"),
     _ops("ones ones_like new_ones", Family.MOVING, _LOW, kin="ones"),
-    _ops("full:fill", Family.MOVING, _LOW, kin="full", arguments="size fill_value"),
+    _ops(
+        "full:fill:fill_scalar:fill_tensor",
+        Family.MOVING,
+        _LOW,
+        kin="full",
+        arguments="size fill_value",
+    ),
     _ops("full_like:fills new_full", Family.MOVING, _LOW, kin="full"),
     _ops("empty empty_like new_empty", Family.MOVING, _LOW, kin="empty", allocates=True),
     _ops(
@@ -321,7 +332,9 @@ TABLE: Final = (
     ),
     _ops(
         """ravel narrow select slice hsplit vsplit dsplit cat=concat=concatenate stack hstack
-        vstack=row_stack dstack column_stack repeat_interleave:repeat_elements:Tensor.repeat tile
+        vstack=row_stack dstack column_stack
+        repeat_interleave:repeat_elements:Tensor.repeat:repeat_interleave_int
+            :repeat_interleave_tensor tile
         pad:mirror_pad:padding constant_pad_nd tril triu:matrix_band_part diag
         diagonal:matrix_diag_part diag_embed:matrix_diag block_diag as_strided real imag
         view_as_real view_as_complex broadcast_tensors meshgrid atleast_1d atleast_2d alias
