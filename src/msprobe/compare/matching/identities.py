@@ -174,14 +174,14 @@ class SharedNames:
 
     def _known_slots(self, target: RecordName, reference: RecordName) -> Slots:
         """Return which arguments of an operator two functions take at different places."""
-        mine, theirs = self.target.operator(target), self.reference.operator(reference)
-        if mine.name != theirs.name or mine.arguments == theirs.arguments:
+        first, second = self.target.operator(target), self.reference.operator(reference)
+        if first.name != second.name or first.arguments == second.arguments:
             return {}
         part = "output" if target.kind is RecordKind.BACKWARD else "input"
-        places = {name: place for place, name in enumerate(theirs.arguments)}
+        places = {name: place for place, name in enumerate(second.arguments)}
         return {
             f"{part}.{place}": f"{part}.{places[name]}"
-            for place, name in enumerate(mine.arguments)
+            for place, name in enumerate(first.arguments)
             if name in places
         }
 
