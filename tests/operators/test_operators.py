@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from msprobe.operators.lookup import operator_named, operator_of, operators
+from msprobe.operators.lookup import is_in_place, operator_named, operator_of, operators
 from msprobe.operators.mindspore_layers import DECOMPOSITIONS
-from msprobe.operators.operator import Family, Flow
+from msprobe.operators.operator import Family, Flow, InPlace
 
 
 def test_one_operator_has_many_names() -> None:
@@ -46,6 +46,27 @@ def test_names_and_positions_of_parameters() -> None:
     linear = operator_of("Functional", "linear")
     assert [linear.takes_state(place) for place in ("0", "1", "bias")] == [False, True, True]
     assert linear.family is Family.BILINEAR
+
+
+def test_what_calls_in_place_read() -> None:
+    assert operator_of("Tensor", "add_").in_place is None
+    for name in ("zero_", "copy_", "uniform_", "_foreach_copy_", "kaiming_uniform_"):
+        assert operator_of("Torch", name).in_place is InPlace.OVERWRITES
+    assert operator_of("Tensor", "__setitem__").in_place is InPlace.ASSIGNS
+    assert operator_of("Tensor", "resize_").in_place is InPlace.EXTENDS
+
+
+@pytest.mark.parametrize("name", ["shape.__get__", "__len__", "__add__", "relu"])
+def test_names_of_functions_that_change_nothing(name: str) -> None:
+    assert not is_in_place(name)
+
+
+def test_memory_of_new_tensors() -> None:
+    for name in ("empty_like", "new_empty", "_empty_affine_quantized"):
+        assert operator_of("Torch", name).allocates
+    for name in ("zeros_like", "new_full", "randn_like"):
+        assert operator_of("Torch", name).reads_shape_only
+        assert not operator_of("Torch", name).allocates
 
 
 def test_every_operator_has_one_entry() -> None:

@@ -220,6 +220,12 @@ def test_uninitialized_memory_says_nothing(write_dump) -> None:
                     None,
                     {"input_args": [garbage, tensor()], "output": [tensor()]},
                 ),
+                ("Tensor.resize_.0.forward", None, {"input_args": [], "output": [garbage]}),
+                (
+                    "Torch._foreach_copy_.0.forward",
+                    None,
+                    {"input_args": [[garbage], [tensor()]], "output": [[tensor()]]},
+                ),
             ]
         }
     )

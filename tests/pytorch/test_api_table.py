@@ -73,6 +73,7 @@ def test_every_attribute_access_passes_through(table, overridable):
     getters = [func for func in overridable if getattr(func, "__name__", "") == "__get__"]
     assert len(getters) > 30
     assert {table.lookup(func).action for func in getters} == {Action.METADATA}
+    assert {table.lookup(func).writes for func in getters} == {WriteEffect.NONE}
 
 
 def test_every_function_that_torch_tags_as_random_is_known_to_be(table, overridable):

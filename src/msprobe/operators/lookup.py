@@ -101,7 +101,7 @@ def operators() -> Iterator[Operator]:
 
 def is_in_place(api: str) -> bool:
     """Return whether a function's name says that it changes its first argument."""
-    if api.startswith("__"):
+    if api.endswith("__"):  # of ``shape.__get__``, too
         return api.strip("_") in (*_IN_PLACE, *_ITEMS)
     return api.endswith("_")
 

@@ -45,6 +45,17 @@ class Importance(StrEnum):
     LOW = "low"
 
 
+class InPlace(StrEnum):
+    """What an operator that is called in place does to the memory of its first argument.
+
+    All others read what they change.
+    """
+
+    OVERWRITES = "writes all of it, and reads nothing"
+    ASSIGNS = "writes what an index names: where that is everything, it reads nothing"
+    EXTENDS = "may add memory that nothing was written to"
+
+
 class Flow(StrEnum):
     """Which way the values of a communication go."""
 
@@ -111,7 +122,9 @@ class Operator:
             arguments).
         generator_outputs: outputs that are the state of a random generator.
         allocates: its result is memory that nothing was written to.
-        overwrites: called in place, it writes its first argument without reading it.
+        reads_shape_only: of a tensor that comes first it takes the shape and the type.
+        in_place: what it does to the memory of its first argument, when it is called in place; None
+            where it only changes it.
         reorders: it can hand on the same elements in another order.
         may_vary: on an accelerator it may give other last bits in every run.
         communication: how it moves values between ranks; None for everything else.
@@ -127,7 +140,8 @@ class Operator:
     draws_random: bool = False
     generator_outputs: tuple[int, ...] = ()
     allocates: bool = False
-    overwrites: bool = False
+    reads_shape_only: bool = False
+    in_place: InPlace | None = None
     reorders: bool = False
     may_vary: bool = False
     communication: Communication | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from msprobe.operators.operator import Argument, Communication, Family, Flow, Importance
+from msprobe.operators.operator import Argument, Communication, Family, Flow, Importance, InPlace
 
 
 class Entry(NamedTuple):
@@ -313,9 +313,16 @@ TABLE: Final = (
         reorders=True,
     ),
     _ops("masked_fill where:select", Family.MOVING, kin="masked_fill"),
-    _ops("copy:assign zero fill:Tensor.fill:Tensor.fills", Family.MOVING, _LOW, overwrites=True),
-    _ops("zeros zeros_like new_zeros", Family.MOVING, _LOW, kin="zeros"),
-    _ops("ones ones_like new_ones", Family.MOVING, _LOW, kin="ones"),
+    _ops(
+        "copy:assign zero fill:Tensor.fill:Tensor.fills",
+        Family.MOVING,
+        _LOW,
+        in_place=InPlace.OVERWRITES,
+    ),
+    _ops("foreach_copy foreach_zero constant", Family.MOVING, in_place=InPlace.OVERWRITES),
+    _ops("setitem", Family.MOVING, in_place=InPlace.ASSIGNS),
+    _ops("zeros zeros_like new_zeros", Family.MOVING, _LOW, kin="zeros", reads_shape_only=True),
+    _ops("ones ones_like new_ones", Family.MOVING, _LOW, kin="ones", reads_shape_only=True),
     _ops(
         "full:fill:fill_scalar:fill_tensor",
         Family.MOVING,
@@ -323,13 +330,23 @@ TABLE: Final = (
         kin="full",
         arguments="size fill_value",
     ),
-    _ops("full_like:fills new_full", Family.MOVING, _LOW, kin="full"),
-    _ops("empty empty_like new_empty", Family.MOVING, _LOW, kin="empty", allocates=True),
+    _ops("full_like:fills new_full", Family.MOVING, _LOW, kin="full", reads_shape_only=True),
     _ops(
-        "empty_permuted empty_strided empty_with_format new_empty_strided resize",
+        "empty empty_like new_empty",
+        Family.MOVING,
+        _LOW,
+        kin="empty",
+        allocates=True,
+        reads_shape_only=True,
+    ),
+    _ops(
+        """empty_permuted empty_strided empty_with_format empty_with_swapped_memory empty_quantized
+        empty_affine_quantized empty_per_channel_affine_quantized new_empty_strided""",
         Family.MOVING,
         allocates=True,
+        reads_shape_only=True,
     ),
+    _ops("resize resize_as resize_as_sparse", Family.MOVING, in_place=InPlace.EXTENDS),
     _ops(
         """ravel narrow select slice hsplit vsplit dsplit cat=concat=concatenate stack hstack
         vstack=row_stack dstack column_stack
@@ -343,7 +360,7 @@ TABLE: Final = (
         _LOW,
     ),
     _ops(
-        """h mh detach:stop_gradient setitem index masked_select index_fill masked_scatter item
+        """h mh detach:stop_gradient index masked_select index_fill masked_scatter item
         index_put
             :scatter_nd_update:scatter_update:tensor_scatter_add:tensor_scatter_update
         tolist data numpy:Tensor.asnumpy requires_grad set_data""",
@@ -352,9 +369,10 @@ TABLE: Final = (
     # A small change may choose another result
     _ops("short bool byte char one_hot", Family.DISCRETE, _LOW),
     _ops("sort", Family.DISCRETE, reorders=True),
-    _ops("bernoulli", Family.DISCRETE, draws_random=True, overwrites=True),
+    _ops("bernoulli", Family.DISCRETE, draws_random=True, in_place=InPlace.OVERWRITES),
+    _ops("rand_like", Family.DISCRETE, draws_random=True, reads_shape_only=True),
     _ops(
-        """multinomial:multinomial_with_replacement rand_like fractional_max_pool2d
+        """multinomial:multinomial_with_replacement fractional_max_pool2d
         fractional_max_pool3d""",
         Family.DISCRETE,
         draws_random=True,
@@ -387,28 +405,30 @@ TABLE: Final = (
     _ops("transformer_encoder_layer_fwd", Family.COMPOSITE, _CORE),
     # Random numbers
     _ops(
-        "normal log_normal uniform random exponential:standard_laplace cauchy geometric",
+        """normal log_normal uniform random exponential:standard_laplace cauchy geometric
+        kaiming_normal kaiming_uniform xavier_normal xavier_uniform trunc_normal orthogonal sparse
+        fill_mem_eff_dropout_mask""",
         Family.OTHER,
         draws_random=True,
-        overwrites=True,
+        in_place=InPlace.OVERWRITES,
     ),
+    _ops("randn_like randint_like", Family.OTHER, draws_random=True, reads_shape_only=True),
     _ops(
-        """rand:uniform_real randn:standard_normal randint:uniform_int randperm randn_like
-        randint_like poisson binomial normal_functional rrelu_with_noise
+        """rand:uniform_real randn:standard_normal randint:uniform_int randperm poisson binomial
+        normal_functional rrelu_with_noise
         rrelu_with_noise_functional fractional_max_pool2d_with_indices
         fractional_max_pool3d_with_indices standard_gamma sample_dirichlet philox_normal
-        philox_uniform philox_key_split philox_key_fold_in fill_mem_eff_dropout_mask
-        cudnn_init_dropout_state cudnn_rnn miopen_rnn lstm_mps nested_tensor_softmax_with_shape
-        kaiming_normal kaiming_uniform xavier_normal xavier_uniform trunc_normal orthogonal sparse
-        svd_lowrank pca_lowrank lobpcg""",
+        philox_uniform philox_key_split philox_key_fold_in cudnn_init_dropout_state cudnn_rnn
+        miopen_rnn lstm_mps nested_tensor_softmax_with_shape svd_lowrank pca_lowrank lobpcg""",
         Family.OTHER,
         draws_random=True,
     ),
     # Little is known of these
+    _ops("new_tensor", Family.OTHER, _LOW, reads_shape_only=True),
     _ops(
         """adjoint alias_copy arange:range asarray as_strided_copy as_strided_scatter as_tensor
         atleast_3d cdouble cfloat chalf conj eye fill_diagonal lift_fresh lift_fresh_copy linspace
-        logspace narrow_copy new_tensor pin_memory range resolve_conj resolve_neg reverse_sequence
+        logspace narrow_copy pin_memory range resolve_conj resolve_neg reverse_sequence
         reversed scalar_tensor tensor:scalar_to_tensor to_copy tril_indices triu_indices
         unsafe_chunk unsafe_split unsafe_split_with_sizes xpu dim=ndimension:rank numel:size
         size=shape:dyn_shape:tensor_shape""",

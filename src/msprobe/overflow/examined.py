@@ -15,7 +15,7 @@ from msprobe.dump.records import JsonTree
 from msprobe.dump.stored_values import statistic_of
 from msprobe.dump.values import PartPath, Value
 from msprobe.operators.lookup import is_in_place, operator_of
-from msprobe.operators.operator import Flow, Operator
+from msprobe.operators.operator import Flow, InPlace, Operator
 from msprobe.report.value_text import nonfinite_text
 
 _ARGUMENT_PARTS: Final = ("input_args", "input_kwargs")
@@ -106,6 +106,7 @@ def examine(record: Record) -> Examined:
     """
     name = record.name
     operator = _operator(name)
+    is_unwritten = operator.allocates or _in_place(name, operator) is InPlace.EXTENDS
     arguments: list[Value] = []
     results: list[Value] = []
     is_told_to = False
@@ -113,7 +114,7 @@ def examine(record: Record) -> Examined:
         if not value.is_tensor:
             is_argument = value.path[0] in _ARGUMENT_PARTS
             is_told_to |= is_argument and _is_nonfinite_number(value.value)
-        elif operator.allocates or value.note == "uninitialized":
+        elif is_unwritten or value.note == "uninitialized":
             continue
         elif _is_result(name, value.path):
             results.append(value)
@@ -135,6 +136,10 @@ def _operator(name: RecordName) -> Operator:
     return operator_of(name.prefix, name.path) if is_call else Operator(name="")
 
 
+def _in_place(name: RecordName, operator: Operator) -> InPlace | None:
+    return operator.in_place if is_in_place(name.path) else None
+
+
 def _is_result(name: RecordName, path: PartPath) -> bool:
     if name.kind in (RecordKind.FORWARD, RecordKind.BACKWARD):
         return str(path[0]).startswith("output")
@@ -142,8 +147,8 @@ def _is_result(name: RecordName, path: PartPath) -> bool:
 
 
 def _is_written_over(name: RecordName, operator: Operator, path: PartPath) -> bool:
-    if operator.overwrites and is_in_place(name.path):
-        return path == ("input_args", 0)
+    if _in_place(name, operator) is InPlace.OVERWRITES:
+        return path[:2] == ("input_args", 0)
     sent = operator.communication
     if sent is None or len(path) < 2:
         return False

@@ -28,6 +28,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from msprobe.capture.selection import RISKS
 from msprobe.config.choices import RiskLevel
 from msprobe.operators.lookup import is_in_place, operator_of
+from msprobe.operators.operator import InPlace, Operator
 from msprobe.pytorch.apis.api_identity import Identity, Prefixes, identify
 
 # Modules that leave torch's fused kernels aside when a function mode is on (in eval, without grad),
@@ -86,8 +87,8 @@ class ApiEntry:
         bans: storages of its arguments and results may from now on change unseen.
         returns_mutated: it returns nothing of use; its changed arguments are its output.
         draws_random: it may take numbers from a random generator.
-        fills: it overwrites its first argument and does not read it (``__setitem__``: where the
-            index means all of it).
+        in_place: what it does to the memory of its first argument, if it is called in place; None
+            where it only changes it.
         allocates: it returns memory with undefined content.
         leaves_unread: it may do without the values of its first argument: it returns a view of it,
             changes it in place, or asks for its shape.
@@ -104,7 +105,7 @@ class ApiEntry:
     bans: bool = False
     returns_mutated: bool = False
     draws_random: bool = False
-    fills: bool = False
+    in_place: InPlace | None = None
     allocates: bool = False
     leaves_unread: bool = False
     outs: frozenset[str] = _OUT
@@ -145,9 +146,6 @@ class _Rules:
     unversioned_writes: _Names
     returns_mutated: _Names
     bans: _Names
-    fills: _Names
-    shape_only: _Names
-    allocates: _Names
 
 
 @cache
@@ -171,9 +169,6 @@ def _rules() -> _Rules:
         unversioned_writes=_Names(data["unversioned_writes"]),
         returns_mutated=_Names(data["returns_mutated"]),
         bans=_Names(data["bans"]),
-        fills=_Names(data["fills"]),
-        shape_only=_Names(data["shape_only"]),
-        allocates=_Names(data["allocates"]),
     )
 
 
@@ -201,17 +196,17 @@ def describe_function(func: Any) -> ApiEntry:
     return ApiEntry(
         prefix=identity.prefix,
         api=identity.api,
-        action=_action(identity, name, rules),
+        action=_action(identity, name, operator, rules),
         writes=writes,
         # Operators outside aten may keep a tensor, or write into it without telling anybody.
         bans=is_foreign_operator or name in rules.bans,
         returns_mutated=name in rules.returns_mutated or _returns_nothing(overloads),
         draws_random=operator.draws_random or _is_seeded(overloads),
-        fills=name in rules.fills,
-        allocates=name in rules.allocates,
+        in_place=operator.in_place if is_in_place(identity.api) else None,
+        allocates=operator.allocates,
         leaves_unread=(
             writes is not WriteEffect.NONE
-            or name in rules.shape_only
+            or operator.reads_shape_only
             or _may_return_view(identity.api)
         ),
         outs=_outs(overloads) if overloads else _OUT,
@@ -221,14 +216,14 @@ def describe_function(func: Any) -> ApiEntry:
     )
 
 
-def _action(identity: Identity, name: str, rules: _Rules) -> Action:
+def _action(identity: Identity, name: str, operator: Operator, rules: _Rules) -> Action:
     if identity.path in rules.backward_entries:
         return Action.BACKWARD_ENTRY
     if identity.internal or identity.op_namespace in rules.silent_op_namespaces:
         return Action.METADATA
     if identity.path.startswith("torch.distributed."):  # reported by `hook_collectives`
         return Action.METADATA
-    if name in rules.metadata:
+    if name in rules.metadata or operator.allocates:
         return Action.METADATA
     return Action.FAST_PATH if name in rules.fast_path else Action.RECORD
 

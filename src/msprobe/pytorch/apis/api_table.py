@@ -109,7 +109,7 @@ class ApiTable:
         if action is entry.action:
             return entry
         # Nobody looks at an excluded call, so what it may write unseen is not to be relied on.
-        bans = entry.bans or entry.fills or entry.writes is WriteEffect.UNVERSIONED
+        bans = entry.bans or entry.in_place is not None or entry.writes is WriteEffect.UNVERSIONED
         return replace(entry, action=action, bans=bans)
 
     def _user_action(self, entry: ApiEntry, func: Any) -> Action:

@@ -265,7 +265,7 @@ class ApiObserver(TorchFunctionMode):
         call, found = opened.call, opened.found
         shown = args, kwargs
         if entry is not None and (
-            entry.fills or self._undefined or (kwargs and not entry.outs.isdisjoint(kwargs))
+            entry.in_place or self._undefined or (kwargs and not entry.outs.isdisjoint(kwargs))
         ):
             shown = self._unread.in_arguments(entry, args, kwargs)
         if not self.session.calls.inputs(call, *shown, found):

@@ -23,6 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from msprobe.capture.values import Unread
+from msprobe.operators.operator import InPlace
 from msprobe.pytorch.apis.api_rules import ApiEntry
 from msprobe.pytorch.values.adapter import TorchAdapter
 
@@ -102,7 +103,9 @@ def _each(action: Callable[[Tensor], None], value: Any) -> None:
 def _overwritten(entry: ApiEntry, args: Any, kwargs: Any) -> list[_Slot]:
     """Return where the arguments are that a call overwrites in full, without reading them."""
     found: list[_Slot] = [(kwargs, name) for name in entry.outs if name in kwargs]
-    if entry.fills and (entry.api != "__setitem__" or _is_whole(args[1])):
+    if entry.in_place is InPlace.OVERWRITES or (
+        entry.in_place is InPlace.ASSIGNS and _is_whole(args[1])
+    ):
         found += _first(args, kwargs)
     return found
 
