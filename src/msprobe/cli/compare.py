@@ -14,6 +14,7 @@ from msprobe.cli.compare_options import add_options
 if TYPE_CHECKING:
     from msprobe.compare.input_file import CompareInput
     from msprobe.compare.result import CompareResult, LegacyChoices
+    from msprobe.compare.set_aside import SetAside
 
 EXIT_DIFFERENT: Final = 1
 EXIT_UNREAD: Final = 2
@@ -104,7 +105,6 @@ def _show(result: CompareResult, files: Sequence[Path], options: argparse.Namesp
 
         print(quiet_line(result.summary))
     else:
-        result.release()
         _print(result, files)
 
 
@@ -206,7 +206,19 @@ def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:
         output=Path(options.output_path),
         notes=notes,
         framework=options.framework,
+        set_aside=_set_aside(given, options),
     )
+
+
+def _set_aside(given: CompareInput, options: argparse.Namespace) -> SetAside | None:
+    """Return where the rows of large comparisons go; None if files are wanted that need them."""
+    from msprobe.compare.set_aside import SetAside
+
+    legacy = _legacy(given, options)
+    needs_rows = legacy.advisor or legacy.first_difference or options.layer_mapping is not None
+    if needs_rows or options.format in ("xlsx", "csv"):
+        return None
+    return SetAside(Path(options.output_path))
 
 
 def _path(text: str | None) -> Path | None:
@@ -254,6 +266,6 @@ def _print(result: CompareResult, files: Sequence[Path]) -> None:
     screen = make_console()
     unicode = screen.encoding.lower().startswith("utf")
     lines = comparison_lines(
-        result.summary, result.frame, width=screen.width, unicode=unicode, files=files
+        result.summary, result.release(), width=screen.width, unicode=unicode, files=files
     )
     print_lines(screen, lines)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe.compare.model import Mode, OperationPair, Row
@@ -24,6 +25,7 @@ class RankComparison:
         mode: what values are judged by.
         pairs: all operations, in order of execution.
         rows: all values, grouped by operation in the order of `pairs`.
+        table: file of the table of `rows`, where they were set aside.
     """
 
     step: int
@@ -33,7 +35,15 @@ class RankComparison:
     mode: Mode
     pairs: list[OperationPair]
     rows: list[Row]
+    table: Path | None = None
 
     def side_of(self, pair: OperationPair) -> Side:
         """Return the side that gave an operation its name: the target, if that has it."""
         return self.reference if pair.target is None else self.target
+
+    def set_aside(self, table: Path) -> None:
+        """Let go of the rows, whose table is in a file, and of all that was read of the dumps."""
+        self.table = table
+        self.pairs, self.rows = [], []
+        self.target.unload()
+        self.reference.unload()

@@ -185,7 +185,7 @@ def _shown(keys: Iterable[int | str]) -> str:
     return ", ".join(texts[:_SHOWN_KEYS]) + more
 
 
-def worst_ranks(frame: pl.DataFrame) -> pl.DataFrame:
+def worst_ranks(frame: pl.DataFrame | pl.LazyFrame) -> pl.DataFrame:
     """Return one row for each value of each step, with the rank where it is worst.
 
     Args:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,8 +105,8 @@ def compare_replicas(
     from msprobe.compare.result import CompareResult
     from msprobe.compare.result_files import check_writable
     from msprobe.compare.tensors.tensor_rows import TensorWork
-    from msprobe.compare.verdicts.next_steps import notes_on_globs
-    from msprobe.compare.verdicts.summary import summarize
+    from msprobe.compare.verdicts.next_steps import UnusedGlobs
+    from msprobe.compare.verdicts.summary import Summary
     from msprobe.dump.reader import open_dump
     from msprobe.numerics.tolerances import Tolerances
 
@@ -131,16 +132,21 @@ def compare_replicas(
             "replicas are ranks of one data-parallel run"
         )
     if options.tolerances is not None:
-        said += notes_on_globs(options.tolerances, tolerances, comparisons)
-    summary = summarize(
-        comparisons,
+        globs = UnusedGlobs(options.tolerances, tolerances)
+        for comparison in comparisons:
+            globs.look_at(comparison)
+        said += globs.notes()
+    gathered = Summary()
+    for _, ranks in groupby(comparisons, key=lambda comparison: comparison.step):
+        gathered.add(list(ranks))
+    summary = gathered.finish(
         target=str(path),
         reference=str(path),
         notes=said,
         elapsed_s=time.perf_counter() - began,
         bytes_read=work.bytes_read,
     )
-    summary["replicas"] = list(replica_findings(comparisons))
+    summary["replicas"] = list(replica_findings(comparisons, set()))
     return CompareResult(comparisons=comparisons, summary=summary)
 
 
@@ -148,32 +154,36 @@ def _wanted(dump: Dump, steps: Sequence[int] | None) -> list[DumpStep]:
     return [step for number, step in dump.steps.items() if steps is None or number in steps]
 
 
-def check_replicas(
-    steps: Iterable[tuple[DumpStep, DumpStep]], tolerances: Tolerances
-) -> list[dict[str, Any]]:
-    """Return what replicas disagree about, by statistics or checksums alone.
+class ReplicaCheck:
+    """Finds what replicas disagree about, step by step, by statistics or checksums alone.
 
     Args:
-        steps: the steps to look at, of the target and of the trusted run, with the same ranks;
-            those with a single rank have no replicas.
         tolerances: what results of equal inputs may be apart.
-
-    Returns:
-        As `replica_findings`.
     """
-    found: list[RankComparison] = []
-    parted: dict[RankKey, str] = {}
-    for step, trusted in steps:
+
+    def __init__(self, tolerances: Tolerances) -> None:
+        self._tolerances = tolerances
+        self._parted: dict[RankKey, str] = {}
+        self._seen: set[tuple[RankKey, str]] = set()
+
+    def findings(self, step: DumpStep, trusted: DumpStep) -> Iterator[dict[str, Any]]:
+        """Yield what `replica_findings` yields, without the findings of earlier steps.
+
+        Args:
+            step: of the target; with a single rank it has no replicas.
+            trusted: the same step of the trusted run, with the same ranks.
+        """
+        found: list[RankComparison] = []
         for comparison in compare_replicas_of(step, None, []):
-            judge_replicas(comparison, tolerances)
+            judge_replicas(comparison, self._tolerances)
             if any(row.status.is_difference for row in comparison.rows):
                 views = comparison.reference.view, comparison.target.view
                 keys = [key for view in views for key in step.ranks if step.ranks[key] is view]
                 same_ranks = DumpStep(step.number, {key: trusted.ranks[key] for key in keys})
-                _leave_out_known(comparison, same_ranks, tolerances)
-                _blame_once(comparison, parted)
+                _leave_out_known(comparison, same_ranks, self._tolerances)
+                _blame_once(comparison, self._parted)
             found.append(comparison)
-    return list(replica_findings(found))
+        yield from replica_findings(found, self._seen)
 
 
 def _leave_out_known(comparison: RankComparison, trusted: DumpStep, tolerances: Tolerances) -> None:
@@ -418,8 +428,14 @@ def _parting(rows: Sequence[Row]) -> Row | None:
     return None
 
 
-def replica_findings(comparisons: Sequence[RankComparison]) -> Iterator[dict[str, Any]]:
+def replica_findings(
+    comparisons: Sequence[RankComparison], seen: set[tuple[RankKey, str]]
+) -> Iterator[dict[str, Any]]:
     """Yield each value that replicas disagree about, in order of execution, at its first step.
+
+    Args:
+        comparisons: of one step or several.
+        seen: the first rank and the row of each value that earlier steps had; grows.
 
     Yields:
         ``name`` (of the record), ``row``, ``kind``, ``module``, ``status``, ``step``, ``ranks``
@@ -429,7 +445,6 @@ def replica_findings(comparisons: Sequence[RankComparison]) -> Iterator[dict[str
     groups: dict[tuple[int, int], list[RankComparison]] = defaultdict(list)
     for comparison in comparisons:
         groups[comparison.step, id(comparison.reference)].append(comparison)
-    seen: set[tuple[RankKey, str]] = set()
     for members in groups.values():
         yield from _findings_of(members, seen)
 

@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from msprobe.compare.model import Status
+from msprobe.compare.set_aside import LARGE_ROWS
 from msprobe.errors import UsageError
+from msprobe.files import report_file
 
 if TYPE_CHECKING:
     import polars as pl
 
     from msprobe.compare.rank_comparison import RankComparison
+    from msprobe.compare.set_aside import SetAside
+    from msprobe.report.tables import Table
 
 TableFormat = Literal["xlsx", "csv", "parquet"]
 
@@ -56,12 +61,15 @@ class CompareResult:
         comparisons: Sequence[RankComparison],
         summary: Mapping[str, Any],
         has_layer_mapping: bool = False,
+        set_aside: SetAside | None = None,
     ) -> None:
         self._comparisons = comparisons
         self._has_layer_mapping = has_layer_mapping
         self._frame: pl.DataFrame | None = None
         self._has_rows = True
         self.summary = summary
+        self._elapsed_s: float = summary["elapsed_s"]
+        self._set_aside = set_aside
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -69,7 +77,8 @@ class CompareResult:
         from msprobe.compare.native_table import make_table
 
         if self._frame is None:
-            self._frame = make_table(self._comparisons)
+            is_here = not self._is_set_aside
+            self._frame = make_table(self._comparisons) if is_here else self._scan().collect()
         return self._frame
 
     @property
@@ -91,47 +100,78 @@ class CompareResult:
         """Return one row for each value of each step, with the rank where it is worst."""
         from msprobe.compare.ranks import worst_ranks
 
-        return worst_ranks(self.frame)
+        return worst_ranks(self._scan())
 
-    def release(self) -> None:
-        """Make the table and let go of what it was made of, which takes as much memory again.
+    @property
+    def _is_set_aside(self) -> bool:
+        return any(comparison.table is not None for comparison in self._comparisons)
 
-        Tables of mindstudio-probe's form can then no longer be written.
+    def _scan(self) -> pl.LazyFrame:
+        """Return the table; of one that is in files only what is asked for is read."""
+        import polars as pl
+
+        if self._frame is not None or not self._is_set_aside:
+            return self.frame.lazy()
+        tables = [each.table for each in self._comparisons if each.table is not None]
+        return pl.concat([pl.scan_parquet(table) for table in tables])
+
+    def release(self) -> pl.LazyFrame:
+        """Return the table and let go of what it was made of, which takes as much memory again.
+
+        Tables can then no longer be written.
         """
         from msprobe.compare.native_table import make_table
 
-        if self._frame is None:
+        if self._frame is None and not self._is_set_aside:
             self._frame = make_table(self._comparisons, keep_rows=False)
+        found = self._scan()
         self._comparisons = ()
         self._has_rows = False
+        return found
 
     def write(
         self,
         directory: str | os.PathLike[str],
         *,
-        table: TableFormat = "xlsx",
+        table: TableFormat | None = None,
         html: bool = False,
         legacy: LegacyChoices | None = None,
     ) -> list[Path]:
         """Write the tables and ``summary.json`` into a folder; return the files.
 
+        The time in the summary becomes that of the comparison and the writing.
+
         Args:
             directory: the folder; made if missing.
-            table: format of the tables.
+            table: format of the tables; None for xlsx, or parquet if there are more than 200,000
+                rows.
             html: whether to write a report to click through, too.
             legacy: what mindstudio-probe's users choose of its files.
 
         Raises:
             ReportWriteError: a file cannot be written.
-            UsageError: `release` has been called.
+            UsageError: `release` has been called, or the rows were set aside, of which only
+                parquet files can be made.
         """
         if not self._has_rows:
             raise UsageError("write() must come before release()")
+        began = time.perf_counter()
+        is_large = self.summary["rows"] > LARGE_ROWS
+        if table is None and is_large:
+            self._note(
+                f"the tables are parquet files, because there are {self.summary['rows']:,} rows; "
+                "--format xlsx or csv makes spreadsheets of them"
+            )
+        table = table or ("parquet" if is_large else "xlsx")
+        if self._is_set_aside and table != "parquet":
+            raise UsageError(f"the rows were set aside: tables can be parquet, not {table}")
         folder = Path(directory)
         from msprobe.compare.result_files import own_stamp, write_summary
 
         with own_stamp(folder) as stamp:
             files = self._write_tables(folder, stamp, table, legacy or LegacyChoices())
+            self._elapsed_s += time.perf_counter() - began
+            self.summary = {**self.summary, "elapsed_s": round(self._elapsed_s, 3)}
             if html:
                 from msprobe.report.comparison_page import write_comparison_page
 
@@ -143,25 +183,21 @@ class CompareResult:
     def _write_tables(
         self, folder: Path, stamp: str, table: TableFormat, legacy: LegacyChoices
     ) -> list[Path]:
-        from msprobe.compare.legacy.tables import legacy_table, rows_in_order
-        from msprobe.compare.native_table import make_table
         from msprobe.compare.result_files import advice_name, table_names
         from msprobe.report.table_files import write_table
 
         files: list[Path] = []
         names = table_names(self._comparisons, stamp, rank_pairs=legacy.rank_pairs)
         for comparison, name in zip(self._comparisons, names, strict=True):
-            made = legacy_table(
-                comparison, legacy.generation, highlight=legacy.highlight, stack=legacy.stack
-            )
             if table == "parquet":
-                # Typed columns are what that format is for; the legacy ones mix words and numbers.
-                files += write_table(make_table([comparison]), folder / name, table)
+                files.append(_write_parquet(comparison, folder / f"{name}.parquet"))
             else:
-                files += write_table(made, folder / name, table)
+                files += write_table(_legacy_table(comparison, legacy), folder / name, table)
             if legacy.advisor:
                 from msprobe.compare.legacy.advisor import write_advice
+                from msprobe.compare.legacy.tables import rows_in_order
 
+                made = _legacy_table(comparison, legacy)
                 files.append(
                     write_advice(made, rows_in_order(comparison), folder / advice_name(name))
                 )
@@ -170,12 +206,17 @@ class CompareResult:
 
                 files.append(write_data_mapping(comparison, folder / mapping_name(name)))
         if len(names) > 1:
-            files += write_table(self.worst_ranks(), folder / f"worst_ranks_{stamp}", "csv")
+            worst = "parquet" if table == "parquet" else "csv"
+            files += write_table(self.worst_ranks(), folder / f"worst_ranks_{stamp}", worst)
         if legacy.first_difference:
             from msprobe.compare.legacy.first_difference import write_first_differences
 
             files += write_first_differences(self._comparisons, folder, stamp)
         return files
+
+    def _note(self, note: str) -> None:
+        if note not in self.summary["notes"]:
+            self.summary = {**self.summary, "notes": [*self.summary["notes"], note]}
 
     def __repr__(self) -> str:
         """Return the answer in one line."""
@@ -188,3 +229,25 @@ class CompareResult:
         from msprobe.report.comparison_notebook import notebook_html
 
         return notebook_html(self.summary, self.frame)
+
+
+def _legacy_table(comparison: RankComparison, legacy: LegacyChoices) -> Table:
+    from msprobe.compare.legacy.tables import legacy_table
+
+    return legacy_table(
+        comparison, legacy.generation, highlight=legacy.highlight, stack=legacy.stack
+    )
+
+
+def _write_parquet(comparison: RankComparison, path: Path) -> Path:
+    """Write our own table: its columns are typed, mindstudio-probe's mix words and numbers."""
+    from msprobe.compare.native_table import make_table
+    from msprobe.report.parquet_file import write_parquet
+
+    if comparison.table is None:
+        write_parquet(make_table([comparison]), path)
+    else:
+        with report_file(path) as temporary:
+            comparison.table.replace(temporary)
+        comparison.table = path
+    return path

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -27,7 +28,9 @@ from msprobe.dump.dump_steps import DumpStep
 from msprobe.errors import UsageError
 
 if TYPE_CHECKING:
+    from msprobe.compare.replicas import ReplicaCheck
     from msprobe.compare.result import CompareResult, TableFormat
+    from msprobe.compare.set_aside import SetAside
     from msprobe.compare.tensors.tensor_rows import TensorWork
 
 PathLike = str | os.PathLike[str]
@@ -38,7 +41,7 @@ def compare_dumps(
     reference: PathLike,
     *,
     output: PathLike | None = None,
-    table: TableFormat = "xlsx",
+    table: TableFormat | None = None,
     html: bool = False,
     steps: Sequence[int] | None = None,
     ranks: Sequence[int] | None = None,
@@ -62,7 +65,8 @@ def compare_dumps(
         target: the dump under test.
         reference: the trusted one.
         output: folder to write the tables and ``summary.json`` to; None writes nothing.
-        table: format of the table: ``xlsx``, ``csv`` or ``parquet``.
+        table: format of the table: ``xlsx``, ``csv`` or ``parquet``; None for xlsx, or parquet if
+            there are more than 200,000 rows.
         html: whether to write a report to click through, too.
         steps: only these steps of the target; None for all that both have.
         ranks: only these ranks; None for all that both have.
@@ -101,7 +105,17 @@ def compare_dumps(
         scheduler=scheduler,
         show_progress=show_progress,
     )
-    result = run_comparison(Path(target), Path(reference), options, output=_path(output))
+    from msprobe.compare.set_aside import SetAside
+
+    folder = _path(output)
+    may_set_aside = folder is not None and table in (None, "parquet") and layer_mapping is None
+    result = run_comparison(
+        Path(target),
+        Path(reference),
+        options,
+        output=folder,
+        set_aside=SetAside(folder) if folder is not None and may_set_aside else None,
+    )
     if output is not None:
         result.write(output, table=table, html=html)
     return result
@@ -119,6 +133,7 @@ def run_comparison(
     output: Path | None = None,
     notes: Sequence[str] = (),
     framework: str | None = None,
+    set_aside: SetAside | None = None,
 ) -> CompareResult:
     """Compare two dumps and write no result; see `compare_dumps`.
 
@@ -129,10 +144,10 @@ def run_comparison(
         output: folder in which an interrupted comparison leaves what it has done.
         notes: what else the summary shall say.
         framework: what the user takes the target to be made with; only checked.
+        set_aside: where the rows of large comparisons go; None keeps them.
     """
     from msprobe.compare.result import CompareResult
     from msprobe.compare.result_files import check_writable
-    from msprobe.compare.verdicts.summary import summarize
     from msprobe.dump.reader import open_dump
 
     began = time.perf_counter()
@@ -146,26 +161,28 @@ def run_comparison(
         check_mappings(options, [_sides_of(pair) for pair in pairing.pairs])
     with _collector_paused(), _Comparer(options, output) as comparer:
         comparer.notes += [*notes, *pairing.notes]
-        comparisons = [comparer.compare(pair) for pair in pairing.pairs]
+        comparisons: list[RankComparison] = []
+        for _, pairs in groupby(pairing.pairs, key=lambda pair: pair.step):
+            comparisons += comparer.compare_step(list(pairs))
+            if set_aside is not None:
+                set_aside.look_at(comparisons)
         if framework is not None:
             comparer.check_framework(comparisons, framework)
         comparer.check_processing(comparisons)
-        comparer.check_tolerances(comparisons)
-        replicas = comparer.replicas(pairing.pairs)
-        summary = summarize(
-            comparisons,
+        summary = comparer.summary.finish(
             target=str(target),
             reference=str(reference),
-            notes=[*comparer.notes, *comparer.left_out.notes()],
+            notes=[*comparer.notes, *comparer.unused_globs(), *comparer.left_out.notes()],
             elapsed_s=time.perf_counter() - began,
             bytes_read=comparer.bytes_read,
         )
-    if replicas is not None:
-        summary["replicas"] = replicas
+    if comparer.replicas is not None:
+        summary["replicas"] = comparer.replicas
     return CompareResult(
         comparisons=comparisons,
         summary=summary,
         has_layer_mapping=options.layer_mapping is not None,
+        set_aside=set_aside,
     )
 
 
@@ -187,9 +204,13 @@ class _Comparer:
     Attributes:
         notes: what the user should know.
         left_out: what was left out because only one recorder records it.
+        summary: what is said of the steps that were compared.
+        replicas: what data-parallel ranks of the target disagree about; None with a single rank.
     """
 
     def __init__(self, options: CompareOptions, output: Path | None) -> None:
+        from msprobe.compare.verdicts.next_steps import UnusedGlobs
+        from msprobe.compare.verdicts.summary import Summary
         from msprobe.numerics.tolerances import Tolerances
 
         self._options = options
@@ -199,6 +220,11 @@ class _Comparer:
         self._work: TensorWork | None = None
         self.notes: list[str] = []
         self.left_out = LeftOut()
+        self.summary = Summary()
+        self.replicas: list[dict[str, Any]] | None = None
+        self._replica_check: ReplicaCheck | None = None
+        path = options.tolerances
+        self._globs = None if path is None else UnusedGlobs(path, self._tolerances)
 
     def __enter__(self) -> Self:
         return self
@@ -216,8 +242,18 @@ class _Comparer:
         """Bytes of tensors that were read."""
         return 0 if self._work is None else self._work.bytes_read
 
-    def compare(self, pair: ViewPair) -> RankComparison:
-        """Compare one rank of one step."""
+    def compare_step(self, pairs: Sequence[ViewPair]) -> list[RankComparison]:
+        """Compare all ranks of one step."""
+        comparisons = [self._compare(pair) for pair in pairs]
+        self.summary.add(comparisons)
+        if self._globs is not None:
+            for comparison in comparisons:
+                self._globs.look_at(comparison)
+        if len(pairs) > 1:
+            self._check_replicas(pairs)
+        return comparisons
+
+    def _compare(self, pair: ViewPair) -> RankComparison:
         from msprobe.compare.levels import recorded_by_both
         from msprobe.compare.matching import join_decompositions, pair_operations
         from msprobe.compare.value_pairs import pair_values
@@ -258,23 +294,16 @@ class _Comparer:
             self._work = self._stack.enter_context(TensorWork(self._options, self._output))
         return self._work
 
-    def replicas(self, pairs: Sequence[ViewPair]) -> list[dict[str, Any]] | None:
-        """Return what data-parallel ranks of the target disagree about; None with a single rank."""
-        by_step: dict[int, list[ViewPair]] = {}
-        for pair in pairs:
-            by_step.setdefault(pair.step, []).append(pair)
-        if len(pairs) == len(by_step):
-            return None
-        from msprobe.compare.replicas import check_replicas
+    def _check_replicas(self, pairs: Sequence[ViewPair]) -> None:
+        if self._replica_check is None:
+            from msprobe.compare.replicas import ReplicaCheck
 
-        steps = [
-            (
-                DumpStep(number, {pair.rank: pair.target for pair in ranks}),
-                DumpStep(number, {pair.rank: pair.reference for pair in ranks}),
-            )
-            for number, ranks in by_step.items()
-        ]
-        return check_replicas(steps, self._tolerances)
+            self._replica_check = ReplicaCheck(self._tolerances)
+        step = pairs[0].step
+        target = DumpStep(step, {pair.rank: pair.target for pair in pairs})
+        reference = DumpStep(step, {pair.rank: pair.reference for pair in pairs})
+        found = self._replica_check.findings(target, reference)
+        self.replicas = [*(self.replicas or ()), *found]
 
     def check_processing(self, comparisons: Sequence[RankComparison]) -> None:
         """Note it if there was nothing to multiply; a fault of the file is told all the same."""
@@ -286,13 +315,9 @@ class _Comparer:
         read_processing(path)
         self.notes.append(f"{path} has no effect: it is about tensors, and none were compared")
 
-    def check_tolerances(self, comparisons: Sequence[RankComparison]) -> None:
-        """Note globs of the user's file that match no row."""
-        from msprobe.compare.verdicts.next_steps import notes_on_globs
-
-        path = self._options.tolerances
-        if path is not None:
-            self.notes += notes_on_globs(path, self._tolerances, comparisons)
+    def unused_globs(self) -> list[str]:
+        """Return a note on globs of the user's file of tolerances that match no row."""
+        return [] if self._globs is None else self._globs.notes()
 
     def check_framework(self, comparisons: Sequence[RankComparison], framework: str) -> None:
         """Note it if the target was not made with the framework that the user says."""

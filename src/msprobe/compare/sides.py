@@ -88,6 +88,11 @@ class Side:
             self._mode = self._find_mode()
         return self._mode
 
+    def unload(self) -> None:
+        """Forget the names and everything else that was read."""
+        self.names = ()
+        self.view.unload()
+
     @property
     def tensor_directory(self) -> Path:
         """The folder of the tensor files, whether or not there is one."""

@@ -33,9 +33,8 @@ from msprobe.errors import DumpFormatError, RecordNotFoundError
 
 logger = logging.getLogger(__name__)
 
-# The properties of a `RankView` that hold what was read.
+# The properties of a `RankView` that hold what was read; the head is small, and stays.
 _CACHED: Final = (
-    "head",
     "records",
     "call_tree",
     "account",

@@ -152,13 +152,13 @@ class ModuleNode:
             waiting += node.children[::-1]
 
 
-def module_tree(frame: pl.DataFrame) -> ModuleNode:
+def module_tree(frame: pl.DataFrame | pl.LazyFrame) -> ModuleNode:
     """Return the modules of all steps and ranks as one tree; its root is what ran in no module."""
     import polars as pl
 
     differs = pl.col("status").is_in(DIFFERENCES)
     # Before the grouping: an expression inside it runs once for each group.
-    weighed = frame.select(
+    weighed = frame.lazy().select(
         "module",
         "order",
         "error",
@@ -175,7 +175,7 @@ def module_tree(frame: pl.DataFrame) -> ModuleNode:
         pl.col("error").max(),
     )
     nodes = {"": ModuleNode(path="", label="")}
-    for row in modules.sort("first", maintain_order=True).iter_rows(named=True):
+    for row in modules.sort("first", maintain_order=True).collect().iter_rows(named=True):
         node = _node(nodes, row.pop("module") or "")
         del row["first"]
         node.own = Tally(**row)

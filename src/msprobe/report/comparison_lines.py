@@ -46,7 +46,7 @@ Tree = Mapping[str, Any]  # JSON of a summary, whose schema docs/tasks/compare.m
 
 def comparison_lines(
     summary: Tree,
-    frame: pl.DataFrame,
+    frame: pl.DataFrame | pl.LazyFrame,
     *,
     width: int,
     unicode: bool = True,
@@ -72,7 +72,7 @@ def comparison_lines(
 
 def _lines(
     summary: Tree,
-    frame: pl.DataFrame,
+    frame: pl.DataFrame | pl.LazyFrame,
     width: int,
     *,
     unicode: bool,
@@ -188,7 +188,9 @@ def _counts(
     yield line
 
 
-def _first_difference(summary: Tree, frame: pl.DataFrame, width: int) -> Iterator[Text]:
+def _first_difference(
+    summary: Tree, frame: pl.DataFrame | pl.LazyFrame, width: int
+) -> Iterator[Text]:
     first = summary["first_difference"]
     if first is None:
         return
@@ -210,14 +212,15 @@ def _first_difference(summary: Tree, frame: pl.DataFrame, width: int) -> Iterato
         yield from fact_lines("why", first["reason"], width)
 
 
-def _row_of(frame: pl.DataFrame, place: Tree) -> dict[str, Any]:
+def _row_of(frame: pl.DataFrame | pl.LazyFrame, place: Tree) -> dict[str, Any]:
     import polars as pl
 
-    found = frame.filter(
+    here = (
         (pl.col("name") == place["name"])
         & (pl.col("step") == place["step"])
         & (pl.col("rank") == str(place["rank"]))
-    ).head(1)
+    )
+    found = frame.lazy().filter(here).head(1).collect()
     return found.row(0, named=True) if found.height else {}
 
 

@@ -30,7 +30,9 @@ _MAX_REPLICAS: Final = 8
 _CERTAIN: Final = 0.9
 
 
-def unread_lines(summary: Mapping[str, Any], frame: pl.DataFrame, width: int) -> Iterator[Text]:
+def unread_lines(
+    summary: Mapping[str, Any], frame: pl.DataFrame | pl.LazyFrame, width: int
+) -> Iterator[Text]:
     """Yield the values that could not be read, a few of them, and why."""
     import polars as pl
 
@@ -38,7 +40,8 @@ def unread_lines(summary: Mapping[str, Any], frame: pl.DataFrame, width: int) ->
     if not count:
         return
     yield from title_lines(f"Could not be read: {count_text(count, 'value')}", width)
-    rows = frame.filter(pl.col("status") == "unread").select("name", "reason").head(_MAX_UNREAD)
+    unread = frame.lazy().filter(pl.col("status") == "unread").select("name", "reason")
+    rows = unread.head(_MAX_UNREAD).collect()
     for name, reason in rows.iter_rows():
         yield Text.assemble("  ", (plain(name), STATUS_STYLES["unread"]))
         yield from list_lines([reason], width)
@@ -65,7 +68,7 @@ def unmatched_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
             yield Text(f"  {'':9}and {more:,} more {word}", "dim")
 
 
-def match_lines(frame: pl.DataFrame, width: int) -> Iterator[Text]:
+def match_lines(frame: pl.DataFrame | pl.LazyFrame, width: int) -> Iterator[Text]:
     """Yield how operations found each other that do not have the same name, least certain first."""
     import polars as pl
 

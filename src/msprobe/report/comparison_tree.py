@@ -56,7 +56,12 @@ class _Line:
 
 
 def comparison_tree_lines(
-    frame: pl.DataFrame, *, best: Sequence[str], width: int, unicode: bool, limit: int
+    frame: pl.DataFrame | pl.LazyFrame,
+    *,
+    best: Sequence[str],
+    width: int,
+    unicode: bool,
+    limit: int,
 ) -> Iterator[Text]:
     """Yield the tree of modules with their worst values.
 
@@ -86,7 +91,7 @@ def comparison_tree_lines(
     yield from (Text(f"  {text}", "dim") for mark, text in _LEGEND.items() if mark in marks)
 
 
-def _worst_operations(frame: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
+def _worst_operations(frame: pl.DataFrame | pl.LazyFrame) -> dict[str, list[dict[str, Any]]]:
     """Return module → the worst value of its worst operations, in order of execution.
 
     Where differences begin in a module, those that came from elsewhere are left out.
@@ -96,7 +101,8 @@ def _worst_operations(frame: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
     wanted = ("module", "step", "rank", "order", "operation", "slot")
     values = ("status", "origin", "error", "source")
     # Of a million rows, sorting all columns would take a gigabyte.
-    different = frame.select(*wanted, *values).filter(pl.col("status").is_in(DIFFERENCES))
+    differs = pl.col("status").is_in(DIFFERENCES)
+    different = frame.lazy().select(*wanted, *values).filter(differs).collect()
     tells = pl.col("origin").is_null() | pl.col("origin").is_in(TELLING)
     worst = (
         ranked(different)

@@ -3,6 +3,6 @@
 
 `status.judge_rows` gives every row a status by the tolerances of `tolerances`;
 `origin.find_origins` tells calls that introduce a difference from those that inherit it;
-`summary.summarize` ranks the culprits and says what to do next. Nothing here reads tensors.
+`summary.Summary` ranks the culprits and says what to do next. Nothing here reads tensors.
 Imports `dump/` and its siblings.
 """

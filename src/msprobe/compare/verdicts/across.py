@@ -20,35 +20,29 @@ from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 
 
-def settle_across(comparisons: Sequence[RankComparison]) -> None:
-    """Let rows inherit from earlier steps and from other ranks where these explain them.
+class Across:
+    """Lets rows inherit from earlier steps and from other ranks where these explain them."""
 
-    Args:
-        comparisons: all steps and ranks; origins of single ones must be there.
-    """
-    by_rank: dict[int | str, list[RankComparison]] = defaultdict(list)
-    by_step: dict[int, list[RankComparison]] = defaultdict(list)
-    for comparison in comparisons:
-        by_rank[comparison.rank].append(comparison)
-        by_step[comparison.step].append(comparison)
-    for steps in by_rank.values():
-        if len(steps) > 1:
-            _settle_steps(sorted(steps, key=lambda comparison: comparison.step))
-    for ranks in by_step.values():
+    def __init__(self) -> None:
+        self._histories: dict[int | str, History] = {}
+
+    def settle(self, ranks: Sequence[RankComparison]) -> None:
+        """Revise the origins of one step.
+
+        Args:
+            ranks: all of its ranks, with the origins of single ones. Steps come in their order.
+        """
+        for comparison in ranks:
+            history = self._histories.get(comparison.rank)
+            if history is None:
+                history = self._histories[comparison.rank] = History()
+            else:
+                for row in comparison.rows:
+                    if row.origin is Origin.INTRODUCED:
+                        _revise(comparison, row, history)
+            history.add(comparison)
         if len(ranks) > 1:
             _settle_ranks(ranks)
-
-
-def _settle_steps(comparisons: Iterable[RankComparison]) -> None:
-    history: History | None = None
-    for comparison in comparisons:
-        if history is None:
-            history = History()
-        else:
-            for row in comparison.rows:
-                if row.origin is Origin.INTRODUCED:
-                    _revise(comparison, row, history)
-        history.add(comparison)
 
 
 def _revise(comparison: RankComparison, row: Row, history: History) -> None:

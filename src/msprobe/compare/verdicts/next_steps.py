@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,26 +18,35 @@ logger = logging.getLogger(__name__)
 
 # Confidence of an alignment below which a reader should look at the pair.
 _DOUBTFUL: Final = 0.5
+SHOWN_INPUTS: Final = 3
+"""Names of inputs that differ which are shown; there may be many."""
 
 
-def next_steps(comparisons: Sequence[RankComparison], culprits: Sequence[Culprit]) -> list[str]:
-    """Return what to run or look at next, most useful first; empty if nothing differs."""
-    origins = {row.origin for comparison in comparisons for row in comparison.rows} - {None}
+def next_steps(
+    counts: Mapping[str, int],
+    origins: Mapping[str, int],
+    culprits: Sequence[Culprit],
+    inputs: Sequence[str],
+) -> list[str]:
+    """Return what to run or look at next, most useful first; empty if nothing differs.
+
+    Args:
+        counts: how many rows have each status.
+        origins: how many rows have each origin.
+        culprits: the best one first.
+        inputs: names of rows with the origin `Origin.INPUT`, some of them if there are many.
+    """
     if culprits:
         # The same operation in another step or rank is no other one.
         return _for_culprit(culprits[0], len({each.row.pair.name for each in culprits}))
-    if Origin.INPUT in origins:
-        return [_for_inputs(comparisons)]
-    if origins:
+    if origins[Origin.INPUT]:
+        return [_for_inputs(inputs, origins[Origin.INPUT])]
+    if any(origins.values()):
         return [
             "no call introduced a difference: what differs is rounding that adds up. Compare "
             "both runs with one of higher precision to see which is nearer to it",
         ]
-    if any(
-        row.status in (Status.ADDED, Status.MISSING)
-        for comparison in comparisons
-        for row in comparison.rows
-    ):
+    if counts[Status.ADDED] or counts[Status.MISSING]:
         return ["the sides make different calls, without consequence for any value"]
     return []
 
@@ -47,9 +56,8 @@ def _for_culprit(culprit: Culprit, total: int) -> list[str]:
     side = comparison.side_of(row.pair)
     record = row.pair.name
     steps = []
-    place = side.source_line(record)
-    if place is not None:
-        steps.append(f"look at {place}, where {record} was called")
+    if culprit.source is not None:
+        steps.append(f"look at {culprit.source}, where {record} was called")
     steps.append(f"msprobe show {side.view.directory} {record}")
     if culprit.kind == "parameter":
         steps.append(
@@ -59,8 +67,7 @@ def _for_culprit(culprit: Culprit, total: int) -> list[str]:
     elif row.cause is Cause.RANDOM_NUMBERS:
         steps.append("seed both runs alike (seed_all) and compare again")
     elif comparison.mode is not Mode.TENSOR:
-        module = side.module(record)
-        scope = f"of module {module}" if module else "around it"
+        scope = f"of module {culprit.module}" if culprit.module else "around it"
         steps.append(f"capture the calls {scope} with task tensor, and compare their elements")
     if total > 1:
         others = (
@@ -70,55 +77,64 @@ def _for_culprit(culprit: Culprit, total: int) -> list[str]:
     return steps
 
 
-def _for_inputs(comparisons: Sequence[RankComparison]) -> str:
-    names = [
-        row.name
-        for comparison in comparisons
-        for row in comparison.rows
-        if row.origin is Origin.INPUT
-    ]
-    shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+def _for_inputs(names: Sequence[str], total: int) -> str:
+    shown = ", ".join(names[:SHOWN_INPUTS]) + (" …" if total > SHOWN_INPUTS else "")
     return (
         f"the data differ when they come in ({shown}): feed both runs with the same batch in the "
         "same order, then compare again"
     )
 
 
-def notes_on(comparisons: Sequence[RankComparison]) -> list[str]:
-    """Return what a reader of the result must know about how it came about."""
+def notes_on(comparison: RankComparison) -> list[str]:
+    """Return what a reader of the result must know about how a step and rank came about."""
     notes = []
-    for comparison in comparisons:
-        where = f"step {comparison.step}, rank {comparison.rank}"
-        lonely = sum(pair.match is Match.UNMATCHED for pair in comparison.pairs)
-        if lonely > len(comparison.pairs) / 2:
-            notes.append(f"{where}: {lonely} of {len(comparison.pairs)} calls have no partner")
-        doubtful = sum(
-            pair.match is Match.ALIGNED and pair.confidence < _DOUBTFUL for pair in comparison.pairs
+    where = f"step {comparison.step}, rank {comparison.rank}"
+    lonely = sum(pair.match is Match.UNMATCHED for pair in comparison.pairs)
+    if lonely > len(comparison.pairs) / 2:
+        notes.append(f"{where}: {lonely} of {len(comparison.pairs)} calls have no partner")
+    doubtful = sum(
+        pair.match is Match.ALIGNED and pair.confidence < _DOUBTFUL for pair in comparison.pairs
+    )
+    if doubtful:
+        notes.append(f"{where}: {doubtful} calls were paired with little confidence")
+    unread = sum(bool(row.problem) and row.metrics is None for row in comparison.rows)
+    if unread:
+        notes.append(f"{where}: {unread} pairs of tensors could not be read element by element")
+    if comparison.mode is Mode.TENSOR and (without := sum(map(_lacks_files, comparison.rows))):
+        notes.append(
+            f"{where}: {without} pairs of tensors were judged by statistics: "
+            "the records name no files of their values"
         )
-        if doubtful:
-            notes.append(f"{where}: {doubtful} calls were paired with little confidence")
-        unread = sum(bool(row.problem) and row.metrics is None for row in comparison.rows)
-        if unread:
-            notes.append(f"{where}: {unread} pairs of tensors could not be read element by element")
-        if comparison.mode is Mode.TENSOR and (without := sum(map(_lacks_files, comparison.rows))):
-            notes.append(
-                f"{where}: {without} pairs of tensors were judged by statistics: "
-                "the records name no files of their values"
-            )
     return notes
 
 
-def notes_on_globs(
-    path: Path, tolerances: Tolerances, comparisons: Sequence[RankComparison]
-) -> list[str]:
-    """Return a note on globs in the user's file of tolerances that match no row, and log it."""
-    names = (row.name for comparison in comparisons for row in comparison.rows)
-    unused = tolerances.unused_globs(names)
-    if not unused:
-        return []
-    note = f"{path}: these globs match no row of the comparison: {', '.join(unused)}"
-    logger.warning("%s", note)
-    return [note]
+class UnusedGlobs:
+    """The globs in the user's file of tolerances that match no row.
+
+    Args:
+        path: the file.
+        tolerances: what was read from it.
+    """
+
+    def __init__(self, path: Path, tolerances: Tolerances) -> None:
+        self._path = path
+        self._tolerances = tolerances
+        self._unused = tolerances.unused_globs(())
+
+    def look_at(self, comparison: RankComparison) -> None:
+        """Take the globs for used that match a row of a comparison."""
+        if self._unused:
+            unused = self._tolerances.unused_globs(row.name for row in comparison.rows)
+            self._unused = [glob for glob in self._unused if glob in unused]
+
+    def notes(self) -> list[str]:
+        """Return a note on those that are left, and log it."""
+        if not self._unused:
+            return []
+        unused = ", ".join(self._unused)
+        note = f"{self._path}: these globs match no row of the comparison: {unused}"
+        logger.warning("%s", note)
+        return [note]
 
 
 def _lacks_files(row: Row) -> bool:

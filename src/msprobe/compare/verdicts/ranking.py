@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,7 @@ from msprobe.dump.values import Role
 _NEGLIGIBLE: Final = 1e-4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
     """One operation that introduced a difference.
 
@@ -28,6 +28,9 @@ class Culprit:
         kind: ``parameter``, ``forward``, ``backward``, ``parameter_grad`` or ``saved``.
         place: where in the order of execution it takes effect.
         size: how large its difference is, relative; infinite where it has no size.
+        module: the innermost module around it.
+        stack: the frames of the user's code that led to it.
+        source: where in the user's code it was called.
     """
 
     comparison: RankComparison
@@ -35,27 +38,31 @@ class Culprit:
     kind: str
     place: int
     size: float
+    module: str
+    stack: list[str]
+    source: str | None
 
 
-def rank_culprits(comparisons: Iterable[RankComparison]) -> list[Culprit]:
-    """Return all operations with a row that was introduced, best culprit first.
+def rank_culprits(culprits: Sequence[Culprit]) -> list[Culprit]:
+    """Return culprits in another order, the best one first.
 
     Causes come before effects: earlier steps first, then order of execution (a parameter counts
     where its module is called), ranks in the order given. Negligible ones come last.
     """
-    found = [culprit for comparison in comparisons for culprit in _culprits(comparison)]
-    largest = max((culprit.size for culprit in found if math.isfinite(culprit.size)), default=0.0)
-    found.sort(
+    sizes = (culprit.size for culprit in culprits if math.isfinite(culprit.size))
+    largest = max(sizes, default=0.0)
+    return sorted(
+        culprits,
         key=lambda culprit: (
             culprit.size < _NEGLIGIBLE * largest,
             culprit.comparison.step,
             culprit.place,
-        )
+        ),
     )
-    return found
 
 
-def _culprits(comparison: RankComparison) -> list[Culprit]:
+def culprits_of(comparison: RankComparison) -> list[Culprit]:
+    """Return all operations of a step and rank with a row that was introduced."""
     by_operation: dict[int, list[Row]] = {}
     for row in comparison.rows:
         if row.origin is Origin.INTRODUCED:
@@ -71,7 +78,19 @@ def _culprits(comparison: RankComparison) -> list[Culprit]:
         # A parameter stands in the record of its module, which ends after its inner calls.
         place = begins.of(row) if kind == "parameter" else position
         size = max(_size(each) for each in rows)
-        found.append(Culprit(comparison, row, kind, place, size))
+        side, record = comparison.side_of(row.pair), row.pair.name
+        found.append(
+            Culprit(
+                comparison=comparison,
+                row=row,
+                kind=kind,
+                place=place,
+                size=size,
+                module=side.module(record),
+                stack=side.frames(record),
+                source=side.source_line(record),
+            )
+        )
     return found
 
 

@@ -1,79 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`summarize`: what ``summary.json`` holds (docs/reference/summary.md)."""
+"""`Summary`: what ``summary.json`` holds (docs/reference/summary.md)."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.verdicts.across import settle_across
-from msprobe.compare.verdicts.next_steps import next_steps, notes_on
-from msprobe.compare.verdicts.ranking import Culprit, kind_of_row, rank_culprits
+from msprobe.compare.verdicts.across import Across
+from msprobe.compare.verdicts.next_steps import SHOWN_INPUTS, next_steps, notes_on
+from msprobe.compare.verdicts.ranking import Culprit, culprits_of, kind_of_row, rank_culprits
 
 SCHEMA_VERSION: Final = 1
 _MOST_LISTED: Final = 100
 
 
-def summarize(
-    comparisons: Sequence[RankComparison],
-    *,
-    target: str,
-    reference: str,
-    notes: Iterable[str] = (),
-    elapsed_s: float = 0.0,
-    bytes_read: int = 0,
-) -> dict[str, Any]:
-    """Return the summary of a comparison, ready for JSON.
+class Summary:
+    """Gathers what ``summary.json`` holds, step by step.
 
-    Before, origins are settled across steps and ranks: only here all of them are together.
-
-    Args:
-        comparisons: all steps and ranks, judged, with origins.
-        target: path of the target, as the user gave it.
-        reference: likewise.
-        notes: what else the user should know.
-        elapsed_s: how long it took.
-        bytes_read: how many bytes of tensors were read.
+    After a step was added, its rows and what was read of its dumps are not needed any more.
     """
-    from msprobe import __version__
 
-    settle_across(comparisons)
-    parts = [_part(comparison) for comparison in comparisons]
-    culprits = rank_culprits(comparisons)
-    counts = _total(part["counts"] for part in parts)
-    origins = _total(part["origins"] for part in parts)
-    first = _first_of(comparisons)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "msprobe_version": __version__,
-        "mode": str(_mode(comparisons)),
-        "target": target,
-        "reference": reference,
-        "equal": not any(counts[status] for status in Status if status.is_difference)
-        and not counts[Status.UNREAD],
-        "counts": counts,
-        "origins": origins,
-        "rows": sum(part["rows"] for part in parts),
-        "operations": sum(part["operations"] for part in parts),
-        "first_difference": None if first is None else _difference(*first),
-        "introduced": [_introduced(culprit) for culprit in culprits[:_MOST_LISTED]],
-        "introduced_total": len(culprits),
-        "unmatched": _unmatched(comparisons),
-        "comparisons": parts,
-        "next_steps": next_steps(comparisons, culprits),
-        "notes": list(dict.fromkeys([*notes, *notes_on(comparisons)])),
-        "elapsed_s": round(elapsed_s, 3),
-        "bytes_read": bytes_read,
-    }
+    def __init__(self) -> None:
+        self._across = Across()
+        self._mode = Mode.STATISTICS
+        self._parts: list[dict[str, Any]] = []
+        self._culprits: list[Culprit] = []
+        self._inputs: list[str] = []
+        self._added: list[str] = []
+        self._missing: list[str] = []
+        self._unmatched: Counter[str] = Counter()
+        self._notes: list[str] = []
 
+    def add(self, ranks: Sequence[RankComparison]) -> None:
+        """Take in a step, and settle its origins: only here all ranks are together.
 
-def _mode(comparisons: Sequence[RankComparison]) -> Mode:
-    modes = [comparison.mode for comparison in comparisons]
-    return modes[0] if modes else Mode.STATISTICS
+        Args:
+            ranks: all of its ranks, judged, with origins. Steps come in their order.
+        """
+        self._across.settle(ranks)
+        for comparison in ranks:
+            if not self._parts:
+                self._mode = comparison.mode
+            self._parts.append(_part(comparison))
+            self._culprits += culprits_of(comparison)
+            self._notes += notes_on(comparison)
+            self._add_names(comparison)
+
+    def _add_names(self, comparison: RankComparison) -> None:
+        inputs = (row.name for row in comparison.rows if row.origin is Origin.INPUT)
+        self._inputs += islice(inputs, SHOWN_INPUTS - len(self._inputs))
+        added = [pair.name for pair in comparison.pairs if pair.reference is None]
+        missing = [pair.name for pair in comparison.pairs if pair.target is None]
+        self._unmatched.update(target=len(added), reference=len(missing))
+        self._added += added[: _MOST_LISTED - len(self._added)]
+        self._missing += missing[: _MOST_LISTED - len(self._missing)]
+
+    def finish(
+        self,
+        *,
+        target: str,
+        reference: str,
+        notes: Iterable[str] = (),
+        elapsed_s: float = 0.0,
+        bytes_read: int = 0,
+    ) -> dict[str, Any]:
+        """Return the summary, ready for JSON.
+
+        Args:
+            target: path of the target, as the user gave it.
+            reference: likewise.
+            notes: what else the user should know.
+            elapsed_s: how long it took.
+            bytes_read: how many bytes of tensors were read.
+        """
+        from msprobe import __version__
+
+        parts = self._parts
+        culprits = rank_culprits(self._culprits)
+        counts = _total([part["counts"] for part in parts], Status)
+        origins = _total([part["origins"] for part in parts], Origin)
+        firsts = [found for part in parts if (found := part["first_difference"]) is not None]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "msprobe_version": __version__,
+            "mode": str(self._mode),
+            "target": target,
+            "reference": reference,
+            "equal": not any(counts[status] for status in Status if status.is_difference)
+            and not counts[Status.UNREAD],
+            "counts": counts,
+            "origins": origins,
+            "rows": sum(part["rows"] for part in parts),
+            "operations": sum(part["operations"] for part in parts),
+            "first_difference": min(
+                firsts, key=lambda found: (found["step"], found["order"]), default=None
+            ),
+            "introduced": [_introduced(culprit) for culprit in culprits[:_MOST_LISTED]],
+            "introduced_total": len(culprits),
+            "unmatched": {
+                "target": self._unmatched["target"],
+                "reference": self._unmatched["reference"],
+                "operations": {"added": self._added, "missing": self._missing},
+            },
+            "comparisons": parts,
+            "next_steps": next_steps(counts, origins, culprits, self._inputs),
+            "notes": list(dict.fromkeys([*notes, *self._notes])),
+            "elapsed_s": round(elapsed_s, 3),
+            "bytes_read": bytes_read,
+        }
 
 
 def _part(comparison: RankComparison) -> dict[str, Any]:
@@ -91,23 +130,8 @@ def _part(comparison: RankComparison) -> dict[str, Any]:
     }
 
 
-def _total(counters: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for counts in counters:
-        for name, number in counts.items():
-            total[name] = total.get(name, 0) + number
-    return total or {str(status): 0 for status in Status}
-
-
-def _first_of(
-    comparisons: Sequence[RankComparison],
-) -> tuple[RankComparison, Row] | None:
-    found = [
-        (comparison, row)
-        for comparison in comparisons
-        if (row := first_difference(comparison)) is not None
-    ]
-    return min(found, key=lambda item: (item[0].step, item[1].pair.position), default=None)
+def _total(counters: Sequence[dict[str, int]], words: Iterable[str]) -> dict[str, int]:
+    return {str(word): sum(counts[word] for counts in counters) for word in words}
 
 
 def first_difference(comparison: RankComparison) -> Row | None:
@@ -144,16 +168,15 @@ def _difference(comparison: RankComparison, row: Row) -> dict[str, Any]:
 
 def _introduced(culprit: Culprit) -> dict[str, Any]:
     comparison, row = culprit.comparison, culprit.row
-    side, record = comparison.side_of(row.pair), row.pair.name
     return {
-        "name": record,
+        "name": row.pair.name,
         "row": row.name,
         "kind": culprit.kind,
-        "module": side.module(record),
+        "module": culprit.module,
         "status": str(row.status),
         "error": _number(row.error),
-        "stack": side.frames(record),
-        "source": side.source_line(record),
+        "stack": culprit.stack,
+        "source": culprit.source,
         "step": comparison.step,
         "rank": comparison.rank,
         "order": row.pair.position,
@@ -164,14 +187,3 @@ def _introduced(culprit: Culprit) -> dict[str, Any]:
 
 def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _unmatched(comparisons: Sequence[RankComparison]) -> dict[str, Any]:
-    pairs = [pair for comparison in comparisons for pair in comparison.pairs]
-    added = [pair.name for pair in pairs if pair.reference is None]
-    missing = [pair.name for pair in pairs if pair.target is None]
-    return {
-        "target": len(added),
-        "reference": len(missing),
-        "operations": {"added": added[:_MOST_LISTED], "missing": missing[:_MOST_LISTED]},
-    }
