@@ -8,12 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copyfile
 from typing import TYPE_CHECKING, Any, Literal
 
 from msprobe.compare.model import Status
-from msprobe.compare.set_aside import LARGE_ROWS
+from msprobe.compare.set_aside import is_large
 from msprobe.errors import UsageError
-from msprobe.files import report_file
+from msprobe.files import TEMPORARY_PREFIX, report_file
 
 if TYPE_CHECKING:
     import polars as pl
@@ -156,13 +157,13 @@ class CompareResult:
         if not self._has_rows:
             raise UsageError("write() must come before release()")
         began = time.perf_counter()
-        is_large = self.summary["rows"] > LARGE_ROWS
-        if table is None and is_large:
+        if table is None and is_large(self.summary["rows"]):
+            table = "parquet"
             self._note(
-                f"the tables are parquet files, because there are {self.summary['rows']:,} rows; "
-                "--format xlsx or csv makes spreadsheets of them"
+                f"the tables are parquet files because there are {self.summary['rows']:,} rows; "
+                "--format xlsx or csv makes spreadsheets"
             )
-        table = table or ("parquet" if is_large else "xlsx")
+        table = table or "xlsx"
         if self._is_set_aside and table != "parquet":
             raise UsageError(f"the rows were set aside: tables can be parquet, not {table}")
         folder = Path(directory)
@@ -212,6 +213,8 @@ class CompareResult:
             from msprobe.compare.legacy.first_difference import write_first_differences
 
             files += write_first_differences(self._comparisons, folder, stamp)
+        if self._set_aside is not None:
+            self._set_aside.close()
         return files
 
     def _note(self, note: str) -> None:
@@ -247,7 +250,8 @@ def _write_parquet(comparison: RankComparison, path: Path) -> Path:
     if comparison.table is None:
         write_parquet(make_table([comparison]), path)
     else:
+        is_temporary = comparison.table.parent.name.startswith(TEMPORARY_PREFIX)
         with report_file(path) as temporary:
-            comparison.table.replace(temporary)
+            (os.replace if is_temporary else copyfile)(comparison.table, temporary)
         comparison.table = path
     return path
