@@ -99,7 +99,10 @@ class Records(Mapping[str, Record]):
             RecordNotFoundError: there is none of that name (also a `KeyError`).
             DumpFormatError: its text is damaged, or a value is of a wrong type.
         """
-        return self._reader.read(self.data(name), self.parsed(name))
+        parsed = self.parsed(name)
+        text = self._index.text(name) if name in self._index else None
+        found = None if text is None else self._reader.read_usual(text, parsed)
+        return self._reader.read(self.data(name), parsed) if found is None else found
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in file order: the order of execution."""

@@ -73,6 +73,15 @@ class RecordIndex(Mapping[str, JsonTree]):
         except JSON_ERRORS as exc:
             raise DumpFormatError(self.path, f"record {name!r}: {json_problem(exc)}") from exc
 
+    def text(self, name: str) -> bytes | None:
+        """Return the JSON text of a record's value; None if it is parsed already.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        entry = self._entries[name]
+        return self._buffer[entry.start : entry.end] if isinstance(entry, Span) else None
+
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in file order."""
         return iter(self._entries)

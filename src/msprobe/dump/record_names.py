@@ -13,9 +13,10 @@ the right. A name of no known form is kept as `RecordKind.OTHER`; nothing is eve
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
+
+import msgspec
 
 from msprobe.api_prefixes import API_PREFIXES
 
@@ -38,8 +39,8 @@ _PASS: Final = re.compile(r"pass(\d{1,18})")
 _DIRECTIONS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordName:
+# Not a dataclass: a msgspec struct is made five times as fast, and every name makes one.
+class RecordName(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A record name, taken apart.
 
     Attributes:
@@ -94,9 +95,9 @@ def parse_record_name(name: str, *, level: str | None = None) -> RecordName:
         or RecordName(full=name, kind=RecordKind.OTHER, path=name)
     )
     if recompute and parsed.kind in _DIRECTIONS:
-        return replace(parsed, recompute=True)
+        return msgspec.structs.replace(parsed, recompute=True)
     if later_pass and parsed.kind in _DIRECTIONS:
-        return replace(parsed, backward_pass=int(later_pass[1]))
+        return msgspec.structs.replace(parsed, backward_pass=int(later_pass[1]))
     return parsed
 
 

@@ -13,6 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName
 from msprobe.dump.records import JsonTree
@@ -63,6 +66,43 @@ _UNUSUAL_KEYS: Final[Mapping[str, Callable[[JsonTree], object]]] = {
     "device": _text,
     "stride": integers_of,
 }
+
+
+class _UsualEntry(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A tensor or an argument with no other keys than these; see `Value`."""
+
+    type: str
+    value: Any = UNSET
+    dtype: str | None = None
+    shape: list[int] | UnsetType = UNSET
+    Max: float | int | bool | None = None
+    Min: float | int | bool | None = None
+    Mean: float | int | bool | None = None
+    Norm: float | int | bool | None = None
+    requires_grad: bool | None = None
+    data_name: str | None = None
+    md5: str | None = None
+    value_id: int | None = None
+    stride: list[int] | None = None
+
+
+_UsualPart = list[_UsualEntry | None] | dict[str, _UsualEntry | None] | UnsetType
+
+
+class _UsualCall(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The record of a call whose arguments and results are not nested; see `_PARTS`."""
+
+    input_args: _UsualPart = UNSET
+    input_kwargs: _UsualPart = UNSET
+    input: _UsualPart = UNSET
+    parameters: _UsualPart = UNSET
+    output: _UsualPart = UNSET
+    output_kwargs: _UsualPart = UNSET
+    remarks: dict[str, str] | UnsetType = UNSET
+
+
+_decode_call: Final = msgspec.json.Decoder(_UsualCall).decode
+_CALLS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
 
 
 def is_entry(tree: JsonTree) -> bool:
@@ -145,6 +185,31 @@ class ValueReader:
             _add_remarks(found, remarks)
         return found
 
+    def read_usual(self, text: bytes, name: RecordName) -> list[Value] | None:
+        """Return the values of a usual record of a call, twice as fast as `read` does.
+
+        Args:
+            text: the record, as JSON.
+            name: its name.
+
+        Returns:
+            As `read`. None if the record has anything unusual, a fault among it: then it is for
+            `read` to say what.
+
+        Raises:
+            DumpFormatError: a value is of a wrong type.
+        """
+        if self._holds_saved_values or name.kind not in _CALLS:
+            return None
+        try:
+            call = _decode_call(text)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        found = self._walk(name, _call_slot).of_usual(call)
+        if found is not None and call.remarks is not UNSET:
+            _add_remarks(found, call.remarks)
+        return found
+
     def _walk(self, name: RecordName, slot_name: _SlotName) -> _Walk:
         return _Walk(self, name.full, slot_name, self._places.setdefault(slot_name, {}))
 
@@ -188,6 +253,74 @@ class _Walk:
             if not value.is_tensor:
                 value.role = Role.OTHER
         return self._found
+
+    def of_usual(self, call: _UsualCall) -> list[Value] | None:
+        """Return the values of a call; None if one of them is unusual."""
+        for key, role in _PARTS.items():
+            part: _UsualPart = getattr(call, key)
+            if part is UNSET:
+                continue
+            if type(part) is list:
+                items: Iterable[tuple[Any, _UsualEntry | None]] = enumerate(part)
+            elif type(part) is dict:
+                items = part.items()
+            else:
+                return None
+            for place, entry in items:
+                path, slot = self._place((key, place))
+                if entry is None:
+                    self._add(Value(path, slot, role, False, "NoneType"))
+                elif entry.shape is not UNSET and entry.value is UNSET:
+                    self._add(self._usual_tensor(entry, path, slot, role))
+                elif entry.value is not UNSET and entry == _UsualEntry(entry.type, entry.value):
+                    value = Value(path, slot, role, False, self._text(entry.type))
+                    value.value = entry.value
+                    self._add(value)
+                else:
+                    return None
+        return self._found
+
+    def _usual_tensor(self, entry: _UsualEntry, path: PartPath, slot: str, role: Role) -> Value:
+        """Return a tensor; does what `_tensor` does."""
+        reader = self._reader
+        found_shape = entry.shape
+        shape = reader.shapes.get(tuple(found_shape))  # type: ignore[arg-type]  # it is set
+        if shape is None:
+            shape = self._field(path, "shape", found_shape, shape_of)
+            reader.shapes[shape] = shape
+        dtypes = reader.dtypes.get(entry.dtype)
+        if dtypes is None:
+            raw_dtype = entry.dtype or ""
+            dtypes = reader.dtypes[raw_dtype] = raw_dtype, normal_dtype(raw_dtype)
+        largest, least, mean, norm = entry.Max, entry.Min, entry.Mean, entry.Norm
+        if not (type(largest) is type(least) is type(mean) is type(norm) is float):
+            largest = self._field(path, "Max", largest, statistic_of)
+            least = self._field(path, "Min", least, statistic_of)
+            mean = self._field(path, "Mean", mean, statistic_of)
+            norm = self._field(path, "Norm", norm, statistic_of)
+        if entry.data_name is not None:
+            slot = self._slot_of_file(entry.data_name, slot, role)
+        value = Value(
+            path,
+            slot,
+            role,
+            True,
+            self._text(entry.type),
+            dtypes[1],
+            dtypes[0],
+            shape,
+            largest,
+            least,
+            mean,
+            norm,
+            entry.requires_grad,
+            entry.data_name,
+            entry.md5,
+            entry.value_id,
+        )
+        if entry.stride is not None:
+            value.stride = tuple(entry.stride)
+        return value
 
     def walk(self, tree: JsonTree, path: PartPath, role: Role) -> None:
         """Collect the values below `tree`, which is at `path`."""
