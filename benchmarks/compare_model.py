@@ -3,14 +3,13 @@
 
     python benchmarks/compare_model.py /path/to/scratch --layers 200 --steps 5 --ranks 2
 
-The run under test is in ``target``, the other in ``reference``: task statistics, level mix, all ranks
-data-parallel. 200 layers, 5 steps and 2 ranks make 1.6 million rows and about 1.5 GB.
+The run under test is in ``target``, the other in ``reference``: task statistics, level mix, and
+data-parallel. 200 layers, 5 steps and 2 ranks make 1.6 million rows and 0.7 GB.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -106,7 +105,8 @@ def record(folder: Path, layers: int, steps: int, ranks: int) -> None:
         words = map(str, (folder / side, "--layers", layers, "--steps", steps, "--ranks", ranks))
         command = [sys.executable, __file__, *words, "--fault", str(fault), "--rank"]
         running = [subprocess.Popen([*command, str(rank)]) for rank in range(ranks)]
-        if any([process.wait() for process in running]):
+        codes = [process.wait() for process in running]
+        if any(codes):
             raise RuntimeError(f"recording {side} failed")
 
 

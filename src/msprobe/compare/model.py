@@ -27,7 +27,11 @@ class Mode(StrEnum):
 
 
 class Status(StrEnum):
-    """How the two values of a row relate."""
+    """How the two values of a row relate.
+
+    Attributes:
+        is_difference: whether the two values are known to differ.
+    """
 
     EQUAL = "equal"
     CLOSE = "close"
@@ -40,10 +44,9 @@ class Status(StrEnum):
     UNREAD = "unread"
     """Nothing shows that the values differ, but their elements could not be read."""
 
-    @property
-    def is_difference(self) -> bool:
-        """Whether the two values are known to differ."""
-        return self not in (Status.EQUAL, Status.CLOSE, Status.UNREAD)
+    def __init__(self, word: str) -> None:
+        # Asked for several times a row: an attribute, not a property.
+        self.is_difference = word not in ("equal", "close", "unread")
 
 
 class Origin(StrEnum):
@@ -153,7 +156,7 @@ class Row(ABC):
     @property
     def holds_tensor(self) -> bool:
         """Whether either value is a tensor."""
-        return any(value.is_tensor for value in self.values)
+        return self.value.is_tensor
 
     @property
     def name(self) -> str:
@@ -199,6 +202,11 @@ class Matched(Row):
     def values(self) -> tuple[Value, ...]:
         """Both values."""
         return self.target, self.reference
+
+    @property
+    def holds_tensor(self) -> bool:
+        """Whether either value is a tensor."""
+        return self.target.is_tensor or self.reference.is_tensor
 
 
 @dataclass(slots=True, kw_only=True)

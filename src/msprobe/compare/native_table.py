@@ -160,8 +160,7 @@ def _table_of(rows: Sequence[Row], comparison: RankComparison) -> pl.DataFrame:
     columns |= _side_columns("target", [row.target for row in rows])
     columns |= _side_columns("reference", [row.reference for row in rows])
     if any(row.metrics is not None for row in rows):
-        columns |= _metric_columns(rows)
-    columns |= _nonfinite_columns(rows)
+        columns |= _metric_columns(rows, columns)
     of_all = {"step": comparison.step, "rank": str(comparison.rank)}
     index = pl.Series(places, dtype=pl.UInt32)
     series = []
@@ -238,7 +237,7 @@ def _row_columns(rows: Sequence[Row], backward: Sequence[bool]) -> dict[str, lis
         "slot": [value.slot for value in values],
         "status": [row.status.value for row in rows],
         "origin": [None if row.origin is None else row.origin.value for row in rows],
-        "error": [_number(row.error) for row in rows],
+        "error": _numbers([row.error for row in rows]),
         "cause": [None if row.cause is None else row.cause.value for row in rows],
         "reason": [row.reason for row in rows],
     }
@@ -257,10 +256,12 @@ def _side_columns(side: str, values: Sequence[Value | None]) -> dict[str, list[A
             for value in found
         ],
         f"{side}_requires_grad": [value.requires_grad for value in found],
-        f"{side}_max": [_number(value.max) for value in found],
-        f"{side}_min": [_number(value.min) for value in found],
-        f"{side}_mean": [_number(value.mean) for value in found],
-        f"{side}_norm": [_number(value.norm) for value in found],
+        f"{side}_max": _numbers([value.max for value in found]),
+        f"{side}_min": _numbers([value.min for value in found]),
+        f"{side}_mean": _numbers([value.mean for value in found]),
+        f"{side}_norm": _numbers([value.norm for value in found]),
+        f"{side}_nan": [value.nan_count for value in found],
+        f"{side}_inf": [value.inf_count for value in found],
         f"{side}_md5": [value.md5 for value in found],
         f"{side}_file": [value.data_name for value in found],
     }
@@ -295,12 +296,26 @@ _INDEX_COLUMNS: Final[dict[str, Callable[[ElementMetrics], int | None]]] = {
 }
 
 
-def _metric_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+_COUNT_COLUMNS: Final[dict[str, Callable[[ElementMetrics], int]]] = {
+    "target_nan": lambda found: found.target_nan,
+    "target_inf": lambda found: found.target_pos_inf + found.target_neg_inf,
+    "reference_nan": lambda found: found.reference_nan,
+    "reference_inf": lambda found: found.reference_pos_inf + found.reference_neg_inf,
+}
+
+
+def _metric_columns(rows: Sequence[Row], said: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return what the elements tell; where they were not read, counts are as the dump has said."""
     metrics = [row.metrics for row in rows]
     columns: dict[str, list[Any]] = {
         name: [None if found is None else pick(found) for found in metrics]
         for name, pick in _METRIC_COLUMNS.items()
     }
+    for name, count in _COUNT_COLUMNS.items():
+        columns[name] = [
+            known if found is None else count(found)
+            for known, found in zip(said[name], metrics, strict=True)
+        ]
     shapes = [row.value.shape for row in rows]
     for name, pick in _INDEX_COLUMNS.items():
         columns[name] = [
@@ -310,28 +325,9 @@ def _metric_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     return columns
 
 
-def _nonfinite_columns(rows: Sequence[Row]) -> dict[str, list[int | None]]:
-    """Count NaN and infinities: of the elements where they were read, else as the dump says."""
-    return {
-        "target_nan": [_nan_count(row.target, row.metrics, "target") for row in rows],
-        "target_inf": [_inf_count(row.target, row.metrics, "target") for row in rows],
-        "reference_nan": [_nan_count(row.reference, row.metrics, "reference") for row in rows],
-        "reference_inf": [_inf_count(row.reference, row.metrics, "reference") for row in rows],
-    }
-
-
-def _nan_count(value: Value | None, metrics: ElementMetrics | None, side: str) -> int | None:
-    if metrics is not None:
-        return metrics.target_nan if side == "target" else metrics.reference_nan
-    return None if value is None else value.nan_count
-
-
-def _inf_count(value: Value | None, metrics: ElementMetrics | None, side: str) -> int | None:
-    if metrics is not None:
-        if side == "target":
-            return metrics.target_pos_inf + metrics.target_neg_inf
-        return metrics.reference_pos_inf + metrics.reference_neg_inf
-    return None if value is None else value.inf_count
+def _numbers(values: list[Statistic]) -> list[float | None]:
+    """Return numbers as a column holds them; nearly always they are what they are."""
+    return [value if type(value) is float or value is None else _number(value) for value in values]
 
 
 def _number(value: Statistic | complex) -> float | None:

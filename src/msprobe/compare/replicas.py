@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -249,24 +249,30 @@ def _parameters(side: Side) -> dict[Place, Value]:
     Where records of modules do not list them, they are what calls take in that requires gradients
     and that no call has given out.
     """
-    listed: dict[Place, Value] = {}
+    names = [name for name in side.names if side.parsed(name).kind is RecordKind.FORWARD]
+    listed = {
+        (name, value.slot): value
+        for name in filter(side.view.records.may_list_parameters, names)
+        for value in side.values(name)
+        if value.is_tensor and value.role is Role.PARAMETER
+    }
+    return listed or _guessed_parameters(side, names)
+
+
+def _guessed_parameters(side: Side, names: Iterable[str]) -> dict[Place, Value]:
     guessed: dict[Place, Value] = {}
     seen: set[Key] = set()
-    for name in side.names:
-        if side.parsed(name).kind is not RecordKind.FORWARD:
-            continue
+    for name in names:
         for value in side.values(name):
             if not value.is_tensor:
                 continue
             key = _value_key(value)
-            if value.role is Role.PARAMETER:
-                listed[name, value.slot] = value
-            elif value.role is Role.OUTPUT:
+            if value.role is Role.OUTPUT:
                 seen.add(key)
             elif value.requires_grad and key not in seen:
                 seen.add(key)
                 guessed[name, value.slot] = value
-    return listed or guessed
+    return guessed
 
 
 def _are_replicas(mine: Mapping[Place, Value], theirs: Mapping[Place, Value]) -> bool:
@@ -345,6 +351,9 @@ class _Checker:
     def rows(self, name: str, pair: OperationPair) -> Iterator[Row]:
         """Yield the values of a record that must agree."""
         parsed = self._side.parsed(name)
+        is_backward = parsed.kind is RecordKind.BACKWARD
+        if is_backward and forward_name(parsed) not in self._same_calls:
+            return  # a gradient depends on the values of the forward call, too
         mine, theirs = self._side.values(name), self._first.values(name)
         if [value.slot for value in mine] != [value.slot for value in theirs]:
             return
@@ -372,17 +381,17 @@ class _Checker:
             return False
         if operator.draws_random or operator.allocates:
             return False
-        if _RNG in self._side.view.records[name].parts:
-            return False
         taken = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.role is not Role.OUTPUT]
         tensors = sum(a.is_tensor for a, _ in taken)
         if not tensors or any(_value_key(a) != _value_key(b) for a, b in taken):
             return False
+        if parsed.kind not in (RecordKind.FORWARD, RecordKind.BACKWARD):
+            return False
+        if _RNG in self._side.view.records[name].parts:
+            return False
         if parsed.kind is RecordKind.FORWARD:
             self._same_calls.add(name)
-            return True
-        # A gradient depends on the values of the forward call, too.
-        return parsed.kind is RecordKind.BACKWARD and forward_name(parsed) in self._same_calls
+        return True
 
 
 def judge_replicas(comparison: RankComparison, tolerances: Tolerances) -> None:

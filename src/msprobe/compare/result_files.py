@@ -96,7 +96,7 @@ def _table_name(
     name = f"{view.name}-{comparison.reference.view.name}" if rank_pairs else view.name
     if isinstance(view, KernelView):
         return f"compare_result_{view.rank}_{comparison.step}_{stamp}"
-    prefix = "debug_compare_result" if view.head.level == "debug" else "compare_result"
+    prefix = "debug_compare_result" if comparison.target.level == "debug" else "compare_result"
     if view.mode is not None:
         return f"{view.mode}/step{comparison.step}/{prefix}_{name}_{stamp}"
     if is_alone and not (rank_pairs and isinstance(comparison.rank, int)):

@@ -55,6 +55,7 @@ class Side:
         view: the dump.
         source: ``target`` or ``reference``, for messages.
         framework: ``pytorch``, ``mindspore`` …
+        level: ``L0``, ``L1``, ``mix`` …; empty where an old dump does not say.
         names: names of the records in order of execution; of records that are compared as one,
             the name of the main one.
         joined: records by the name of the main one.
@@ -65,6 +66,7 @@ class Side:
         self.view = view
         self.source = source
         self.framework: str = view.head.framework
+        self.level: str = view.head.level
         self.names: Sequence[str] = list(view.records)
         self.damages = [
             f"the {source} is compared without {problem}" for problem in view.ignore_damaged()

@@ -33,8 +33,9 @@ from msprobe.errors import DumpFormatError, RecordNotFoundError
 
 logger = logging.getLogger(__name__)
 
-# The properties of a `RankView` that hold what was read; the head is small, and stays.
+# The properties of a `RankView` that hold what was read.
 _CACHED: Final = (
+    "head",
     "records",
     "call_tree",
     "account",
@@ -122,6 +123,10 @@ class Records(Mapping[str, Record]):
         if found is None:
             found = self._parsed[name] = parse_record_name(name, level=self._level)
         return found
+
+    def may_list_parameters(self, name: str) -> bool:
+        """Return whether a record may have parameters; cheap, errs on the safe side."""
+        return self._index.may_hold(name, b'"parameters"')
 
     def may_be_nonfinite(self, name: str) -> bool:
         """Return whether a record may hold a NaN or infinity; cheap, errs on the safe side."""

@@ -22,7 +22,7 @@ from msprobe.json_text import JSON_ERRORS, is_truncated, json_problem, parse_jso
 # The head is a few hundred bytes; the line break after "data":{ must come before this.
 _MAX_HEAD_BYTES: Final = 64 << 10
 _HEAD_END: Final = re.compile(rb'"data"\s*:\s*\{$')
-_KEY: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:\s*')
+_LINE_KEY: Final = re.compile(rb'^"((?:[^"\\\n]|\\.)*)"[ \t\r]*:[ \t\r]*', re.MULTILINE)
 _TAIL: Final = re.compile(rb"\s*\}\s*\}\s*\Z")
 _INDENTED_DATA: Final = re.compile(rb'\n "data": \{(?=\n)')
 _INDENTED_KEY: Final = re.compile(rb'\n  "((?:[^"\\\n]|\\.)*)": ')
@@ -96,11 +96,14 @@ class RecordIndex(Mapping[str, JsonTree]):
 
     def may_be_nonfinite(self, name: str) -> bool:
         """Return whether the record's text has a word for NaN or infinity; cheap, errs high."""
+        return any(self.may_hold(name, word) for word in _NONFINITE_WORDS)
+
+    def may_hold(self, name: str, text: bytes) -> bool:
+        """Return whether the record's JSON has some text in it; true where that is unknown."""
         entry = self._entries[name]
         if not isinstance(entry, Span):
             return True
-        find = self._buffer.find
-        return any(find(word, entry.start, entry.end) >= 0 for word in _NONFINITE_WORDS)
+        return self._buffer.find(text, entry.start, entry.end) >= 0
 
 
 def read_record_index(path: Path) -> RecordIndex:
@@ -182,27 +185,23 @@ def _scan_lines(path: Path, buffer: bytes) -> RecordIndex | None:
     return RecordIndex(path, head, entries, buffer)
 
 
-def _scan_entries(buffer: bytes, position: int, stop: int) -> dict[str, Span] | None:
+def _scan_entries(buffer: bytes, start: int, stop: int) -> dict[str, Span] | None:
+    if start >= stop:
+        return {}
+    keys = list(_LINE_KEY.finditer(buffer, start, stop))
+    # Every line begins with a key, and all but the last end with a comma; or it is not ours.
+    if len(keys) != buffer.count(b"\n", start, stop) + 1 or keys[0].start() != start:
+        return None
+    ends = [key.start() - 2 for key in keys[1:]]
+    if any(buffer[end] != _COMMA for end in ends):
+        return None
+    ends.append(stop - 1 if buffer[stop - 1] == _COMMA else stop)
     entries: dict[str, Span] = {}
-    find, match = buffer.find, _KEY.match
-    while position < stop:
-        line_end = find(b"\n", position, stop)
-        if line_end < 0:
-            line_end = stop
-        key = match(buffer, position, line_end)
-        if key is None:
-            return None
-        end = line_end
-        # A line break inside the value would leave a line without the comma; then it is not ours.
-        if buffer[end - 1 : end] == b",":
-            end -= 1
-        elif line_end != stop:
-            return None
+    for key, end in zip(keys, ends, strict=True):
         name = _key_text(key[1])
         if name is None:
             return None
         entries[name] = Span(key.end(), end)
-        position = line_end + 1
     return entries
 
 

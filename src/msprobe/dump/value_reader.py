@@ -22,6 +22,7 @@ from msprobe.dump.records import JsonTree
 from msprobe.dump.stored_values import integers_of, optional_of, shape_of, statistic_of
 from msprobe.dump.values import Message, PartPath, Role, Value, path_label
 from msprobe.errors import DumpFormatError
+from msprobe.json_text import JSON_ERRORS
 
 _T = TypeVar("_T")
 
@@ -203,7 +204,7 @@ class ValueReader:
             return None
         try:
             call = _decode_call(text)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, *JSON_ERRORS):
             return None
         found = self._walk(name, _call_slot).of_usual(call)
         if found is not None and call.remarks is not UNSET:

@@ -59,22 +59,24 @@ def _revise(comparison: RankComparison, row: Row, history: History) -> None:
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
     blamed = [
-        (comparison, row)
+        (comparison, row, key)
         for comparison in comparisons
         for row in comparison.rows
-        if row.origin is Origin.INTRODUCED
+        if row.origin is Origin.INTRODUCED and (key := _handed_out(comparison, row)) is not None
     ]
     put_in = _put_in(comparisons) if blamed else {}
-    for comparison, row in blamed:
-        parsed = comparison.side_of(row.pair).parsed(row.pair.name)
-        key: Hashable = None
-        if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
-            key = parameter_of(comparison, row)
-        elif is_communication(parsed):
-            key = row.pair.name
+    for comparison, row, key in blamed:
         others = [rank for rank in put_in.get(key, ()) if rank != comparison.rank]
         if others:
             mark(row, Origin.INHERITED, Cause.OTHER_RANK, str(others[0]))
+
+
+def _handed_out(comparison: RankComparison, row: Row) -> Hashable:
+    """Return the collective or the parameter by which a row depends on other ranks, or None."""
+    parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+    if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
+        return parameter_of(comparison, row)
+    return row.pair.name if is_communication(parsed) else None
 
 
 def _put_in(comparisons: Iterable[RankComparison]) -> dict[Hashable, list[int | str]]:
