@@ -26,7 +26,7 @@ from msprobe.capture.session import Session
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Found
 from msprobe.config import RiskLevel
-from msprobe.pytorch.apis.api_rules import Action, ApiEntry, WriteEffect, is_kept_at
+from msprobe.pytorch.apis.api_rules import Action, ApiEntry, is_kept_at
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.apis.operator_names import operator_name
 from msprobe.pytorch.gradients.gradient_taps import InputEdges, take_result
@@ -37,9 +37,9 @@ from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.left_modes import LeftMode
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
+from msprobe.pytorch.values.memory_books import MemoryBooks
 from msprobe.pytorch.values.random_state import RandomWatch
-from msprobe.pytorch.values.tensor_search import output_slots, tensors_in
-from msprobe.pytorch.values.unread import UnreadTensors
+from msprobe.pytorch.values.tensor_search import tensors_in
 
 _HANDLE_CODE: Final = overrides.handle_torch_function.__code__
 torch_redispatch: Final = getattr(overrides, "redispatch_function", None)
@@ -75,6 +75,7 @@ class ApiObserver(TorchFunctionMode):
     Attributes:
         session: receives the events.
         left: takes the mode away.
+        memory: is told what calls do to memory.
     """
 
     def __init__(
@@ -102,10 +103,7 @@ class ApiObserver(TorchFunctionMode):
         self.left = LeftMode(
             partial(mode_stack.is_installed, self), partial(mode_stack.remove, self)
         )
-        self._adapter = adapter
-        self._memo = adapter.memo
-        self._undefined = adapter.undefined.storages
-        self._unread = UnreadTensors(adapter)
+        self.memory = MemoryBooks(adapter)
         self._table = table
         self._recomputations = recomputations
         self._shared = shared
@@ -140,10 +138,10 @@ class ApiObserver(TorchFunctionMode):
         action = entry.action
         if action is Action.METADATA:
             if entry.bans:
-                quietly(session, "memo", self._ban, args, kwargs)
+                quietly(session, "memo", self.memory.ban, args, kwargs)
             result = func(*args, **kwargs)
             if entry.allocates:
-                quietly(session, "memo", self._unread.note_writes, entry, args, kwargs, result)
+                quietly(session, "memo", self.memory.note_writes, entry, args, kwargs, result)
             return result
         if action is Action.BACKWARD_ENTRY or action is Action.DESCEND:
             return self._go_inside(func, types, args, kwargs)
@@ -263,15 +261,12 @@ class ApiObserver(TorchFunctionMode):
         entry: ApiEntry | None,
     ) -> None:
         call, found = opened.call, opened.found
-        shown = args, kwargs
-        if entry is not None and (
-            entry.in_place or self._undefined or (kwargs and not entry.outs.isdisjoint(kwargs))
-        ):
-            shown = self._unread.in_arguments(entry, args, kwargs)
-        if not self.session.calls.inputs(call, *shown, found):
+        shown_args, shown_kwargs = args, kwargs
+        if entry is not None:
+            shown_args, shown_kwargs = self.memory.shown_arguments(entry, args, kwargs)
+        if not self.session.calls.inputs(call, shown_args, shown_kwargs, found):
             tensors_in(args, kwargs, found)
-        if self._memo.active:
-            self._memo.all_came_in(found)
+        self.memory.note_received(found)
 
     # -- end -----------------------------------------------------------------------------------
 
@@ -287,22 +282,14 @@ class ApiObserver(TorchFunctionMode):
         kwargs: Mapping[str, Any],
         result: Any,
     ) -> None:
-        if self._undefined or entry.allocates:
-            self._unread.note_writes(entry, args, kwargs, result)
-        if self._memo.active:
-            self._note_writes(entry, args, kwargs)
+        memory = self.memory
+        memory.note_writes(entry, args, kwargs, result)
         if opened is None:
             return
         if result is None and entry.returns_mutated and args:
             result = args[0]
-        if self._memo.active:
-            if entry.bans:
-                self._ban((result,), {})
-            else:
-                self._note_births(result)
-        shown = result
-        if self._undefined:
-            shown = self._unread.in_result(entry, args, kwargs, result)
+        memory.note_result(entry, result)
+        shown = memory.shown_result(entry, args, kwargs, result)
         self.close_call(opened, len(args), result, shown)
 
     def close_call(self, opened: OpenCall, arguments: int, result: Any, shown: Any) -> None:
@@ -330,50 +317,6 @@ class ApiObserver(TorchFunctionMode):
                 is_one_api=True,
             )
         calls.end(call)
-
-    # -- memo ----------------------------------------------------------------------------------
-
-    def _note_writes(
-        self, entry: ApiEntry, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        memo = self._memo
-        if entry.bans:
-            self._ban(args, kwargs)
-        elif entry.writes is WriteEffect.UNVERSIONED:
-            found: Found = []
-            tensors_in(args, kwargs, found)
-            for tensor, _ in found:
-                memo.wrote(tensor)
-        elif entry.writes is WriteEffect.VERSIONED and args and isinstance(args[0], Tensor):
-            memo.wrote(args[0])
-        if "out" in kwargs:
-            found = []
-            tensors_in((kwargs["out"],), None, found)
-            for tensor, _ in found:
-                memo.wrote(tensor)
-
-    def distrust(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Let the memo know that code which torch does not announce may have written to these."""
-        if not self._memo.active:
-            return
-        found: Found = []
-        tensors_in(args, kwargs, found)
-        for tensor, _ in found:
-            self._memo.wrote(tensor)
-
-    def _ban(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        found: Found = []
-        tensors_in(args, kwargs, found)
-        for tensor, _ in found:
-            self._adapter.distrust(tensor)
-
-    def _note_births(self, result: Any) -> None:
-        if type(result) is Tensor:
-            self._memo.born(result)
-            return
-        for output in output_slots(result):
-            if type(output) is Tensor:
-                self._memo.born(output)
 
 
 def _caller(frame: FrameType) -> FrameType:

@@ -106,7 +106,7 @@ def _end(
     result: Any,
 ) -> None:
     # Kernels that torch does not know, called inside, may have written to any of these.
-    apis.distrust((args, result), kwargs)
+    apis.memory.distrust((args, result), kwargs)
     if opened is not None:
         apis.close_call(opened, len(args), result, result)
 
