@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compare_checkpoints`: what two checkpoints have in common, and how far apart they are."""
+"""`compare_checkpoints`: pair the parameters of two checkpoints and measure their differences."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ EXACT: Final = Tolerance(rtol=0.0, atol=0.0)
 
 
 class Change(StrEnum):
-    """What became of a parameter, from the reference to the target."""
+    """Kind of change of a parameter, from the reference to the target."""
 
     EQUAL = "equal"
     """Every element is equal; NaN equals NaN."""
     CLOSE = "close"
-    """Every element lies within the tolerance that was asked for."""
+    """Every element is within the given tolerance."""
     CHANGED = "changed"
     DTYPE = "dtype"
     """The type differs, the values are equal (or close)."""
@@ -50,7 +50,7 @@ class Change(StrEnum):
 
     @property
     def is_difference(self) -> bool:
-        """Whether somebody looking for a difference should see it."""
+        """Whether the change counts as a difference."""
         return self not in (Change.EQUAL, Change.CLOSE)
 
 
@@ -59,8 +59,8 @@ class ParameterDifference:
     """One parameter of two checkpoints.
 
     Attributes:
-        pair: what was compared.
-        change: what became of it.
+        pair: the two parameters.
+        change: kind of change.
         metrics: how the elements differ; None where they were not compared one by one.
         problem: why they were not; empty if they were, or if one side is missing.
     """
@@ -98,8 +98,8 @@ class CheckpointComparison:
     Attributes:
         target: the checkpoint under test.
         reference: the trusted one.
-        differences: every parameter, in the order of the target; what was removed comes last.
-        notes: what else a reader should know.
+        differences: every parameter, in the order of the target, removed ones last.
+        notes: remarks on limits of the comparison.
         elapsed_s: how long it took.
         bytes_read: how much was read of values.
     """
@@ -138,9 +138,9 @@ def compare_checkpoints(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CheckpointComparison:
-    """Compare two checkpoints, whatever their formats.
+    """Compare two checkpoints, of the same or of different formats.
 
-    Memory: some megabytes a worker, whatever the size of the parameters.
+    Memory: some megabytes per worker, for parameters of any size.
 
     Args:
         target: the checkpoint under test, or its path.
@@ -197,7 +197,7 @@ def _opened(which: Checkpoint | str | os.PathLike[str], only: Sequence[str]) -> 
 
 
 def _size(pair: ParameterPair) -> int:
-    """Return how many bytes must be read for a pair."""
+    """Return the number of bytes that are read for a pair."""
     target, reference = pair.target, pair.reference
     if target is None or reference is None or not _same_elements(target, reference):
         return 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameter of one checkpoint is which of the other.
+"""Pair the parameters of two checkpoints, by name and then by content.
 
 By name first. If hardly any name is shared, a prefix that one side has before all of its names
-(``module.``, ``state_dict.``, ``model.``) is taken off. What is left over on both sides is paired
+(``module.``, ``state_dict.``, ``model.``) is taken off. Leftovers of both sides are paired
 where the values are the same, bit for bit: it was renamed.
 """
 
@@ -22,7 +22,7 @@ _WORTHWHILE: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterPair:
-    """Two parameters that are the same one, or one without a partner.
+    """A target parameter and its reference parameter, or one without a partner.
 
     Attributes:
         target: that of the checkpoint under test, None where it was removed.
@@ -37,7 +37,7 @@ class ParameterPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """All pairs in the order of the target, what was removed at the end; and what was assumed."""
+    """All pairs in the order of the target, removed ones last; and the assumptions made."""
 
     pairs: tuple[ParameterPair, ...]
     notes: tuple[str, ...] = ()
@@ -86,18 +86,18 @@ def match_parameters(
 def _pair_without_prefix(
     target: Checkpoint, reference: Checkpoint, partners: dict[str, str]
 ) -> list[str]:
-    """Add to `partners` the names that meet once a common prefix is taken off one side."""
+    """Add to `partners` the names that are equal without a common prefix of one side."""
     taken = set(partners.values())
-    mine = {name: item for name, item in target.parameters.items() if name not in partners}
-    theirs = {name: item for name, item in reference.parameters.items() if name not in taken}
-    if not mine or not theirs:
+    added = {name: item for name, item in target.parameters.items() if name not in partners}
+    removed = {name: item for name, item in reference.parameters.items() if name not in taken}
+    if not added or not removed:
         return []
-    longer, prefix, count = _best_prefix(mine, theirs)
-    if not prefix or count < _WORTHWHILE * min(len(mine), len(theirs)):
+    longer, prefix, count = _best_prefix(added, removed)
+    if not prefix or count < _WORTHWHILE * min(len(added), len(removed)):
         return []
-    for name in mine:
+    for name in added:
         other = name.removeprefix(prefix) if longer == "target" else prefix + name
-        if other in theirs and (longer != "target" or name.startswith(prefix)):
+        if other in removed and (longer != "target" or name.startswith(prefix)):
             partners[name] = other
     return [f'names of the {longer} were read without their prefix "{prefix}"']
 
@@ -105,7 +105,7 @@ def _pair_without_prefix(
 def _best_prefix(
     target: Mapping[str, Parameter], reference: Mapping[str, Parameter]
 ) -> tuple[str, str, int]:
-    """Return which side has a prefix more, which, and how many names meet without it."""
+    """Return the side with an extra prefix, the prefix, and how many names are equal without it."""
     best = ("", "", 0)
     for side, longer, shorter in (
         ("target", target, reference),

@@ -126,7 +126,7 @@ def _rank_files(folder: Path) -> dict[Path, tuple[int, int | None, int | None]]:
 
 
 def _settings(tree: Any) -> Mapping[str, Any]:
-    """Return the training's arguments, which lie in the file as a namespace."""
+    """Return the training's arguments, stored in the file as a namespace."""
     arguments = tree.get("args") if isinstance(tree, dict) else None
     if isinstance(arguments, Described) and isinstance(arguments.state, dict):
         return arguments.state
@@ -279,7 +279,7 @@ def _joined(name: str, part: Parameter, shape: tuple[int, ...], span: Span) -> P
 
 
 def _compare_copies(name: str, first: Parameter, copies: list[Parameter], notes: list[str]) -> None:
-    """Take note of ranks that should hold the same values and do not."""
+    """Add a note for each parameter whose copies on different ranks differ."""
     for copy in copies:
         same = (
             copy.shape == first.shape

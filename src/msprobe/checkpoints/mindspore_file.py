@@ -30,7 +30,7 @@ from msprobe.errors import CheckpointFormatError
 _MAX_TEXT_BYTES: Final = 1 << 16
 _MAX_ENTRIES: Final = 5_000_000
 _MAX_FIELDS: Final = 1_000
-# What follows the message when it was saved with a checksum.
+# Suffix behind the message when it was saved with a checksum.
 _CHECKSUM_MARK: Final = b"crc_num"
 
 
@@ -93,7 +93,7 @@ def _read_tensor(tag: str, tensor: Message, found: dict[str, _Pending]) -> None:
             content = (entry.data.start, entry.data.stop)
     if len(dims) > MAX_DIMENSIONS:
         raise MalformedMessageError(f"{tag!r} has {len(dims)} dimensions")
-    # A single 0 stands for a number without dimensions.
+    # A single 0 means a scalar, without dimensions.
     shape = () if dims == [0] else tuple(dims)
     pending = found.setdefault(tag, _Pending(shape, dtype.lower()))
     if (pending.dims, pending.dtype) != (shape, dtype.lower()):

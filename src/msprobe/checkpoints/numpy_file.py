@@ -76,7 +76,7 @@ def read_npz(path: Path) -> tuple[list[Parameter], list[str]]:
 
 
 class _Member(NamedTuple):
-    """A member of an archive, as a header is read from it."""
+    """A member of an archive, in the form that `read_npy_header` reads."""
 
     name: str
     size: int

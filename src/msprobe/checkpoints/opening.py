@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`open_checkpoint`: find out what a path is, and list its parameters.
+"""`open_checkpoint`: detect the format of a checkpoint, and list its parameters.
 
 Files are recognised by their content, so a name's extension does not matter. A folder is a Megatron
 checkpoint, a sharded one with an index, or simply a folder of files.
@@ -158,7 +158,7 @@ def _renamed(parameter: Parameter, name: str) -> Parameter:
 def _read_file(
     path: Path, stem: str, *, may_be_empty: bool = False
 ) -> tuple[list[Parameter], str, list[str]]:
-    """Return the parameters of one file, what kind it is, and notes."""
+    """Return the parameters of one file, its format, and notes."""
     size = file_size(path)
     try:
         with path.open("rb") as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an opened checkpoint is: parameters that know their type and shape and read their values."""
+"""`Checkpoint` and `Parameter`: types and shapes are known, values are read when asked for."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class Checkpoint:
 
     Attributes:
         path: the path that was opened.
-        kind: what it was recognised as, in words.
+        kind: the detected format, in words.
         parameters: its tensors by name, in the order of the file.
-        notes: what a reader should know: tensors that were left out, replicas that disagree …
+        notes: remarks for the user: tensors that were left out, replicas that disagree …
     """
 
     path: Path

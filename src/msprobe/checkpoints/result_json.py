@@ -35,7 +35,7 @@ _NUMBERS: Final = (
 
 
 def comparison_json(found: CheckpointComparison) -> dict[str, JsonTree]:
-    """Return everything that is known of a comparison."""
+    """Return a comparison as plain data, with its summary and all parameters."""
     return {
         "schema_version": SCHEMA_VERSION,
         "equal": found.is_equal,

@@ -26,7 +26,7 @@ _TITLES: Final = {
 
 
 def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> Iterator[Text]:
-    """Yield what there is to say; at most `limit` parameters a section, 0 for all."""
+    """Yield the lines of a comparison; at most `limit` parameters a section, 0 for all."""
     yield _checkpoint_line("target", found.target)
     yield _checkpoint_line("reference", found.reference)
     yield Text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``.safetensors``: a JSON header that says where each tensor lies.
+"""Reads ``.safetensors`` files: a JSON header with each tensor's position, then the bytes.
 
 Format: https://github.com/huggingface/safetensors. Eight bytes with the header's length (little
 endian), the header, then the tensors' bytes; ``data_offsets`` count from the end of the header.
@@ -44,7 +44,7 @@ _DTYPES: Final = {
 
 
 def looks_like_safetensors(start: bytes, size: int) -> bool:
-    """Return whether a file of this size that begins so is one."""
+    """Return whether a file of this size and with these first bytes is a safetensors file."""
     length = int.from_bytes(start[:8], "little")
     return len(start) > 8 and 2 <= length <= size - 8 and start[8:9] == b"{"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the elements of a parameter lie, and how to read some of them.
+"""Spans: the position of a parameter's elements in files, and reading some of them.
 
 A span hands out any range of elements in row-major order, so two parameters can be compared piece
-by piece whatever formats they are stored in.
+by piece from any format.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Span(Protocol):
 class FileSpan:
     """Elements that lie one after another in a file.
 
-    Read rather than mapped: a mapped file that somebody cuts short kills the process.
+    Read rather than mapped: a mapped file that is cut short meanwhile kills the process.
 
     Attributes:
         path: the file.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `torch.save` writes: state dicts, whole modules, nested containers of tensors.
+"""Reads `torch.save` files: state dicts, whole modules, nested containers of tensors.
 
 The pickle in the archive is read as data. Tensors of one storage share its bytes, as in torch.
 """

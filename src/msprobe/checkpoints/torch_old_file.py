@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `torch.save` wrote before PyTorch 1.6, as many published models still are.
+"""Reads `torch.save` files from before PyTorch 1.6, as many published models still are.
 
 Five pickles follow each other: a magic number, a version, facts about the machine, the containers,
 and the keys of the storages. The storages come next, each as its number of elements (8 bytes) and

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors in what `torch.save` pickled: how each lies on its storage, and under which name."""
+"""Find the tensors in a pickle of `torch.save`: names, storages and strides."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MODULE_PARTS: Final = ("_parameters", "_buffers", "_modules")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFile:
-    """What a file holds.
+    """Content of a file.
 
     Attributes:
         tree: the containers, as `formats.pickle` describes them.

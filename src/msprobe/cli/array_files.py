@@ -43,7 +43,7 @@ def read_array(path: Path) -> StoredTensor:
 
 
 def array_value(path: Path, array: StoredTensor) -> Value:
-    """Return type, shape and statistics of an array, as a dump has them of a tensor."""
+    """Return type, shape and statistics of an array, in the form of a dump's value."""
     from msprobe.capture.array_statistics import summarise_array
     from msprobe.dump.values import Role, Value
 
@@ -71,7 +71,7 @@ def array_value(path: Path, array: StoredTensor) -> Value:
 
 
 def array_lines(path: Path, array: StoredTensor, width: int) -> Iterator[Text]:
-    """Yield what an array is, its statistics and its first elements."""
+    """Yield an array's type and shape, its statistics and its first elements."""
     from rich.text import Text
 
     from msprobe.report.fact_lines import fact_lines
@@ -100,7 +100,7 @@ def array_lines(path: Path, array: StoredTensor, width: int) -> Iterator[Text]:
 
 
 def show_array(path: Path, *, as_json: bool) -> None:
-    """Print what an array file holds."""
+    """Print the contents of an array file."""
     from msprobe.cli.terminal import make_console, print_json, print_lines
 
     array = read_array(path)
@@ -113,7 +113,7 @@ def show_array(path: Path, *, as_json: bool) -> None:
 
 
 def show_compared(row: Matched, *, as_json: bool, quiet: bool) -> None:
-    """Print what `compare_array_files` found."""
+    """Print the result of `compare_array_files`."""
     from msprobe.cli.terminal import make_console, print_json, print_lines
 
     if as_json:
@@ -190,7 +190,7 @@ def compared_lines(row: Matched, width: int) -> Iterator[Text]:
 
 
 def compared_json(row: Matched) -> dict[str, Any]:
-    """Return what `compared_lines` says, for programs."""
+    """Return the facts of `compared_lines`, for programs."""
     metrics = {} if row.metrics is None else {name: getattr(row.metrics, name) for name in _METRICS}
     return {
         "equal": not row.status.is_difference,

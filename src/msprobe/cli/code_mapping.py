@@ -39,13 +39,13 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
         metavar="DIR",
         type=Path,
         default=Path(),
-        help="folder of code_mapping_{time}.csv (./); copies of statistic.csv stand beside theirs",
+        help="folder of code_mapping_{time}.csv (./); a copy of statistic.csv is put beside each",
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Map a dump and say what was written."""
+    """Map a dump and print which files were written."""
     from msprobe.kernels.code_mapping import map_code
     from msprobe.report.value_text import plain
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe compare`: from two dumps to the culprit."""
+"""`msprobe compare`: compare two dumps and name the culprit."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare two dumps, or the ranks of one; write files and say what was found."""
+    """Compare two dumps, or the ranks of one; write files and print the result."""
     from msprobe.cli.array_files import is_array_file
     from msprobe.cli.terminal import reader_may_leave
 
@@ -131,7 +131,7 @@ def _refuse_other_modes(options: argparse.Namespace) -> None:
 
 
 def _input(options: argparse.Namespace) -> CompareInput:
-    """Return what to compare, from whichever of the three ways it was given."""
+    """Return the dumps to compare, from any of the three ways to name them."""
     from msprobe.compare.input_file import CompareInput, read_compare_input
     from msprobe.errors import UsageError
 
@@ -161,7 +161,7 @@ def _input(options: argparse.Namespace) -> CompareInput:
 
 
 def _swallowing(options: argparse.Namespace) -> list[tuple[str, object]]:
-    """Return the options whose value may be left out, and what they got."""
+    """Return the options whose value may be left out, with their values."""
     return [("-cm", options.cell_mapping), ("-am", options.api_mapping)]
 
 
@@ -226,7 +226,7 @@ def _path(text: str | None) -> Path | None:
 
 
 def _notes(given: CompareInput, options: argparse.Namespace) -> list[str]:
-    """Return what in the command has no effect any more."""
+    """Return notes on options that have no effect any more."""
     notes = []
     if options.is_print_compare_log:
         notes.append("--is_print_compare_log has no effect: the table has every row")
@@ -236,7 +236,7 @@ def _notes(given: CompareInput, options: argparse.Namespace) -> list[str]:
 
 
 def _legacy(given: CompareInput, options: argparse.Namespace) -> LegacyChoices:
-    """Return which of mindstudio-probe's files are wanted: who uses its old flags gets those."""
+    """Return which of mindstudio-probe's files to write: its old flags ask for them."""
     from msprobe.compare.result import LegacyChoices
 
     is_old = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe compare-ckpt`: what two checkpoints have in common."""
+"""`msprobe compare-ckpt`: compare two checkpoints."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare two checkpoints and say how they differ."""
+    """Compare two checkpoints and print how they differ."""
     return compare(
         options.target,
         options.reference,
@@ -98,7 +98,7 @@ def compare(
     limit: int = 20,
     exit_code: bool = False,
 ) -> int:
-    """Compare two checkpoints, print what was found and return the exit code."""
+    """Compare two checkpoints, print the result and return the exit code."""
     from msprobe.checkpoints.comparing import compare_checkpoints
     from msprobe.checkpoints.result_json import comparison_json, parameters_json, write_json
     from msprobe.cli.terminal import print_json
@@ -135,7 +135,7 @@ def _print(found: CheckpointComparison, output: Path | None, limit: int) -> None
 
 
 def _progress() -> Callable[[int, int], None] | None:
-    """Return a function that shows the progress on stderr; None where nobody would see it."""
+    """Return a function that shows the progress on stderr; None where stderr is no terminal."""
     if not sys.stderr.isatty():
         return None
 

@@ -10,7 +10,7 @@ DEFAULT_OUTPUT: Final = "./output"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add everything that stands behind `msprobe compare`."""
+    """Add all options of `msprobe compare`."""
     parser.add_argument(
         "dumps",
         nargs="*",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe config_check`: what a run was started with, collected and compared."""
+"""`msprobe config_check`: collect the start settings of a run, or compare those of two."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_pack(path: Path) -> bool:
-    # Whatever else is a zip archive (.pt, .npz) has another suffix.
+    # Other zip archives (.pt, .npz) have another suffix.
     return path.suffix == ".zip" and not path.is_dir()
 
 

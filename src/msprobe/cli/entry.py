@@ -39,7 +39,7 @@ _VERBS: Final = (
     parse,
     dump_config,
 )
-# Before 26 the framework stood before the command; dumps say it themselves.
+# Before 26 the framework came before the command; dumps name it themselves.
 _FRAMEWORKS: Final = ("pytorch", "mindspore")
 _CONTROLS: Final = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), " ")
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted")
     except Exception as exc:
-        # A traceback helps nobody at a prompt.
+        # A traceback does not help at a prompt.
         logger.debug("unexpected error", exc_info=True)
         hint = "set MSPROBE_LOG_LEVEL=0 to see where"
         return _fail(f"unexpected {type(exc).__name__}: {exc} ({hint})")
@@ -84,8 +84,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = build_parser()
     words = _framework_first(sys.argv[1:] if arguments is None else list(arguments))
     options, rest = parser.parse_known_args(words)
-    # Where options stand between DUMP and NAME, argparse takes NAME as absent and leaves it over;
-    # likewise the second of two dumps.
+    # With options between DUMP and NAME, argparse takes NAME as absent and leaves it over; so it
+    # does with the second of two dumps.
     plain = not any(word.startswith("-") for word in rest)
     if len(rest) == 1 and plain and getattr(options, "name", "") is None:
         options.name = rest.pop()
@@ -98,7 +98,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _framework_first(words: list[str]) -> list[str]:
-    """Move ``-f pytorch`` from behind the command, where ``-f`` may mean another thing."""
+    """Move ``-f pytorch`` to the front: after the command, ``-f`` may mean another option."""
     for place in range(1, len(words) - 1):
         if words[place] in ("-f", "--framework") and words[place + 1] in _FRAMEWORKS:
             return [*words[place : place + 2], *words[:place], *words[place + 2 :]]
@@ -124,14 +124,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, like every other error, instead of with the whole usage."""
+    """Reports errors in one line, like all other errors, without the whole usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 class _PrintVersion(argparse.Action):
-    """Like argparse's own, but looks the version up only when it is asked for."""
+    """Prints the version; unlike argparse's own action, looks it up only when used."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, *, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)

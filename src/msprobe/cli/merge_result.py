@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe merge_result`: the tables of several ranks as one, metric by metric."""
+"""`msprobe merge_result`: merge the tables of several ranks, metric by metric."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Merge and say where the result is."""
+    """Merge and print the path of the result."""
     from msprobe.compare.legacy.merge import merge_results
 
     print(f"wrote {merge_results(options.input_dir, options.output_dir, options.config_path)}")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from msprobe.dump.dump_steps import Dump
     from msprobe.overflow.findings import StepFindings
 
-# The second is what users of mindstudio-probe 8 call it.
+# The second is its name in mindstudio-probe 8.
 NAMES: Final = ("overflow_check", "nan_analyze")
 EXIT_FOUND: Final = 1
 
@@ -48,7 +48,7 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Analyse a dump and say where NaN and Inf begin."""
+    """Analyse a dump and print where NaN and Inf begin."""
     from msprobe.dump.reader import open_dump
     from msprobe.errors import UsageError
     from msprobe.overflow.analysis import analyze_overflow

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 _EXIT_PROBLEMS: Final = 2
-# What layouts.PLAIN and STORED say; that module needs NumPy, which a --help does not.
+# Same as layouts.PLAIN and STORED; that module needs NumPy, which --help should not load.
 FORMATS: Final = (
     "NCHW", "NHWC", "CHWN", "HWCN", "NCDHW", "NDHWC", "DHWCN", "NC", "CN", "NCL", "ND", "STORED",
 )  # fmt: skip
@@ -49,7 +49,7 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Convert and say what was done; 2 if something could not be converted."""
+    """Convert and print the result; 2 if something could not be converted."""
     if options.dump_path is None:
         from msprobe.cli.parse_prompt import run_prompt
 

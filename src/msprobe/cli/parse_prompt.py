@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prompt of `msprobe parse`: kernel dumps and arrays, looked at step by step."""
+"""The prompt of `msprobe parse`: look at kernel dumps and arrays step by step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from msprobe.dump.tensor_files import StoredTensor
     from msprobe.report.tables import Cell
 
-# Where results go if the user does not say; the second is misspelt in the documents, too.
+# Default folders of results; the second is misspelt in the documents, too.
 _SORTED: Final = "parse_data/acl_batch_convert"
 _COMPARED: Final = "parse_data/acl_batch_comapre"
 _CONVERTED: Final = "parse_data/convert_result"
@@ -38,7 +38,7 @@ class ParsePrompt(cmd.Cmd):
     )
 
     def onecmd(self, line: str) -> bool:
-        """Run one line; an error is told in a line, and the prompt stays."""
+        """Run one line; an error is printed in one line, and the prompt stays."""
         try:
             return bool(super().onecmd(line))
         except (MsprobeError, OSError) as exc:
@@ -100,7 +100,7 @@ class ParsePrompt(cmd.Cmd):
         print(f"wrote {compare_folders(options.target, options.reference, options.out)}")
 
     def do_pt(self, line: str) -> None:
-        """Show what an array holds, and write it as text beside the file."""
+        """Show an array, and write it as text beside the file."""
         from msprobe.cli.array_files import read_array
 
         parser = _Parser("pt", self.do_pt.__doc__)
@@ -186,7 +186,7 @@ def compare_folders(target: Path, reference: Path, output: Path) -> Path:
 
 
 def _arrays_in(folder: Path, converted: Path) -> dict[tuple[str | int, ...], Path]:
-    """Return the arrays below a folder, by what pairs them; binary files are converted first."""
+    """Return the arrays below a folder, by pairing key; binary files are converted first."""
     from msprobe.dump.kernel_names import parse_kernel_file_name
     from msprobe.kernels.convert_binary import convert_binary
 

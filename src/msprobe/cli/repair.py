@@ -29,7 +29,7 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Repair a dump and say what was done; 2 if a folder could not be repaired."""
+    """Repair a dump and print the result; 2 if a folder could not be repaired."""
     import sys
 
     from msprobe.dump.repair import repair_dump

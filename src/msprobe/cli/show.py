@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe show`: look into a dump."""
+"""`msprobe show`: print a dump, a part of it, or one record."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _choose_rank(dump: Dump, step_number: int | None, rank: str | None) -> RankV
 
 
 def _select(view: RankView, name: str | None, pattern: str | None) -> list[str] | None:
-    """Return the record names that were asked for, in order; None if all were."""
+    """Return the requested record names, in order; None for all."""
     from fnmatch import fnmatchcase
 
     from msprobe.errors import RecordNotFoundError
@@ -161,7 +161,7 @@ def _print_details(console: Console, view: RankView, names: list[str]) -> None:
     from msprobe.cli.terminal import print_lines
     from msprobe.report.record_lines import record_lines
 
-    # All are made before the first is printed: an error leaves no half of them behind.
+    # All are made before the first is printed: after an error, none is.
     details = [list(record_lines(view, view.records[name], width=console.width)) for name in names]
     for position, lines in enumerate(details):
         if position:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where verbs print: one console, as wide as the terminal, and wide where there is none."""
+"""The console that commands print to: as wide as the terminal, and wide where there is none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_console() -> Console:
     from rich.console import Console
 
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # names may hold what the terminal cannot show
+        sys.stdout.reconfigure(errors="replace")  # for characters unknown to the terminal
 
     class Screen(Console):
         def on_broken_pipe(self) -> None:
@@ -57,7 +57,7 @@ def print_json(tree: JsonTree, *, indent: int | None = 1) -> None:
 
 @contextmanager
 def guarded_stdout() -> Iterator[None]:
-    """Let failures of stdout be errors like those of every other file.
+    """Turn failures of stdout into the error that other files raise.
 
     Raises:
         ReportWriteError: it is closed, or cannot be written.
@@ -68,7 +68,7 @@ def guarded_stdout() -> Iterator[None]:
 
 
 class _Stdout:
-    """A stream that says that it is stdout which cannot be written."""
+    """A stream whose errors name standard output."""
 
     def __init__(self, stream: TextIO | None) -> None:
         # Python has no stream where the descriptor is closed.
@@ -102,7 +102,7 @@ class _Stdout:
 
 
 def discard_stdout() -> None:
-    """Let what is still to be printed vanish: it would raise again at exit."""
+    """Discard output that is still buffered: it would raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

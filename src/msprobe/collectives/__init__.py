@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communication between ranks: what a recorded call sends and to whom, and which calls meet.
+"""Communication between ranks: messages of recorded calls, and which calls belong together.
 
 `calls.communication_calls` reads the calls of one rank from its records; `matching.connect` says
 which calls of different ranks are one communication. Pure functions. May import `msprobe.dump`.

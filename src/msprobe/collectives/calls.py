@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record of a communication says: with whom, which way values go, in which group.
+"""Communication calls of one rank: group, partners and direction of each, from its record.
 
 Records of ``torch.distributed``, ``mint.distributed`` and ``comm_func`` name their group, source,
 destination and peers.
@@ -24,7 +24,7 @@ _PREFIXES: Final = ("Distributed", "MintDistributed")
 
 
 class Part(StrEnum):
-    """What a rank does in a communication."""
+    """Role of a rank in a communication."""
 
     SEND = "send"
     RECEIVE = "receive"
@@ -38,7 +38,7 @@ class Endpoint:
     Attributes:
         part: whether values go out, come in, or both.
         ranks: for a message the other rank; for a collective all members; None for all there are.
-        channel: what both ends have in common besides ranks: function or tag.
+        channel: function or tag, the same at both ends.
         is_message: whether it is a message between two ranks.
     """
 
@@ -57,7 +57,7 @@ class CommunicationCall:
         position: place of the record in the order of execution of its rank.
         name: the record's name.
         kind: forward or backward.
-        endpoints: what it does; several for ``batch_isend_irecv``.
+        endpoints: its messages and roles; several for ``batch_isend_irecv``.
     """
 
     rank: int

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which collectives of different ranks are one communication, and what that says about faults.
+"""Match the communication calls of different ranks, and order faults by these matches.
 
-The n-th call of one function in one group, on each of its members, is one *meeting*; so is the
-n-th message from one rank to another. Along meetings a fault spreads from rank to rank:
+The n-th call of one function in one group, on each of its members, is one *match*; so is the
+n-th message from one rank to another. Along matches a fault spreads from rank to rank:
 `earliest_faults` keeps those that no other fault can explain.
 
 Everything here is pure: calls go in, names come out.
@@ -20,12 +20,12 @@ from msprobe.collectives.calls import CommunicationCall, Endpoint, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class CollectiveMatch:
     """Calls of several ranks that are one communication.
 
     Attributes:
         calls: by rank, then position.
-        layer: meetings of a lower layer come first; calls of one rank lie in ascending layers.
+        layer: matches of a lower layer come first; calls of one rank lie in ascending layers.
     """
 
     calls: tuple[CommunicationCall, ...]
@@ -41,8 +41,8 @@ class Fault(NamedTuple):
     name: str
 
 
-def connect(calls_by_rank: Mapping[int, Sequence[CommunicationCall]]) -> list[Meeting]:
-    """Return all meetings, earliest first. A call whose partners are unknown meets nobody.
+def connect(calls_by_rank: Mapping[int, Sequence[CommunicationCall]]) -> list[CollectiveMatch]:
+    """Return all matches, earliest first. A call with unknown partners is in no match.
 
     Takes time and memory in proportion to the number of calls and members.
     """
@@ -57,14 +57,14 @@ def connect(calls_by_rank: Mapping[int, Sequence[CommunicationCall]]) -> list[Me
             if key is None:
                 continue
             here = (call.rank, end.part if end.is_message else None, key)
-            meeting = (key, occurrences[here])
+            match = (key, occurrences[here])
             occurrences[here] += 1
-            groups.join(number, first_of.setdefault(meeting, number))
+            groups.join(number, first_of.setdefault(match, number))
     return _layered(calls, groups)
 
 
 def earliest_faults(
-    meetings: Sequence[Meeting],
+    matches: Sequence[CollectiveMatch],
     faulty: Mapping[int, Mapping[str, int]],
     faulty_inputs: Mapping[int, Collection[str]] | None = None,
 ) -> list[Fault]:
@@ -74,13 +74,13 @@ def earliest_faults(
     communication that brought it values from a rank where a fault had been sent on.
 
     Args:
-        meetings: what `connect` returned.
+        matches: the result of `connect`.
         faulty: per rank, the faulty records with their places in the order of execution.
         faulty_inputs: per rank, those communications among them whose inputs are faulty already:
             they hand a fault on even if nothing before them is known to be faulty.
 
     Returns:
-        At most one a rank. A layer is that of the last meeting up to the record, 0 before any.
+        At most one a rank. A layer is that of the last match up to the record, 0 before any.
     """
     first = {
         rank: min((position, name) for name, position in names.items())
@@ -88,25 +88,25 @@ def earliest_faults(
         if names
     }
     inputs = faulty_inputs or {}
-    reached: dict[int, int] = {}  # rank → position where somebody else's fault came in
+    reached: dict[int, int] = {}  # rank → position where another rank's fault came in
     layers = dict.fromkeys(first, 0)
-    for meeting in meetings:
+    for match in matches:
         senders = [
             call
-            for call in meeting.calls
+            for call in match.calls
             if call.sends
             and call.name in faulty.get(call.rank, ())
             and (
-                # What only sends has nothing but what its rank had before.
+                # A pure sender receives nothing: only its own rank's faults matter.
                 not call.receives
                 or call.name in inputs.get(call.rank, ())
                 or first[call.rank][0] < call.position
                 or reached.get(call.rank, call.position) < call.position
             )
         ]
-        for call in meeting.calls:
+        for call in match.calls:
             if call.rank in first and call.position <= first[call.rank][0]:
-                layers[call.rank] = meeting.layer
+                layers[call.rank] = match.layer
             if call.receives and any(sender.rank != call.rank for sender in senders):
                 reached.setdefault(call.rank, call.position)
     return sorted(
@@ -142,8 +142,8 @@ class _Union:
         self._parent[other] = one
 
 
-def _layered(calls: Sequence[CommunicationCall], groups: _Union) -> list[Meeting]:
-    """Return the groups as meetings, sorted so that each rank's calls keep their order."""
+def _layered(calls: Sequence[CommunicationCall], groups: _Union) -> list[CollectiveMatch]:
+    """Return the groups as matches, sorted so that each rank's calls keep their order."""
     members: dict[int, list[CommunicationCall]] = defaultdict(list)
     next_groups: dict[int, list[int]] = defaultdict(list)
     waiting: dict[int, int] = defaultdict(int)
@@ -178,6 +178,6 @@ def _layered(calls: Sequence[CommunicationCall], groups: _Union) -> list[Meeting
                     heapq.heappush(ready, (place[following], following))
     order = {group: number for number, group in enumerate(done)}
     return [
-        Meeting(calls=tuple(members[group]), layer=layer[group])
+        CollectiveMatch(calls=tuple(members[group]), layer=layer[group])
         for group in sorted(done, key=lambda group: (layer[group], order[group]))
     ]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`config.json` and the arguments of a debugger, as frozen and checked settings.
 
-Entry point: `load_config`. What a file may hold stands in `file_keys`, what the rest of the
-program sees in `settings`. Every refusal is a `ConfigError` that names file, key, value and what
+Entry point: `load_config`. `file_keys` defines the keys of the file, `settings` the objects that
+the rest of the program sees. Every refusal is a `ConfigError` that names file, key, value and what
 is allowed; keys without effect are logged as warnings; sections of other tasks are not read.
-May import what lies beside the rooms only (`errors`, `api_prefixes`).
+May import only modules beside the rooms (`errors`, `api_prefixes`).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def parse_choice(
     """Return the member of `choices` that `value` spells (case counts).
 
     Args:
-        value: what the user wrote.
+        value: the value in the file.
         choices: the closed set of words.
         key: path of the key.
         source: the file, for messages.
@@ -63,7 +63,7 @@ def convert(raw: dict[str, Any], keys: type[T], *, prefix: str, source: str | Pa
     """Return `raw` as an object of the type `keys`; keys of other names are skipped.
 
     Args:
-        raw: decoded JSON: any value may stand anywhere.
+        raw: decoded JSON, not checked yet.
         keys: the type to make.
         prefix: path of the object in the file, such as ``statistics``; empty at the top.
         source: where the values came from, for error messages.

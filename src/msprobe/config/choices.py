@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Task(StrEnum):
-    """What a capture keeps."""
+    """Task: which data a capture keeps."""
 
     STATISTICS = "statistics"
     TENSOR = "tensor"
@@ -27,7 +27,7 @@ class Level(StrEnum):
 
 
 class SummaryMode(StrEnum):
-    """What is written about a value: four statistics, or those and a CRC-32."""
+    """Summary of a value: four statistics, or those and a CRC-32."""
 
     STATISTICS = "statistics"
     MD5 = "md5"

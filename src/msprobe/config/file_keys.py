@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keys of `config.json` with their types and descriptions, exactly as users write them.
 
-Everything that is known about a key stands here once: checking, the JSON schema for editors and
+Everything that is known about a key is here, once: checking, the JSON schema for editors and
 the reference page are made from these types.
 """
 
@@ -26,7 +26,7 @@ from msprobe.config.choices import (
 )
 from msprobe.config.numbers import MAX_NUMBER
 
-# `parse_number_list` judges these, with better words; the limits stand here for the schema.
+# `parse_number_list` judges these, with better words; the limits are here for the schema.
 Numbers = list[
     Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
     | Annotated[str, Meta(pattern=r"^\s*[0-9]+\s*(-\s*[0-9]+\s*)?$")]

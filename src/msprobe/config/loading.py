@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From `config.json` and the arguments of a debugger to one checked `Config`."""
+"""Merge `config.json` and the arguments of a debugger into one checked `Config`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _is_empty(value: object) -> bool:
 
 
 def _present(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what counts as absent: null, and "" where it means the default."""
+    """Return the keys without absent values: null, and "" where it means the default."""
     empty = {"task", "level"}
     return {
         key: value

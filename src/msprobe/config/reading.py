@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a JSON file that a person wrote, and say precisely what is wrong with it."""
+"""Read a hand-written JSON file, with precise errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JsonObject = dict[str, Any]  # any JSON value: nothing is known about it before 
 
 
 def read_config_file(path: Path) -> tuple[JsonObject, list[str]]:
-    """Return the object in a JSON file, and the keys that stand in one object twice.
+    """Return the object in a JSON file, and the keys that occur twice in one object.
 
     A byte order mark is accepted.
 
@@ -59,7 +59,7 @@ def read_config_file(path: Path) -> tuple[JsonObject, list[str]]:
 
 
 def json_kind(value: object) -> str:
-    """Return what JSON calls a value, with its article."""
+    """Return JSON's name for the type of a value, with its article."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):

@@ -17,7 +17,7 @@ def json_schema() -> dict[str, Any]:
     """Return the schema (JSON Schema 2020-12) as plain JSON data.
 
     It describes types, words and ranges, and knows no further keys, so that an editor marks a
-    misspelt one. What depends on several keys at once, such as the names
+    misspelt one. Rules over several keys at once, such as the names
     in `scope` at each level, only `load_config` can judge.
     """
     types = [CommonKeys, *SECTION_KEYS.values()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the typed keys of a task's section to its settings."""
+"""Build the settings of a task from the typed keys of its section."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _selection(
     source: str | Path,
     warnings: list[str],
 ) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
-    """Return scope and name filters; at level debug there is nothing to select from."""
+    """Return scope and name filters; none at level debug, which records no calls."""
     if level is Level.DEBUG:
         warnings.extend(
             f'"{section}.{name}" has no effect at level debug, which records only save()'
@@ -139,7 +139,7 @@ def _warn_empty(names: list[str], key: str, warnings: list[str]) -> None:
 
 
 def parse_data_mode(words: list[DataModeWord], key: str, *, source: str | Path) -> DataMode:
-    """Return what a combination of `data_mode` words means.
+    """Return the `DataMode` of a combination of `data_mode` words.
 
     A missing direction means both directions, a missing side both sides.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of one run, checked and resolved: what the rest of the program sees."""
+"""The settings of one run, checked and resolved, for the rest of the program."""
 
 from __future__ import annotations
 

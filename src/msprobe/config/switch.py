@@ -12,7 +12,7 @@ from msprobe.errors import ConfigFileError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpSwitch:
-    """What the file said when it was last readable.
+    """State of `dump_enable` when the file was last readable.
 
     Attributes:
         enabled: the last good value; None when the key is absent.
@@ -38,7 +38,7 @@ def reload_dump_enable(path: Path, last: DumpSwitch) -> DumpSwitch:
 
     Args:
         path: the `config.json`.
-        last: what an earlier call returned, or ``DumpSwitch(enabled=config.dump_enable)``.
+        last: the result of an earlier call, or ``DumpSwitch(enabled=config.dump_enable)``.
     """
     try:
         status = path.stat()

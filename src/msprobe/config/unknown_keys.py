@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to say about keys and tasks that other generations of `config.json` have."""
+"""Warnings about keys and tasks that other generations of `config.json` have."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def warn_unknown(
     section: str,
     elsewhere: Mapping[str, str],
 ) -> list[str]:
-    """Return a warning for each key that has no effect where it stands.
+    """Return a warning for each key that has no effect in its place.
 
     Args:
         found: keys of the object.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Archives that differ in nothing but their elements, recognised by their other bytes.
+"""Recognise tensor files that are equal in all bytes but their elements.
 
 A dump holds thousands of small tensors of the same few types and shapes. All of their files that
 is not elements is alike, but for checksums, the archive's identifier, and the name of the folder
@@ -19,7 +19,7 @@ from msprobe.dump.tensor_archive import ArchivedTensor
 _CENTRAL_CHECKSUM: Final = 16  # where an entry of the directory has its checksum
 _DESCRIPTOR: Final = struct.Struct("<4sIII")
 _CHECKSUM: Final = struct.Struct("<I")
-_FIRST_NAME: Final = 30  # where the name stands in the header of the first entry
+_FIRST_NAME: Final = 30  # where the name begins in the header of the first entry
 _FIRST_FILE: Final = b"/data.pkl"
 
 

@@ -17,18 +17,18 @@ class ArrayFile:
     """An array on its way to a file.
 
     Attributes:
-        size_bytes: what it occupies until it is written.
+        size_bytes: the memory that it occupies until it is written.
     """
 
     __slots__ = ("_values", "size_bytes")
 
     def __init__(self, values: NDArray[Any]) -> None:
-        """Take a contiguous array that nobody else will change."""
+        """Wrap a contiguous array, which must not change until it is written."""
         self._values = values
         self.size_bytes = values.nbytes
 
     def write(self, path: Path) -> None:
-        """Write it, as ``.pt`` or ``.npy``; neither can hold what needs a pickle."""
+        """Write it, as ``.pt`` or ``.npy``; arrays that need a pickle are refused."""
         if path.suffix == ".pt":
             memory = self._values.reshape(-1).view(np.uint8).data
             write_archive(os.fspath(path), self._values.dtype.name, self._values.shape, memory)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statistics of an array as records have them, for tensors that were saved without."""
+"""Statistics of an array, in the form of records, for tensors that were saved without them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 Task = Callable[[], None]
 
-# What a task without a payload counts, so that their number is bounded too.
+# Bytes counted for a task without a payload, so that their number is bounded too.
 _LEAST_BYTES: Final = 1024
 
 
@@ -104,7 +104,7 @@ class BackgroundQueue:
             self._later.pop(key, None)
 
     def close(self) -> None:
-        """Run what is queued, without what was to run later, and end the thread."""
+        """Run the queued tasks, drop those of `put_later`, and end the thread."""
         with self._lock:
             self._is_closing = True
             self._later.clear()
@@ -120,7 +120,7 @@ class BackgroundQueue:
         )
 
     def _stand_in_if_idle(self) -> bool:
-        """Let the calling thread execute a task itself; False while there is anything before it."""
+        """Run a task on the calling thread; return False while other tasks are before it."""
         with self._lock:
             if self._tasks or self._is_busy or self._stand_in is not None:
                 return False
@@ -237,7 +237,7 @@ class Ticker:
             _run_safely(self._action)
 
     def _sleep(self) -> bool:
-        """Wait until the next call is due; return whether there is one."""
+        """Wait until the next call is due; return False when the ticker was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_on or self._is_closing)
             self._changed.wait_for(lambda: self._is_closing, self._interval_s)

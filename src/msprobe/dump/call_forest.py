@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a rank as trees: what ran inside what, in the order of execution."""
+"""The calls of a rank as trees, each call below the one it ran in, in order of execution."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def call_forest(view: RankView, selected: set[str] | None = None) -> dict[Sectio
 
     Args:
         view: the rank.
-        selected: keep only these records and what encloses them; None keeps all.
+        selected: keep only these records and the calls around them; None keeps all.
     """
     parents = _with_groups(view.parents)
     wanted = _with_ancestors(parents, selected)

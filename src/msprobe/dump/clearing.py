@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removing what an earlier run left in a dump path: only files that msprobe itself wrote."""
+"""Remove the files of an earlier run from a dump path: only those that msprobe itself wrote."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def _is_own_tensor(name: str) -> bool:
 def _remove(folder: Path, is_ours: Callable[[str], bool]) -> int:
     removed = 0
     with os.scandir(folder) as entries:
-        ours = [
+        paths = [
             entry.path
             for entry in entries
             if is_ours(entry.name) and not entry.is_dir(follow_symlinks=False)
         ]
-    for path in ours:
+    for path in paths:
         Path(path).unlink(missing_ok=True)
         removed += 1
     return removed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRC-32 as zip archives use it, by the fastest implementation there is."""
+"""CRC-32 of zip archives, by the fastest installed implementation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Dump`: the steps of a dump, and the ranks of each."""
+"""`Dump`: a dump by step and rank."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _Key = TypeVar("_Key", int, str)
 
 @dataclass(frozen=True, slots=True)
 class DumpHead:
-    """What stands at the top of ``dump.json``.
+    """Facts at the top of ``dump.json``: task, level, framework.
 
     Attributes:
         task: ``statistics``, ``tensor``, …
@@ -67,9 +67,9 @@ class DumpHead:
 
 
 class Span(msgspec.Struct, gc=False, frozen=True):
-    """Where the bytes of one value stand in the journal, and its place in the order.
+    """Position of the bytes of one value in the journal, and its place in the order.
 
-    Like `Call` no tuple: there is one for each record, and Python's collector looks at tuples.
+    Like `Call` no tuple: each record has one, and Python's garbage collector walks tuples.
     """
 
     order: int
@@ -94,13 +94,13 @@ class Call(msgspec.Struct, gc=False, frozen=True):
 
 @dataclass(slots=True)
 class JournalIndex:
-    """What a journal holds; the values of records and the frames stay in the file.
+    """Index of a journal; the values of records and the frames stay in the file.
 
     Attributes:
         head: the newest head line.
-        records: record name → where its value stands.
+        records: record name → position of its value.
         calls: record name → its call.
-        stacks: stack number → where its list of frames stands.
+        stacks: stack number → position of its list of frames.
         size_bytes: end of the last line that counts.
     """
 
@@ -111,7 +111,7 @@ class JournalIndex:
     size_bytes: int = 0
 
     def up_to(self, size_bytes: int) -> JournalIndex:
-        """Return a copy without what stands beyond `size_bytes` (never reached the disk)."""
+        """Return a copy without entries beyond `size_bytes`, which never reached the disk."""
         copy = JournalIndex(
             self.head, dict(self.records), dict(self.calls), dict(self.stacks), size_bytes
         )
@@ -127,7 +127,7 @@ class JournalContents:
 
     Attributes:
         path: the journal.
-        index: what it holds.
+        index: its records, calls and stacks.
         damaged_lines: complete lines that are no valid entry; they are left out.
         is_torn: whether the last line was cut off, as by a kill; it is left out.
     """
@@ -259,7 +259,7 @@ class Journal:
             raise
 
     def snapshot(self) -> JournalIndex:
-        """Flush, and return a copy of the index that holds only what reached the file."""
+        """Flush, and return a copy of the index without entries that did not reach the file."""
         with self._file_lock:
             try:
                 self._flush()
@@ -277,7 +277,7 @@ class Journal:
                 self.index = JournalIndex(self.index.head, size_bytes=self.index.size_bytes)
 
     def abandon(self) -> None:
-        """Close the file without any lock: for a forked child, where nobody can release one."""
+        """Close the file without any lock: in a forked child, a held lock is never released."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -292,7 +292,7 @@ def encode_text(text: str) -> bytes:
 
 
 def read_journal(path: Path) -> JournalContents:
-    """Read what a journal holds, also when its process was killed while writing.
+    """Return the contents of a journal, also of one whose process was killed while writing.
 
     Lines that are no valid entry are counted and left out.
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building ``dump.json``, ``stack.json`` and ``construct.json`` from a journal.
+"""Build ``dump.json``, ``stack.json`` and ``construct.json`` from a journal.
 
 Values are copied as bytes, never parsed: time is linear in the journal's size, and memory stays
 small. Each file appears at once under its name (temporary name, then rename), so that a reader
-never meets half of one. One record stands on one line.
+never meets half of one. Each record is one line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from msprobe.files import write_whole
 _BLOCK_BYTES: Final = 64 << 10
 _CACHED_BLOCKS: Final = 256  # 16 MiB: records come nearly in the order in which they were written
 _CHUNK_BYTES: Final = 1 << 20
-_LAST: Final = 1 << 62  # the order of what comes behind all calls
+_LAST: Final = 1 << 62  # order of records that come behind all calls
 
 
 def build_from_journal(
@@ -42,7 +42,7 @@ def build_from_journal(
     """Build the JSON files of a journal found on disk; replaces existing ones.
 
     Args:
-        contents: what `read_journal` found.
+        contents: the result of `read_journal`.
         directory: the rank folder to write to.
         more: further records.
 
@@ -102,7 +102,7 @@ class _BlockReader:
     """Reads spans of a file through a small cache of blocks.
 
     Not one read a span, because each read hands the GIL to the training thread and waits up to
-    5 ms to get it back; not mmap, because a file cut short by somebody else would kill the process.
+    5 ms to get it back; not mmap: a file that another process cuts short would kill this one.
     """
 
     def __init__(self, descriptor: int) -> None:

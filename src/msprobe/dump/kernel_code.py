@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a kernel to the line of the program that called it, by its full name in a graph."""
+"""Find the source line that called a kernel, by the kernel's full name in a graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msprobe.dump.kernel_ir import IrGraph, IrOperator, SourceLine
 _UNSAFE: Final = re.compile(r"[/\\. ]")
 _NUMBER: Final = re.compile(r"-op\d+\Z")
 
-# What optimizers put before the names of the parameters that they keep a state for.
+# Prefixes that optimizers give to the names of a parameter's states.
 _STATES: Final = (
     "accum_",
     "stat_",
@@ -30,7 +30,7 @@ _STATES: Final = (
 
 
 class CodePlace(NamedTuple):
-    """Where a kernel comes from.
+    """Source location of a kernel.
 
     Attributes:
         scope: its full name, or that of the cell that defines a parameter.
@@ -57,7 +57,7 @@ class CodeMap:
     """The kernels and parameters of graphs, found by exact name."""
 
     def __init__(self, graphs: Iterable[IrGraph]) -> None:
-        """Collect what the graphs say.
+        """Index the operators and parameters of the graphs.
 
         Args:
             graphs: of one program; where two name the same operator, the first with a stack counts.
@@ -75,7 +75,7 @@ class CodeMap:
                 self._by_identity.setdefault(operator.identity, operator)
 
     def kernel(self, name: str) -> CodePlace | None:
-        """Return where a kernel comes from; None if no graph names it.
+        """Return the source location of a kernel; None if no graph names it.
 
         Args:
             name: full name, also as file names have it; older files have its last part alone,
@@ -87,7 +87,7 @@ class CodeMap:
         return None if operator is None else self._place(operator)
 
     def only_kernel_like(self, name: str) -> CodePlace | None:
-        """Return where the kernel of the same scope and type comes from, if there is one alone.
+        """Return the location of the only kernel of the same scope and type; None if not unique.
 
         MindSpore numbers kernels anew behind the last graph that it writes, so that a kernel may
         run under another number than its graph says.
@@ -97,7 +97,7 @@ class CodeMap:
         """
         kind = kernel_kind(name)
         alike = [] if kind is None else self._by_kind.get(kind, [])
-        # The same operator may stand in several graphs, and in some of them without its calls.
+        # The same operator may be in several graphs, and in some of them without its calls.
         places = {self._place(operator) for operator in alike if self._frames(operator)}
         places = places or {self._place(operator) for operator in alike}
         is_one = len(places) == 1 and len({operator.scope for operator in alike}) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of kernel dumps, which MindSpore writes by itself: names, folders, ``statistic.csv``.
+"""Files of MindSpore's own kernel dumps: names, folders, ``statistic.csv``.
 
     rank_0/{net}/{graph}/{iteration}/
         MatMul.Default_fc1-Dense_MatMul-op0.0.0.1795182233644492.input.0.DefaultFormat.Float32.npy
@@ -83,7 +83,7 @@ class KernelValue:
     Attributes:
         op_type: ``MatMul``; ``Parameter`` for values that no kernel made.
         op_name: scope and number of the kernel; ``/`` in it may have become ``_``.
-        task: number of the task; likewise `stream`; 0 on the CPU.
+        task: number of the task; 0 on the CPU, as is `stream`.
         time: when it was written, in microseconds.
         io: ``input`` or ``output``.
         index: which input or output; ``2`` or, where the dump has two numbers, ``2.0``.
@@ -141,7 +141,7 @@ def _is_value(name: str) -> bool:
 
 
 def _placed(directory: Path, root: Path) -> KernelFolder:
-    """Return a folder with the rank and step that its path tells; 0 where it tells none.
+    """Return a folder with the rank and step in its path; 0 where the path has none.
 
     Args:
         directory: the folder.
@@ -184,7 +184,7 @@ def _below_time(parts: tuple[str, ...], time: int, root: int) -> tuple[int, int]
 
 
 def find_constants(folder: KernelFolder) -> KernelFolder | None:
-    """Return the folder of a graph's constants, which all its iterations share, if there is one."""
+    """Return the folder of a graph's constants, shared by all iterations; None if missing."""
     path = folder.directory.parent / _CONSTANTS
     return replace(folder, directory=path) if path.is_dir() else None
 
@@ -246,7 +246,7 @@ def _tensor_values(directory: Path) -> Iterator[KernelValue]:
 
 
 def read_mapping(directory: Path) -> dict[str, str]:
-    """Return short file name → the name that was meant, from a folder's ``mapping.csv``.
+    """Return short file name → original name, from a folder's ``mapping.csv``.
 
     Raises:
         DumpFormatError: it is damaged.
@@ -312,7 +312,7 @@ def _shape(path: Path, number: int, text: str) -> tuple[int, ...]:
 
 
 def _statistic(text: str) -> Statistic | str:
-    """Return a number; text that is none (a checksum) as it stands."""
+    """Return a number, or the text itself if it is none (a checksum)."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:

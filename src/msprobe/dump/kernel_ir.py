@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text form of MindSpore's graphs (``*.ir``): which line of the program made each operator.
+"""Reads MindSpore's graphs as text (``*.ir``): the source line of each operator.
 
     %1(equiv_5_x) = PrimFunc_MatMul(%para5_inputs0, %0) {…} cnode_primal_attrs: {unique_id: "8528"}
         : (<Tensor[Float32], (3, 4)>, …) -> (<Tensor[Float32], (3, 8)>)
@@ -8,7 +8,7 @@
         # In file net.py:425, 19~37/            return self._impl(*inputs)/
 
 Older versions write ``: full_name_with_scope: (…)`` and ``# In file net.py(425)/    …/``. Frames
-stand outermost first; one that spans the next, such as the ``def`` around it, says nothing more.
+are outermost first; one that spans the next, such as the ``def`` around it, says nothing more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FRAME: Final = re.compile(
 _OWN_ID: Final = re.compile(r'\bunique_id\s*:\s*"?(\w+)')
 _FORWARD_ID: Final = re.compile(r'\bforward_unique_id\s*:\s*"?(\w+)')
 _FUNCTION: Final = re.compile(r"(?:async\s+)?def\s+(\w+)")
-# Constants stand inside a node's text, and may be long.
+# Constants are part of a node's text, and may be long.
 _LONGEST_LINE: Final = 1 << 20
 
 
@@ -54,7 +54,7 @@ class SourceLine(NamedTuple):
     source: str
 
     def __str__(self) -> str:
-        """Return it as call stacks have it."""
+        """Return the line in the form of call stacks."""
         return f"File {self.file}, line {self.line}, in {self.function}, \n {self.source}"
 
 
@@ -77,7 +77,7 @@ class IrOperator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IrGraph:
-    """What is known from one file.
+    """Content of one file.
 
     Attributes:
         operators: in the order of the file; those without a scope are left out.

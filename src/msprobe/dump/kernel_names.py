@@ -20,7 +20,7 @@ from typing import Final
 OVERFLOW_TYPE: Final = "Opdebug"
 """First part of the names of files about overflows."""
 
-# What file systems allow, and more than any full name in a mapping.csv.
+# The limit of file systems, and more than any full name in a mapping.csv.
 _MAX_LENGTH: Final = 4096
 _ENDING: Final = (
     r"(?:\.(?P<io>input|output)\.(?P<index>\d{1,9})(?:\.(?P<slot>\d{1,9}))?(?:\.(?P<rest>[^/]*?))??)?"
@@ -40,12 +40,12 @@ _SHORT_TIME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFileName:
-    """What the name of a file tells.
+    """The parts of a file's name.
 
     Attributes:
         op_type: ``MatMul``; ``Parameter`` for values that no kernel made.
         op_name: full name of the kernel with ``_`` for ``/``; its last part alone in older files.
-        task: number of the task; likewise `stream`.
+        task: number of the task; `stream`: of the stream.
         time: when it was written, in microseconds.
         io: ``input`` or ``output``; empty where the file holds all values of the kernel.
         index: which input or output: ``2``, or ``2.0`` where there are two numbers.
@@ -71,7 +71,7 @@ class KernelFileName:
 
 
 def parse_kernel_file_name(name: str) -> KernelFileName | None:
-    """Return what a file's name tells, None for files of other kinds."""
+    """Return the parts of a file's name, None for files of other kinds."""
     if len(name) > _MAX_LENGTH:
         return None
     found = _NAME.fullmatch(name) or _SHORT_TIME.fullmatch(name)

@@ -43,7 +43,7 @@ LEVEL: Final = "L2"
 PARAMETER: Final = "Parameter"
 
 _GRADIENTS: Final = "Gradients"
-# What a graph is fed with is dumped like its weights; only its name tells.
+# Inputs of a graph are dumped like its weights; only the name tells them apart.
 _GRAPH_INPUT: Final = re.compile(r"inputs?\d*|data|label")
 _STATISTICS: Final = {
     "maxvalue": "Max",
@@ -83,7 +83,7 @@ def open_kernel_dump(path: str | os.PathLike[str]) -> Dump | None:
 
 
 class KernelView(RankView):
-    """All kernels of one rank and iteration; several graphs stand one after another in time."""
+    """All kernels of one rank and iteration; several graphs follow each other in time."""
 
     def __init__(self, folders: list[KernelFolder], *, step: int, rank: int) -> None:
         constants = filter(None, map(find_constants, folders))
@@ -109,7 +109,7 @@ class KernelView(RankView):
 
     @cached_property
     def call_tree(self) -> CallTree:
-        """Which cell of the network each kernel belongs to, where full names are known."""
+        """The cell of each kernel, where full names are known."""
         parents = {
             record.name: parent
             for record in self._kernels
@@ -136,7 +136,7 @@ class KernelView(RankView):
 
     @cached_property
     def _frames_by_name(self) -> Mapping[str, list[str]]:
-        """Stacks from the graphs that lie beside the values."""
+        """Call stacks from the graph files beside the values."""
         if layout.STACK_JSON in self._ignored:
             return {}
         paths = {path for folder in self._folders if (path := find_graph_file(folder))}
@@ -238,11 +238,9 @@ def _is_graph_input(kernel: Kernel) -> bool:
 
 
 def _recorded(statistics: Mapping[str, Any]) -> dict[str, JsonTree]:
-    """Return what ``statistic.csv`` says, under the names that records have."""
-    found = {
-        ours: statistics[theirs] for theirs, ours in _STATISTICS.items() if theirs in statistics
-    }
-    counts = {ours: statistics.get(theirs) for theirs, ours in _COUNTS.items()}
+    """Return the statistics of ``statistic.csv``, under the names that records use."""
+    found = {key: statistics[column] for column, key in _STATISTICS.items() if column in statistics}
+    counts = {key: statistics.get(column) for column, key in _COUNTS.items()}
     if any(counts.values()):
         found |= counts
     sums = [str(statistics[name]) for name in _CHECKSUMS if statistics.get(name) is not None]
@@ -266,7 +264,7 @@ def _computed_statistics(path: Path) -> dict[str, JsonTree]:
 
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError):  # what is wrong with it is said where its elements are read
+    except (OSError, ValueError):  # reading its elements will report the same problem
         return {}
     return array_statistics(array)
 
@@ -287,7 +285,7 @@ def kernels_in_order(folders: list[KernelFolder]) -> list[Kernel]:
             kernels.append(Kernel(values, scope, place))
     known = [kernel for kernel in kernels if kernel.place is not None]
     if len(folders) == 1 and known:
-        # The runtime may start kernels out of order; what the file does not list keeps its time.
+        # The runtime may start kernels out of order; kernels missing in the file keep their time.
         first = min(kernel.time for kernel in known)
         kernels.sort(key=lambda kernel: _listed_order(kernel, first))
     else:

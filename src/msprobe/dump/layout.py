@@ -5,7 +5,7 @@
         dump.json | debug.json    records (debug.json at level debug)
         stack.json                call stacks
         construct.json            which call ran inside which
-        account.json              what was kept, skipped and spent
+        account.json              records kept and skipped, bytes, time
         dump_error_info.log       only if msprobe itself failed
         dump_tensor_data/         one file a tensor
         journal.jsonl             only while capturing, or after the process was killed
@@ -64,7 +64,7 @@ def records_file(level: str) -> str:
 
 
 def safe_file_name(wanted: str) -> str:
-    """Return the name that a tensor file really gets; ``data_name`` must say the same.
+    """Return the file name of a tensor, safe for every file system; ``data_name`` is the same.
 
     A harmless name stays as it is, so the function may be applied twice. Path separators, control
     characters, ``..`` and leading dots become ``_``, and a name over 255 bytes is cut; a hash of

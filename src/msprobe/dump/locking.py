@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process a rank folder: `claim_rank_directory` takes a lock for as long as the process lives.
+"""Locks: one process per rank folder, for as long as that process lives.
 
 Two processes without a process group would both write to ``rank``. The lock is `flock` on a hidden
 file in the dump path: the kernel drops it when the process ends, however it ends.
@@ -61,7 +61,7 @@ class RankClaim:
         if self._holders or self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
-        # While the lock is still held: whoever opened this file before it went notices, in
+        # While the lock is still held: a process that opened this file before it went notices, in
         # _is_current, that the name now leads elsewhere.
         with contextlib.suppress(OSError):
             _lock_path(self.dump_path, self.name).unlink()
@@ -137,7 +137,7 @@ def is_claimed(rank_directory: Path) -> bool:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return False  # never claimed, or not ours to write to
+        return False  # never claimed, or in a folder that we may not write to
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as exc:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records without their tensor files, and tensor files without their records.
+"""Find records without their tensor files, and tensor files without their records.
 
 Records reach the journal at once, and tensor files wait in the writer's queue: a kill leaves
 records whose files were never written. The inputs of a call are on disk before the call has ended
-and its record is written: a kill leaves files that tell what was given to the calls that it was in.
+and its record is written: a kill leaves the input files of the calls that were running.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def unrecorded_tensor_files(records: Iterable[Record], folder: Path) -> list[str
 
 
 def _named_files(record: Record) -> list[str]:
-    """Return the files that a record names; none if it is damaged."""
+    """Return the tensor files that a record names; none if the record is damaged."""
     try:
         return [tensor.data_name for _, tensor in record.tensors() if tensor.data_name]
     except DumpFormatError:
@@ -102,7 +102,7 @@ class _Place(NamedTuple):
 
 
 def _place_of(file: str) -> _Place | None:
-    """Return which value of which record a file holds, by its name; None if that does not say."""
+    """Return record and value of a tensor file, by the file's name; None if it does not tell."""
     parts = file.rpartition(".")[0].split(".")
     for end in range(1, len(parts)):
         record, rest = ".".join(parts[:end]), parts[end:]

@@ -2,7 +2,7 @@
 """A file open for reading at any place, with as few system calls as small tensor files need.
 
 A small file is read whole at once; of a large one the ends are, because that is where archives
-keep what describes them. Files are read, not mapped: a mapped file that somebody shortens
+keep their descriptions. Files are read, not mapped: a mapped file that is cut short meanwhile
 meanwhile would kill the process.
 """
 
@@ -21,7 +21,7 @@ _END_BYTES: Final = 4096
 
 
 class FileIdentity(NamedTuple):
-    """What tells one file, as it is now, from every other."""
+    """Identity of a file and of its present content."""
 
     device: int
     inode: int
@@ -58,7 +58,7 @@ class OpenFile:
         self.name = name = os.fspath(path)
         self.is_npy = name.endswith(".npy")
         try:
-            # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
+            # Without O_NONBLOCK, opening a pipe would wait for a writer.
             self._descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as exc:
             raise RecordNotFoundError(path, "there is no such tensor file") from exc
@@ -123,7 +123,7 @@ class OpenFile:
         return bytes(content)
 
     def read_into(self, offset: int, buffer: Any) -> None:
-        """Fill a buffer of bytes (an array, a bytearray …) with what stands from `offset` on.
+        """Read the bytes from `offset` on into a buffer (an array, a bytearray …).
 
         Raises:
             DumpFormatError: the file ends before, or cannot be read.

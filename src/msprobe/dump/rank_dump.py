@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing the dump of one step and rank: journal, JSON files, tensor files, account.
+"""Write the dump of one step and rank: journal, JSON files, tensor files, account.
 
 Nothing here raises for a problem of the disk. The first one is logged as an error, the dump is
 marked incomplete, and the calls that follow do nothing: the training goes on.
@@ -54,14 +54,14 @@ _ADVICE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteAccount:
-    """What was written for one step and rank.
+    """Summary of the files written for one step and rank.
 
     Attributes:
         records: records in the JSON file.
         tensors: tensor files written, copies included.
         linked: tensor files that are only further names of written ones.
         bytes_written: size of the tensor files written and of the JSON files.
-        errors: what went wrong, each kind once.
+        errors: messages of what failed, each kind once.
         complete: whether everything that was put is on disk.
     """
 
@@ -77,7 +77,7 @@ class RankDump:
     """The dump of one step and rank, being written. Made by `DumpWriter.open`.
 
     Every ``put`` may be called from any thread. On the writer's own thread (inside a submitted
-    task) nothing waits for the queue: what is put is written at once.
+    task) nothing waits in the queue: every tensor is written at once.
 
     Args:
         directory: the rank folder.
@@ -215,7 +215,7 @@ class RankDump:
         self._queue.put(partial(self._link_tensor, name, source))
 
     def build_json(self) -> None:
-        """Bring everything put so far to its file and build the JSON files; waits for it.
+        """Write everything queued so far and build the JSON files; waits for both.
 
         Costs nothing when nothing is new. If building takes long and is asked for again soon, the
         call returns at once and the files are built after a pause of 20 times the last duration,
@@ -236,7 +236,7 @@ class RankDump:
             self._queue.run(self._build)
 
     def close(self) -> WriteAccount:
-        """Write everything, build the JSON files, remove the journal, and tell what was written.
+        """Write everything, build the JSON files, remove the journal, and return a summary.
 
         The journal stays where the JSON files could not be built: `open_dump` reads it. A second
         call returns the same account.
@@ -285,13 +285,13 @@ class RankDump:
             self.fail(exc, self._journal.path)
 
     def fail(self, exc: OSError, path: Path) -> None:
-        """Take note that the dump cannot be written any more; nothing is put from now on."""
+        """Mark the dump as failed; nothing is accepted from now on."""
         self._takes_records = self._takes_tensors = False
         self._tensors_failed = True
         self._note(exc, path)
 
     def abandon(self) -> None:
-        """Do nothing any more, and take no lock: for a forked child."""
+        """Stop all work without taking a lock: for a forked child."""
         self._is_forked = True
         self._takes_records = self._takes_tensors = False
         self._account = replace(self._account, complete=False, errors=["forked child"])
@@ -341,7 +341,7 @@ class RankDump:
                 self._add(linked=1)
 
     def _disk_problem(self, exc: Exception, size_bytes: int) -> OSError | None:
-        """Return what the disk has against a file, or None if the value itself is the problem."""
+        """Return the disk's error in words, or None if the value itself is the problem."""
         if isinstance(exc, OSError):
             return exc
         if not self._store.folder.is_dir():
@@ -412,7 +412,7 @@ class RankDump:
             raise UsageError(f"{self.directory}: the dump is closed; nothing more can be put")
 
     def _announce_tensors(self) -> None:
-        """Before the first tensor: make the folder and name it in the head."""
+        """Make the folder of tensor files and name it in the head; called before the first one."""
         if self._has_tensors or self._journal is None:
             return
         self._has_tensors = True
@@ -436,7 +436,7 @@ class RankDump:
             advice = "the folder cannot be made; choose another dump_path"
         problem = DumpWriteError(path, f"cannot be written: {exc.strerror or exc}: {advice}")
         self._problems.setdefault(str(problem))
-        if self._is_reported:  # what follows from the first problem would only confuse
+        if self._is_reported:  # follow-up errors would only confuse
             logger.debug("%s", problem)
             return
         self._is_reported = True
@@ -448,7 +448,7 @@ class RankDump:
         self.log_error(kind, text)
 
     def _encode_leniently(self, name: str, data: JsonTree, exc: Exception) -> bytes:
-        """Encode what can be encoded of a record that the encoder refuses, and say so."""
+        """Encode a refused record without the parts that cannot be encoded, and note them."""
         text = f"{name} holds something that JSON has no form for: {exc}"
         self.log_error(f"record {type(exc).__name__}", text)
         return json.dumps(_plain(data), separators=(",", ":")).encode()

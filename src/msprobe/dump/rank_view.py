@@ -49,7 +49,7 @@ _CACHED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTree:
-    """What ``construct.json`` says.
+    """Content of ``construct.json``.
 
     Attributes:
         parents: record name → the record it ran inside, or None; in call order.
@@ -82,7 +82,7 @@ class Records(Mapping[str, Record]):
         return Record(name=self.parsed(name), data=self.data(name), reader=self._reader)
 
     def data(self, name: str) -> JsonTree:
-        """Return one record as it stands in the file, its name not taken apart.
+        """Return one record as it is in the file, its name not parsed.
 
         Raises:
             RecordNotFoundError: there is none of that name (also a `KeyError`).
@@ -175,7 +175,7 @@ class RankView:
 
     @cached_property
     def head(self) -> DumpHead:
-        """Task, level and framework; an empty string where an old dump does not say.
+        """Task, level and framework; empty strings where an old dump lacks them.
 
         Raises:
             DumpFormatError: the file of records is damaged.
@@ -205,7 +205,7 @@ class RankView:
 
     @cached_property
     def call_tree(self) -> CallTree:
-        """Which call ran inside which, in call order; empty where the dump does not say.
+        """The calls and their parents, in call order; empty for dumps without them.
 
         Raises:
             DumpFormatError: ``construct.json`` is damaged.
@@ -240,7 +240,7 @@ class RankView:
 
     @cached_property
     def account(self) -> Mapping[str, JsonTree] | None:
-        """What ``account.json`` says was kept, skipped and spent; None without that file.
+        """Content of ``account.json`` (kept, skipped, time); None without that file.
 
         Raises:
             DumpFormatError: the file is damaged.

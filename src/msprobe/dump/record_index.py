@@ -150,7 +150,7 @@ def read_json_object(path: Path) -> dict[str, JsonTree]:
 def read_bytes(path: Path) -> bytes:
     """Return a file's bytes.
 
-    Not mapped: a mapped file that somebody cuts short kills the process that reads it.
+    Not mapped: a mapped file that is cut short meanwhile kills the process that reads it.
 
     Raises:
         DumpFormatError: it cannot be read.

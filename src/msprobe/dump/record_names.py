@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the name of a record says: which call, which direction, which repetition.
+"""Parse the name of a record: call, direction, repetition.
 
     Functional.linear.0.forward                  API call 0 of F.linear
     Module.blk.0.Linear.forward.2                third forward call of module ``blk.0``
@@ -22,7 +22,7 @@ from msprobe.api_prefixes import API_PREFIXES
 
 
 class RecordKind(StrEnum):
-    """What a record holds."""
+    """Kind of record."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -41,11 +41,11 @@ _DIRECTIONS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
 
 # Not a dataclass: a msgspec struct is made five times as fast, and every name makes one.
 class RecordName(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A record name, taken apart.
+    """A parsed record name.
 
     Attributes:
         full: the name itself, the key in ``dump.json``.
-        kind: what the record holds.
+        kind: forward, backward, parameter gradients …
         prefix: ``Functional``, ``Tensor``, ``Module``, ``Cell`` …; empty for debug and other names.
         path: the module's path (empty for a root model), the API, or the name given to ``save()``.
         class_name: the module's class; None for everything else.
@@ -76,7 +76,7 @@ class RecordName(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def parse_record_name(name: str, *, level: str | None = None) -> RecordName:
-    """Return what `name` says.
+    """Return the parts of a record's name.
 
     Args:
         name: the key of a record.
@@ -128,7 +128,7 @@ def _turned(name: RecordName, direction: RecordKind) -> str | None:
 
 
 def _number(text: str) -> int | None:
-    # 18 digits: a call number that fits in 64 bits; anything longer is part of somebody's name.
+    # 18 digits: a call number that fits in 64 bits; anything longer is part of a user's name.
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of a dump, as they stand in ``dump.json`` (format: docs/formats.md).
+"""Records as they are written to ``dump.json`` (format: docs/formats.md).
 
 A record is a plain dict of parts (``input_args``, ``output`` …) whose leaves are either
 [`TensorRecord`][msprobe.dump.records.TensorRecord] objects, small ``{"type", "value"}`` dicts,
@@ -28,7 +28,7 @@ class TensorRecord(msgspec.Struct):
         type: ``torch.Tensor``, ``mindspore.Tensor``, ``torch.distributed.tensor.DTensor`` …
         dtype: as the framework prints it, ``torch.bfloat16``.
         max: largest value, NaN when any element is; true/false for bool; None when undefined.
-        min: smallest value, likewise.
+        min: smallest value, same type.
         mean: arithmetic mean; None when undefined (empty, bool …).
         norm: L2 norm over all elements; None when undefined.
         data_name: file in ``dump_tensor_data`` that holds the value.
@@ -37,12 +37,12 @@ class TensorRecord(msgspec.Struct):
         stride: only when the tensor is not contiguous, in elements.
         value_id: equal for the same unchanged value wherever it appears in the step.
         nan_count: number of NaN elements, only when there is a NaN or an infinity.
-        pos_inf_count: number of +Inf elements, likewise.
-        neg_inf_count: number of -Inf elements, likewise.
-        finite_max: largest finite value, likewise; None when no element is finite.
-        finite_min: smallest finite value, likewise.
+        pos_inf_count: number of +Inf elements, under the same condition.
+        neg_inf_count: number of -Inf elements, under the same condition.
+        finite_max: largest finite value, under the same condition; None when no element is finite.
+        finite_min: smallest finite value, under the same condition.
         note: why a statistic is missing, in a few words (``meta``, ``released`` …).
-        written: true for what a call overwrites without reading it; it has no values.
+        written: true for a tensor that the call overwrites without reading; it has no statistics.
         undefined: true for memory that nothing has filled yet; it has no values.
     """
 

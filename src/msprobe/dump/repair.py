@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`repair_dump`: turn what a killed process left behind into the files that other programs read.
+"""`repair_dump`: make the JSON files of a dump whose process was killed.
 
 msprobe's own reader needs no repair: it reads a left-over journal by itself.
 """
@@ -44,7 +44,7 @@ REPAIRED_NOTE: Final = "the process ended while capturing; repaired from its jou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairedRank:
-    """What was done, or would be done, for one rank folder.
+    """Result of a repair, or of its dry run, for one rank folder.
 
     Attributes:
         directory: the rank folder.
@@ -77,7 +77,7 @@ def repair_dump(path: str | Path, *, dry_run: bool = False) -> list[RepairedRank
 
     Args:
         path: a dump path, a step folder or a rank folder.
-        dry_run: only say what would be done.
+        dry_run: change nothing, only return what would be done.
 
     Returns:
         One entry for each rank folder that needed something.
@@ -125,7 +125,7 @@ def _repair_rank(directory: Path, *, dry_run: bool) -> RepairedRank | None:
 
 
 class _Tensors(NamedTuple):
-    """What a kill has left of the tensors of a folder.
+    """Tensor files and records of a folder that a killed process left.
 
     Attributes:
         missing: files that records name and that are not there.
@@ -186,7 +186,7 @@ def _replace_cut_file(cut: RecordIndex) -> None:
 def _mark_repaired(
     directory: Path, records: int, missing_tensors: int, note: str = REPAIRED_NOTE
 ) -> None:
-    """Let the account say that the dump is not complete: the journal can no longer tell."""
+    """Mark the account as incomplete: the journal, which showed it, is gone."""
     path = directory / layout.ACCOUNT_JSON
     try:
         account = read_json_object(path) if path.exists() else {"records": records}

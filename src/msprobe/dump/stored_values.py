@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values as they stand in the JSON of a dump, checked for their types.
+"""Type checks for values that come from the JSON of a dump.
 
 All functions raise `ValueError` with the end of a sentence that begins with the name of the key.
 """

@@ -48,7 +48,7 @@ _CHECKSUM: Final = struct.Struct("<I")
 _END_64: Final = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR_64: Final = struct.Struct("<4sIQI")
 _END: Final = struct.Struct("<4sHHHHIIH")
-# What torch's hash of the seven entry names comes to, the first half of the identifier.
+# torch's hash of the seven entry names, the first half of the identifier.
 _NAMES_HASH: Final = b"15728199511854643026"
 _ID_BYTES: Final = 40
 _MASK: Final = (1 << 64) - 1
@@ -106,7 +106,7 @@ def write_archive(path: str, dtype: str, shape: tuple[int, ...], memory: memoryv
 def _write_rest(
     descriptor: int, pieces: Sequence[bytes | bytearray | memoryview], done: int
 ) -> None:
-    """Go on after a write that the system cut short; a full disk then tells."""
+    """Continue after a short write; a full disk raises here."""
     for piece in pieces:
         view = memoryview(piece)
         view, done = view[done:], max(0, done - len(view))
@@ -148,7 +148,7 @@ class _Entry(NamedTuple):
 
 
 class _Archive:
-    """An archive in the making; the elements themselves are counted, not held."""
+    """An archive being built; the elements themselves are counted, not held."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -181,14 +181,14 @@ class _Archive:
         return b"".join(self.parts)
 
     def close(self, checksum: int) -> int:
-        """Append what follows the newest entry; return where its checksum stands."""
+        """Append the descriptor of the newest entry; return the position of its checksum."""
         entry = self.entries[-1] = self.entries[-1]._replace(checksum=checksum)
         self.parts.append(_DESCRIPTOR.pack(b"PK\7\x08", checksum, entry.size, entry.size))
         self.size += _DESCRIPTOR.size
         return self.size - _DESCRIPTOR.size + 4
 
     def finish(self) -> list[int]:
-        """Append the directory; return where the checksum of each entry stands in it."""
+        """Append the directory; return the position of each entry's checksum in it."""
         start, places = self.size, []
         for path, checksum, size, offset in self.entries:
             places.append(self.size + 16)
@@ -237,7 +237,7 @@ _BYTES: Final = b"torch.storage\nUntypedStorage"
 
 
 class _Puts:
-    """Numbers what the pickler remembers."""
+    """Numbers of the pickler's memo entries."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -22,7 +22,7 @@ from msprobe.errors import DumpFormatError, RecordNotFoundError, UnsupportedErro
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-READ_ERRORS: Final = (  # what damaged and hostile files can lead to
+READ_ERRORS: Final = (  # errors that damaged and hostile files can cause
     OSError,
     ValueError,
     TypeError,
@@ -93,7 +93,7 @@ def locate_tensor_file(directory: Path, data_name: str) -> Path:
             is of an unknown kind.
     """
     if "/" not in data_name and data_name.endswith((".pt", ".npy")):
-        # Nearly all names are like this. What is no link cannot lead anywhere else.
+        # Nearly all names are like this. A file that is no link is inside the folder.
         path = directory / data_name
         if _is_plain_file(path):
             return path
@@ -103,7 +103,7 @@ def locate_tensor_file(directory: Path, data_name: str) -> Path:
     if relative.suffix not in (".npy", ".pt"):
         raise DumpFormatError(directory, f"data_name {data_name!r} is neither .npy nor .pt")
     try:
-        # The folder itself may be a link to a larger disk; what is in it must stay in it.
+        # The folder itself may be a link to a larger disk; its files must not lead out of it.
         base = directory.resolve(strict=True)
         path = (base / relative).resolve(strict=True)
         mode = path.stat().st_mode
@@ -119,7 +119,7 @@ def locate_tensor_file(directory: Path, data_name: str) -> Path:
 
 
 def npy_type_and_shape(path: Path) -> tuple[str, tuple[int, ...]]:
-    """Return what the header of a ``.npy`` file says, without reading its elements.
+    """Return type and shape of a ``.npy`` file, without reading its elements.
 
     Raises:
         RecordNotFoundError: there is no such file.

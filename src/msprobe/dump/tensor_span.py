@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the elements of a saved tensor lie in its file, so that they can be read piece by piece."""
+"""Position of a saved tensor's elements in its file, for reading them piece by piece."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TEMPLATES: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpan:
-    """Where the elements of a tensor lie in a file.
+    """Position of a tensor's elements in a file.
 
     Attributes:
         dtype: the true type without a framework's prefix: ``float32``, ``bfloat16`` …
@@ -58,7 +58,7 @@ class FoundTensor(NamedTuple):
 
 
 class SpanFinder:
-    """Finds tensors in files, the faster the more files are alike; for one thread."""
+    """Finds tensors in files, faster where many files have one form; for one thread."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[ArchiveTemplate, TensorSpan]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing the tensor files of one rank folder: atomically, and equal values only once."""
+"""Write the tensor files of one rank folder: atomically, and equal values only once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TensorStore:
 
         Raises:
             OSError: the disk refused.
-            Exception: whatever the payload raises.
+            Exception: any error of the payload.
         """
         temporary = self._temporary(name)
         try:

@@ -2,7 +2,7 @@
 """The values of a record, from its parsed JSON.
 
 The reader is strict: a value of a wrong type is a `DumpFormatError` that names file, record, place
-and key. It is also what a comparison spends most of its time in, as that reads every value of both
+and key. A comparison spends most of its time here, as it reads every value of both
 dumps.
 """
 
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 MAX_DEPTH: Final = 500
 """Deeper than any capture writes (the peer stops at 400); keeps hostile files off the stack."""
 REMARKS: Final = "remarks"
-"""Part that says, by value, why a gradient is missing or what else it includes."""
+"""Part with remarks: by value, why a gradient is missing or which other shares it includes."""
 
 _P2P_OPERATION: Final = "torch.distributed.P2POp"
 _PROCESS_GROUPS: Final = ("torch.ProcessGroup", "mindspore.ProcessGroup")
@@ -122,7 +122,7 @@ def parts_of(data: JsonTree) -> dict[str, JsonTree]:
 
 
 def notes_of(data: JsonTree) -> dict[str, JsonTree]:
-    """Return the parts of a record that say something of the call as a whole."""
+    """Return the parts of a record that describe the call as a whole."""
     if not _has_parts(data):
         return {}
     return {key: tree for key, tree in data.items() if _is_note(key, tree)}
@@ -457,7 +457,7 @@ class _Walk:
         return value
 
     def _slot_of_file(self, data_name: str, slot: str, role: Role) -> str:
-        """Return the slot that a file's name tells; very long names were shortened and do not."""
+        """Return the slot in a file's name; `slot` for very long names, which were shortened."""
         stem, _, _ = data_name.rpartition(".")
         if stem == self._record:
             return ""
@@ -472,7 +472,7 @@ class _Walk:
         return self._reader.texts.setdefault(text, text)
 
     def _entry(self, path: PartPath, tree: dict[str, Any], key: str, kind: type[_T]) -> _T | None:
-        """Return a value that is given as it is, or as an entry with its type."""
+        """Return the value of a plain JSON value, or of an entry with its type."""
         found = tree.get(key)
         if isinstance(found, dict):
             found = found.get("value")

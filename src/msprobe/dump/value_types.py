@@ -22,13 +22,13 @@ import numpy as np
 from msprobe.dump.records import JsonTree
 
 SCALARS: Final[Mapping[type, str]] = {int: "int", float: "float", bool: "bool", str: "str"}
-"""The exact types that stand as they are under ``value``, and their ``type``."""
+"""Exact types that are written unchanged under ``value``, and their ``type``."""
 OMITTED: Final = "omitted"
-"""``type`` of what stands for values that were left out: how many of which types."""
+"""``type`` of the entry that counts, by type, the values that were left out."""
 
 _LONGEST_TEXT: Final = 10_000
 _CUT: Final = "…"
-# Whose repr shows their own value alone: that of other built-in types may show what is inside.
+# Types whose repr shows their own value alone: that of containers may show their contents.
 _SHOWN: Final = (bool, float, complex, bytes, bytearray, range, type(None))
 _SHORTENED: Final = (tuple, list, dict, set, frozenset, deque, array, str, int)
 _NAMED: Final = (type, FunctionType, BuiltinFunctionType, MethodType)
@@ -85,7 +85,7 @@ def is_quick(value: JsonTree) -> bool:
 
 
 def rebuild_value(tree: JsonTree, makers: Mapping[str, Maker]) -> Any:
-    """Return the value that a JSON form describes: the inverse of describing it.
+    """Return the value that a JSON form describes: the inverse of `describe_value`.
 
     Tuples come back as lists, dataclasses and named tuples as dicts, keys as texts.
 
@@ -94,7 +94,7 @@ def rebuild_value(tree: JsonTree, makers: Mapping[str, Maker]) -> Any:
         makers: per ``type`` how a value of the framework's, or a tensor, is made of its form.
 
     Raises:
-        NotRebuildableError: a form in it says only in words what the value was.
+        NotRebuildableError: a form in it describes the value in words only.
     """
     if isinstance(tree, list):
         return [rebuild_value(item, makers) for item in tree]

@@ -22,11 +22,11 @@ _NO_FIELDS: Final = MappingProxyType[str, JsonTree]({})
 
 
 UNREADABLE: Final = "unreadable"
-"""Type of a value whose file is damaged; its value says what is wrong."""
+"""Type of a value whose file is damaged; the value is the error message."""
 
 
 class Role(StrEnum):
-    """What a value is to its operation."""
+    """Role of a value in its operation."""
 
     INPUT = "input"
     PARAMETER = "parameter"
@@ -64,7 +64,7 @@ class Value(msgspec.Struct, gc=False):
             ``output.0.hidden``, ``parameters.weight``. A keyword argument is ``input.mask``, or
             ``kwargs.mask`` where its values were kept (as the file is named). Empty for a value
             that is a record of its own (level ``debug``).
-        role: what the value is to its operation.
+        role: role in its operation (input, parameter, output …).
         is_tensor: whether it has a shape and statistics.
         type: ``torch.Tensor``, ``int``, ``slice`` …; ``NoneType`` for null.
         dtype: normalised over frameworks: ``float32``, ``bfloat16``; empty for non-tensors.
@@ -81,8 +81,8 @@ class Value(msgspec.Struct, gc=False):
             `pos_inf_count` and `neg_inf_count`.
         finite_max: largest finite element, only where some are not finite; also `finite_min`.
         note: why a statistic is missing, in a few words (``uninitialized``, ``meta`` …).
-        remark: why a gradient is missing, or what it includes.
-        written: True for what the call overwrites without reading it.
+        remark: why a gradient is missing, or which shares it includes.
+        written: True for a tensor that the call overwrites without reading.
         undefined: True for memory that nothing had filled yet.
         device: only when it is not the CPU.
         stride: only when the tensor is not contiguous, in elements.
@@ -140,7 +140,7 @@ class Value(msgspec.Struct, gc=False):
 
     @property
     def is_unread(self) -> bool:
-        """Whether its elements mean nothing, because the call does not read them."""
+        """Whether the call does not read its elements, so that they mean nothing."""
         return bool(self.written or self.undefined)
 
     @property
@@ -166,14 +166,14 @@ class Value(msgspec.Struct, gc=False):
 
     @property
     def inf_count(self) -> int | None:
-        """Number of infinite elements; None where the dump does not say."""
+        """Number of infinite elements; None where the dump lacks it."""
         if self.pos_inf_count is None and self.neg_inf_count is None:
             return None
         return (self.pos_inf_count or 0) + (self.neg_inf_count or 0)
 
     @property
     def finite_ends(self) -> tuple[Statistic, Statistic]:
-        """Largest and smallest of the finite elements; None where the dump does not tell."""
+        """Largest and smallest of the finite elements; None where the dump lacks them."""
         largest = self.max if _is_finite(self.max) else self.finite_max
         least = self.min if _is_finite(self.min) else self.finite_min
         return (largest if _is_finite(largest) else None, least if _is_finite(least) else None)

@@ -8,7 +8,7 @@
     writer.close()
 
 Records are turned into bytes on the calling thread and reach the journal within the flush
-interval, whatever the training does meanwhile; a killed process loses at most those. Tensor files
+interval, also while the training is busy; a killed process loses at most those. Tensor files
 are serialised on one background thread behind a queue bounded in bytes.
 """
 
@@ -37,15 +37,15 @@ logger = logging.getLogger(__name__)
 # Another rank's clearing may drop the empty step folder between two of our steps.
 _FOLDER_ATTEMPTS: Final = 20
 
-# What a killed process loses of its records. Twenty small writes a second cannot be told from none
-# in the time of a record; a write for each record can.
+# Seconds of records that a killed process loses. Twenty small writes a second do not change the
+# measured time of a record; a write for each record does.
 _FLUSH_INTERVAL_S: Final = 0.05
 
 
 class DumpWriter:
     """Hands out the dumps of a process and owns its two background threads.
 
-    A forked child inherits a writer that does nothing. At exit, whatever is open is closed.
+    A forked child inherits a writer that does nothing. At exit, open dumps are closed.
 
     Args:
         queue_bytes: tensor data that may wait to be written; `put_tensor` blocks beyond it.
@@ -109,7 +109,7 @@ class DumpWriter:
         return dump
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Run a task on the writer's thread, in order with what was put before.
+        """Run a task on the writer's thread, after everything queued before.
 
         It may call `RankDump.close`. An exception that it raises is logged.
         """
@@ -117,7 +117,7 @@ class DumpWriter:
             self._queue.put(task)
 
     def close(self) -> None:
-        """Write what waits, close the open dumps, end the threads. Further calls do nothing."""
+        """Flush the queue, close the open dumps, end the threads. Further calls do nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -129,14 +129,14 @@ class DumpWriter:
         self._queue.close()
 
     def abandon(self) -> None:
-        """Do nothing any more, and take no lock: for a forked child, which has no threads."""
+        """Stop all work without taking a lock: for a forked child, which has no threads."""
         self._is_forked = self._is_closed = True
         for dump in self._open:
             dump.abandon()
 
     @property
     def peak_queue_bytes(self) -> int:
-        """The most that ever waited in the queue."""
+        """Largest size of the queue so far."""
         return self._queue.peak_bytes
 
     def _make(self, directory: Path, journal: Journal | None) -> RankDump:

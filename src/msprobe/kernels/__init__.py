@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What surrounds the kernel dumps that MindSpore writes by itself; needs no MindSpore.
+"""Tools around the kernel dumps that MindSpore's own Dump writes; needs no MindSpore.
 
 `code_mapping` joins them to lines of the program, `binary_dump` converts the binary files of the
 asynchronous mode, `dump_settings` checks and explains the file that switches the Dump on, and
-`normalising` makes of what the Dump wrote what was asked for. Kernel dumps are read in
+`normalising` reduces the Dump's output to the configured parts. Kernel dumps are read in
 `msprobe.dump` (`kernel_files`, `kernel_views`). Imports `capture/`, `dump/` and `report/`.
 """

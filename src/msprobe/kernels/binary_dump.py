@@ -68,7 +68,7 @@ class BinaryDump:
 
 @dataclass(slots=True)
 class _Draft:
-    """A value of which the place in the file is not known yet."""
+    """A value whose position in the file is not known yet."""
 
     data_type: int = 0
     layout: int = 0
@@ -89,7 +89,7 @@ _SHAPES: Final = ("shape", "original_shape")
 
 
 def read_binary_dump(path: Path) -> BinaryDump:
-    """Read the header of a binary file and find the values in it; none of them is read.
+    """Return header and positions of the values of a binary file, without reading values.
 
     Raises:
         DumpFormatError: the file is no binary dump, or is cut off.

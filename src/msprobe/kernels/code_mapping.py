@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel dumps joined to the lines of the program, as tables beside the data."""
+"""Map the kernels of a dump to source lines, as tables beside the data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TYPE_COLUMN: Final = "optype"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeMapping:
-    """What was mapped and written.
+    """Result of a mapping: counts and written files.
 
     Attributes:
         written: the tables.
@@ -92,7 +92,7 @@ def map_code(ir: Path, data: Path, output: Path, *, now: datetime | None = None)
 
 
 class _Value(NamedTuple):
-    """A file of values, and what its name says or was meant to say."""
+    """A file of values, and its parsed name (the original one if it was shortened)."""
 
     path: Path
     op_type: str
@@ -113,7 +113,7 @@ class _Places:
     """Finds where kernels and parameters come from, and counts.
 
     Args:
-        code: what the graphs say.
+        code: operators and parameters of the graphs.
         names: all full names in the dump.
     """
 

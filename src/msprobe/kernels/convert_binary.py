@@ -40,11 +40,11 @@ class FileType(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Conversion:
-    """What came out of a conversion.
+    """Result of a conversion.
 
     Attributes:
         written: the new files.
-        problems: file → what is wrong with it, for those that could not be converted in full.
+        problems: file → error, for files that could not be converted in full.
     """
 
     written: list[Path] = field(default_factory=list)
@@ -129,7 +129,7 @@ def _restored(array: NDArray[Any], value: BinaryValue, wanted: str) -> NDArray[A
 
 
 def _binary_files(data: Path) -> Iterator[tuple[Path, str]]:
-    """Yield binary files with the names that were meant."""
+    """Yield binary files with their original names."""
     if data.is_file():
         name = _real_names(data.parent, (data.parent / MAPPING_CSV).is_file()).get(data.name)
         yield data, name or data.name
@@ -155,7 +155,7 @@ def _real_names(directory: Path, has_mapping: bool) -> Mapping[str, str]:
 
 
 def _convert_file(path: Path, name: str, target: _Target, wanted: str, done: Conversion) -> None:
-    """Convert one file; what cannot be converted is noted, and keeps nothing else from it."""
+    """Convert one file; a value that cannot be converted is noted and does not stop the others."""
     problems = []
     try:
         header = read_binary_dump(path)
@@ -205,7 +205,7 @@ class _Target:
         return write_report(self._path(name), text)
 
     def _path(self, wanted: str) -> Path:
-        """Return where a file of that name goes: under digits if the name is too long."""
+        """Return the path for a file name; a number replaces a name that is too long."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if len(os.fsencode(wanted)) <= MAX_NAME_BYTES:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In plain words what a Dump with certain settings writes: what, when, where, how much, and what
-to mind."""
+"""Explains in plain words what a Dump with given settings writes, when, where and how much."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class Explanation(NamedTuple):
 
     Attributes:
         title: a word.
-        sentences: what there is to say.
+        sentences: the text.
     """
 
     title: str
@@ -33,7 +32,7 @@ class Explanation(NamedTuple):
 def explain_settings(
     settings: DumpSettings, *, model_bytes: int | None = None
 ) -> list[Explanation]:
-    """Return what a Dump with these settings does.
+    """Return an explanation of a Dump with these settings.
 
     Args:
         settings: the settings.
@@ -101,7 +100,7 @@ def _where(settings: DumpSettings) -> Iterator[str]:
         yield f"{path}/{{time}}/{{device}}/{{model}}/{{model id}}/{{iteration}}/ (Ascend), or"
         yield f"{path}/rank_{{rank}}/{settings.net_name}/{{graph}}/{{iteration}}/ (GPU and CPU)"
     if settings.saved_data != "tensor":
-        yield "Statistics stand in statistic.csv in the folder of the iteration."
+        yield "Statistics are in statistic.csv in the folder of the iteration."
     if settings.file_format == "bin" and not settings.is_synchronous:
         yield "Tensors are binary files; `msprobe parse` makes .npy files of them."
 
@@ -170,7 +169,7 @@ def _mind(settings: DumpSettings) -> Iterator[str]:
 
 
 def _mind_kinds(settings: DumpSettings) -> Iterator[str]:
-    """Yield what holds for some kinds of data or devices only."""
+    """Yield the remarks on some kinds of data or devices only."""
     if not settings.names_synchronous:
         yield (
             "Without e2e_dump_settings the Dump is asynchronous on Ascend, and newer versions may "
@@ -189,7 +188,7 @@ def _mind_kinds(settings: DumpSettings) -> Iterator[str]:
     if settings.select is Select.SET_DUMP and settings.is_synchronous:
         yield "dump_mode 2 works in the asynchronous Dump on Ascend only."
     if settings.sample is not None:
-        yield "On the CPU all elements are written whatever sample_num says."
+        yield "On the CPU all elements are written; sample_num has no effect."
 
 
 def size_words(size: int) -> str:

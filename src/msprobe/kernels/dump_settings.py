@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file that ``MINDSPORE_DUMP_CONFIG`` names: what it may hold, and what one of them says.
+"""Reads and checks the settings file that ``MINDSPORE_DUMP_CONFIG`` names.
 
     {"common_dump_settings": {"dump_mode": 0, "path": "/data/dump", "net_name": "Net",
                               "iteration": "0|5-8", "saved_data": "tensor", "input_output": 0,
@@ -31,9 +31,9 @@ CATEGORIES: Final = (
     "negative inf count", "positive inf count", "zero count", "md5", "l2norm", "hash", "hash:sha1",
     "hash:md5",
 )  # fmt: skip
-"""What ``statistic_category`` may hold."""
+"""Allowed words of ``statistic_category``."""
 DEVICE_CATEGORIES: Final = ("max", "min", "avg", "l2norm")
-"""What of it a device can compute itself."""
+"""Those that a device can compute itself."""
 
 _MAX_BYTES: Final = 16 << 20
 _MAX_DEVICE: Final = 1_000_000
@@ -104,12 +104,12 @@ def _few(first: int, last: int) -> range:
 
 @dataclass(slots=True)
 class CheckedSettings:
-    """What a file holds.
+    """Result of checking a file.
 
     Attributes:
         settings: its meaning; None if it has faults.
         faults: values that the Dump refuses or that mean nothing.
-        warnings: what has no effect, in words.
+        warnings: settings without effect, in words.
     """
 
     settings: DumpSettings | None = None

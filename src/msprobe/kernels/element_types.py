@@ -22,7 +22,7 @@ class ElementType:
 
     Attributes:
         name: as messages name it.
-        stored: what its bytes are read as; a byte that holds several elements is a uint8.
+        stored: NumPy type of its bytes; a byte that holds several elements is a uint8.
         bits: of one element.
         is_signed: whether packed elements have a sign.
     """

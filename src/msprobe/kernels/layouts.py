@@ -47,7 +47,7 @@ class Layout(IntEnum):
 
 
 class LayoutError(ValueError):
-    """The elements cannot be brought into another order; the text says why."""
+    """The elements cannot be reordered; the message says why."""
 
 
 PLAIN: Final = {
@@ -60,7 +60,7 @@ PLAIN: Final = {
 """Orders whose name has one letter for each dimension."""
 
 STORED: Final = "STORED"
-"""Asks for the order in which the elements are stored, whatever it is."""
+"""Keeps the order in which the elements are stored."""
 
 _CANONICAL: Final = ("NCHW", "NCDHW", "NC", "NCL")
 # The original shape does not say in which order it counts: MindSpore's first.
@@ -103,7 +103,7 @@ def restore_layout(
 
 
 def _as_original(array: NDArray[Any], original: Shape) -> NDArray[Any]:
-    """Return plain elements; a device may have given them a shape of its own."""
+    """Return the elements in their original shape; a device may have reshaped them."""
     if original and array.shape != original and prod(original) == array.size:
         return array.reshape(original)
     return array

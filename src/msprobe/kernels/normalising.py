@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes of what MindSpore's Dump wrote in one iteration what was asked for.
+"""Reduce the files of MindSpore's Dump for one iteration to the configured ones.
 
 Some runtimes know neither statistics nor overflows nor a pause: they write all tensors. What was
 not asked for is removed here, statistics are computed from the tensors, and the rest is listed:
 
     statistic.csv       one row a value, with the header that MindSpore itself writes
     kernel_index.csv    one row a value, in order of execution, with the full names of operators
-    Opdebug.….json      what the device noted about an overflow
+    Opdebug.….json      the device's notes about an overflow
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Type(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What shall be left of an iteration.
+    """The files to keep of an iteration.
 
     Attributes:
         statistics: compute statistics, and keep no tensors.
@@ -87,7 +87,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalised:
-    """What an iteration holds now.
+    """The files of an iteration after normalising.
 
     Attributes:
         kernels: operators that are left.
@@ -103,11 +103,11 @@ class Normalised:
 
 
 def normalise(folder: KernelFolder, wanted: Wanted, code: CodeMap | None = None) -> Normalised:
-    """Leave in the folder of an iteration what is wanted, and list it.
+    """Keep the wanted files in the folder of an iteration, remove the others, and list them.
 
     Args:
         folder: the folder; all that belongs to it has been written.
-        wanted: what shall be left.
+        wanted: the files to keep.
         code: where in the program operators come from; None if unknown.
 
     Raises:
@@ -134,7 +134,7 @@ def normalise(folder: KernelFolder, wanted: Wanted, code: CodeMap | None = None)
 
 
 def read_code(folder: KernelFolder) -> CodeMap | None:
-    """Return where in the program the operators of a folder's graph come from; None if unknown."""
+    """Return the source lines of the operators of a folder's graph; None if unknown."""
     path = find_graph_file(folder)
     if path is None:
         return None
@@ -192,7 +192,7 @@ def _load(path: Path) -> StoredTensor:
 def _replace_by_statistics(
     folder: KernelFolder, kernels: Sequence[Kernel], *, checksums: bool
 ) -> dict[Path, _Type]:
-    """Write ``statistic.csv``, then remove the tensors; return what types they had."""
+    """Write ``statistic.csv``, then remove the tensors; return their types."""
     values = [
         (kernel, value) for kernel in kernels for value in kernel.values if value.path is not None
     ]
@@ -291,14 +291,14 @@ def _source(place: CodePlace | None) -> str:
     """Return the innermost line outside MindSpore, else the innermost."""
     if place is None or not place.frames:
         return ""
-    mine: SourceLine = next(
+    line: SourceLine = next(
         (frame for frame in place.frames if _FRAMEWORK not in frame.file), place.frames[0]
     )
-    return f"{mine.file}:{mine.line}"
+    return f"{line.file}:{line.line}"
 
 
 def _decode_notes(directory: Path) -> list[Path]:
-    """Make binary notes on overflows JSON; return all notes as JSON."""
+    """Convert binary overflow notes to JSON files; return all notes as JSON."""
     for path in sorted(directory.glob(f"{OVERFLOW_TYPE}.*")):
         has_json = path.with_name(f"{path.name}.output.0.json").exists()
         if path.suffix not in (".json", ".npy") and not has_json:
@@ -307,6 +307,6 @@ def _decode_notes(directory: Path) -> list[Path]:
 
 
 def _new(path: Path) -> Path:
-    """Return a path at which nothing stands any more."""
+    """Return a path after removing any file there."""
     path.unlink(missing_ok=True)
     return path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an Ascend device notes about an overflow (files called ``Opdebug.Node_OpDebug.…``).
+"""Decodes an Ascend device's notes about an overflow (files ``Opdebug.Node_OpDebug.…``).
 
 A block of 2048 bytes with numbers of 8 bytes, little-endian:
 
@@ -20,7 +20,7 @@ from msprobe.errors import DumpFormatError
 _COMMON: Final = ("model_id", "stream_id", "task_id", "task_type", "pc_start", "para_base")
 _ADDRESSES: Final = ("pc_start", "para_base", "kernel_code")
 _PARTS: Final = {"DHA Atomic Add": (0, 512), "L2 Atomic Add": (128, 768), "AI Core": (256, 1040)}
-"""Name of each part → where its numbers begin, and where its status stands."""
+"""Name of each part → offset of its numbers, and of its status."""
 _KERNEL_CODE: Final = 1024
 _END: Final = 1048
 
@@ -28,7 +28,7 @@ OverflowInfo = dict[str, dict[str, int | str]]
 
 
 def decode_overflow(raw: bytes, path: Path) -> OverflowInfo:
-    """Return what a block says: part of the device → its numbers; addresses as hexadecimal text.
+    """Return a decoded block: part of the device → its numbers; addresses as hexadecimal text.
 
     Raises:
         DumpFormatError: the block is too short.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types of elements that can be compared, and what is known of each."""
+"""Element types that can be compared, with their number formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msprobe.errors import UnsupportedError
 
 
 class Category(StrEnum):
-    """What kind of numbers a type holds."""
+    """Kind of numbers that a type holds."""
 
     FLOAT = "float"
     COMPLEX = "complex"
@@ -51,7 +51,7 @@ class ElementType:
 
 
 def element_type(dtype: str) -> ElementType:
-    """Return what is known of a type.
+    """Return the properties of an element type.
 
     Raises:
         UnsupportedError: its elements are no numbers, or are packed.
@@ -65,12 +65,12 @@ def element_type(dtype: str) -> ElementType:
 
 
 def coarser(first: ElementType, second: ElementType) -> ElementType:
-    """Return the type with fewer fraction bits; of two alike, the one that ends further from 0."""
+    """Return the type with fewer fraction bits; at a tie, the one of the smaller range."""
     return min(first, second, key=lambda kind: (kind.fraction_bits, -kind.min_exponent))
 
 
 def zero_shift(target: ElementType, reference: ElementType) -> float:
-    """Return what the documented format adds to both sides where the reference is zero.
+    """Return the offset that the documented format adds to both sides where the reference is zero.
 
     It is the machine epsilon of the type that it computes in.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How two tensors differ, element by element, in one pass over them.
+"""Element metrics of two tensors, in one pass over them.
 
 The work is done by the C extension `_elementwise` where it was built, else in NumPy. Counts,
 errors, indices and quantiles are the same from both; sums differ in the last bits. Neither
@@ -51,12 +51,12 @@ class ElementAccumulator:
         *,
         count: int | None = None,
     ) -> None:
-        """Prepare for two types, which may differ.
+        """Start empty, for two element types, which may differ.
 
         Args:
             target_dtype: ``float32``, ``bfloat16`` …, without a framework's prefix.
-            reference_dtype: likewise.
-            tolerance: what `ElementMetrics.mismatches` counts by.
+            reference_dtype: type of the reference's elements.
+            tolerance: `ElementMetrics.mismatches` counts the elements beyond it.
             count: how many elements will come, where that is known: saves time and memory.
 
         Raises:
@@ -68,15 +68,15 @@ class ElementAccumulator:
         self._inner = _ACCUMULATOR(*self._types, tolerance.rtol, tolerance.atol, kept_for(count))
 
     def update(self, target: NDArray[Any], reference: NDArray[Any]) -> None:
-        """Take the next elements.
+        """Add the next elements of both tensors.
 
         Args:
             target: raw elements as in `StoredTensor.array` (bfloat16 as uint16, float8 as uint8),
                 flat, of either byte order.
-            reference: likewise, as many.
+            reference: the same elements of the reference, as many.
 
         Raises:
-            UsageError: the arrays do not fit each other or what was announced.
+            UsageError: the arrays differ in length, or are not of the announced types or count.
         """
         if target.ndim != 1 or target.shape != reference.shape:
             raise UsageError(f"chunks of shape {target.shape} and {reference.shape} do not fit")
@@ -96,12 +96,12 @@ class ElementAccumulator:
 def compare_arrays(
     target: StoredTensor, reference: StoredTensor, tolerance: Tolerance
 ) -> ElementMetrics:
-    """Return how two arrays of one shape differ.
+    """Return the element metrics of two arrays of one shape.
 
     Args:
         target: values under test.
         reference: trusted values.
-        tolerance: what `ElementMetrics.mismatches` counts by.
+        tolerance: `ElementMetrics.mismatches` counts the elements beyond it.
 
     Returns:
         Indices are in row-major order, whatever the memory layout.
@@ -139,7 +139,7 @@ _Maker = Callable[[ElementType, ElementType, float, float, int], _Accumulator]
 
 
 def _choose_accumulator() -> _Maker:
-    """Return the C extension's, unless it was not built or is switched off."""
+    """Return the accumulator in C, or the NumPy one if C is not built or is switched off."""
     if os.environ.get(NATIVE_VARIABLE) == "0":
         return NumpyAccumulator
     try:

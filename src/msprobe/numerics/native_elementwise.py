@@ -46,7 +46,7 @@ class NativeAccumulator:
         self._inner.update(target, reference)
 
     def finish(self) -> RawMetrics:
-        """Return what was counted."""
+        """Return the raw metrics of all elements so far."""
         raw = RawMetrics(*self._inner.finish())
         return raw._replace(
             target_squares=Scaled(*raw.target_squares),

@@ -55,5 +55,5 @@ def epsilon_of(dtype: str) -> float:
 
 @cache
 def coarser(first: str, second: str) -> str:
-    """Return the type with the larger epsilon; the first if they are alike."""
+    """Return the type with the larger epsilon; the first at a tie."""
     return second if epsilon_of(second) > epsilon_of(first) else first

@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
     reference: bytes
 
     def extreme(self) -> Extreme:
-        """Return it as the metrics report it."""
+        """Return the element in the form that the metrics report."""
         return Extreme(self.error, self.position, self.target, self.reference)
 
 
@@ -77,7 +77,7 @@ class Block:
 
     @property
     def error_low(self) -> Floats | None:
-        """What `error` lacks to be exact, for integers; None where it lacks nothing."""
+        """Rounding error of `error`, for integers; None where `error` is exact."""
         return self._errors()[1]
 
     @property
@@ -135,7 +135,7 @@ class Block:
 
 
 def _widened(raw: NDArray[Any], kind: ElementType) -> tuple[NDArray[Any], Floats]:
-    """Return float64 (complex128) numbers and what they lack to be exact."""
+    """Return values as float64 (complex128), and the remainder lost by that conversion."""
     zero = np.zeros((), dtype=np.float64)
     if kind.category is Category.COMPLEX:
         return raw.astype(np.complex128), zero
@@ -170,7 +170,7 @@ def _absolute(values: NDArray[Any]) -> Floats:
 
 
 def _part_scale(values: NDArray[Any]) -> Floats:
-    """Return what brings complex numbers into the range where products of parts are numbers."""
+    """Return a scale for complex numbers at which products of their parts do not overflow."""
     larger = np.maximum(np.abs(values.real), np.abs(values.imag))
     scale: Floats = np.where(
         larger > _SAFE_PART[1], 2.0**-600, np.where(larger < _SAFE_PART[0], 2.0**600, 1.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The element metrics in NumPy: the same meaning as the C extension, for where there is none.
+"""The element metrics in NumPy, for installations without the C extension.
 
 Elements are taken in blocks of fixed size, counted from the first element, whatever the chunks
 they come in; so chunks leave no trace in the sums.
@@ -86,7 +86,7 @@ class NumpyAccumulator:
             at += step
 
     def finish(self) -> RawMetrics:
-        """Return what was counted."""
+        """Return the raw metrics of all elements so far."""
         self._take_pending()
         return RawMetrics(
             elements=self._count,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 QUANTILE: Final = 0.999
 UNKNOWN_COUNT_KEPT: Final = 1 << 21
-"""Numbers kept when nobody says how many will come: enough for two thousand million."""
+"""Numbers kept when the total is not known in advance: enough for two thousand million."""
 
 
 def kept_for(count: int | None) -> int:

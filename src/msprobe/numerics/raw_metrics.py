@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both implementations of the element metrics count, and how that becomes `ElementMetrics`."""
+"""Raw counts and sums of both implementations, and their conversion to `ElementMetrics`."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Extreme(NamedTuple):
 
     Attributes:
         error: the error; 0.0 when all are.
-        position: where it stands.
-        target: its raw bytes; likewise `reference`.
+        position: its index, in row-major order.
+        target: its raw bytes in the target; `reference`: those in the reference.
     """
 
     error: float
@@ -72,12 +72,12 @@ class RawMetrics(NamedTuple):
         mismatches: elements outside the tolerance.
         sign_flips: elements of opposite sign.
         within_1e3: elements whose relative error is below 0.001, zero references shifted.
-        within_5e3: likewise, 0.005.
-        positions_differ: whether NaN, or infinities, stand in different places on the two sides.
+        within_5e3: same for a limit of 0.005.
+        positions_differ: whether NaN or infinities are at different indices on the two sides.
         first_nonfinite: first place where the sides disagree about one; -1 if nowhere.
         target_counts: NaN, +Inf, -Inf of the target.
-        reference_counts: likewise.
-        target_squares: sum of the squares; likewise `reference_squares`.
+        reference_counts: same for the reference.
+        target_squares: sum of its squares; `reference_squares`: same for the reference.
         products: sum of the products.
         error_squares: sum of the squared errors.
         errors: sum of the errors.
@@ -115,7 +115,7 @@ class RawMetrics(NamedTuple):
 def element_metrics(
     raw: RawMetrics, target_type: ElementType, reference_type: ElementType
 ) -> ElementMetrics:
-    """Return the metrics for what was counted."""
+    """Return the metrics that follow from the raw counts and sums."""
     metrics = ElementMetrics(
         count=raw.elements,
         is_equal=raw.unequal == 0,

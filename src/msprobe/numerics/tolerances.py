@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far two values may lie apart: by type, by the tensor's own size, and by the user's rules.
+"""Tolerances: by element type, by the tensor's own size, and by the user's rules.
 
-The numbers stand in ``tolerances.yaml`` beside this module; a file of the user's has the same form
+The numbers are in ``tolerances.yaml`` beside this module; a file of the user's has the same form
 and is laid over it.
 """
 
@@ -31,7 +31,7 @@ _FLOOR_WITHOUT_SIZE: Final = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTolerance:
-    """What a difference may amount to: ``rtol * |reference| + atol * rms + absolute``.
+    """Allowed difference: ``rtol * |reference| + atol * rms + absolute``.
 
     Attributes:
         rtol: relative to each element of the reference.
@@ -45,7 +45,7 @@ class RowTolerance:
 
     @property
     def relative(self) -> float:
-        """What a number that describes the whole tensor may be off, relative to its size."""
+        """Tolerance of a statistic of the whole tensor, relative to its size."""
         return self.rtol + self.atol
 
 
@@ -87,16 +87,16 @@ class Tolerances:
 
     @property
     def has_rules(self) -> bool:
-        """Whether anything depends on the names of rows."""
+        """Whether a user's rule depends on the names of rows."""
         return bool(self._rules)
 
     def for_row(self, name: str, target_dtype: str, reference_dtype: str) -> RowTolerance:
-        """Return what a row's values may be apart; integers and truth values: nothing.
+        """Return the tolerance of one row; zero for integers and truth values.
 
         Args:
             name: the row's name, which globs are matched with.
             target_dtype: normal name of the type, such as ``float32``.
-            reference_dtype: likewise; the coarser of the two decides.
+            reference_dtype: the reference's type; the coarser of the two decides.
         """
         pair = (target_dtype, reference_dtype)
         found = self._by_pair.get(pair)
@@ -119,12 +119,12 @@ class Tolerances:
     def for_elements(
         self, name: str, target_dtype: str, reference_dtype: str, size: float | None
     ) -> Tolerance:
-        """Return what the elements of a row may be apart, as the element metrics take it.
+        """Return the tolerance of single elements, as the element metrics take it.
 
         Args:
             name: the row's name, which globs are matched with.
             target_dtype: normal name of the type.
-            reference_dtype: likewise.
+            reference_dtype: the reference's type.
             size: root mean square of the reference; None where unknown: the absolute floor is then
                 that of torch.testing.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NaN and Inf followed from rank to rank, and what was found put in one order of execution."""
+"""Follow NaN and Inf from rank to rank, and order the findings of all ranks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Final
 
 from msprobe.collectives.calls import CommunicationCall
-from msprobe.collectives.matching import Meeting, connect
+from msprobe.collectives.matching import CollectiveMatch, connect
 from msprobe.dump.dump_steps import RankKey
 from msprobe.overflow.examined import Badness
 from msprobe.overflow.findings import Finding, Place, Source
 from msprobe.overflow.one_rank import RankExamination
 
-# What cannot be seen to be made on the rank may have come from another one.
+# Findings of these sources may have come from another rank.
 _MAY_BE_RECEIVED: Final = (Source.INPUT, Source.UNRECORDED)
 
 
@@ -24,7 +24,7 @@ def connect_ranks(ranks: Mapping[RankKey, RankExamination]) -> list[Finding]:
 
     Ranks run side by side, so the order is that of the communications between them: what happened
     before one comes before what happened after it, on every rank that took part. Ranks that no
-    communication orders stand in the order of their numbers.
+    communication orders are sorted by rank number.
     """
     numbered = {rank.view.rank or 0: rank for rank in ranks.values()}
     if len(numbered) < len(ranks):  # folders of processes without numbers
@@ -38,23 +38,23 @@ def connect_ranks(ranks: Mapping[RankKey, RankExamination]) -> list[Finding]:
 
 
 class _Links:
-    """Answers who was met in a call, and after how many communications a record ran."""
+    """Partners of each communication call, and the communications before each record."""
 
     def __init__(self, ranks: Mapping[int, RankExamination]) -> None:
         self._ranks = ranks
-        meetings = connect({number: rank.calls for number, rank in ranks.items()})
-        self._meetings: dict[tuple[int, str], Meeting] = {
-            (call.rank, call.name): meeting for meeting in meetings for call in meeting.calls
+        matches = connect({number: rank.calls for number, rank in ranks.items()})
+        self._matches: dict[tuple[int, str], CollectiveMatch] = {
+            (call.rank, call.name): match for match in matches for call in match.calls
         }
         self._layers: dict[int, list[tuple[int, int]]] = {number: [] for number in ranks}
-        for meeting in meetings:
-            for call in meeting.calls:
-                self._layers[call.rank].append((call.position, meeting.layer))
+        for match in matches:
+            for call in match.calls:
+                self._layers[call.rank].append((call.position, match.layer))
         for places in self._layers.values():
             places.sort()
 
     def linked(self, finding: Finding, rank: RankExamination) -> Finding:
-        """Return a finding with its layer, and with its sender if it has one."""
+        """Return a finding with its layer and, where one is found, its sender."""
         number = rank.view.rank or 0
         finding = replace(finding, layer=self._layer(number, finding.position))
         if finding.source is Source.COMMUNICATION:
@@ -65,42 +65,42 @@ class _Links:
 
     def _layer(self, number: int, position: int) -> int:
         places = self._layers[number]
-        before = bisect_right(places, (position, len(self._meetings) + 1))
+        before = bisect_right(places, (position, len(self._matches) + 1))
         return places[before - 1][1] if before else 0
 
     def _linked_communication(self, finding: Finding, number: int) -> Finding:
-        meeting = self._meetings.get((number, finding.place.name))
-        if meeting is None:
+        match = self._matches.get((number, finding.place.name))
+        if match is None:
             return replace(finding, detail="whom it met cannot be told from the dump")
-        sender = next(self._bad_senders(meeting, number), None)
+        sender = next(self._bad_senders(match, number), None)
         if sender is not None:
             return replace(finding, source=Source.RECEIVED, sender=sender)
-        absent = self._absent(meeting)
+        absent = self._absent(match)
         if absent:
             others = ", ".join(map(str, absent))
             detail = f"rank {others} took part and is not in the dump"
-        elif len(meeting.calls) == 1:
+        elif len(match.calls) == 1:
             detail = "no call of another rank was found that it met"
         else:
             detail = "what every rank put in is finite"
         return replace(finding, detail=detail)
 
     def _linked_arrival(self, finding: Finding, rank: RankExamination) -> Finding:
-        """Look for an earlier call whose result was not recorded: nobody waited for it in time."""
+        """Look for an earlier call without a recorded result: `wait` came too late for it."""
         for call in reversed(rank.calls):
             if call.position >= finding.position or not call.receives:
                 continue
             if rank.view.records[call.name].parts.get("output") is not None:
                 continue
-            meeting = self._meetings.get((call.rank, call.name))
-            sender = next(self._bad_senders(meeting, call.rank), None) if meeting else None
+            match = self._matches.get((call.rank, call.name))
+            sender = next(self._bad_senders(match, call.rank), None) if match else None
             if sender is not None:
                 detail = f"{call.name}, whose result was not recorded, will have brought them"
                 return replace(finding, source=Source.RECEIVED, sender=sender, detail=detail)
         return finding
 
-    def _bad_senders(self, meeting: Meeting, number: int) -> Iterator[Place]:
-        for call in meeting.calls:
+    def _bad_senders(self, match: CollectiveMatch, number: int) -> Iterator[Place]:
+        for call in match.calls:
             if call.rank != number and call.sends and self._puts_in_bad_values(call):
                 rank = self._ranks[call.rank]
                 yield Place(rank.rank, call.name)
@@ -109,9 +109,9 @@ class _Links:
         examined = self._ranks[call.rank].examined.get(call.name)
         return examined is not None and examined.worst_argument > Badness.FINITE
 
-    def _absent(self, meeting: Meeting) -> list[int]:
+    def _absent(self, match: CollectiveMatch) -> list[int]:
         wanted: set[int] = set()
-        for call in meeting.calls:
+        for call in match.calls:
             for end in call.endpoints:
                 wanted |= end.ranks or frozenset()
         return sorted(wanted - set(self._ranks))

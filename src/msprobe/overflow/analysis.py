@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`analyze_overflow`: the way into this room."""
+"""`analyze_overflow`: find where NaN and Inf begin in a finished dump."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def write_anomalies(directory: Path, step: DumpStep, found: StepFindings) -> Pat
     Args:
         directory: folder, made if missing.
         step: the step, for the records' contents.
-        found: what was found in it; at least one finding.
+        found: its findings, at least one.
 
     Raises:
         ReportWriteError: the file cannot be written.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer for a terminal: where NaN and Inf begin, and how far they spread."""
+"""Terminal lines: where NaN and Inf begin, and how far they spread."""
 
 from __future__ import annotations
 

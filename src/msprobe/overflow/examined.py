@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A record looked at for NaN and Inf: what was given to the call, and what came of it."""
+"""NaN and Inf of one record, by what the call read and what it made."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Examined:
         record: the record.
         arguments: inputs and parameters of a forward call, gradients of outputs of a backward one.
         results: outputs, gradients of inputs, gradients of parameters, saved values.
-        worst_argument: what the worst element of all arguments is.
-        worst_result: what the worst element of all results is.
+        worst_argument: the worst of all elements of the arguments.
+        worst_result: the worst of all elements of the results.
         is_deliberate: whether the call was told to make NaN or Inf, by a number among its
             arguments, or hands out memory that nothing was written to yet.
     """
@@ -72,7 +72,7 @@ class Examined:
 
 
 def badness_of(tensor: Value) -> Badness:
-    """Return what the worst element of a tensor is."""
+    """Return how bad the worst element of a tensor is."""
     if tensor.has_nan:
         return Badness.NAN
     return Badness.INF if tensor.has_inf else Badness.FINITE
@@ -91,15 +91,15 @@ def worst(values: Sequence[Value]) -> Badness:
 
 
 def contents_text(values: list[Value]) -> str:
-    """Return what these values hold: ``3 NaN``, ``NaN, Inf``; each text once."""
+    """Return the non-finite contents as text: ``3 NaN``, ``NaN, Inf``; each text once."""
     return ", ".join(dict.fromkeys(map(nonfinite_text, values)))
 
 
 def examine(record: Record) -> Examined:
-    """Look at a record.
+    """Return a record's tensors, graded and divided into arguments and results.
 
-    Receive buffers, the first argument of calls that overwrite it, and memory nobody has written to
-    yet are left out: what they hold means nothing.
+    Receive buffers, the first argument of calls that overwrite it, and memory that was never
+    written are left out: their contents mean nothing.
 
     Raises:
         DumpFormatError: the record is damaged.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the analysis says: one `Finding` per place where NaN or Inf begin."""
+"""Result of the analysis: one `Finding` per place where NaN or Inf begin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Source(StrEnum):
     """Where NaN or Inf of a rank come from."""
 
     OPERATION = "operation"
-    """The call made them: what it was given is finite."""
+    """The call made them: its arguments are finite."""
     PARAMETER = "parameter"
     """A parameter already holds them when its module is called."""
     INPUT = "input"
@@ -22,7 +22,7 @@ class Source(StrEnum):
     UNRECORDED = "unrecorded"
     """Between two recorded calls: made by code that was not recorded, or held by a buffer."""
     COMMUNICATION = "communication"
-    """A communication gave them out although nobody was seen to put them in."""
+    """A communication returned them although no rank was seen to send them."""
     RECEIVED = "received"
     """Another rank sent them."""
 
@@ -48,8 +48,8 @@ class Finding:
         place: the record.
         source: where the values come from.
         slots: the values concerned, as ``output.0``, ``parameters.weight``.
-        contents: what they hold: ``3 NaN``, ``Inf``.
-        detail: what else helps, in one sentence; empty when there is nothing to add.
+        contents: the non-finite contents: ``3 NaN``, ``Inf``.
+        detail: a further hint, one sentence; may be empty.
         is_deliberate: whether the program asked for them (a mask filled with -inf).
         severity: grade of the record by itself.
         position: number of the record in its rank's order of execution, from 0.
@@ -82,7 +82,7 @@ class StepFindings:
         findings: places where NaN or Inf begin, in order of execution over all ranks.
         affected: how many records hold any, by rank.
         records: how many records there are, over all ranks.
-        notes: what limits the answer (a rank that cannot be read …).
+        notes: limits of the answer (a rank that cannot be read …).
     """
 
     step: int
@@ -95,7 +95,7 @@ class StepFindings:
     def first(self) -> tuple[Finding, ...]:
         """Where to look first: one finding, or several that no communication puts in an order.
 
-        Values that the program asked for stand back, and what was received points at its sender.
+        Infinities that the program asked for come last; received values point at their sender.
         """
         own = [found for found in self.findings if found.source is not Source.RECEIVED]
         wanted = [found for found in own if not found.is_deliberate] or own or list(self.findings)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where NaN and Inf begin on one rank: in a call, in a parameter, outside, on another rank."""
+"""Find where NaN and Inf begin on one rank: in a call, a parameter, outside, on another rank."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from msprobe.overflow.examined import (
 from msprobe.overflow.findings import Finding, Place, Source
 from msprobe.overflow.severity import classify_examined
 
-# Other records hold what calls left behind: gradients of parameters, saved values.
+# Other records are no calls: gradients of parameters, saved values.
 _CALLS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
 
 
 @dataclass(slots=True, kw_only=True)
 class RankExamination:
-    """One rank, with every record that holds NaN or Inf looked at.
+    """One rank, with all its examined records that hold NaN or Inf.
 
     Attributes:
         rank: the rank's number, or its folder's name.
@@ -55,9 +55,9 @@ class RankExamination:
 
 
 def examine_rank(rank: RankKey, view: RankView) -> RankExamination:
-    """Look at one rank by itself.
+    """Return where NaN and Inf begin on one rank, without looking at other ranks.
 
-    What communication handed out without being given it is `Source.COMMUNICATION` here; whether
+    NaN that a communication returns without having been sent any is `Source.COMMUNICATION`; whether
     another rank sent it is for `across_ranks` to find.
 
     Raises:
@@ -138,7 +138,7 @@ class _Search:
         return name in self._enclosing[worst_value]
 
     def _is_of_bad_forward(self, examined: Examined) -> bool:
-        """Whether a backward call only works with what its forward call left behind."""
+        """Whether a backward call got its NaN or Inf from its own forward call."""
         forward = self._rank.examined.get(forward_name(examined.name) or "")
         if forward is None:
             return False
@@ -147,7 +147,7 @@ class _Search:
     # -- given to it ---------------------------------------------------------------------------
 
     def _unexplained(self, examined: Examined) -> list[Value]:
-        """Return the bad arguments that no earlier record can have made."""
+        """Return the arguments with NaN or Inf that no earlier record can have made."""
         return [value for value in examined.bad_arguments if badness_of(value) > self._seen]
 
     def _given(self, name: str, examined: Examined, given: list[Value]) -> Iterator[Finding]:
@@ -202,7 +202,7 @@ class _Search:
         return "given to the call like that, before anything recorded made it"
 
     def _bad_parameters(self, name: str, examined: Examined, at: str) -> Iterator[Finding]:
-        """Yield a module's bad parameters, each once."""
+        """Yield a module's parameters that hold NaN or Inf, each once."""
         bad = [
             value
             for value in examined.bad_arguments
@@ -249,7 +249,7 @@ class _Search:
         )
 
     def _examine(self, name: str) -> Examined | None:
-        """Return a record looked at; None where there is no record of that name."""
+        """Return the examined record; None where there is no record of that name."""
         if name in self._rank.examined:
             return self._rank.examined[name]
         if name not in self._view.records:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much attention a single record deserves, by its statistics alone."""
+"""Severity of a single record, by its statistics alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Severity(StrEnum):
 
 
 def classify(record: Record) -> Severity | None:
-    """Return the grade of a record; None when there is nothing to see.
+    """Return the grade of a record; None for records without NaN, Inf or a large growth of the norm.
 
     Raises:
         DumpFormatError: the record is damaged.
@@ -36,10 +36,10 @@ def classify(record: Record) -> Severity | None:
 
 
 def classify_examined(examined: Examined) -> Severity | None:
-    """Return the grade of a record that was looked at already."""
+    """Return the grade of an examined record."""
     arguments = examined.arguments
     if examined.name.path == "masked_fill_":
-        # What it fills is often scores that hold -inf from the previous mask.
+        # The filled tensor is often attention scores that hold -inf from the previous mask.
         arguments = arguments[1:]
     given = any(map(badness_of, arguments))
     made = examined.worst_result > Badness.FINITE

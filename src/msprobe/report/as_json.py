@@ -26,7 +26,7 @@ _FIELDS: Final = (
 
 
 def overview_json(dump: Dump, view: RankView) -> dict[str, JsonTree]:
-    """Return what the overview shows.
+    """Return the facts of the overview.
 
     Raises:
         DumpFormatError: the rank's files are damaged.
@@ -53,7 +53,7 @@ def overview_json(dump: Dump, view: RankView) -> dict[str, JsonTree]:
 
 
 def record_json(view: RankView, record: Record) -> dict[str, JsonTree]:
-    """Return everything that is known of one record.
+    """Return all facts of one record.
 
     Raises:
         DumpFormatError: the record, the stacks or the structure are damaged.

@@ -2,7 +2,7 @@
 """Operations and modules of a comparison, gathered from its table, worst first.
 
 The table has one row per pair of values. The views speak of operations (records) and modules, so
-rows are gathered here, with polars, whatever their number.
+rows are gathered here, with polars, for any number of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 OPERATION: Final = ("step", "rank", "order")
-"""The columns that tell one operation from all others."""
+"""The columns that identify an operation."""
 
 _RESULTS: Final = ("output", "parameter_grad", "saved")
 _OF_WORST: Final = (
@@ -30,7 +30,7 @@ def operations(frame: pl.DataFrame) -> pl.DataFrame:
     """Return one row per operation, in the order of the table.
 
     Columns: ``step, rank, order``; ``rows`` and ``differ`` count values; ``error_in`` and
-    ``error_out`` are the largest errors of what went in and came out; ``introduced`` counts values;
+    ``error_out`` are the largest errors of inputs and outputs; ``introduced`` counts values;
     ``severity`` and ``telling`` are the places of the worst status and origin in `SEVERITY` and
     `ORIGINS`. The columns of the verdict, the pairing and the place are those of the operation's
     worst value.
@@ -51,7 +51,7 @@ def operations(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def ranked(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows from the most to the least telling, with ``severity`` and ``telling``.
+    """Return the rows from the most to the least severe, with ``severity`` and ``telling``.
 
     By origin, then status, then error, then order of execution. Where no number could be had, the
     error counts as largest among differences, as none elsewhere.
@@ -82,7 +82,7 @@ def culprits_first(operations: pl.DataFrame, summary: Mapping[str, Any]) -> pl.D
 
 
 def _place(column: str, words: tuple[str, ...]) -> pl.Expr:
-    """Return the place of a column's word in `words`; one behind the last if it is none of them."""
+    """Return the index of a column's word in `words`; the length of `words` for other words."""
     import polars as pl
 
     places = {word: place for place, word in enumerate(words)}
@@ -130,7 +130,7 @@ class ModuleNode:
     """A module, or a part of a dotted path that several modules share.
 
     Attributes:
-        path: dotted path; empty for what ran in no module.
+        path: dotted path; empty for calls outside all modules.
         label: its last part, or several where nothing branches off between.
         own: values of the module itself.
         total: these and all below.
@@ -153,7 +153,7 @@ class ModuleNode:
 
 
 def module_tree(frame: pl.DataFrame | pl.LazyFrame) -> ModuleNode:
-    """Return the modules of all steps and ranks as one tree; its root is what ran in no module."""
+    """Return the modules of all steps and ranks as one tree; its root has calls outside modules."""
     import polars as pl
 
     differs = pl.col("status").is_in(DIFFERENCES)
@@ -205,7 +205,7 @@ def _sum_up(root: ModuleNode) -> None:
 
 
 def _without_links(node: ModuleNode) -> ModuleNode:
-    """Return the node, or its only child under both names where it is nothing by itself."""
+    """Return the node; a mere path part is joined with its only child."""
     if node.own.rows or len(node.children) != 1:
         return node
     child = node.children[0]

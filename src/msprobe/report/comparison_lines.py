@@ -61,7 +61,7 @@ def comparison_lines(
         width: of the terminal, in columns.
         unicode: whether line-drawing characters may be used.
         limit: lines of the tree of modules; 0 shows all.
-        files: what was written, to be named at the end.
+        files: the written files, listed at the end.
     """
     lines = _lines(summary, frame, width, unicode=unicode, limit=limit, files=files)
     for line in lines:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a comparison: what it holds, the most interesting operations first.
+"""The HTML page of a comparison, the most interesting operations first.
 
 Its readers are ``page/data/comparison.js`` and the views; both sides change together.
 """
@@ -174,7 +174,7 @@ def _is_near(summary: Mapping[str, Any]) -> pl.Expr:
 
 
 def _fitting(sizes: pl.Series, limit: int) -> int:
-    """Return how many operations fit; the first always does."""
+    """Return how many operations fit into the page, at least one."""
     return max(int((sizes.cum_sum() <= limit).sum()), 1) if len(sizes) else 0
 
 
@@ -210,7 +210,7 @@ def _label(record_name: str) -> str:
 
 
 def _without_repeats(rows: pl.DataFrame) -> pl.DataFrame:
-    """Leave out names that are the row's own, and of files what the names say."""
+    """Leave out names equal to the row's own, and parts of file names that repeat them."""
     import polars as pl
 
     sides = ("target", "reference")

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sections below the answer of a comparison: partners that were missing or had to be guessed, steps
-and ranks, replicas.
-"""
+"""Sections below the answer of a comparison: unmatched and guessed operations, ranks, replicas."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ def unmatched_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
 
 
 def match_lines(frame: pl.DataFrame | pl.LazyFrame, width: int) -> Iterator[Text]:
-    """Yield how operations found each other that do not have the same name, least certain first."""
+    """Yield how operations of different names were paired, least certain first."""
     import polars as pl
 
     pairs = (
@@ -151,7 +149,7 @@ def _rank(differ: int, each: Mapping[str, Any]) -> list[Cell]:
 
 
 def replica_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
-    """Yield what ranks that should agree do not agree about."""
+    """Yield the differences between ranks that should agree."""
     replicas: Sequence[Mapping[str, Any]] | None = summary.get("replicas")
     if replicas is None:
         return

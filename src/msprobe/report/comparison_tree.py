@@ -139,7 +139,7 @@ class _Tree:
         self._dots = "…" if unicode else "..."
 
     def lines(self, root: ModuleNode) -> Iterator[_Line]:
-        """Yield all lines; what holds nothing telling is folded."""
+        """Yield all lines; modules without differences of note are folded."""
         top = ModuleNode(path="", label=_ROOT, own=root.own, total=root.own)
         start: list[ModuleNode | _Line] = [top] if root.own.rows else []
         waiting = [(part, "", "", 0) for part in reversed(start + self._modules(root))]
@@ -165,9 +165,9 @@ class _Tree:
             ]
 
     def _is_open(self, node: ModuleNode) -> bool:
-        """Return whether what is inside is shown: differences begin there, or the first is there.
+        """Return whether the inside is shown: differences begin there, or the first is there.
 
-        Where they only pass through, what is inside says nothing new.
+        Where differences only pass through, the inside adds nothing.
         """
         is_best = node.path in self._best
         return bool(node.total.differ and (is_best or (node.total.telling and not self._only_best)))

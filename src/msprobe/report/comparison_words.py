@@ -13,7 +13,7 @@ from typing import Final
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.report.value_text import plain
 
-# Worst first: what makes numbers meaningless is worse than what changes them.
+# Worst first: meaningless numbers are worse than changed ones.
 SEVERITY: Final = (
     "nonfinite",
     "shape",
@@ -105,7 +105,7 @@ class OperationLabel:
 
     @property
     def without_prefix(self) -> str:
-        """The name where room is short: a module keeps its path, which is what tells it apart."""
+        """The short name; a module keeps its path, which identifies it."""
         return self.text if self.is_module else self.short
 
 

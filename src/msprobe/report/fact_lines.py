@@ -15,7 +15,7 @@ LABEL_WIDTH: Final = 13
 
 
 def title_lines(text: str, width: int) -> Iterator[Text]:
-    """Yield an empty line and the title of what follows."""
+    """Yield an empty line and a section's title."""
     yield Text()
     yield from (Text(line, "bold cyan") for line in textwrap.wrap(plain(text), max(width, 20)))
 
@@ -33,7 +33,7 @@ def fact_lines(
 
 
 def list_lines(texts: Sequence[str], width: int) -> Iterator[Text]:
-    """Yield a list; a command has a line of its own, whole, to be copied."""
+    """Yield a list; a command gets a whole line of its own, for copying."""
     for text in texts:
         shown = plain(text)
         if text.startswith("msprobe "):

@@ -49,7 +49,7 @@ class Cell:
 
 
 class Guides(NamedTuple):
-    """What leads from a node of a tree to those below it."""
+    """Line characters that connect a node of a tree with its children."""
 
     branch: str
     last: str
@@ -84,7 +84,7 @@ def heading(columns: Sequence[Column], gap: int = 2) -> Text:
 
 
 def row(columns: Sequence[Column], cells: Sequence[Cell], gap: int = 2) -> Text:
-    """Return one line; what is too long is cut in the middle."""
+    """Return one line; cells that are too long are cut in the middle."""
     line = Text(no_wrap=True, overflow="crop", end="")
     for position, (column, cell) in enumerate(zip(columns, cells, strict=True)):
         if position:
@@ -108,7 +108,7 @@ def row(columns: Sequence[Column], cells: Sequence[Cell], gap: int = 2) -> Text:
 
 
 def cut_middle(text: str, width: int) -> str:
-    """Return text in at most `width` cells; what is too much goes from the middle."""
+    """Return text cut in the middle to at most `width` cells."""
     if cell_len(text) <= width:
         return text
     if width < 4:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which records of a rank hold NaN or infinities, and where these began."""
+"""Find the records of a rank that hold NaN or infinities, and those where these begin."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Nonfinite:
 
 
 def find_nonfinite(view: RankView) -> Nonfinite:
-    """Look for NaN and infinities in the statistics of a rank.
+    """Return the records of a rank with NaN or infinities, by their statistics.
 
     They begin in a call whose results have some although its arguments have none. Of calls inside
     each other only the innermost counts, and a backward call only if its forward call, whose values
@@ -60,7 +60,7 @@ def find_nonfinite(view: RankView) -> Nonfinite:
 
 
 def _enclosing(view: RankView, names: Iterable[str]) -> set[str]:
-    """Return every record that one of `names` ran inside; each link is followed once."""
+    """Return all records that enclose one of `names`; each link is followed once."""
     found: set[str] = set()
     for name in names:
         parent = view.parents.get(name)
@@ -71,7 +71,7 @@ def _enclosing(view: RankView, names: Iterable[str]) -> set[str]:
 
 
 def _mark(record: Record) -> str:
-    """Return the sign of a record by itself.
+    """Return the mark of a single record.
 
     Results are the outputs of a forward call and the input gradients of a backward call.
     """

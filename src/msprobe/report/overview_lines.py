@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overview of a dump: where from, how much, complete or not, where NaN begins."""
+"""The overview of a dump: origin, size, completeness, first NaN."""
 
 from __future__ import annotations
 

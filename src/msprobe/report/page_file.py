@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages: one HTML file that a browser opens without a network.
 
-A page is a title, data in sections, and views of them. The folder ``page`` has what all pages share
-(``shared/shell.js`` starts it and says what a view is), the views, and the readers of data that
-several views use. A further view is a file in ``page/views`` and a section that it needs.
+A page is a title, data in sections, and views of them. The folder ``page`` has the parts that all
+pages share (``shared/shell.js`` starts a page and defines the type of a view), the views, and the
+readers of data that several views use. A further view is a file in ``page/views`` and its section.
 
 Data are in the page as JSON and reach the document as text only. The page's own policy lets no
 other script run than the one it came with, and fetches nothing.
@@ -56,7 +56,7 @@ def write_page(
 
     Args:
         path: the file to write; it appears when it is complete.
-        title: what the window is called.
+        title: title of the window.
         sections: data by name, as strict JSON. A view whose sections are missing is left out.
         views: names of files in ``page/views``, in the order of their panes.
         folder: the folder ``page``.
@@ -104,7 +104,7 @@ class _Modules:
         self.styles: list[str] = []
 
     def add(self, name: str) -> str:
-        """Take in a module and what it imports; return the variable that holds its exports.
+        """Add a module and its imports; return the variable that holds its exports.
 
         Args:
             name: the file, from the folder of pages.

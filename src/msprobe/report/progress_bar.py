@@ -67,7 +67,7 @@ def byte_progress(
 
 
 class _LateBar:
-    """A bar that appears only if there is something to wait for."""
+    """A bar that appears only for work that takes a while."""
 
     def __init__(self, progress: Progress, total_bytes: int, description: str) -> None:
         self._progress = progress

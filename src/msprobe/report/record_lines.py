@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One record in detail: every value, where in the source it was called, what it ran inside."""
+"""One record in detail: every value, the source line of the call, the modules around it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ALARM: Final = "bold red"
 
 
 def record_lines(view: RankView, record: Record, *, width: int) -> Iterator[Text]:
-    """Yield everything that is known of one record.
+    """Yield the lines of one record: values, call stack, enclosing modules.
 
     Raises:
         DumpFormatError: the record, the stacks or the structure are damaged.
@@ -178,7 +178,7 @@ def _value_row(columns: list[Column], gap: int, value: Value) -> Text:
 
 
 def _details(value: Value) -> str:
-    """Return what the columns do not show, in one line."""
+    """Return the facts that have no column, in one line."""
     said = []
     if value.is_tensor and (nonfinite := nonfinite_text(value)):
         said.append(nonfinite)

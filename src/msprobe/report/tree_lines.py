@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree of calls: one line each, with the statistics of what the call returned."""
+"""The tree of calls: one line each, with the statistics of the call's first output."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TreeOptions:
         width: of the terminal, in columns.
         depth: levels to show; 0 shows all.
         limit: lines to show; 0 shows all.
-        selected: only these records and what encloses them; None for all.
+        selected: only these records and the calls around them; None for all.
         unicode: whether line-drawing characters may be used.
     """
 

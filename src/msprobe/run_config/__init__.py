@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run was started with, collected into a zip file, and two such files compared.
+"""Start settings of a run: collect them into a zip file, and compare two such files.
 
 Enter at `collecting.collect_static`, `observing.RunObserver` and `comparing.compare_packs`; `pack`
 knows the file. Collected are the environment (`environment`), packages, system and arguments.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hyperparameters: out of shell scripts, YAML and JSON files, or a namespace; flat, by name."""
+"""Read hyperparameters from shell scripts, YAML, JSON or a namespace, and compare them by name."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def read_arguments(paths: Iterable[Path]) -> dict[str, JsonTree]:
 
 
 def flat_arguments(tree: object) -> dict[str, JsonTree]:
-    """Return a nested mapping with names joined by dots; secrets hidden, odd objects as text.
+    """Return a nested mapping with names joined by dots; secrets hidden, other objects as text.
 
     Lists of plain values stay lists.
     """
@@ -117,7 +117,7 @@ def same_value(one: JsonTree, other: JsonTree) -> bool:
 
 
 class _How(StrEnum):
-    """How two names found each other, as the table says it."""
+    """How two names were paired, in the words of the table."""
 
     NAME = "pure name"
     ALIAS = "alias"
@@ -245,7 +245,7 @@ def _json_value(value: object) -> JsonTree:
 
 
 def _plain(value: JsonTree) -> Any:
-    """Return a value as it compares: numbers as numbers, truth values and nothing as such."""
+    """Return a value in the form that is compared: numbers, truth values and None as such."""
     if not isinstance(value, str):
         return value
     text = value.strip().lower()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`collect_static`: what is known of a run before it starts, written into a pack."""
+"""`collect_static`: write everything known of a run before it starts into a pack."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def collect_static(
     Args:
         writer: the pack.
         files: shell scripts, YAML and JSON files with arguments.
-        extra_system: what else is known of the system, such as the framework's settings.
+        extra_system: further facts about the system, such as the framework's settings.
 
     Raises:
         ConfigFileError: one of the files cannot be read.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compare_packs`: in what two runs differ before, and while, they compute."""
+"""`compare_packs`: differences in how two runs were started, and in their inputs and weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RunComparison:
         bench: the trusted run.
         cmp: the run under test.
         items: one result an item that both packs hold.
-        notes: what could not be compared.
+        notes: items that could not be compared.
     """
 
     bench: Pack
@@ -45,7 +45,7 @@ class RunComparison:
         return highest(item.level for item in self.items.values())
 
     def differences(self) -> list[Difference]:
-        """Return all differences, what matters most first."""
+        """Return all differences, the highest level first."""
         found = [each for item in self.items.values() for each in item.differences]
         return sorted(found, key=lambda each: -each.level.weight)
 
@@ -71,9 +71,9 @@ def compare_packs(bench: Path, cmp: Path) -> RunComparison:
         (one.random, other.random, compare_random_calls),
         (one.generators, other.generators, compare_generators),
     )
-    results = [compare(mine, theirs) for mine, theirs, compare in parts if mine and theirs]
+    results = [compare(bench, cmp) for bench, cmp, compare in parts if bench and cmp]
     items = {result.item: result for result in results}
-    notes = [*one.notes, *other.notes, *_lonely_items(one, other)]
+    notes = [*one.notes, *other.notes, *_unmatched_items(one, other)]
     return RunComparison(bench=one, cmp=other, items=items, notes=tuple(notes))
 
 
@@ -90,12 +90,12 @@ def _compare_all_arguments(
     )
 
 
-def _lonely_items(one: Pack, other: Pack) -> list[str]:
+def _unmatched_items(one: Pack, other: Pack) -> list[str]:
     notes = []
     for item in ("env", "packages", "system", "dataset", "weights", "random", "generators"):
-        mine, theirs = bool(getattr(one, item)), bool(getattr(other, item))
-        if mine != theirs:
-            holder = one if mine else other
+        in_one, in_other = bool(getattr(one, item)), bool(getattr(other, item))
+        if in_one != in_other:
+            holder = one if in_one else other
             notes.append(f"{item} is left out: only {holder.path.name} holds it")
     for name in sorted(one.arguments.keys() ^ other.arguments.keys()):
         holder = one if name in one.arguments else other

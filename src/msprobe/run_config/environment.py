@@ -19,7 +19,7 @@ _COLUMNS: Final = (
     "level",
     "category",
 )
-# What a variable means when it is not set.
+# Defaults of variables that are not set.
 _DEFAULTS: Final = {
     "HCCL_DETERMINISTIC": "false",
     "LCCL_DETERMINISTIC": "0",
@@ -32,7 +32,7 @@ _DEFAULTS: Final = {
 
 
 class EnvironmentClass(NamedTuple):
-    """What kind of variable it is, and how much a difference matters."""
+    """Class of an environment variable, and the level of a difference."""
 
     category: str
     level: Level
@@ -71,7 +71,7 @@ def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def classify_variable(name: str) -> EnvironmentClass:
-    """Return what kind of variable it is."""
+    """Return the class of an environment variable."""
     return next((kind for pattern, kind in _CLASSES if pattern.fullmatch(name)), _OTHER)
 
 

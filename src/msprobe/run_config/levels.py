@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a difference between two runs matters, and how it is listed."""
+"""Levels of differences between two runs, and their tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Level(StrEnum):
 
     PASS = "pass"
     INFO = "info"
-    """Does not change what is computed."""
+    """Does not change the computation."""
     WARNING = "warning"
     """May change it."""
     ERROR = "error"
@@ -37,12 +37,12 @@ class Difference:
     """One thing in which two runs differ.
 
     Attributes:
-        item: what it belongs to: ``env``, ``pip``, ``weights`` …
+        item: the compared item: ``env``, ``pip``, ``weights`` …
         name: the variable, package, argument or parameter.
         bench: value of the trusted run as text; None where it has none.
-        cmp: value of the run under test, likewise.
+        cmp: value of the run under test, in the same form.
         level: how much it matters.
-        note: what else helps; may be empty.
+        note: a further hint; may be empty.
     """
 
     item: str
@@ -61,7 +61,7 @@ class ItemResult:
         item: its name, that of its sheet.
         columns: titles of its table.
         rows: its table.
-        differences: what differs, in the order of the table.
+        differences: all differences, in the order of the table.
         compared: how many things were looked at.
     """
 
@@ -73,6 +73,6 @@ class ItemResult:
 
     @property
     def level(self) -> Level:
-        """The highest level; what does not change the computation does not count."""
+        """The highest level, of differences that change the computation."""
         found = highest(difference.level for difference in self.differences)
         return Level.PASS if found is Level.INFO else found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is called with, and with which parameters, written into a pack call by call."""
+"""Write inputs and parameters of a model into a pack, call by call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_DEPTH: Final = 20
 
 
 class Framework(Protocol):
-    """What a framework's room must know of a process, its models and its tensors."""
+    """Operations of a framework that `ModelWatch` needs, implemented by the framework's room."""
 
     def rank_and_world_size(self) -> tuple[int, int]:
         """Return this process's rank and the number of ranks.
@@ -44,7 +44,7 @@ class Framework(Protocol):
         """Yield every parameter of a part with its name."""
 
     def leaf(self, value: Any) -> dict[str, JsonTree] | None:
-        """Return what `leaf_of` makes of a tensor; None if `value` is none."""
+        """Return the entry of a tensor, made by `leaf_of`; None for any other value."""
 
     def generator_states(self) -> Iterator[tuple[str, str]]:
         """Yield the framework's random generators with checksums of their states; draws nothing."""
@@ -65,7 +65,7 @@ def leaf_of(
         shape: its shape.
         dtype: its type, as the framework spells it.
         summary: holds ``max``, ``min``, ``mean`` and ``norm``; None where it cannot be read.
-        checksum: of its bytes, likewise.
+        checksum: of its bytes, None as well where it holds none.
     """
     leaf: dict[str, JsonTree] = {name: getattr(summary, name, None) for name in STATISTICS}
     leaf |= {"shape": list(shape), "dtype": dtype}
@@ -73,7 +73,7 @@ def leaf_of(
 
 
 class ModelWatch:
-    """Writes what each micro step starts with."""
+    """Writes inputs, parameters and generator states before each micro step."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ModelWatch:
         self._step = 0
 
     def before_call(self, args: Any, kwargs: Any) -> bool:
-        """Write what this call of the model starts with; return whether to watch the next one.
+        """Write the state before this call of the model; return whether to watch the next one.
 
         An error is logged and ends the watching, not the training.
         """
@@ -141,7 +141,7 @@ class ModelWatch:
                 yield begin + name, parameter
 
     def _described(self, value: Any, depth: int = 0) -> JsonTree:
-        """Return a tree like `value`, of the tensors in it; everything else is left out."""
+        """Return the entries of the tensors in `value`, nested like it; all else is left out."""
         leaf = self._framework.leaf(value)
         if leaf is not None or depth > _MAX_DEPTH:
             return leaf or {}

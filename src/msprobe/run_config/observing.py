@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `msprobe.config_check` watches in one process: a model's calls, and random functions."""
+"""Watches a model's calls and random functions in one process, for `msprobe.config_check`."""
 
 from __future__ import annotations
 

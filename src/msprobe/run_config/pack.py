@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The zip file that holds what a run was started with.
+"""The pack: a zip file with the start settings of a run.
 
     manifest.json                           version of this layout, number of ranks
     env                                     JSON: variable → value
@@ -7,7 +7,7 @@
     system.json                             name → value
     hyperparameters/hyperparameters_static.json, hyperparameters_dynamic.json
     dataset/step{n}/rank{r}/dataset.json    statistics and checksum of every input of the model
-    weights/step{n}/rank{r}/weight.json     likewise of every parameter
+    weights/step{n}/rank{r}/weight.json     the same of every parameter
     random/rank{r}.json                     calls of random functions
     random/generators_rank{r}.json          states of the generators, by step
 
@@ -55,7 +55,7 @@ StepRank = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class Pack:
-    """What a pack holds; None or empty where it holds no such thing.
+    """Contents of a pack; None or empty where it holds no such item.
 
     Attributes:
         path: the file.
@@ -67,7 +67,7 @@ class Pack:
         weights: per step and rank, the statistics of the parameters.
         random: per rank, the calls of random functions.
         generators: per rank, the states of the random generators by step.
-        notes: what a reader should know.
+        notes: remarks, such as members that could not be read.
     """
 
     path: Path
@@ -193,7 +193,7 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _read_into(pack: Pack, path: Path) -> int:
-    """Add what a file holds; return the number of ranks that it speaks of."""
+    """Add the contents of a file; return the number of ranks in it."""
     world_size = 1
     found = False
     for name, content in _members(path):

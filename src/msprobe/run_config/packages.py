@@ -12,7 +12,7 @@ from typing import Final
 from msprobe.run_config.levels import Difference, ItemResult, Level
 
 _COLUMNS: Final = ("package", "bench version", "cmp version", "level")
-# Their versions decide what is computed.
+# Their versions change the computation.
 _DECIDING: Final = re.compile(
     r"torch|torch-npu|torchvision|torchaudio|mindspore.*|mindspeed.*|mindformers|transformers|"
     r"deepspeed|megatron.*|numpy|datasets|peft|trl|verl|vllm.*|accelerate|apex|"
@@ -40,7 +40,7 @@ def collect_packages() -> dict[str, str]:
 
 
 def normal_name(name: str) -> str:
-    """Return the name as package indexes compare it."""
+    """Return the normalised name of a package, as in package indexes."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of random functions of two runs: the same ones, from the same places, equally often?"""
+"""Compare the random functions that two runs called: places, counts and seeds."""
 
 from __future__ import annotations
 
@@ -45,19 +45,17 @@ def compare_random_calls(
     """Compare by rank, function and place: how often, and with which seeds.
 
     Two places are the same if their stacks are equally deep and every frame is alike: the mean
-    similarity of file name, function and line of code is at least 0.8, whatever the line's number.
+    similarity of file name, function and line of code is at least 0.8; line numbers do not count.
     """
     rows: list[tuple[str | int | bool, ...]] = []
     differences: list[Difference] = []
     for rank in sorted({*bench, *cmp}):
         one, other = bench.get(rank, {}), cmp.get(rank, {})
         for function in dict.fromkeys((*one, *other)):
-            for mine, theirs in _pairs(_calls(one.get(function)), _calls(other.get(function))):
-                difference = _difference(rank, function, mine, theirs)
-                stacks = [
-                    NO_MATCH if each is _NONE else "\n".join(each.stack) for each in (mine, theirs)
-                ]
-                counts = (mine.number, theirs.number)
+            for pair in _pairs(_calls(one.get(function)), _calls(other.get(function))):
+                difference = _difference(rank, function, *pair)
+                stacks = [NO_MATCH if each is _NONE else "\n".join(each.stack) for each in pair]
+                counts = [each.number for each in pair]
                 rows.append((function, rank, *stacks, *counts, difference is None))
                 differences += [difference] if difference is not None else []
     return ItemResult(
@@ -101,14 +99,14 @@ def _calls(entries: JsonTree) -> list[_Calls]:
 def _pairs(bench: list[_Calls], cmp: list[_Calls]) -> list[tuple[_Calls, _Calls]]:
     left = list(cmp)
     pairs: list[tuple[_Calls, _Calls]] = []
-    for mine in bench:
+    for calls in bench:
         # An equal place first: similar ones may be several.
-        partner = next((each for each in left if each.stack == mine.stack), None)
-        partner = partner or next((each for each in left if _alike(mine.stack, each.stack)), None)
+        partner = next((each for each in left if each.stack == calls.stack), None)
+        partner = partner or next((each for each in left if _alike(calls.stack, each.stack)), None)
         if partner is not None:
             left.remove(partner)
-        pairs.append((mine, partner or _NONE))
-    return pairs + [(_NONE, theirs) for theirs in left]
+        pairs.append((calls, partner or _NONE))
+    return pairs + [(_NONE, calls) for calls in left]
 
 
 def _alike(one: tuple[str, ...], other: tuple[str, ...]) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which random functions a script calls, from where, and how often; and the generators' states.
+"""Records the random functions that a script calls: places, counts, and generators' states.
 
 Functions are replaced by ones that note the call and pass it on, arguments and result untouched.
 """
@@ -35,7 +35,7 @@ class RandomFunctions:
     """Functions of one module or class.
 
     Attributes:
-        prefix: what they are called by, ``torch.cuda``.
+        prefix: prefix of their names in the pack, ``torch.cuda``.
         owner: the module or class.
         names: their names; those that it lacks are passed over.
     """
@@ -75,7 +75,7 @@ def _no_introduction(noted: Any, original: Any) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Undo nothing."""
+    """Do nothing."""
 
 
 class RandomRecorder:
@@ -92,7 +92,7 @@ class RandomRecorder:
         """Prepare; nothing is replaced yet.
 
         Args:
-            functions: what to watch besides the functions of Python and NumPy.
+            functions: functions to watch besides those of Python and NumPy.
             library_path: the framework's folder, whose files are not the user's.
             keeps_out: whether a call must not be noted now (code is being compiled).
             introduce: makes a replacement known to the framework; returns the undo.
@@ -160,7 +160,7 @@ class RandomRecorder:
 
         def undo() -> None:
             forget()
-            # Somebody else may have replaced it since.
+            # Another library may have replaced it since.
             if vars(owner).get(name) is not noted:
                 return
             if is_own:

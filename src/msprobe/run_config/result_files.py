@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison of two runs leaves on disk: ``result.xlsx``, ``result.json``, both packs."""
+"""Files of a comparison of two runs: ``result.xlsx``, ``result.json``, both packs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_LISTED: Final = 10_000
 
 
 def write_results(found: RunComparison, directory: Path) -> list[Path]:
-    """Write everything into a folder, over what an earlier comparison left there.
+    """Write all files into a folder, replacing those of an earlier comparison.
 
     Returns:
         ``result.xlsx`` and ``result.json``.
@@ -40,7 +40,7 @@ def write_results(found: RunComparison, directory: Path) -> list[Path]:
 
 
 def comparison_json(found: RunComparison) -> dict[str, JsonTree]:
-    """Return what was found as plain data; at most 10,000 differences are listed."""
+    """Return the comparison as plain data; at most 10,000 differences are listed."""
     differences = found.differences()
     return {
         "schema_version": SCHEMA_VERSION,
@@ -78,7 +78,7 @@ def _summary(found: RunComparison) -> Table:
 def _table(item: ItemResult) -> Table:
     rows: Sequence[tuple[Cell, ...]] = item.rows
     if len(rows) > MAX_ROWS:
-        # A sheet holds no more; what differs is what one looks for.
+        # A sheet holds no more rows; the differences are kept.
         equal = item.columns.index("equal") if "equal" in item.columns else None
         if equal is not None:
             rows = sorted(rows, key=lambda row: row[equal] is True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passwords and keys do not leave the machine: a short digest takes their place.
+"""Replace passwords and keys by a short digest, so that they do not leave the machine.
 
 Two equal secrets have equal digests, so that a comparison still tells whether they differ.
 """
@@ -55,7 +55,7 @@ _HARMLESS: Final = frozenset(
         "with",
     )
 )
-# Values that cannot be a secret, whatever the name says.
+# Values that cannot be a secret, under any name.
 _PLAIN_VALUE: Final = re.compile(r"|true|false|yes|no|on|off|none|null|[-+]?\d{1,6}(\.\d*)?", re.I)
 _IN_URL: Final = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
 _FORMS: Final = re.compile(
@@ -64,7 +64,7 @@ _FORMS: Final = re.compile(
 
 
 def hide_secrets(name: str, value: str) -> str:
-    """Return a value as it may be stored.
+    """Return a value with secrets replaced, safe to store.
 
     Args:
         name: name of the variable or argument.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of a training out of the shell script that starts it. Nothing is executed.
+"""Parse the arguments of a training from its shell script. Nothing is executed.
 
 Variables are followed (``MODEL_ARGS="--lr 1e-4"``, ``export``, arrays, ``${X:-default}``), so that
-``torchrun train.py $MODEL_ARGS`` yields them. What only a shell can compute (``$(date)``, loops,
-conditions) stays as it is written.
+``torchrun train.py $MODEL_ARGS`` yields them. Values that only a shell can compute (``$(date)``,
+loops, conditions) stay as they are written.
 """
 
 from __future__ import annotations

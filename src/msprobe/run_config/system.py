@@ -30,7 +30,7 @@ _LEVELS: Final = (
 
 
 def collect_system(directory: Path | None = None) -> dict[str, str]:
-    """Return what can be found out about the machine and the code.
+    """Return facts about the machine and the code.
 
     Runs ``git`` and ``nvidia-smi`` or ``npu-smi`` where there are any, each for 10 s at most.
 
@@ -91,7 +91,7 @@ def _cpu_name() -> str:
 
 
 def _cpu_instructions() -> str:
-    """Return the vector instructions: they decide the order in which sums are made."""
+    """Return the vector instructions, which change the order of additions in sums."""
     for line in _text_of(Path("/proc/cpuinfo"), 20_000).splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):
@@ -115,7 +115,7 @@ def _git(directory: Path) -> dict[str, str]:
 
 
 def _output(command: list[str]) -> str:
-    """Return what a program prints; empty if it is missing, fails or takes too long."""
+    """Return the output of a program; empty if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(
             command,

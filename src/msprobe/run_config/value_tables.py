@@ -31,7 +31,7 @@ def compare_datasets(
     bench: Mapping[StepRank, Mapping[str, JsonTree]],
     cmp: Mapping[StepRank, Mapping[str, JsonTree]],
 ) -> ItemResult:
-    """Compare what two models were given, likewise."""
+    """Compare the inputs of two models: by checksum where there is one, else by statistics."""
     return _compare("dataset", "tag", bench, cmp)
 
 
@@ -45,15 +45,16 @@ def compare_generators(
         one, other = (dict(_flat(side.get(rank, {}))) for side in (bench, cmp))
         for name in dict.fromkeys((*one, *other)):
             step, _, generator = name.partition(".")
-            mine, theirs = (str(side[name]) if name in side else None for side in (one, other))
-            rows.append((step, rank, generator, mine, theirs, mine == theirs))
-            if mine != theirs:
+            values = [str(side[name]) if name in side else None for side in (one, other)]
+            bench_value, cmp_value = values
+            rows.append((step, rank, generator, *values, bench_value == cmp_value))
+            if bench_value != cmp_value:
                 differences.append(
                     Difference(
                         item="generators",
                         name=f"{step} rank {rank} {generator}",
-                        bench=mine,
-                        cmp=theirs,
+                        bench=bench_value,
+                        cmp=cmp_value,
                         level=Level.ERROR,
                     )
                 )
@@ -89,16 +90,16 @@ def _compare(
         one = _leaves(bench.get((step, rank), {}))
         other = _leaves(cmp.get((step, rank), {}))
         for name in dict.fromkeys((*one, *other)):
-            mine, theirs = one.get(name), other.get(name)
-            verdict, diffs = _verdict(mine, theirs)
+            bench_value, cmp_value = one.get(name), other.get(name)
+            verdict, diffs = _verdict(bench_value, cmp_value)
             rows.append((step, rank, name, verdict, *diffs))
             if verdict is not True:
                 differences.append(
                     Difference(
                         item=item,
                         name=f"step {step} rank {rank} {name}",
-                        bench=_text(mine),
-                        cmp=_text(theirs),
+                        bench=_text(bench_value),
+                        cmp=_text(cmp_value),
                         level=Level.ERROR,
                         note="" if verdict is False else str(verdict),
                     )

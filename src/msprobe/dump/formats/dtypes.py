@@ -76,7 +76,7 @@ class FloatFormat(NamedTuple):
     Attributes:
         exponent_bits: bits of the exponent.
         fraction_bits: stored bits of the significand.
-        bias: what the stored exponent is larger by.
+        bias: difference between the stored exponent and the exponent.
     """
 
     exponent_bits: int
@@ -96,7 +96,7 @@ class FloatFormat(NamedTuple):
 
 # IEEE 754-2019; bfloat16; the OCP 8-bit formats and AMD's "fnuz" variants, as
 # https://docs.pytorch.org/docs/stable/tensor_attributes.html lists them. float8_e8m0fnu reaches
-# down to 2**-127: for counting units it stands where the other formats have their subnormals.
+# down to 2**-127: for counting units it takes the place of subnormals.
 FLOATS: Final = {
     "float64": FloatFormat(11, 52, 1023),
     "float32": FloatFormat(8, 23, 127),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the header of a ``.npy`` file says.
+"""Reads the header of a ``.npy`` file: type, order and shape.
 
 Stricter than NumPy's reader, which mends old headers.
 """
@@ -27,7 +27,7 @@ class NoNumbersError(DumpFormatError):
 
 
 class NpySource(Protocol):
-    """What a header is read from: an `OpenFile`, or a member of an archive."""
+    """Source of a header: an `OpenFile`, or a member of an archive."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class NpySource(Protocol):
 
 
 class NpyHeader(NamedTuple):
-    """What is in the file.
+    """Content of a ``.npy`` file.
 
     Attributes:
         shape: sizes of the array.
@@ -60,7 +60,7 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(file: NpySource) -> NpyHeader:
-    """Return what is in a ``.npy`` file; reads nothing of its elements.
+    """Return type and shape of a ``.npy`` file, and where its elements begin; reads none of them.
 
     Raises:
         DumpFormatError: the header is damaged, or contradicts the size of the file.
@@ -91,7 +91,7 @@ def read_npy_header(file: NpySource) -> NpyHeader:
 
 @lru_cache(maxsize=1024)
 def numpy_dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return ``float32`` …, and for no numbers what NumPy calls them."""
+    """Return a type's name: ``float32`` …, or NumPy's own name for types that are no numbers."""
     return str(dtype.name) if dtype.kind in "biufc" else str(dtype)
 
 

@@ -35,9 +35,9 @@ class Described:
     """An object that the pickle would make.
 
     Attributes:
-        function: what would be called: a `GlobalName` in files that programs write.
+        function: the callable, a `GlobalName` in files that programs write.
         arguments: with what.
-        state: what its attributes would be set to, None if nothing.
+        state: its attributes, None if the pickle sets none.
         items: entries that would be added to it, as to a dict or list.
     """
 
@@ -258,7 +258,7 @@ _HANDLERS: Final[dict[str, Any]] = {
     "DUP": _Machine.duplicate,
     "EMPTY_DICT": lambda machine, _: machine.push({}),
     "EMPTY_LIST": lambda machine, _: machine.push([]),
-    # Sets hold what cannot be a key here, such as a description; a list does as well.
+    # A list: the members of a set may be descriptions, which cannot be hashed.
     "EMPTY_SET": lambda machine, _: machine.push([]),
     "FROZENSET": lambda machine, _: machine.collect(list),
     "LIST": lambda machine, _: machine.collect(list),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `torch.save` writes: a zip archive with a pickle and the bytes of storages.
+"""Files of `torch.save`: a zip archive with a pickle and the bytes of storages.
 
 The pickle, ``data.pkl``, says how each tensor lies on its storage, whose bytes are in
 ``data/{key}``. It is read as data (`formats.pickle`), and what it describes is compared with the
@@ -79,7 +79,7 @@ class TorchArchive(NamedTuple):
 
 
 def open_torch_archive(file: OpenFile) -> TorchArchive:
-    """Open a file.
+    """Return the archive in a file of `torch.save`, with its tensors not read yet.
 
     Raises:
         NoArchiveError: it is no zip archive.
@@ -125,7 +125,7 @@ class Layout:
     is_row_major: bool
 
     def check_extent(self, path: str, stored: int, *, most_repeated: int = 0) -> None:
-        """Make sure that all elements lie on a storage of `stored` elements.
+        """Check that all elements lie on a storage of `stored` elements.
 
         Args:
             path: the file, for messages.
@@ -151,8 +151,8 @@ def read_layout(tree: Any, *, accepts_subclasses: bool = False) -> Layout:
     """Return how a tensor lies on its storage.
 
     Args:
-        tree: what a pickle describes.
-        accepts_subclasses: whether a subclass of tensors counts as what it is made of, without the
+        tree: the content of a pickle.
+        accepts_subclasses: whether a subclass of tensors is read as its plain tensor, without the
             attributes that it adds.
 
     Raises:

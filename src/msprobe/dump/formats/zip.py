@@ -36,7 +36,7 @@ ZIP_ERRORS: Final = (
     OverflowError,
     MemoryError,
 )
-"""What `zipfile` raises over damaged archives."""
+"""Errors that `zipfile` raises for damaged archives."""
 
 
 class NoArchiveError(Exception):
@@ -93,7 +93,7 @@ def stored_entry(file: OpenFile, directory: Directory, name: bytes) -> Entry:
 
 
 def stored_content(file: OpenFile, name: bytes, entry: Entry) -> bytes:
-    """Return the content of what `stored_entry` found.
+    """Return the content of an entry that `stored_entry` returned.
 
     Raises:
         DumpFormatError: it is damaged.
@@ -104,12 +104,12 @@ def stored_content(file: OpenFile, name: bytes, entry: Entry) -> bytes:
 
 
 def check_checksum(path: str, written: int, computed: int) -> None:
-    """Make sure that content is as it was written.
+    """Check the content of an entry against its checksum.
 
     Args:
         path: the file.
-        written: the checksum in the archive; 0 stands for none.
-        computed: the checksum of what was read.
+        written: the checksum in the archive; 0 means none.
+        computed: the checksum of the bytes that were read.
 
     Raises:
         DumpFormatError: it is not.
