@@ -223,9 +223,9 @@ def _remark(record: Record, tensor: Value | None) -> str:
 
 
 def _main_tensor(record: Record) -> tuple[Value | None, int, bool]:
-    """Return the tensor that represents the call, how many more there are, and if it is an input.
+    """Return a call's main tensor, the number of its other tensors, and whether it is an input.
 
-    The first output; where nothing came out, the first input.
+    The main tensor is the first output; without outputs, the first input.
     """
     for part in ("output",) if "raised" in record.notes else ("output", None):
         tensors = [tensor for _, tensor in record.tensors(part)]

@@ -98,7 +98,7 @@ def parts_in(
 
 
 def launched_as(rank: str, size: str) -> tuple[int, int]:
-    """Return rank and number of ranks as a launcher set them; (0, 1) without one.
+    """Return rank and world size from a launcher's variables; (0, 1) without them.
 
     Args:
         rank: the environment variable that holds the rank.
