@@ -29,7 +29,7 @@ _INTRODUCTION: Final = """\
 
 <!-- Written by scripts/generate_reference.py; do not edit. -->
 
-One JSON object. Keys for every task stand at the top, keys of a task in an object of the task's
+One JSON object. Keys for every task are at the top, keys of a task in an object of the task's
 name; only the object of the active task is read. `PrecisionDebugger` reads the file named as
 `config_path`; without one it reads `msprobe/config.json` of the installation: statistics at level
 L1 into `./dump_path`. That file holds every section; copy it to begin with.
@@ -52,7 +52,7 @@ L1 into `./dump_path`. That file holds every section; copy it to begin with.
   the file unless the argument is empty.
 - `null` is as if the key were absent, so is `""` for `task` and `level`.
 - A value that cannot be used is refused with the key, the value and what is allowed. A key without
-  effect gets a warning, with the nearest known name. Of a key that stands twice the last counts.
+  effect gets a warning, with the nearest known name. Of a key that occurs twice the last counts.
 - The file is UTF-8, with or without byte order mark, and its name ends in `.json`.
 - [`config.schema.json`](config.schema.json) is a JSON Schema for editors: copy it beside your
   file and name it as above.

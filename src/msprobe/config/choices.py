@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Task(StrEnum):
-    """Task: which data a capture keeps."""
+    """Data that a capture keeps."""
 
     STATISTICS = "statistics"
     TENSOR = "tensor"

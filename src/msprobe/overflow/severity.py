@@ -27,7 +27,7 @@ class Severity(StrEnum):
 
 
 def classify(record: Record) -> Severity | None:
-    """Return the grade of a record; None for records without NaN, Inf or a large growth of the norm.
+    """Return the grade of a record; None without NaN, Inf or a large growth of the norm.
 
     Raises:
         DumpFormatError: the record is damaged.
