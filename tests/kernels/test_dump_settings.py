@@ -171,7 +171,7 @@ def test_sizes():
         (changed(op_debug_mode=2, dump_mode=1), "dump_mode has no effect"),
         (changed(saved_data="full"), "Statistics are refused on the CPU"),
         (changed(dump_mode=2), "asynchronous Dump on Ascend only"),
-        (changed(sample_mode=1, sample_num=9), "all elements are written whatever"),
+        (changed(sample_mode=1, sample_num=9), "all elements are written; sample_num"),
         (GOOD, "dataset_sink_mode=False"),
         (GOOD, "Memory is not reused"),
         (GOOD, "before the first graph runs"),
