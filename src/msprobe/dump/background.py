@@ -48,7 +48,7 @@ class BackgroundQueue:
         self._thread: threading.Thread | None = None
         self._is_closing = False
         self._is_busy = False  # the thread executes a task
-        self._stand_in: int | None = None  # thread that executes a task in its place
+        self._helping_thread: int | None = None  # thread that executes a task in its place
         self.peak_bytes = 0
 
     def put(self, task: Task, size_bytes: int = 0) -> None:
@@ -71,24 +71,24 @@ class BackgroundQueue:
 
     def run(self, task: Task) -> None:
         """Run a task behind everything queued so far, and wait until it is done."""
-        if not self._is_own_thread() and self._stand_in_if_idle():
+        if not self._is_own_thread() and self._run_here_if_idle():
             # On one core, handing over to the thread and back takes milliseconds.
             try:
                 _run_safely(task)
             finally:
                 with self._lock:
-                    self._stand_in = None
+                    self._helping_thread = None
                     self._has_work.notify()
             return
         done = threading.Event()
 
-        def run_and_tell() -> None:
+        def run_and_notify() -> None:
             try:
                 task()
             finally:
                 done.set()
 
-        self.put(run_and_tell)
+        self.put(run_and_notify)
         done.wait()
 
     def put_later(self, key: Hashable, task: Task, due: float) -> None:
@@ -115,16 +115,16 @@ class BackgroundQueue:
 
     def _is_own_thread(self) -> bool:
         current = threading.get_ident()
-        return self._stand_in == current or (
+        return self._helping_thread == current or (
             self._thread is not None and self._thread.ident == current
         )
 
-    def _stand_in_if_idle(self) -> bool:
+    def _run_here_if_idle(self) -> bool:
         """Run a task on the calling thread; return False while other tasks are before it."""
         with self._lock:
-            if self._tasks or self._is_busy or self._stand_in is not None:
+            if self._tasks or self._is_busy or self._helping_thread is not None:
                 return False
-            self._stand_in = threading.get_ident()
+            self._helping_thread = threading.get_ident()
             return True
 
     def _start(self) -> bool:
@@ -157,7 +157,7 @@ class BackgroundQueue:
     def _next(self) -> _Queued | None:
         with self._lock:
             while True:
-                if self._stand_in is not None:
+                if self._helping_thread is not None:
                     self._has_work.wait()
                     continue
                 due_task = self._pop_due()

@@ -43,7 +43,7 @@ def explain_settings(
         Explanation("when", list(_when(settings))),
         Explanation("where", list(_where(settings))),
         Explanation("how much", list(_how_much(settings, model_bytes))),
-        Explanation("mind", list(_mind(settings))),
+        Explanation("mind", list(_caveats(settings))),
     ]
 
 
@@ -132,7 +132,7 @@ def _how_much(settings: DumpSettings, model_bytes: int | None) -> Iterator[str]:
         )
 
 
-def _mind(settings: DumpSettings) -> Iterator[str]:
+def _caveats(settings: DumpSettings) -> Iterator[str]:
     if settings.iterations is None and not settings.debug_mode:
         yield "Every iteration is dumped until the disk is full; name some in iteration."
     elif settings.steps is not None and settings.steps > _MANY_STEPS and not settings.debug_mode:
@@ -146,7 +146,7 @@ def _mind(settings: DumpSettings) -> Iterator[str]:
         )
         if settings.iterations is not None:
             yield 'In the dynamic graph, looking for overflows needs iteration "all".'
-    yield from _mind_kinds(settings)
+    yield from _caveats_by_kind(settings)
     yield (
         "Switch data sinking off (dataset_sink_mode=False) where steps must be told apart; on GPUs "
         "a synchronous Dump needs it."
@@ -168,7 +168,7 @@ def _mind(settings: DumpSettings) -> Iterator[str]:
     yield "Training on several kinds of devices at once is not supported by the Dump."
 
 
-def _mind_kinds(settings: DumpSettings) -> Iterator[str]:
+def _caveats_by_kind(settings: DumpSettings) -> Iterator[str]:
     """Yield the remarks on some kinds of data or devices only."""
     if not settings.names_synchronous:
         yield (

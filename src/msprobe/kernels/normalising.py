@@ -124,7 +124,7 @@ def normalise(folder: KernelFolder, wanted: Wanted, code: CodeMap | None = None)
     if wanted.statistics:
         types = _replace_by_statistics(folder, kernels, checksums=wanted.checksums)
     rows = list(_index_rows(kernels, code, types))
-    write_csv(Table.of(INDEX_COLUMNS, rows), _new(folder.directory / INDEX_CSV))
+    write_csv(Table.of(INDEX_COLUMNS, rows), _cleared(folder.directory / INDEX_CSV))
     return Normalised(
         kernels=len(kernels),
         values=len(rows),
@@ -201,7 +201,7 @@ def _replace_by_statistics(
     columns = STATISTIC_COLUMNS + ((CHECKSUM_COLUMN,) if checksums else ())
     types: dict[Path, _Type] = {}
     rows = [_statistic_row(kernel, value, types, checksums) for kernel, value in values]
-    write_csv(Table.of(columns, rows), _new(folder.directory / STATISTIC_CSV))
+    write_csv(Table.of(columns, rows), _cleared(folder.directory / STATISTIC_CSV))
     _remove(value for _, value in values)
     return types
 
@@ -306,7 +306,7 @@ def _decode_notes(directory: Path) -> list[Path]:
     return sorted(directory.glob(f"{OVERFLOW_TYPE}.*.json"))
 
 
-def _new(path: Path) -> Path:
+def _cleared(path: Path) -> Path:
     """Return a path after removing any file there."""
     path.unlink(missing_ok=True)
     return path

@@ -101,11 +101,11 @@ class _Links:
 
     def _bad_senders(self, match: CollectiveMatch, number: int) -> Iterator[Place]:
         for call in match.calls:
-            if call.rank != number and call.sends and self._puts_in_bad_values(call):
+            if call.rank != number and call.sends and self._sends_bad_values(call):
                 rank = self._ranks[call.rank]
                 yield Place(rank.rank, call.name)
 
-    def _puts_in_bad_values(self, call: CommunicationCall) -> bool:
+    def _sends_bad_values(self, call: CommunicationCall) -> bool:
         examined = self._ranks[call.rank].examined.get(call.name)
         return examined is not None and examined.worst_argument > Badness.FINITE
 

@@ -116,7 +116,7 @@ def same_value(one: JsonTree, other: JsonTree) -> bool:
     return bool(_plain(one) == _plain(other))
 
 
-class _How(StrEnum):
+class _Pairing(StrEnum):
     """How two names were paired, in the words of the table."""
 
     NAME = "pure name"
@@ -129,7 +129,7 @@ class _How(StrEnum):
 class _Pair(NamedTuple):
     bench: str | None
     cmp: str | None
-    how: _How
+    pairing: _Pairing
 
 
 def compare_arguments(
@@ -159,9 +159,9 @@ def compare_arguments(
             None if key is None else _text(value)
             for key, value in ((pair.bench, one), (pair.cmp, other))
         ]
-        note: str = "" if pair.how is _How.NAME else pair.how
+        note: str = "" if pair.pairing is _Pairing.NAME else pair.pairing
         if pair.bench and pair.cmp and pair.bench != pair.cmp:
-            note = f"{pair.bench} in the benchmark, by {pair.how}"
+            note = f"{pair.bench} in the benchmark, by {pair.pairing}"
         differences.append(
             Difference(
                 item="hyperparameters",
@@ -173,7 +173,7 @@ def compare_arguments(
             )
         )
         cells = (pair.bench, pair.cmp, *texts)
-        rows.append((file_name, *(cell or "None" for cell in cells), pair.how, level.value))
+        rows.append((file_name, *(cell or "None" for cell in cells), pair.pairing, level.value))
     return ItemResult(
         item="hyperparameters",
         columns=COLUMNS,
@@ -268,19 +268,19 @@ def _pair_names(bench: Sequence[str], cmp: Sequence[str]) -> list[_Pair]:
     left, waiting = dict.fromkeys(bench), {_normal(name): name for name in cmp}
     pairs: list[_Pair] = []
     for how, find in (
-        (_How.NAME, _find_equal),
-        (_How.ALIAS, _find_alias),
-        (_How.SIMILARITY, _find_similar),
+        (_Pairing.NAME, _find_equal),
+        (_Pairing.ALIAS, _find_alias),
+        (_Pairing.SIMILARITY, _find_similar),
     ):
-        if how is _How.SIMILARITY and len(left) * len(waiting) > _MAX_COMPARED_BY_SIMILARITY**2:
+        if how is _Pairing.SIMILARITY and len(left) * len(waiting) > _MAX_COMPARED_BY_SIMILARITY**2:
             break
         for name in list(left):
             partner = find(_normal(name), waiting)
             if partner is not None:
                 pairs.append(_Pair(name, waiting.pop(partner), how))
                 del left[name]
-    pairs += [_Pair(name, None, _How.ONLY_BENCH) for name in left]
-    pairs += [_Pair(None, name, _How.ONLY_CMP) for name in waiting.values()]
+    pairs += [_Pair(name, None, _Pairing.ONLY_BENCH) for name in left]
+    pairs += [_Pair(None, name, _Pairing.ONLY_CMP) for name in waiting.values()]
     return pairs
 
 

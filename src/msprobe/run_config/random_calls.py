@@ -102,14 +102,16 @@ def _pairs(bench: list[_Calls], cmp: list[_Calls]) -> list[tuple[_Calls, _Calls]
     for calls in bench:
         # An equal place first: similar ones may be several.
         partner = next((each for each in left if each.stack == calls.stack), None)
-        partner = partner or next((each for each in left if _alike(calls.stack, each.stack)), None)
+        partner = partner or next(
+            (each for each in left if _is_similar(calls.stack, each.stack)), None
+        )
         if partner is not None:
             left.remove(partner)
         pairs.append((calls, partner or _NONE))
     return pairs + [(_NONE, calls) for calls in left]
 
 
-def _alike(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+def _is_similar(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return len(one) == len(other) and all(map(_frames_alike, one, other))
 
 
