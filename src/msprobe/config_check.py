@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ConfigChecker`: collect from a training script what its run starts with and is fed.
+"""`ConfigChecker`: collect start settings, inputs and weights from inside a training script.
 
     from msprobe.config_check import ConfigChecker
 
@@ -66,7 +66,7 @@ class ConfigChecker:
         *,
         max_steps: int | None = None,
     ) -> None:
-        """Collect what is known by now, and the rest when the model is called."""
+        """Collect the settings known by now, and the rest when the model is called."""
         from pathlib import Path
 
         from msprobe.run_config.collecting import collect_static
@@ -84,7 +84,7 @@ class ConfigChecker:
 
     @staticmethod
     def apply_patches(fmk: str = "pytorch") -> None:
-        """Take note of calls of random functions from now on, of Python, NumPy and the framework.
+        """Record calls of random functions from now on: Python's, NumPy's and the framework's.
 
         Call it before the script imports or calls any of them. Functions are replaced by ones that
         note the place of the call and pass it on; `remove_patches` puts them back. Names that were
@@ -103,7 +103,7 @@ class ConfigChecker:
 
 @functools.cache
 def _observer(fmk: str) -> RunObserver:
-    """Return the one observer of this process for a framework: it knows what is to be undone."""
+    """Return this process's one observer for a framework; it holds the undos."""
     if fmk not in _HOOKS:
         known = ", ".join(_HOOKS)
         raise UnsupportedError(

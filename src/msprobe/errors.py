@@ -61,7 +61,7 @@ class ConfigError(MsprobeError, ValueError):
 
 
 def _as_json(found: object) -> str:
-    """Return a value as it would stand in the user's JSON file, cut to a readable length."""
+    """Return a value in the form of the user's JSON file, cut to a readable length."""
     try:
         shown = json.dumps(found, ensure_ascii=False, default=repr)
     except (TypeError, ValueError, RecursionError):  # odd keys, huge integers, deep nesting
@@ -97,7 +97,7 @@ class DumpFormatError(MsprobeError):
 
     Attributes:
         path: the file or folder concerned.
-        problem: what is wrong with it.
+        problem: the problem, in words.
     """
 
     def __init__(self, path: str | Path, problem: str) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear under their names when they are complete: a temporary name first, then renamed.
+"""Atomic files: written under a temporary name, renamed when they are complete.
 
-A reader never meets half of one, and what was there before stays if the writing fails.
+A reader never sees half a file, and the old file stays if the writing fails.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 from msprobe.errors import ReportWriteError
 
 TEMPORARY_PREFIX: Final = ".msprobe.tmp."
-"""How temporary names begin; `msprobe repair` removes what is left of them."""
+"""Prefix of temporary names; `msprobe repair` removes left-over ones."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def temporary_name(suffix: str) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name beside `path`, which becomes `path` if no exception is raised."""
+    """Yield a temporary name beside `path`; it is renamed to `path` if no exception is raised."""
     temporary = path.with_name(temporary_name(path.suffix))
     try:
         yield temporary
@@ -120,7 +120,7 @@ class PatientFile(io.RawIOBase):
         return size
 
     def flush(self) -> None:
-        """Do nothing: nothing waits."""
+        """Do nothing: nothing is buffered."""
 
     def close(self) -> None:
         """Close the file.

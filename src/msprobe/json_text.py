@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON: what every file that msprobe reads and writes for people has in common.
+"""JSON: the parser and the writer of all files for people.
 
 Written for people and programs of any language, JSON is strict: NaN and infinities are the strings
 ``NaN``, ``Infinity`` and ``-Infinity``, which protobuf's JSON has, too, and which both Python's
@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 JSON_ERRORS: Final = (ValueError, RecursionError)
-"""What `parse_json` raises: text that is not JSON or not UTF-8, huge numbers, deep nesting."""
+"""Errors of `parse_json`: text that is not JSON or not UTF-8, huge numbers, deep nesting."""
 
 
 def parse_json(text: bytes) -> Any:
@@ -30,7 +30,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def json_problem(exc: BaseException) -> str:
-    """Return what is wrong with the text, in one line."""
+    """Return the error of the text, in one line."""
     if isinstance(exc, RecursionError):
         return "nested too deeply"
     if is_truncated(exc):

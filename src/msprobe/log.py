@@ -29,7 +29,7 @@ _already_said: Final[set[tuple[str, Hashable]]] = set()
 
 
 def ensure_handler() -> None:
-    """Give the logger `msprobe` its level and, when nobody else handles its messages, a handler.
+    """Give the logger `msprobe` its level and, if its messages have no handler yet, a handler.
 
     The level comes from ``MSPROBE_LOG_LEVEL``: 0 debug, 1 info (default), 2 warning, 3 error,
     4 silent; without the variable, a level that the user has set on the logger stays. The handler
@@ -60,7 +60,7 @@ def _stderr_handler() -> logging.Handler:
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to whatever `sys.stderr` is at that moment: notebooks and tests exchange it."""
+    """Writes to the present `sys.stderr`: notebooks and tests exchange it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr
@@ -78,7 +78,7 @@ def warn_once(logger: logging.Logger, key: Hashable, message: str, *args: object
 
     Args:
         logger: where to log.
-        key: what makes two warnings the same.
+        key: two warnings with equal keys are the same.
         message: as for `logging.Logger.warning`.
         *args: values for the message.
     """

@@ -51,10 +51,10 @@ class Node:
         """Yield key, the key's place, and value of each entry of a mapping, in the file's order.
 
         Args:
-            what: what the mapping holds, for the message.
+            what: content of the mapping, for the message.
 
         Raises:
-            ConfigError: it is no mapping, or a key stands twice.
+            ConfigError: it is no mapping, or a key occurs twice.
         """
         if not isinstance(self._node, yaml.MappingNode):
             self.refuse(self._shown(), what)

@@ -100,8 +100,8 @@ def test_a_key_that_stands_twice_warns_and_the_last_counts(load, caplog):
     assert isinstance(config.section, StatisticsSection)
     assert config.section.name_filters == ("a",)
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert 'the key "list" stands twice' in caplog.records[0].getMessage()
-    assert 'the key "level" stands twice' in caplog.records[1].getMessage()
+    assert 'the key "list" occurs twice' in caplog.records[0].getMessage()
+    assert 'the key "level" occurs twice' in caplog.records[1].getMessage()
 
 
 @pytest.mark.parametrize(

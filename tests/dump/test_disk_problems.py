@@ -158,7 +158,7 @@ def test_a_file_system_that_becomes_read_only_while_capturing(writer, tmp_path, 
     account = finish(dump)
     assert (account.records, account.tensors, account.complete) == (10, 0, False)
     assert len(errors_in(caplog)) == 1
-    assert "a file stands where a folder is needed" in errors_in(caplog)[0]
+    assert "a file is in the place of the folder" in errors_in(caplog)[0]
 
 
 def test_a_file_in_place_of_the_dump_path(writer, tmp_path, caplog):

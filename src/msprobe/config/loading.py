@@ -96,7 +96,7 @@ def load_config(
 
 
 def _repeated(key: str) -> str:
-    return f"the key {json.dumps(key[:100])} stands twice in one object; the last one counts"
+    return f"the key {json.dumps(key[:100])} occurs twice in one object; the last one counts"
 
 
 def _is_empty(value: object) -> bool:

@@ -47,8 +47,8 @@ _ADVICE: Final = {
     errno.EACCES: "no permission to write here; choose another dump_path",
     errno.EPERM: "no permission to write here; choose another dump_path",
     errno.ENOENT: "the folder vanished while capturing",
-    errno.ENOTDIR: "a file stands where a folder is needed",
-    errno.EEXIST: "a file stands where a folder is needed",
+    errno.ENOTDIR: "a file is in the place of the folder",
+    errno.EEXIST: "a file is in the place of the folder",
 }
 
 

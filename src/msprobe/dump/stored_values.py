@@ -78,7 +78,7 @@ def optional_of(found: JsonTree, kind: type[_T]) -> _T | None:
 
 
 def shown_value(found: JsonTree) -> str:
-    """Return a value for a message: short, whatever it is."""
+    """Return a short text of any value, for a message."""
     if isinstance(found, int) and found.bit_length() > 200:
         return f"an integer of {found.bit_length()} bits"
     text = repr(found) if not isinstance(found, (dict, list)) else type(found).__name__

@@ -104,7 +104,7 @@ def compare_arrays(
         tolerance: `ElementMetrics.mismatches` counts the elements beyond it.
 
     Returns:
-        Indices are in row-major order, whatever the memory layout.
+        Indices are in row-major order, for any memory layout.
 
     Raises:
         UsageError: the shapes differ.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The element metrics in NumPy, for installations without the C extension.
 
-Elements are taken in blocks of fixed size, counted from the first element, whatever the chunks
+Elements are taken in blocks of fixed size, counted from the first element, for any chunks
 they come in; so chunks leave no trace in the sums.
 """
 

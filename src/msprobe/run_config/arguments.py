@@ -140,7 +140,7 @@ def compare_arguments(
     Names pair if they are equal (apart from case and dashes), known aliases, or similar.
 
     Args:
-        file_name: where they stand in the pack, for the table.
+        file_name: their file in the pack, for the table.
         bench: those of the trusted run.
         cmp: those of the run under test.
     """
