@@ -32,7 +32,7 @@ _NONFINITE_WORDS: Final = (b"NaN", b"nan", b"Infinity", b'"inf', b'"-inf')
 
 
 class Span(NamedTuple):
-    """Where the JSON text of a record's value lies."""
+    """Position of the JSON text of a record's value."""
 
     start: int
     end: int

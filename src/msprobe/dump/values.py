@@ -38,7 +38,7 @@ class Role(StrEnum):
 
 
 class Message(NamedTuple):
-    """Where a point-to-point operation (``torch.distributed.P2POp``) sends its tensor.
+    """Point-to-point operation (``torch.distributed.P2POp``) that sends or receives a tensor.
 
     Attributes:
         operation: ``isend`` or ``irecv``.
@@ -130,7 +130,7 @@ class Value(msgspec.Struct, gc=False):
 
     @property
     def argument(self) -> str:
-        """Which argument or result of its call it is: ``0`` of ``input.0``, ``mask``."""
+        """Position or name among the arguments or results: ``0`` of ``input.0``, ``mask``."""
         return ".".join(map(str, self.path[1:]))
 
     @property

@@ -22,7 +22,7 @@ _ARGUMENT_PARTS: Final = ("input_args", "input_kwargs")
 
 
 class Badness(IntEnum):
-    """How bad a value is. NaN is worse than Inf: it is what Inf turns into."""
+    """Badness of a value. NaN is worse than Inf: Inf turns into NaN."""
 
     FINITE = 0
     INF = 1

@@ -11,7 +11,7 @@ from msprobe.overflow.severity import Severity
 
 
 class Source(StrEnum):
-    """Where NaN or Inf of a rank come from."""
+    """Source of NaN or Inf on a rank."""
 
     OPERATION = "operation"
     """The call made them: its arguments are finite."""
@@ -93,7 +93,7 @@ class StepFindings:
 
     @property
     def first(self) -> tuple[Finding, ...]:
-        """Where to look first: one finding, or several that no communication puts in an order.
+        """Findings to look at first: one, or several that no communication puts in an order.
 
         Infinities that the program asked for come last; received values point at their sender.
         """

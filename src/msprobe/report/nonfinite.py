@@ -19,7 +19,7 @@ PRESENT: Final = "!"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nonfinite:
-    """Where a rank's records hold NaN or infinities.
+    """Records of a rank that hold NaN or infinities.
 
     Attributes:
         marks: record name → ``!!`` where they begin, ``!`` where they merely are.

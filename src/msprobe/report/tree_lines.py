@@ -46,7 +46,7 @@ _LEGEND: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeOptions:
-    """How much of the tree to show, and how.
+    """Options of the tree: the part that is shown, and its form.
 
     Attributes:
         width: of the terminal, in columns.
@@ -92,7 +92,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Budget:
-    """How many lines may still be shown, and how many were not."""
+    """Budget of lines: those left to show, and those not shown."""
 
     left: int
     skipped: int = field(default=0)

@@ -117,7 +117,7 @@ def same_value(one: JsonTree, other: JsonTree) -> bool:
 
 
 class _Pairing(StrEnum):
-    """How two names were paired, in the words of the table."""
+    """Way in which two names were paired, in the words of the table."""
 
     NAME = "pure name"
     ALIAS = "alias"

@@ -71,7 +71,7 @@ _WORDS: Final = {
 
 
 class FloatFormat(NamedTuple):
-    """How a floating-point type divides its bits.
+    """Bit layout of a floating-point type.
 
     Attributes:
         exponent_bits: bits of the exponent.

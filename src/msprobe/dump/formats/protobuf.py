@@ -32,7 +32,7 @@ class Memory(NamedTuple):
 
 
 class Wire(IntEnum):
-    """How a field is written."""
+    """Wire type of a field."""
 
     VARINT = 0
     FIXED64 = 1

@@ -100,7 +100,7 @@ def open_torch_archive(file: OpenFile) -> TorchArchive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where a tensor's elements lie on its storage; offset and stride count elements.
+    """Layout of a tensor on its storage; offset and stride count elements.
 
     Attributes:
         key: name of the storage's entry.
