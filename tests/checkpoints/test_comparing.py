@@ -14,8 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from checkpoint_files import WRITERS, state, write_safetensors, write_torch  # noqa: E402
-
+from builders.checkpoints import WRITERS, state, write_safetensors, write_torch  # noqa: E402
 from msprobe.checkpoints.comparing import Change, compare_checkpoints  # noqa: E402
 from msprobe.checkpoints.result_json import comparison_json, parameters_json  # noqa: E402
 from msprobe.errors import UsageError  # noqa: E402

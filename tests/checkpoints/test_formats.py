@@ -13,8 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from checkpoint_files import WRITERS, bits, state, write_mindspore  # noqa: E402
-
+from builders.checkpoints import WRITERS, bits, state, write_mindspore  # noqa: E402
 from msprobe.checkpoints.opening import open_checkpoint  # noqa: E402
 from msprobe.errors import CheckpointFormatError, UnsupportedError  # noqa: E402
 

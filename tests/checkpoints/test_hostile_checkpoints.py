@@ -17,17 +17,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from checkpoint_files import (  # noqa: E402
-    WRITERS,
-    delimited,
-    mindspore_entry,
-    state,
-    varint,
-    write_shards,
-)
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from builders.checkpoints import WRITERS, mindspore_entry, state, write_shards  # noqa: E402
+from builders.protobuf import block, varint  # noqa: E402
 from msprobe.checkpoints.opening import open_checkpoint  # noqa: E402
 from msprobe.checkpoints.torch_file import read_torch_file  # noqa: E402
 from msprobe.errors import CheckpointFormatError, MsprobeError, UnsupportedError  # noqa: E402
@@ -221,13 +215,13 @@ def test_an_npz_whose_header_promises_more_than_it_holds(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "content",
     [
-        delimited(1, b"")[:1],
-        delimited(1, b"x" * 50)[:20],
-        delimited(1, delimited(2, b"")),
-        delimited(1, b"\x0b"),
+        block(1, b"")[:1],
+        block(1, b"x" * 50)[:20],
+        block(1, block(2, b"")),
+        block(1, b"\x0b"),
         b"\x0a" + b"\xff" * 12,
         b"\x0a" + varint(1 << 62),
-        delimited(1, delimited(1, b"\xff\xfe")),
+        block(1, block(1, b"\xff\xfe")),
         mindspore_entry("w", torch.zeros(3), bytes(11)),
         mindspore_entry("w", torch.zeros(3), bytes(8)),
         mindspore_entry("w", torch.zeros(3), bytes(4)) + mindspore_entry("w", torch.zeros(2), b""),

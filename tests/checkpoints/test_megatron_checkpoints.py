@@ -12,8 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from checkpoint_files import bits  # noqa: E402
-
+from builders.checkpoints import bits  # noqa: E402
 from msprobe.checkpoints.comparing import compare_checkpoints  # noqa: E402
 from msprobe.checkpoints.opening import open_checkpoint  # noqa: E402
 from msprobe.errors import CheckpointFormatError  # noqa: E402

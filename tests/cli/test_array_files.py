@@ -4,20 +4,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from test_show_command import refused, run
 
-from msprobe.dump.tensor_archive_writer import write_archive
+from builders.dumps import save_archive
 
 VALUES = np.float32([[1, -2, 3], [0.5, 0.25, 8]])
-
-
-def save_pt(path, array, dtype=None):
-    """Write a file as torch.save makes it."""
-    raw = memoryview(array.tobytes())
-    write_archive(str(path), dtype or array.dtype.name, array.shape, raw)
 
 
 @pytest.fixture
@@ -29,8 +24,8 @@ def files(tmp_path, monkeypatch):
     np.save("far.npy", VALUES + np.float32([0, 0, 1]))
     np.save("nan.npy", np.float32([np.nan, np.inf, 1]))
     np.save("row.npy", VALUES.reshape(1, 2, 3))
-    save_pt("a.pt", VALUES)
-    save_pt("bf16.pt", np.uint16([[0x3F80, 0xC000]]), "bfloat16")
+    save_archive(VALUES, Path("a.pt"))
+    save_archive(np.uint16([[0x3F80, 0xC000]]), Path("bf16.pt"), "bfloat16")
     return tmp_path
 
 

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 import python_calamine
 
+from builders.networks import write_dump
 from msprobe.cli import main
-
-sys.path.append(str(Path(__file__).parents[1] / "compare"))
-from run_dumps import RankWriter, write_dump
 
 FAULT = "Functional.linear.1.forward"
 
@@ -73,7 +71,7 @@ def test_the_answer_is_on_the_terminal(capsys, new, old):
     assert (code, err) == (0, "")
     assert out.startswith("DIFFERENT")
     assert f"{FAULT}.output.0" in out
-    assert "model.py:12" in out
+    assert "train.py:12" in out
     assert "introduced" in out
     assert "output/summary.json" in out
     assert summary()["introduced"][0]["name"] == FAULT
@@ -257,7 +255,7 @@ def test_tensors_with_matrices(capsys, tmp_path):
 
 def test_replicas(capsys, tmp_path):
     for rank, drift in ((0, 0.0), (1, 0.0), (2, 1e-3)):
-        RankWriter(tmp_path / "dump" / "step0" / f"rank{rank}", data=rank, drift=drift)
+        write_dump(tmp_path / "dump", ranks=[f"rank{rank}"], data=rank, drift=drift)
     code, out, _ = run(capsys, "compare", "dump", "--replicas", "--exit-code")
     assert code == 1
     assert "fc2" in out

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from builders.networks import write_dump
 from msprobe.cli import main
-
-sys.path.append(str(Path(__file__).parents[1] / "compare"))
-from run_dumps import write_dump
 
 
 @pytest.fixture(autouse=True)

@@ -14,10 +14,8 @@ import polars as pl
 import pytest
 import python_calamine
 
+from builders.networks import write_dump
 from msprobe.cli import main
-
-sys.path.append(str(Path(__file__).parents[1] / "compare"))
-from run_dumps import write_dump
 
 DEV_FULL = Path("/dev/full")
 

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From two dumps to a judged comparison, for tests of what is made of it."""
+"""From two dumps to a judged comparison, and what it says."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from msprobe.compare.matching import pair_operations
 from msprobe.compare.model import Mode, Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.result import CompareResult
+from msprobe.compare.run import run_comparison
 from msprobe.compare.sides import Side
 from msprobe.compare.tensors.tensor_rows import element_tolerance
 from msprobe.compare.value_pairs import pair_values
@@ -64,3 +68,48 @@ def measure(row: Row, comparison: RankComparison, tolerances: Tolerances) -> Non
 
 def squeezed(value: Value) -> list[int]:
     return [size for size in value.shape or () if size != 1]
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What a comparison found.
+
+    Attributes:
+        result: the result itself.
+        rows: row name → its columns; of several steps and ranks the first one.
+    """
+
+    result: CompareResult
+    rows: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """What summary.json would hold."""
+        return self.result.summary
+
+    def status(self, row: str) -> str:
+        """Status of a row."""
+        return str(self.rows[row]["status"])
+
+    def origin(self, row: str) -> str | None:
+        """Origin of a row."""
+        found: str | None = self.rows[row]["origin"]
+        return found
+
+    def reason(self, row: str) -> str:
+        """Why, in words."""
+        return str(self.rows[row]["reason"])
+
+    @property
+    def culprits(self) -> list[str]:
+        """The operations that introduced a difference, best first."""
+        return [entry["name"] for entry in self.summary["introduced"]]
+
+
+def compare(target: Path, reference: Path, **options: Any) -> Verdicts:
+    """Compare two dumps."""
+    result = run_comparison(target, reference, CompareOptions(**options))
+    rows: dict[str, Mapping[str, Any]] = {}
+    for row in result.frame.iter_rows(named=True):
+        rows.setdefault(row["name"], row)
+    return Verdicts(result, rows)

@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from matching_dumps import Call, Program, run, transformer, with_insertions, write_side
+from pairing import write_side
 
+from builders.programs import Call, Program, run, transformer, with_insertions
 from msprobe.compare.matching import pair_operations
 from msprobe.compare.matching.merge_order import merged_order
 from msprobe.compare.matching.sequences import (

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_dumps import RankWriter, write_dump
+from judging import compare
 from user_cases import TASKS, cli, rows_of_csv, rows_of_xlsx
-from written_dumps import Book, Value, compare, value
+
+from builders.dumps import DumpBuilder, Value, value
+from builders.networks import write_dump
 
 LINEAR = "Functional.linear.{}.forward"
 
@@ -52,11 +54,11 @@ def test_the_first_difference_says_which_input_already_differed(tmp_path, capsys
     def write(name: str, weight: float) -> Path:
         x, w = value([1.0, 2.0], 1), value([[weight, 0.5]])
         y = value([float(weight + 1)], 2)
-        book = Book(tmp_path / name)
-        book.call("Functional.linear.0.forward", [x, w], [y], parent="Module.fc.Linear.forward.0")
-        book.call("Module.fc.Linear.forward.0", [x], [y], parameters={"weight": w})
-        book.call("Functional.linear.1.forward", [y, value([[2.0]])], [value([2 * weight + 2], 3)])
-        return book.write()
+        dump = DumpBuilder(tmp_path / name)
+        dump.call("Functional.linear.0.forward", [x, w], [y], parent="Module.fc.Linear.forward.0")
+        dump.call("Module.fc.Linear.forward.0", [x], [y], parameters={"weight": w})
+        dump.call("Functional.linear.1.forward", [y, value([[2.0]])], [value([2 * weight + 2], 3)])
+        return dump.write()
 
     new, old = write("new", 3.0), write("old", 2.0)
     code, out, _ = cli(capsys, new, old)
@@ -98,16 +100,16 @@ def test_a_dump_aligned_with_itself(tmp_path, capsys, task):
 @pytest.mark.parametrize("task", ["statistics", "tensor"])
 def test_one_call_more_shifts_nothing(tmp_path, task):
     def write(name: str, *, has_more: bool) -> Path:
-        book = Book(tmp_path / name, task)
+        dump = DumpBuilder(tmp_path / name, task)
         number = 0
         for index in range(6):
             if has_more and index == 3:
-                book.call(f"Functional.relu.{number}.forward", [value([9.0, 8.0])], [value([9.0])])
+                dump.call(f"Functional.relu.{number}.forward", [value([9.0, 8.0])], [value([9.0])])
                 number += 1
             x = value([float(index), index + 0.5])
-            book.call(f"Functional.relu.{number}.forward", [x], [x])
+            dump.call(f"Functional.relu.{number}.forward", [x], [x])
             number += 1
-        return book.write()
+        return dump.write()
 
     found = compare(write("new", has_more=True), write("old", has_more=False))
     unmatched = found.summary["unmatched"]
@@ -121,11 +123,11 @@ def test_one_call_more_shifts_nothing(tmp_path, task):
 @pytest.mark.parametrize("kind", ["xlsx", "csv"])
 def test_calls_of_either_side_alone_are_counted_and_listed(tmp_path, capsys, kind):
     def write(name: str, own: str) -> Path:
-        book = Book(tmp_path / name)
+        dump = DumpBuilder(tmp_path / name)
         x = value([1.0, 2.0])
-        book.call("Functional.relu.0.forward", [x], [x])
-        book.call(f"Functional.{own}.0.forward", [x], [value([3.0, 5.0])])
-        return book.write()
+        dump.call("Functional.relu.0.forward", [x], [x])
+        dump.call(f"Functional.{own}.0.forward", [x], [value([3.0, 5.0])])
+        return dump.write()
 
     new, old = write("new", "gelu"), write("old", "dropout")
     code, out, _ = cli(capsys, new, old, "--json", "--format", kind, "--align", "never")
@@ -156,10 +158,10 @@ def test_two_frameworks_agree_where_their_values_do(tmp_path, capsys):
         ("new", "mindspore", "Functional.abs", "Float32"),
         ("old", "pytorch", "Torch.abs", "torch.float32"),
     ):
-        book = Book(tmp_path / name, framework=framework)
+        dump = DumpBuilder(tmp_path / name, framework=framework)
         of_framework = {"dtype": dtype}
         values = [Value(array, 0, of_framework) for array in (x, y)]
-        book.call(f"{api}.0.forward", values[:1], values[1:]).write()
+        dump.call(f"{api}.0.forward", values[:1], values[1:]).write()
     code, out, _ = cli(capsys, "new", "old", "-am", "--json", "--exit-code")
     assert code == 0
     assert json.loads(out)["counts"]["equal"] == 2
@@ -171,8 +173,8 @@ def test_the_documented_api_mapping_is_taken_and_its_faults_have_lines(tmp_path,
         ("new", "mindspore", "Primitive.Mine"),
         ("old", "pytorch", "Torch.theirs"),
     ):
-        book = Book(tmp_path / name, framework=framework)
-        book.call(f"{api}.0.forward", [value([1.0, 2.0])], [value([4.0])]).write()
+        dump = DumpBuilder(tmp_path / name, framework=framework)
+        dump.call(f"{api}.0.forward", [value([1.0, 2.0])], [value([4.0])]).write()
     mapping = tmp_path / "api.yaml"
     good = (
         "- ms_api: Primitive.Mine\n  pt_api: Torch.theirs\n  ms_args: [0]\n  pt_args: [0]\n"
@@ -196,10 +198,10 @@ def test_the_documented_api_mapping_is_taken_and_its_faults_have_lines(tmp_path,
 def test_rows_stand_in_order_of_execution_though_a_shape_changed(tmp_path, capsys, task, flags):
     names = [f"Torch.{name}.0.forward" for name in ("zeta", "alpha", "mid")]
     for side, length in (("new", 3), ("old", 2)):
-        book = Book(tmp_path / side, task)
+        dump = DumpBuilder(tmp_path / side, task)
         for name in names:
-            book.call(name, [value([1.0, 2.0])], [value([1.0] * length + [2.0])])
-        book.write()
+            dump.call(name, [value([1.0, 2.0])], [value([1.0] * length + [2.0])])
+        dump.write()
     words: tuple[object, ...] = ("new", "old")
     if flags:
         dumps = {f"{key}_path": f"{side}/step0/rank/dump.json" for key, side in
@@ -220,8 +222,8 @@ def test_rows_stand_in_order_of_execution_though_a_shape_changed(tmp_path, capsy
 def test_the_guilty_rank_is_named_also_if_it_is_rank_0(tmp_path, capsys, guilty):
     for rank in (0, 1):
         scale = 1.5 if rank == guilty else 1.0
-        RankWriter(tmp_path / "new" / "step0" / f"rank{rank}", scale=scale)
-        RankWriter(tmp_path / "old" / "step0" / f"rank{rank}")
+        write_dump(tmp_path / "new", ranks=[f"rank{rank}"], scale=scale)
+        write_dump(tmp_path / "old", ranks=[f"rank{rank}"])
     code, out, _ = cli(capsys, "new", "old", "--json", "-da")
     summary = json.loads(out)
     assert code == 0

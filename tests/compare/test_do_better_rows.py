@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from user_cases import cli, judge, rows_of_xlsx
-from written_dumps import Book, Value, compare, value
+
+from builders.dumps import DumpBuilder, value
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def test_nan_in_statistics_is_an_error_in_both_forms_of_the_table(tmp_path, caps
     nan = float("nan")
     x = value([1.0, 2.0], 1)
     for name, made in (("new", [1.0, nan]), ("old", [1.0, 2.0])):
-        Book(tmp_path / name).call("Torch.sqrt.0.forward", [x], [value(made, 2)]).write()
+        DumpBuilder(tmp_path / name).call("Torch.sqrt.0.forward", [x], [value(made, 2)]).write()
     code, out, _ = cli(capsys, "new", "old", "--json", "--exit-code")
     summary = json.loads(out)
     assert code == 1
@@ -101,17 +102,7 @@ def test_tiny_values_keep_all_their_digits(tmp_path):
 
 def test_imaginary_parts_count(tmp_path):
     one, other = np.array([1 + 2j, 3 - 1j]), np.array([1 - 2j, 3 - 1j])
-    statistics = {"Max": None, "Min": None, "Mean": None, "Norm": None}
-    made = [Value(np.abs(array), 0, {"dtype": "torch.complex128"}) for array in (one, other)]
-    paths = []
-    for name, values, entry in zip(("new", "old"), (one, other), made, strict=True):
-        book = Book(tmp_path / name, "tensor")
-        x = value([1.0, 2.0], 1)
-        book.call("Torch.fft.0.forward", [x], [Value(entry.array, 0, entry.about | statistics)])
-        path = book.write()
-        np.save(path / "step0" / "rank" / "dump_tensor_data" / "2.npy", values)
-        paths.append(path)
-    row = compare(*paths).rows["Torch.fft.0.forward.output.0"]
+    row = judge(tmp_path, value(one), value(other))
     assert row["status"] == "differs"
     assert (row["unequal"], row["max_abs_err"]) == (1, 4.0)
 

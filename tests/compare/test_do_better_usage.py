@@ -13,10 +13,11 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
-from run_dumps import write_debug_dump, write_dump
+from judging import compare
 from user_cases import cli, rows_of_csv
-from written_dumps import Book, compare, value
 
+from builders.dumps import DumpBuilder, value
+from builders.networks import write_debug_dump, write_dump
 from msprobe.cli import main
 
 
@@ -42,9 +43,9 @@ def test_exit_codes_and_one_line(tmp_path, capsys):
 
 def test_arguments_that_agree_are_no_clutter_on_the_terminal(tmp_path, capsys):
     for name, eps in (("new", 1e-3), ("old", 1e-5)):
-        book = Book(tmp_path / name)
+        dump = DumpBuilder(tmp_path / name)
         x = value([1.0, 2.0], 1)
-        book.call("Functional.norm.0.forward", [x, 7, 1, eps], [value([eps], 2)]).write()
+        dump.call("Functional.norm.0.forward", [x, 7, 1, eps], [value([eps], 2)]).write()
     _, out, _ = cli(capsys, "new", "old")
     assert "input.3" in out
     assert "input.1" not in out
@@ -79,12 +80,12 @@ def test_tables_of_all_ranks_can_be_merged(tmp_path, capsys, kind):
 
 def test_a_layer_mapping_is_written_as_a_data_mapping_that_does_the_same(tmp_path, capsys):
     for side, child in (("new", "fc"), ("old", "dense")):
-        book = Book(tmp_path / side)
+        dump = DumpBuilder(tmp_path / side)
         x, y = value([1.0, 2.0], 1), value([3.0, 4.0], 2)
         module, net = f"Module.{child}.Linear.forward.0", "Module.Net.forward.0"
-        book.call("Functional.linear.0.forward", [x], [y], parent=module, line=3)
-        book.call(module, [x], [y], parameters={"weight": value([5.0])}, parent=net, line=2)
-        book.call(net, [x], [y], line=1).write()
+        dump.call("Functional.linear.0.forward", [x], [y], parent=module, line=3)
+        dump.call(module, [x], [y], parameters={"weight": value([5.0])}, parent=net, line=2)
+        dump.call(net, [x], [y], line=1).write()
     Path("layers.yaml").write_text("TopLayer:\n  fc: dense\n")
     code, out, _ = cli(capsys, "new", "old", "-lm", "layers.yaml", "-o", "a", "--json")
     assert (code, json.loads(out)["equal"]) == (0, True)
@@ -110,15 +111,15 @@ def test_results_that_could_not_be_written_are_refused_before_the_work(tmp_path,
 
 def of_level(folder: Path, level: str, scale: float = 1.0) -> Path:
     """Write a run of one module with one call in it, as a level records it."""
-    book = Book(folder, level=level)
+    dump = DumpBuilder(folder, level=level)
     x, y = value([1.0, 2.0], 1), value([scale, 4.0], 2)
     module = "Module.fc.Linear.forward.0" if level != "L1" else None
     if level != "L0":
-        book.call("Functional.linear.0.forward", [x], [y], parent=module)
+        dump.call("Functional.linear.0.forward", [x], [y], parent=module)
     if level != "L1":
-        book.call("Module.fc.Linear.forward.0", [x], [y], parameters={"weight": value([5.0, 6.0])})
-        book.gradients("Module.fc.Linear.parameters_grad", weight=value([7.0, 8.0]))
-    return book.write()
+        dump.call("Module.fc.Linear.forward.0", [x], [y], parameters={"weight": value([5.0, 6.0])})
+        dump.gradients("Module.fc.Linear.parameters_grad", weight=value([7.0, 8.0]))
+    return dump.write()
 
 
 @pytest.mark.parametrize("levels", [("mix", "L0"), ("L0", "mix"), ("L1", "mix"), ("mix", "L1")])
@@ -172,7 +173,7 @@ def test_a_file_of_matrices_is_looked_at_and_noted_without_tensors_too(tmp_path,
 @pytest.mark.parametrize("is_target_empty", [True, False])
 def test_a_side_without_records_makes_nothing_a_fault(tmp_path, capsys, is_target_empty):
     full = of_level(tmp_path / "full", "mix")
-    empty = Book(tmp_path / "empty").write()
+    empty = DumpBuilder(tmp_path / "empty").write()
     dumps = (empty, full) if is_target_empty else (full, empty)
     code, out, _ = cli(capsys, *dumps, "--json", "--exit-code")
     summary = json.loads(out)
@@ -205,9 +206,9 @@ def test_a_reader_who_leaves_early_does_not_change_the_exit_code(tmp_path, flags
 def test_checksums_with_statistics_are_compared_with_statistics(tmp_path, other):
     def write(name: str, task: str, factor: float) -> Path:
         about = {"md5": f"{int(factor):08x}"} if task == "md5" else {}
-        book = Book(tmp_path / name, "tensor" if task == "tensor" else "statistics")
+        dump = DumpBuilder(tmp_path / name, "tensor" if task == "tensor" else "statistics")
         x, y = value([1.0, 2.0], 1, **about), value([3.0 * factor, 4.0], 2, **about)
-        return book.call("Torch.exp.0.forward", [x], [y]).write()
+        return dump.call("Torch.exp.0.forward", [x], [y]).write()
 
     sums, plain = write("sums", "md5", 2.0), write("plain", other, 1.0)
     for target, reference, lacking in ((sums, plain, "reference"), (plain, sums, "target")):

@@ -3,17 +3,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import polars as pl
 import pytest
 
 import msprobe
+from builders.kernel_trees import FC1, GRAD, RELU, flat, iteration, write_network, write_statistics
 from msprobe.errors import DumpFormatError
-
-sys.path.append(str(Path(__file__).parents[1] / "dump"))
-from kernel_trees import FC1, GRAD, RELU, flat, iteration, write_network, write_statistics
 
 FAULT = f"ReLU.{flat(RELU)}.0.forward"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matching_dumps import backward, forward, names_of, tensor, write_side
+from pairing import names_of, write_side
 
+from builders.records import backward, forward, tensor
 from msprobe.compare.matching import pair_operations
 from msprobe.compare.model import Match, OperationPair
 from msprobe.compare.options import CompareOptions

@@ -7,13 +7,14 @@ import json
 
 import pytest
 from judging import judged, judged_views
-from legacy_dumps import write_pair
 
+from builders import records
+from builders.dumps import write_rank
+from builders.peer_pairs import write_pair
 from msprobe.compare.legacy.columns import OWN
 from msprobe.compare.legacy.first_difference import first_differences, write_first_differences
 from msprobe.compare.legacy.tables import legacy_table
 from msprobe.dump.reader import open_dump
-from msprobe.dump.writer import DumpHead, DumpWriter
 
 STAMP = "20260101120000"
 
@@ -125,43 +126,25 @@ def test_the_analysis_names_the_operation_and_what_of_it_differs(one_rank):
 
 
 def tensor(value):
-    return {
-        "type": "torch.Tensor",
-        "dtype": "torch.float32",
-        "shape": [4],
-        "Max": value,
-        "Min": -value,
-        "Mean": 0.0,
-        "Norm": 2 * value,
-        "requires_grad": False,
-    }
+    return records.tensor((4,), Max=value, Min=-value, Mean=0.0, Norm=2 * value)
 
 
-GROUP = {"type": "torch.ProcessGroup", "group_ranks": [0, 1], "group_id": "0"}
-
-
-def write_rank(directory, values):
+def write_outputs(directory, values):
     """Write a rank: a product, a sum over ranks, another product; `values` of its outputs."""
-    writer = DumpWriter()
-    rank = writer.open(directory, DumpHead("statistics", "L1", "pytorch"))
-    before, reduced, after = values
-    records = {
-        "Torch.mul.0.forward": ([tensor(1.0)], {}, before),
-        "Distributed.all_reduce.0.forward": ([tensor(before)], {"group": GROUP}, reduced),
-        "Torch.mul.1.forward": ([tensor(reduced)], {}, after),
+    before, reduced, after = map(tensor, values)
+    group = records.group([0, 1])
+    data = {
+        "Torch.mul.0.forward": records.forward([tensor(1.0)], [before]),
+        "Distributed.all_reduce.0.forward": records.forward([before], [reduced], group=group),
+        "Torch.mul.1.forward": records.forward([reduced], [after]),
     }
-    for order, (name, (args, kwargs, output)) in enumerate(records.items()):
-        rank.put_call(name, order, None, None)
-        record = {"input_args": args, "input_kwargs": kwargs, "output": [tensor(output)]}
-        rank.put_record(name, order, record, nonfinite=False)
-    rank.close()
-    writer.close()
+    write_rank(directory, data, level="L1")
 
 
 def ranks(tmp_path, target, reference, step="step0", names=("rank0", "rank1")):
     for side, values in (("target", target), ("reference", reference)):
         for name, each in zip(names, values, strict=False):
-            write_rank(tmp_path / side / step / name, each)
+            write_outputs(tmp_path / side / step / name, each)
     mine, theirs = (open_dump(tmp_path / side).step() for side in ("target", "reference"))
     return [judged_views(view, theirs.ranks[key]) for key, view in mine.ranks.items()]
 

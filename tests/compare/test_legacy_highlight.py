@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import judged
-from legacy_dumps import write_pair
 
+from builders import records
+from builders.dumps import write_rank
+from builders.peer_pairs import write_pair
 from msprobe.compare.legacy.advisor import advise, write_advice
 from msprobe.compare.legacy.cells import SideCells
 from msprobe.compare.legacy.columns import REACHED, RESULT, Generation
@@ -21,7 +23,6 @@ from msprobe.compare.legacy.levels import JudgedRow
 from msprobe.compare.legacy.tables import legacy_table, rows_in_order
 from msprobe.compare.model import Added, Match, Matched, Mode, OperationPair
 from msprobe.dump.values import Role, Value
-from msprobe.dump.writer import DumpHead, DumpWriter
 from msprobe.report.tables import Colour, Table
 
 DATA = Path(__file__).parent / "data"
@@ -50,27 +51,14 @@ def test_colours_are_those_of_the_release(task, tmp_path):
 
 
 def tensor(high, low=-1.0, *, grad=False, shape=(4,)):
-    return {
-        "type": "torch.Tensor",
-        "dtype": "torch.float32",
-        "shape": list(shape),
-        "Max": high,
-        "Min": low,
-        "Mean": high / 2,
-        "Norm": abs(high),
-        "requires_grad": grad,
-    }
+    statistics = {"Max": high, "Min": low, "Mean": high / 2, "Norm": abs(high)}
+    return records.tensor(shape, requires_grad=grad, **statistics)
 
 
 def dump(directory, inputs, outputs):
-    writer = DumpWriter()
-    rank = writer.open(directory / "step0" / "rank0", DumpHead("statistics", "L1", "pytorch"))
-    record = {"input_args": inputs, "input_kwargs": {}, "output": outputs}
-    rank.put_call("Torch.f.0.forward", 0, None, None)
-    rank.put_record("Torch.f.0.forward", 0, record, nonfinite=True)
-    rank.close()
-    writer.close()
-    return directory
+    return write_rank(
+        directory, {"Torch.f.0.forward": records.forward(inputs, outputs)}, level="L1"
+    )
 
 
 def colours(tmp_path, mine, theirs, generation=Generation.V8_3_3):

@@ -9,37 +9,22 @@ import math
 import pytest
 from judging import judged
 
+from builders import records
+from builders.dumps import write_rank
 from msprobe.compare.legacy.tables import legacy_table
 from msprobe.compare.model import Origin, Status
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.dump.writer import DumpHead, DumpWriter
 
 NAME = "Torch.f.0.forward"
 
 
 def tensor(norm=4.0, *, high=2.0, grad=False, dtype="float32", shape=(4,), md5=None):
-    entry = {
-        "type": "torch.Tensor",
-        "dtype": f"torch.{dtype}",
-        "shape": list(shape),
-        "Max": high,
-        "Min": -1.0,
-        "Mean": 0.5,
-        "Norm": norm,
-        "requires_grad": grad,
-    }
-    return entry if md5 is None else {**entry, "md5": md5}
+    fields = {"dtype": f"torch.{dtype}", "requires_grad": grad} | ({"md5": md5} if md5 else {})
+    return records.tensor(shape, Max=high, Min=-1.0, Mean=0.5, Norm=norm, **fields)
 
 
 def dump(directory, name, inputs, outputs):
-    writer = DumpWriter()
-    rank = writer.open(directory / "step0" / "rank0", DumpHead("statistics", "mix", "pytorch"))
-    rank.put_call(name, 0, None, None)
-    record = {"input_args": inputs, "input_kwargs": {}, "output": outputs}
-    rank.put_record(name, 0, record, nonfinite=True)
-    rank.close()
-    writer.close()
-    return directory
+    return write_rank(directory, {name: records.forward(inputs, outputs)})
 
 
 def compared(tmp_path, mine, theirs, name=NAME) -> RankComparison:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from judging import judged
-from legacy_dumps import plain_tensor, write_tensors
 
+from builders.dumps import write_rank
+from builders.peer_pairs import plain_tensor, write_tensors
+from builders.records import forward
 from msprobe.compare.legacy.columns import Generation
 from msprobe.compare.legacy.tables import legacy_table
 from msprobe.compare.model import Match, Status
@@ -35,13 +35,8 @@ ONES = np.ones(4, "float32")
 
 def write_statistics(folder, largest):
     """Write one call whose arguments have these largest values."""
-    folder = folder / "step0" / "rank0"
-    folder.mkdir(parents=True)
-    args = [plain_tensor(number) for number in largest]
-    data = {"Torch.cat.0.forward": {"input_args": args, "input_kwargs": {}, "output": []}}
-    head = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
-    (folder / "dump.json").write_text(json.dumps({**head, "data": data}))
-    return folder
+    record = forward([plain_tensor(number) for number in largest])
+    return write_rank(folder, {"Torch.cat.0.forward": record}, level="L1")
 
 
 @pytest.mark.parametrize(

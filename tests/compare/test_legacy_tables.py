@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from judging import judged
-from legacy_dumps import (
+
+from builders.peer_pairs import (
     SPECIAL_ELEMENTS,
     write_pair,
     write_special_pair,
     write_special_tensors,
 )
-
 from msprobe.compare.legacy.columns import OWN, Generation, legacy_columns
 from msprobe.compare.legacy.tables import legacy_table
 from msprobe.compare.model import Mode, Status

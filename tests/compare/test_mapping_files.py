@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matching_dumps import backward, both, forward, names_of, rows_of, tensor, write_side
+from pairing import both, names_of, rows_of, write_side
 
+from builders.records import backward, forward, tensor
 from msprobe.compare.matching import data_mapping_of, pair_operations
 from msprobe.compare.matching.api_mapping import read_api_mapping
 from msprobe.compare.matching.cell_mapping import read_cell_mapping

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matching_dumps import forward, tensor, write_side
+from pairing import write_side
 
+from builders.records import forward, tensor
 from msprobe import compare_dumps
 from msprobe.errors import ConfigError
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matching_dumps import backward, both, forward, names_of, tensor, write_side
+from pairing import both, names_of, write_side
 
+from builders.records import backward, forward, tensor
 from msprobe.compare.matching import pair_operations
 from msprobe.compare.matching.module_paths import shared_paths
 from msprobe.compare.model import Match, OperationPair

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching_dumps import backward, both, forward, rows_of, tensor, write_side
+from pairing import both, rows_of, write_side
 
 import msprobe
+from builders.records import backward, forward, tensor
 from msprobe.compare.matching import pair_operations
 from msprobe.compare.model import Match, OperationPair, Row
 from msprobe.compare.options import CompareOptions

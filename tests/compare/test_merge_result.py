@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import python_calamine
 from judging import judged
-from legacy_dumps import write_pair
 
+from builders.peer_pairs import write_pair
 from msprobe.compare.legacy.columns import Generation
 from msprobe.compare.legacy.merge import merge_results
 from msprobe.compare.legacy.tables import legacy_table

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from judging import compare
 from numpy.typing import NDArray
-from written_dumps import Book, compare, value
+
+from builders.dumps import DumpBuilder, value
+from builders.networks import write_debug_dump
 
 Array = NDArray[Any]
 RNG = np.random.default_rng(8)
@@ -40,16 +42,16 @@ def chain(
     y = y * np.float32(1 + noise)
     a = np.where(y > 0, y, y * np.float32(slope if slope else 0.01))
     z = a * np.float32(scale)
-    book = Book(folder, task)
+    dump = DumpBuilder(folder, task)
     inner = "Module.fc.Linear.forward.0"
-    book.call(
+    dump.call(
         "Functional.linear.0.forward", [value(x), value(w)], [value(y, 1)], parent=inner, line=3
     )
-    book.call(inner, [value(x)], [value(y, 1)], parameters={"weight": value(w)}, parent=MODEL)
-    book.call("Functional.leaky_relu.0.forward", [value(y, 1), slope], [value(a, 2)], parent=MODEL)
-    book.call("Tensor.mul.0.forward", [value(a, 2), scale], [value(z, 3)], parent=MODEL, line=5)
-    book.call(MODEL, [value(x)], [value(z, 3)], parameters={})
-    return book.write()
+    dump.call(inner, [value(x)], [value(y, 1)], parameters={"weight": value(w)}, parent=MODEL)
+    dump.call("Functional.leaky_relu.0.forward", [value(y, 1), slope], [value(a, 2)], parent=MODEL)
+    dump.call("Tensor.mul.0.forward", [value(a, 2), scale], [value(z, 3)], parent=MODEL, line=5)
+    dump.call(MODEL, [value(x)], [value(z, 3)], parameters={})
+    return dump.write()
 
 
 @BOTH
@@ -121,10 +123,10 @@ def test_nan_is_introduced_by_the_first_call_with_finite_inputs(tmp_path: Path, 
     def write(side: str, number: float) -> Path:
         y = relu(X)
         y[3, 4] = number
-        book = Book(tmp_path / side, task)
-        book.call("Torch.relu.0.forward", [value(X)], [value(y, 1)])
-        book.call("Torch.neg.0.forward", [value(y, 1)], [value(-y, 2)])
-        return book.write()
+        dump = DumpBuilder(tmp_path / side, task)
+        dump.call("Torch.relu.0.forward", [value(X)], [value(y, 1)])
+        dump.call("Torch.neg.0.forward", [value(y, 1)], [value(-y, 2)])
+        return dump.write()
 
     with np.errstate(invalid="ignore"):
         found = compare(write("t", np.nan), write("r", 1.0))
@@ -138,10 +140,10 @@ def product(folder: Path, task: str, x: Array, noise: Array) -> Path:
     """Write a product whose terms nearly cancel: the result is small against its inputs."""
     w = np.concatenate([np.ones((1, 16)), -np.ones((1, 16))], axis=1).astype(np.float32)
     y = (x.astype(np.float64) @ w.T.astype(np.float64)).astype(np.float32) + noise
-    book = Book(folder, task)
-    book.call("Functional.linear.0.forward", [value(x), value(w)], [value(y, 1)])
-    book.call("Torch.clone.0.forward", [value(y, 1)], [value(y, 2)])
-    return book.write()
+    dump = DumpBuilder(folder, task)
+    dump.call("Functional.linear.0.forward", [value(x), value(w)], [value(y, 1)])
+    dump.call("Torch.clone.0.forward", [value(y, 1)], [value(y, 2)])
+    return dump.write()
 
 
 @BOTH
@@ -166,7 +168,7 @@ def test_names_of_folders_decide_nothing(tmp_path: Path) -> None:
     noise = (RNG.standard_normal((8, 1)) * 1e-3).astype(np.float32)
     target = product(tmp_path / "trained alone", "tensor", x, noise)
     # The message on a file that is gone names its folder.
-    (target / "step0/rank/dump_tensor_data/3.npy").unlink()
+    (target / "step0/rank/dump_tensor_data/Functional.linear.0.forward.output.0.npy").unlink()
 
     found = compare(target, product(tmp_path / "r", "tensor", x, 0 * noise))
 
@@ -177,10 +179,10 @@ def test_errors_that_grow_more_than_the_call_explains_are_amplified(tmp_path: Pa
     def write(side: str, error: float, growth: float) -> Path:
         x = X * np.float32(1 + error)
         y = x * np.float32(1 + error * growth)
-        book = Book(tmp_path / side, "tensor")
-        book.call("Torch.sin.0.forward", [value(X)], [value(x, 1)])
-        book.call("Tensor.contiguous.0.forward", [value(x, 1)], [value(y, 2)])
-        return book.write()
+        dump = DumpBuilder(tmp_path / side, "tensor")
+        dump.call("Torch.sin.0.forward", [value(X)], [value(x, 1)])
+        dump.call("Tensor.contiguous.0.forward", [value(x, 1)], [value(y, 2)])
+        return dump.write()
 
     reference = write("r", 0, 0)
     inherited = compare(write("same", 1e-3, 1.0), reference)
@@ -195,12 +197,12 @@ def test_a_choice_that_tips_over_is_not_introduced(tmp_path: Path) -> None:
     def write(side: str, error: float, chosen: int) -> Path:
         logits = X.copy()
         logits[0, :2] = [9.0, np.float32(9.0 + error)]
-        book = Book(tmp_path / side, "tensor")
-        book.call("Torch.sin.0.forward", [value(X)], [value(logits, 1)])
+        dump = DumpBuilder(tmp_path / side, "tensor")
+        dump.call("Torch.sin.0.forward", [value(X)], [value(logits, 1)])
         picks = np.full(16, 5)
         picks[0] = chosen
-        book.call("Torch.argmax.0.forward", [value(logits, 1), -1], [value(picks, 2)])
-        return book.write()
+        dump.call("Torch.argmax.0.forward", [value(logits, 1), -1], [value(picks, 2)])
+        return dump.write()
 
     tipped = compare(write("t", -1e-6, 0), write("r", 1e-6, 1))
     wrong = compare(write("w", 1e-6, 0), write("r", 1e-6, 1))
@@ -212,17 +214,17 @@ def test_a_choice_that_tips_over_is_not_introduced(tmp_path: Path) -> None:
 
 def blocks(folder: Path, *, level: str, fault: str = "", size: float = 0.01) -> Path:
     """Write a block of two layers at level L0: only modules, no flow of data."""
-    book = Book(folder, level=level)
+    dump = DumpBuilder(folder, level=level)
     faulty = {name: np.float32(1 + size) if fault == name else np.float32(1) for name in "abc"}
     a = np.tanh(X) * faulty["a"]
     between = (a + X) * faulty["b"]
     c = np.tanh(between) * faulty["c"]
     out = c + between
-    book.call("Module.block.one.Tanh.forward.0", [value(X)], [value(a)], parent=BLOCK)
-    book.call("Module.block.two.Tanh.forward.0", [value(between)], [value(c)], parent=BLOCK)
-    book.call(BLOCK, [value(X)], [value(out)], parent=MODEL)
-    book.call(MODEL, [value(X)], [value(out)])
-    return book.write()
+    dump.call("Module.block.one.Tanh.forward.0", [value(X)], [value(a)], parent=BLOCK)
+    dump.call("Module.block.two.Tanh.forward.0", [value(between)], [value(c)], parent=BLOCK)
+    dump.call(BLOCK, [value(X)], [value(out)], parent=MODEL)
+    dump.call(MODEL, [value(X)], [value(out)])
+    return dump.write()
 
 
 BLOCK = "Module.block.Block.forward.0"
@@ -251,15 +253,15 @@ def test_at_level_l0_nan_made_between_modules_is_blamed_on_the_module_around(
     tmp_path: Path,
 ) -> None:
     def write(side: str, number: float) -> Path:
-        book = Book(tmp_path / side, level="L0")
+        dump = DumpBuilder(tmp_path / side, level="L0")
         a = np.tanh(X)
         b = relu(a)
         b[1, 2] = number
         c = np.tanh(b)
-        book.call("Module.one.Tanh.forward.0", [value(X)], [value(a)], parent=MODEL)
-        book.call("Module.two.Tanh.forward.0", [value(b)], [value(c)], parent=MODEL)
-        book.call(MODEL, [value(X)], [value(c)])
-        return book.write()
+        dump.call("Module.one.Tanh.forward.0", [value(X)], [value(a)], parent=MODEL)
+        dump.call("Module.two.Tanh.forward.0", [value(b)], [value(c)], parent=MODEL)
+        dump.call(MODEL, [value(X)], [value(c)])
+        return dump.write()
 
     found = compare(write("t", np.nan), write("r", 1.0))
 
@@ -269,13 +271,13 @@ def test_at_level_l0_nan_made_between_modules_is_blamed_on_the_module_around(
 def test_a_buffer_that_differs_is_blamed_on_the_call_that_takes_it_in(tmp_path: Path) -> None:
     def write(side: str, shift: float) -> Path:
         mask = np.tri(32, dtype=np.float32)[:16] + np.float32(shift)
-        book = Book(tmp_path / side, "tensor")
+        dump = DumpBuilder(tmp_path / side, "tensor")
         y = np.sin(X)
         z = y * mask
-        book.call("Torch.sin.0.forward", [value(X)], [value(y, 1)], parent=MODEL)
-        book.call("Tensor.mul.0.forward", [value(y, 1), value(mask)], [value(z, 2)], parent=MODEL)
-        book.call(MODEL, [value(X)], [value(z, 2)])
-        return book.write()
+        dump.call("Torch.sin.0.forward", [value(X)], [value(y, 1)], parent=MODEL)
+        dump.call("Tensor.mul.0.forward", [value(y, 1), value(mask)], [value(z, 2)], parent=MODEL)
+        dump.call(MODEL, [value(X)], [value(z, 2)])
+        return dump.write()
 
     found = compare(write("t", 0.5), write("r", 0.0))
 
@@ -285,8 +287,8 @@ def test_a_buffer_that_differs_is_blamed_on_the_call_that_takes_it_in(tmp_path: 
 
 def test_weights_at_level_l1_are_parameters_though_no_module_tells(tmp_path: Path) -> None:
     def write(side: str, w: Array) -> Path:
-        book = Book(tmp_path / side, level="L1")
-        return book.call(
+        dump = DumpBuilder(tmp_path / side, level="L1")
+        return dump.call(
             "Functional.linear.0.forward", [value(X), value(w)], [value(X @ w)]
         ).write()
 
@@ -298,16 +300,8 @@ def test_weights_at_level_l1_are_parameters_though_no_module_tells(tmp_path: Pat
 
 def test_values_saved_by_hand_differ_first_at_one_place(tmp_path: Path) -> None:
     def write(side: str, scale: float) -> Path:
-        place = tmp_path / side / "step0" / "rank"
-        place.mkdir(parents=True)
-        data = {
-            "x.0.debug": value(X).entry(),
-            "y.0.debug": value(X * np.float32(scale)).entry(),
-            "z.0.debug": value(X * np.float32(2 * scale)).entry(),
-        }
-        head = {"task": "statistics", "level": "debug", "framework": "pytorch"}
-        (place / "debug.json").write_text(json.dumps(head | {"dump_data_dir": None, "data": data}))
-        return tmp_path / side
+        arrays = {"x": X, "y": X * np.float32(scale), "z": X * np.float32(2 * scale)}
+        return write_debug_dump(tmp_path / side, arrays)
 
     found = compare(write("t", 1.1), write("r", 1.0))
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from judging import compare
 from numpy.typing import NDArray
-from written_dumps import Book, compare, value
+
+from builders.dumps import DumpBuilder, value
 
 Array = NDArray[Any]
 RNG = np.random.default_rng(9)
@@ -21,22 +23,22 @@ BOTH = pytest.mark.parametrize("task", ["statistics", "tensor"])
 
 def residual(folder: Path, task: str, *, drop: bool = False, copy: bool = False) -> Path:
     """Write y = sin(x), z = x + y, exp(z); without the addition, or with a copy too many."""
-    book = Book(folder, task)
+    dump = DumpBuilder(folder, task)
     x, y = np.cos(X), np.sin(np.cos(X))
     z = y if drop else x + y
     last = 3 if drop else 4
-    book.call("Torch.cos.0.forward", [value(X)], [value(x, 1)], parent=MODEL)
+    dump.call("Torch.cos.0.forward", [value(X)], [value(x, 1)], parent=MODEL)
     if copy:
-        book.call("Tensor.clone.0.forward", [value(x, 1)], [value(x, 2)], parent=MODEL)
-    book.call("Torch.sin.0.forward", [value(x, 2 if copy else 1)], [value(y, 3)], parent=MODEL)
+        dump.call("Tensor.clone.0.forward", [value(x, 1)], [value(x, 2)], parent=MODEL)
+    dump.call("Torch.sin.0.forward", [value(x, 2 if copy else 1)], [value(y, 3)], parent=MODEL)
     if not drop:
-        book.call(
+        dump.call(
             "Tensor.__add__.0.forward", [value(x, 1), value(y, 3)], [value(z, 4)], parent=MODEL
         )
     e = np.exp(z)
-    book.call("Torch.exp.0.forward", [value(z, last)], [value(e, 5)], parent=MODEL)
-    book.call(MODEL, [value(X)], [value(e, 5)])
-    return book.write()
+    dump.call("Torch.exp.0.forward", [value(z, last)], [value(e, 5)], parent=MODEL)
+    dump.call(MODEL, [value(X)], [value(e, 5)])
+    return dump.write()
 
 
 @BOTH
@@ -64,14 +66,14 @@ def test_a_call_too_many_that_changes_nothing_is_harmless(tmp_path: Path, task: 
 
 def fed(folder: Path, *, wrong: bool) -> Path:
     """Write two results of which the last call takes the right one, or the other."""
-    book = Book(folder, "tensor")
+    dump = DumpBuilder(folder, "tensor")
     y, z = np.sin(X), np.cos(X)
     used, number = (z, 2) if wrong else (y, 1)
-    book.call("Torch.sin.0.forward", [value(X)], [value(y, 1)], parent=MODEL)
-    book.call("Torch.cos.0.forward", [value(X)], [value(z, 2)], parent=MODEL)
-    book.call("Torch.exp.0.forward", [value(used, number)], [value(np.exp(used), 3)], parent=MODEL)
-    book.call(MODEL, [value(X)], [value(np.exp(used), 3)])
-    return book.write()
+    dump.call("Torch.sin.0.forward", [value(X)], [value(y, 1)], parent=MODEL)
+    dump.call("Torch.cos.0.forward", [value(X)], [value(z, 2)], parent=MODEL)
+    dump.call("Torch.exp.0.forward", [value(used, number)], [value(np.exp(used), 3)], parent=MODEL)
+    dump.call(MODEL, [value(X)], [value(np.exp(used), 3)])
+    return dump.write()
 
 
 def test_a_call_that_is_fed_with_another_result_is_the_culprit(tmp_path: Path) -> None:
@@ -86,14 +88,14 @@ def test_a_call_that_is_fed_with_another_result_is_the_culprit(tmp_path: Path) -
 
 def test_data_flow_is_followed_without_value_ids_too(tmp_path: Path) -> None:
     def write(side: str, wrong: bool) -> Path:
-        book = Book(tmp_path / side, "tensor")
+        dump = DumpBuilder(tmp_path / side, "tensor")
         y, z = np.sin(X), np.cos(X)
         used = z if wrong else y
-        book.call("Torch.sin.0.forward", [value(X)], [value(y)], parent=MODEL)
-        book.call("Torch.cos.0.forward", [value(X)], [value(z)], parent=MODEL)
-        book.call("Torch.exp.0.forward", [value(used)], [value(np.exp(used))], parent=MODEL)
-        book.call(MODEL, [value(X)], [value(np.exp(used))])
-        return book.write()
+        dump.call("Torch.sin.0.forward", [value(X)], [value(y)], parent=MODEL)
+        dump.call("Torch.cos.0.forward", [value(X)], [value(z)], parent=MODEL)
+        dump.call("Torch.exp.0.forward", [value(used)], [value(np.exp(used))], parent=MODEL)
+        dump.call(MODEL, [value(X)], [value(np.exp(used))])
+        return dump.write()
 
     found = compare(write("t", True), write("r", False))
 
@@ -105,40 +107,40 @@ def test_a_change_of_order_that_statistics_do_not_see_is_found_where_it_was_made
     tmp_path: Path,
 ) -> None:
     def write(side: str, roll: bool) -> Path:
-        book = Book(tmp_path / side)
+        dump = DumpBuilder(tmp_path / side)
         x = np.arange(512, dtype=np.float32).reshape(16, 32)
         y = np.roll(x, 1, axis=0) if roll else x
-        book.call("Torch.arange.0.forward", [512], [value(x, 1)], parent=MODEL)
+        dump.call("Torch.arange.0.forward", [512], [value(x, 1)], parent=MODEL)
         if roll:
-            book.call("Tensor.roll.0.forward", [value(x, 1), 1], [value(y, 2)], parent=MODEL)
+            dump.call("Tensor.roll.0.forward", [value(x, 1), 1], [value(y, 2)], parent=MODEL)
         z = y * X
-        book.call(
+        dump.call(
             "Tensor.mul.0.forward",
             [value(y, 2 if roll else 1), value(X)],
             [value(z, 3)],
             parent=MODEL,
         )
-        book.call(MODEL, [value(X)], [value(z, 3)])
-        return book.write()
+        dump.call(MODEL, [value(X)], [value(z, 3)])
+        return dump.write()
 
     assert compare(write("t", True), write("r", False)).culprits == ["Tensor.roll.0.forward"]
 
 
 def layered(folder: Path, *, apis: bool, noise: float = 0.0) -> Path:
     """Write a module with or without the calls inside it, as where it was compiled."""
-    book = Book(folder, "tensor")
+    dump = DumpBuilder(folder, "tensor")
     y = np.sin(X)
     z = np.exp(y) * np.float32(1 + noise)
     inner = "Module.act.Act.forward.0"
     if apis:
-        book.call("Torch.sin.0.forward", [value(X)], [value(y, 1)], parent=inner)
-        book.call("Torch.exp.0.forward", [value(y, 1)], [value(z, 2)], parent=inner)
-    book.call(inner, [value(X)], [value(z, 2)], parent=MODEL)
-    book.call(
+        dump.call("Torch.sin.0.forward", [value(X)], [value(y, 1)], parent=inner)
+        dump.call("Torch.exp.0.forward", [value(y, 1)], [value(z, 2)], parent=inner)
+    dump.call(inner, [value(X)], [value(z, 2)], parent=MODEL)
+    dump.call(
         "Tensor.mean.0.forward", [value(z, 2)], [value(z.mean(keepdims=True), 3)], parent=MODEL
     )
-    book.call(MODEL, [value(X)], [value(z.mean(keepdims=True), 3)])
-    return book.write()
+    dump.call(MODEL, [value(X)], [value(z.mean(keepdims=True), 3)])
+    return dump.write()
 
 
 def test_calls_inside_a_module_that_only_one_side_recorded_are_harmless(tmp_path: Path) -> None:
@@ -160,19 +162,19 @@ def test_a_module_without_its_calls_is_named_itself(tmp_path: Path) -> None:
 
 def test_a_module_that_computes_the_same_in_another_way_is_no_culprit(tmp_path: Path) -> None:
     def write(side: str, scale: float) -> Path:
-        book = Book(tmp_path / side, "tensor")
+        dump = DumpBuilder(tmp_path / side, "tensor")
         inner = "Module.lin.Linear.forward.0"
         s = np.float32(scale)
         y = (X * s) @ W
         z = y / s
-        book.call("Tensor.mul.0.forward", [value(X), value(s)], [value(X * s, 1)], parent=inner)
-        book.call(
+        dump.call("Tensor.mul.0.forward", [value(X), value(s)], [value(X * s, 1)], parent=inner)
+        dump.call(
             "Torch.matmul.0.forward", [value(X * s, 1), value(W)], [value(y, 2)], parent=inner
         )
-        book.call("Tensor.div.0.forward", [value(y, 2), value(s)], [value(z, 3)], parent=inner)
-        book.call(inner, [value(X)], [value(z, 3)], parent=MODEL)
-        book.call(MODEL, [value(X)], [value(z, 3)])
-        return book.write()
+        dump.call("Tensor.div.0.forward", [value(y, 2), value(s)], [value(z, 3)], parent=inner)
+        dump.call(inner, [value(X)], [value(z, 3)], parent=MODEL)
+        dump.call(MODEL, [value(X)], [value(z, 3)])
+        return dump.write()
 
     found = compare(write("t", 4.0), write("r", 2.0))
 
@@ -182,16 +184,16 @@ def test_a_module_that_computes_the_same_in_another_way_is_no_culprit(tmp_path: 
 
 def precise(folder: Path, half: int) -> Path:
     """Write five products in a row, the first `half` of them in float16."""
-    book = Book(folder, "tensor")
+    dump = DumpBuilder(folder, "tensor")
     x, number = X, 1
     for layer in range(5):
         kind = np.float16 if layer < half else np.float32
         y = (x.astype(np.float32) @ W).astype(kind)
         name = f"Functional.linear.{layer}.forward"
-        book.call(name, [value(x, number), value(W)], [value(y, number + 1)], parent=MODEL)
+        dump.call(name, [value(x, number), value(W)], [value(y, number + 1)], parent=MODEL)
         x, number = y, number + 1
-    book.call(MODEL, [value(X)], [value(x, number)])
-    return book.write()
+    dump.call(MODEL, [value(X)], [value(x, number)])
+    return dump.write()
 
 
 def test_one_call_in_lower_precision_is_a_culprit_a_whole_run_is_not(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from judging import compare
 from numpy.typing import NDArray
-from written_dumps import Book, compare, value
+
+from builders.dumps import DumpBuilder, value
 
 Array = NDArray[Any]
 RNG = np.random.default_rng(10)
@@ -33,35 +35,35 @@ def step(
     noise: float = 0.0,
 ) -> Path:
     """Write y = x W and s = y + sin(y), with gradients; several places can be made faulty."""
-    book = Book(folder, "tensor", step=number)
+    dump = DumpBuilder(folder, "tensor", step=number)
     y = X @ w
     t = np.sin(y)
     kept = {"requires_grad": not detached}
-    book.call(
+    dump.call(
         "Functional.linear.0.forward",
         [value(X), value(w, **TRAINED)],
         [value(y, 1, **TRAINED)],
         parent=FC,
     )
-    book.call(FC, [value(X)], [value(y, 1, **TRAINED)], parameters={"weight": value(w, **TRAINED)})
-    book.call("Torch.sin.0.forward", [value(y, 1, **kept)], [value(t, 2, **kept)])
-    book.call(
+    dump.call(FC, [value(X)], [value(y, 1, **TRAINED)], parameters={"weight": value(w, **TRAINED)})
+    dump.call("Torch.sin.0.forward", [value(y, 1, **kept)], [value(t, 2, **kept)])
+    dump.call(
         "Tensor.add.0.forward", [value(y, 1, **TRAINED), value(t, 2, **kept)], [value(y + t, 3)]
     )
     share = G * np.cos(y) * np.float32(backward)
-    book.call(
+    dump.call(
         "Tensor.add.0.backward", [value(G, 4)], [value(G, 4), None if detached else value(G, 4)]
     )
     if not detached:
-        book.call("Torch.sin.0.backward", [value(G, 4)], [value(share, 5)])
+        dump.call("Torch.sin.0.backward", [value(G, 4)], [value(share, 5)])
     total = (G + (0 if detached else share)) * np.float32(hook)
     grad = (X.T @ total) * np.float32(1 + noise)
-    book.call("Functional.linear.0.backward", [value(total, 6)], [None, value(grad, 7)], parent=FC)
+    dump.call("Functional.linear.0.backward", [value(total, 6)], [None, value(grad, 7)], parent=FC)
     if not lost:
         factor = np.float32(weight_hook)
         own = value(grad * factor, 7 if weight_hook == 1 else 8)
-        book.gradients("Module.fc.Linear.parameters_grad", weight=own)
-    return book.write()
+        dump.gradients("Module.fc.Linear.parameters_grad", weight=own)
+    return dump.write()
 
 
 def test_a_gradient_that_was_changed_between_calls_is_blamed_where_it_arrives(
@@ -110,13 +112,13 @@ def cut_module(folder: Path, path: str, *, cut: bool) -> Path:
     """Write a module and a call that uses its result; the module may let no gradient through."""
     base = f"Module.{path}.Linear"
     y = value(X @ W, 1, requires_grad=not cut)
-    book = Book(folder)
-    book.call(f"{base}.forward.0", [value(X, **TRAINED)], [y])
-    book.call("Torch.sin.0.forward", [y], [value(np.sin(X), 2, **TRAINED)])
-    book.call("Torch.sin.0.backward", [value(G, 3)], [None if cut else value(G, 4)])
+    dump = DumpBuilder(folder)
+    dump.call(f"{base}.forward.0", [value(X, **TRAINED)], [y])
+    dump.call("Torch.sin.0.forward", [y], [value(np.sin(X), 2, **TRAINED)])
+    dump.call("Torch.sin.0.backward", [value(G, 3)], [None if cut else value(G, 4)])
     if not cut:
-        book.call(f"{base}.backward.0", [value(G, 4)], [value(G, 5)])
-    return book.write()
+        dump.call(f"{base}.backward.0", [value(G, 4)], [value(G, 5)])
+    return dump.write()
 
 
 @pytest.mark.parametrize("path", ["fc", "forward_proj", "net.forward"])
@@ -156,15 +158,15 @@ def test_a_parameter_that_was_updated_differently_is_a_culprit(tmp_path: Path) -
 
 def modules_only(folder: Path, *, noise: float = 0.0, hook: float = 1.0) -> Path:
     """Write a layer at level L0, with a bias whose gradient cancels to nearly nothing."""
-    book = Book(folder, "tensor", level="L0")
+    dump = DumpBuilder(folder, "tensor", level="L0")
     y = X @ W
     centred = ((G - G.mean(axis=0)) * np.float32(1 + noise)).astype(np.float32)
     bias = centred.sum(axis=0) + np.float32(1e-8 * (1 + 1e6 * noise))
     weight = X.T @ centred * np.float32(hook)
-    book.call(FC, [value(X)], [value(y)], parameters={"weight": value(W), "bias": value(W[0])})
-    book.gradients("Module.fc.Linear.parameters_grad", weight=value(weight), bias=value(bias))
-    book.call("Module.fc.Linear.backward.0", [value(centred)], [None])
-    return book.write()
+    dump.call(FC, [value(X)], [value(y)], parameters={"weight": value(W), "bias": value(W[0])})
+    dump.gradients("Module.fc.Linear.parameters_grad", weight=value(weight), bias=value(bias))
+    dump.call("Module.fc.Linear.backward.0", [value(centred)], [None])
+    return dump.write()
 
 
 def test_a_bias_gradient_that_cancels_is_rounding_at_level_l0(tmp_path: Path) -> None:
@@ -182,11 +184,11 @@ def ranks(folder: Path, scales: tuple[float, float]) -> Path:
     """Write a collective that sums what two ranks computed."""
     shares = [np.sin(X) * np.float32(scale) for scale in scales]
     for rank, share in enumerate(shares):
-        book = Book(folder, rank=f"rank{rank}")
-        book.call("Torch.sin.0.forward", [value(X)], [value(share, 1)])
+        dump = DumpBuilder(folder, rank=f"rank{rank}")
+        dump.call("Torch.sin.0.forward", [value(X)], [value(share, 1)])
         total = value(shares[0] + shares[1], 2)
-        book.call("Distributed.all_reduce.0.forward", [value(share, 1)], [total])
-        book.write()
+        dump.call("Distributed.all_reduce.0.forward", [value(share, 1)], [total])
+        dump.write()
     return folder
 
 

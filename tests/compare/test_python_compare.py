@@ -7,8 +7,8 @@ import json
 
 import pytest
 import python_calamine
-from run_dumps import write_dump
 
+from builders.networks import write_dump
 from msprobe.errors import ConfigError, UsageError
 
 torch = pytest.importorskip("torch")

@@ -7,9 +7,9 @@ import csv
 
 import polars as pl
 import pytest
-from run_dumps import RankWriter, write_dump
 
 import msprobe
+from builders.networks import write_dump
 from msprobe.compare.ranks import pair_views, worst_ranks
 from msprobe.errors import UsageError
 
@@ -140,7 +140,7 @@ def test_files_of_several_ranks_and_steps(tmp_path):
         for step in (0, 1):
             for rank in (0, 1):
                 scale = 1.5 if side == "new" and (step, rank) == (1, 1) else 1.0
-                RankWriter(tmp_path / side / f"step{step}" / f"rank{rank}", scale=scale)
+                write_dump(tmp_path / side, steps=[step], ranks=[f"rank{rank}"], scale=scale)
     out = tmp_path / "out"
     result = msprobe.compare_dumps(tmp_path / "new", tmp_path / "old", output=out, table="csv")
     names = {path.relative_to(out).as_posix().rpartition("_")[0] for path in out.rglob("*.csv")}

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from matching_dumps import backward, both, forward, tensor
+from pairing import both
+
+from builders.records import backward, forward, tensor
 
 torch = pytest.importorskip("torch")
 

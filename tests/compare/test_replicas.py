@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from run_dumps import RankWriter, write_dump
 
 import msprobe
+from builders.networks import write_dump
 from msprobe.compare.model import Mode
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.replicas import compare_replicas
@@ -18,7 +18,7 @@ from msprobe.errors import UsageError
 def dump_of(path, ranks, task="statistics"):
     """Write ranks 0, 1, … with these choices."""
     for rank, choices in enumerate(ranks):
-        RankWriter(path / "step0" / f"rank{rank}", task, **choices)
+        write_dump(path, task, ranks=[f"rank{rank}"], **choices)
     return path
 
 
@@ -192,7 +192,7 @@ def test_ranks_that_part_with_their_gradients_are_one_finding_in_all_steps(tmp_p
     for step, drift in enumerate((0.0, 1e-3, 1e-3)):
         for rank in (0, 1):
             choices = {"drift": drift, "reduced": 0.01} if rank else {}
-            RankWriter(tmp_path / f"step{step}" / f"rank{rank}", gradients=3, **choices)
+            write_dump(tmp_path, steps=[step], ranks=[f"rank{rank}"], gradients=3, **choices)
     result = compare_replicas(tmp_path, CompareOptions())
     [found] = result.summary["replicas"]
     assert (found["step"], found["row"]) == (0, "Module.fc0.Linear.parameters_grad_reduced.weight")
@@ -227,7 +227,7 @@ def test_only_what_agrees_in_the_reference_has_to_agree(tmp_path):
 def test_what_differs_in_several_steps_is_one_finding(tmp_path):
     for step in (0, 1, 2):
         for rank, drift in ((0, 0.0), (1, 1e-3 if step else 0.0)):
-            RankWriter(tmp_path / f"step{step}" / f"rank{rank}", drift=drift)
+            write_dump(tmp_path, steps=[step], ranks=[f"rank{rank}"], drift=drift)
     assert [each["step"] for each in findings(tmp_path)] == [1]
 
 
@@ -250,7 +250,8 @@ def test_one_rank_has_no_replicas(tmp_path):
 def test_choice_of_ranks_and_steps(tmp_path):
     for step, drift in ((0, 0.0), (1, 1e-3)):
         for rank in (0, 1, 2):
-            RankWriter(tmp_path / f"step{step}" / f"rank{rank}", drift=drift if rank == 2 else 0.0)
+            choice = drift if rank == 2 else 0.0
+            write_dump(tmp_path, steps=[step], ranks=[f"rank{rank}"], drift=choice)
     assert findings(tmp_path, steps=(0,)) == []
     assert [each["step"] for each in findings(tmp_path)] == [1]
     assert findings(tmp_path, ranks=(0, 1)) == []

@@ -12,9 +12,9 @@ from contextlib import suppress
 import numpy as np
 import polars as pl
 import pytest
-from run_dumps import RankWriter, write_debug_dump, write_dump
 
 import msprobe
+from builders.networks import write_debug_dump, write_dump
 from msprobe.compare.native_table import COLUMNS
 from msprobe.errors import DumpFormatError, MsprobeError, UnsupportedError, UsageError
 
@@ -44,7 +44,7 @@ def test_the_faulty_call_is_named_in_every_task(pair):
     assert (first["status"], first["origin"], first["source"]) == (
         "differs",
         "introduced",
-        "model.py:12",
+        "train.py:12",
     )
 
 
@@ -247,8 +247,8 @@ def test_values_of_save(tmp_path):
 def test_halves_of_a_dump_with_jitted_cells(tmp_path, half):
     for side, scale in (("new", 1.5), ("old", 1.0)):
         for mode in ("graph", "pynative"):
-            folder = tmp_path / side / mode / "step0" / "rank0"
-            RankWriter(folder, scale=scale if mode == half else 1.0, framework="mindspore")
+            folder = tmp_path / side / mode
+            write_dump(folder, scale=scale if mode == half else 1.0, framework="mindspore")
     result = msprobe.compare_dumps(tmp_path / "new", tmp_path / "old", output=tmp_path / "out")
     differing = result.frame.filter(pl.col("status") == "differs")["rank"].unique().to_list()
     assert differing == [f"{half}/rank0"]

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matching_dumps import backward, forward, tensor, write_side
+from pairing import write_side
 
 import msprobe
+from builders.records import backward, forward, tensor
 from msprobe.compare.model import Mode, row_name
 from msprobe.compare.sides import Side
 from msprobe.dump.formats.dtypes import normal_dtype

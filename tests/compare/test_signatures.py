@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matching_dumps import backward, both, forward, rows_of, tensor
-from written_dumps import Book, compare, value
+from judging import compare
+from pairing import both, rows_of
 
+from builders.dumps import DumpBuilder, value
+from builders.records import backward, forward, tensor
 from msprobe.compare.matching.signatures import Signature, known_functions, signature_of
 from msprobe.compare.model import Matched
 
@@ -70,9 +72,9 @@ def test_an_argument_with_its_default_may_be_left_out(
     tmp_path: Path, function: str, argument: str, given: Any, status: str
 ) -> None:
     for side, kwargs in (("t", {argument: given}), ("r", {})):
-        book = Book(tmp_path / side)
-        book.call(f"{function}.0.forward", [value([1.0, 2.0])], [value([1.0])], kwargs=kwargs)
-        book.write()
+        dump = DumpBuilder(tmp_path / side)
+        dump.call(f"{function}.0.forward", [value([1.0, 2.0])], [value([1.0])], kwargs=kwargs)
+        dump.write()
 
     found = compare(tmp_path / "t", tmp_path / "r")
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from written_dumps import Book, compare, value
+from judging import compare
+
+from builders.dumps import DumpBuilder, value
 
 RNG = np.random.default_rng(4)
 X = RNG.standard_normal((4, 6)).astype(np.float32)
@@ -38,11 +40,11 @@ KEYS = [
 
 def write(folder: Path, scales: tuple[float, ...], **about: int) -> Path:
     """Write independent calls, each scaled by a number."""
-    book = Book(folder, **about)  # type: ignore[arg-type]
+    dump = DumpBuilder(folder, **about)  # type: ignore[arg-type]
     for number, scale in enumerate(scales):
         y = value(np.sin(X) * np.float32(scale), number + 1)
-        book.call(f"Torch.sin.{number}.forward", [value(X)], [y], line=number + 10)
-    return book.write()
+        dump.call(f"Torch.sin.{number}.forward", [value(X)], [y], line=number + 10)
+    return dump.write()
 
 
 def test_equal_dumps(tmp_path: Path) -> None:
@@ -109,8 +111,10 @@ def test_nonfinite_numbers_do_not_reach_the_json(tmp_path: Path) -> None:
         about = {"nan_count": 1} if np.isnan(number) else {}
         y = X.copy()
         y[0, 0] = number
-        book = Book(tmp_path / side).call("Torch.op.0.forward", [value(X)], [value(y, **about)])
-        return book.write()
+        dump = DumpBuilder(tmp_path / side).call(
+            "Torch.op.0.forward", [value(X)], [value(y, **about)]
+        )
+        return dump.write()
 
     summary = compare(result("t", np.nan), result("r", 0.0)).summary
 
@@ -137,10 +141,10 @@ def test_steps_stand_beside_one_another_and_the_earlier_one_is_first(tmp_path: P
 def test_a_record_that_draws_random_numbers_asks_for_seeds(tmp_path: Path) -> None:
     dumps = []
     for side, scale in (("t", 2), ("r", 1)):
-        book = Book(tmp_path / side)
+        dump = DumpBuilder(tmp_path / side)
         y = value(X * np.float32(scale), 1)
-        book.call("Functional.dropout.0.forward", [value(X), 0.5], [y], rng={"cpu": None})
-        dumps.append(book.write())
+        dump.call("Functional.dropout.0.forward", [value(X), 0.5], [y], rng={"cpu": None})
+        dumps.append(dump.write())
 
     summary = compare(*dumps).summary
 
@@ -149,10 +153,10 @@ def test_a_record_that_draws_random_numbers_asks_for_seeds(tmp_path: Path) -> No
 
 
 def test_unmatched_calls_are_counted_and_named(tmp_path: Path) -> None:
-    target = Book(tmp_path / "t")
+    target = DumpBuilder(tmp_path / "t")
     target.call("Torch.sin.0.forward", [value(X)], [value(np.sin(X), 1)])
     target.call("Torch.tan.0.forward", [value(np.sin(X), 1)], [value(np.tan(X), 2)])
-    reference = Book(tmp_path / "r")
+    reference = DumpBuilder(tmp_path / "r")
     reference.call("Torch.sin.0.forward", [value(X)], [value(np.sin(X), 1)])
 
     summary = compare(target.write(), reference.write()).summary

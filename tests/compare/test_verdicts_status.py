@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from written_dumps import Book, Value, Verdicts, compare, value
+from judging import Verdicts, compare
+
+from builders.dumps import DumpBuilder, Value, value
 
 ROW = "Functional.op.0.forward.output.0"
 RNG = np.random.default_rng(5)
@@ -21,8 +23,10 @@ def judge(folder: Path, target: Any, reference: Any, task: str = "statistics") -
     """Compare two results of one call."""
     made = []
     for side, item in (("t", target), ("r", reference)):
-        book = Book(folder / side, task).call("Functional.op.0.forward", [value(WAVE)], [item])
-        made.append(book.write())
+        dump = DumpBuilder(folder / side, task).call(
+            "Functional.op.0.forward", [value(WAVE)], [item]
+        )
+        made.append(dump.write())
     return compare(*made)
 
 
@@ -176,7 +180,7 @@ def test_finite_values_beside_a_nan_are_judged(tmp_path: Path) -> None:
 def test_status_of_arguments(tmp_path: Path, target: Any, reference: Any, status: str) -> None:
     row = "Functional.op.0.forward.input.1"
     dumps = [
-        Book(tmp_path / side)
+        DumpBuilder(tmp_path / side)
         .call("Functional.op.0.forward", [value(WAVE), item], [value(WAVE)])
         .write()
         for side, item in (("t", target), ("r", reference))
@@ -191,8 +195,8 @@ def test_status_of_arguments(tmp_path: Path, target: Any, reference: Any, status
 
 def test_an_argument_that_was_left_out_equals_none(tmp_path: Path) -> None:
     name = "Functional.op.0.forward"
-    with_none = Book(tmp_path / "t").call(name, [value(WAVE), None], [value(WAVE)]).write()
-    without = Book(tmp_path / "r").call(name, [value(WAVE)], [value(WAVE)]).write()
+    with_none = DumpBuilder(tmp_path / "t").call(name, [value(WAVE), None], [value(WAVE)]).write()
+    without = DumpBuilder(tmp_path / "r").call(name, [value(WAVE)], [value(WAVE)]).write()
 
     assert compare(with_none, without).summary["equal"]
     assert compare(without, with_none).summary["equal"]
@@ -223,7 +227,7 @@ def test_types_of_another_kind_say_whether_the_values_agree(tmp_path: Path) -> N
 
 def test_types_of_two_frameworks_are_the_same(tmp_path: Path) -> None:
     dumps = [
-        Book(tmp_path / framework, framework=framework)
+        DumpBuilder(tmp_path / framework, framework=framework)
         .call("Functional.op.0.forward", [], [value(WAVE, dtype=dtype)])
         .write()
         for framework, dtype in (("mindspore", "Float32"), ("pytorch", "torch.float32"))

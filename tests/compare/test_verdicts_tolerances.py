@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from written_dumps import Book, compare, value
+from judging import compare
 
+from builders.dumps import DumpBuilder, value
 from msprobe.errors import ConfigError, ConfigFileError
 from msprobe.numerics.tolerances import RowTolerance, Tolerances
 
@@ -47,10 +48,12 @@ def test_the_coarser_type_decides(target: str, reference: str, rtol: float) -> N
 
 def test_the_floor_is_proportional_to_the_size_of_the_reference(tmp_path: Path) -> None:
     small = np.full(100, 1e-8, np.float32)
-    book = Book(tmp_path / "r").call("Torch.op.0.forward", [], [value(small)])
-    other = Book(tmp_path / "t").call("Torch.op.0.forward", [], [value(small * np.float32(1.1))])
+    dump = DumpBuilder(tmp_path / "r").call("Torch.op.0.forward", [], [value(small)])
+    other = DumpBuilder(tmp_path / "t").call(
+        "Torch.op.0.forward", [], [value(small * np.float32(1.1))]
+    )
 
-    assert compare(other.write(), book.write()).status("Torch.op.0.forward.output.0") == "differs"
+    assert compare(other.write(), dump.write()).status("Torch.op.0.forward.output.0") == "differs"
 
 
 def test_a_file_changes_types_and_rows(tmp_path: Path) -> None:
@@ -84,7 +87,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
 def test_tolerances_decide_statuses(tmp_path: Path) -> None:
     x = np.linspace(1, 2, 100, dtype=np.float32)
     dumps = [
-        Book(tmp_path / side).call("Torch.op.0.forward", [], [value(y)]).write()
+        DumpBuilder(tmp_path / side).call("Torch.op.0.forward", [], [value(y)]).write()
         for side, y in (("t", x * np.float32(1.05)), ("r", x))
     ]
     path = write(tmp_path, 'rows: {"Torch.op.*": {rtol: 0.1}}')
@@ -129,7 +132,7 @@ def test_what_is_no_yaml_or_no_file_is_refused(tmp_path: Path) -> None:
 
 def test_globs_that_match_no_row_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dumps = [
-        Book(tmp_path / side).call("Torch.op.0.forward", [], [value([y])]).write()
+        DumpBuilder(tmp_path / side).call("Torch.op.0.forward", [], [value([y])]).write()
         for side, y in (("t", 1.0), ("r", 2.0))
     ]
     path = write(tmp_path, "rows: {'Torch.op.*': {rtol: 1}, 'Module.*': {rtol: 1}, '[': {atol: 1}}")

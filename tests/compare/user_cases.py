@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import python_calamine
-from written_dumps import Book, Value, compare, value
+from judging import compare
 
+from builders.dumps import DumpBuilder, Value, value
 from msprobe.cli import main
 
 TASKS = ("statistics", "tensor", "md5")
@@ -32,9 +33,9 @@ def judge(
     """Compare two values that a call made; return their row."""
     paths = []
     for name, made in (("new", target), ("old", reference)):
-        book = Book(tmp_path / name, task)
-        book.call("Torch.made.0.forward", [value([1.0, 2.0], 1)], [made])
-        paths.append(book.write())
+        dump = DumpBuilder(tmp_path / name, task)
+        dump.call("Torch.made.0.forward", [value([1.0, 2.0], 1)], [made])
+        paths.append(dump.write())
     found = compare(*paths)
     return dict(found.rows["Torch.made.0.forward.output.0"])
 

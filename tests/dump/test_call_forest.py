@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 import msprobe
+from builders.dumps import write_rank
 from msprobe.dump.call_forest import CallNode, Section, call_forest
 
 MODEL, LAYER = "Module.Net.forward.0", "Module.fc.Linear.forward.0"
@@ -17,10 +17,7 @@ GRADS = "Module.fc.Linear.parameters_grad"
 
 
 def rank_of(folder: Path, parents: dict, records: list[str]):
-    head = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None}
-    folder.mkdir(exist_ok=True)
-    (folder / "dump.json").write_text(json.dumps({**head, "data": {name: {} for name in records}}))
-    (folder / "construct.json").write_text(json.dumps(parents))
+    write_rank(folder, {name: {} for name in records}, parents=parents)
     return msprobe.open_dump(folder.parent).step().rank()
 
 

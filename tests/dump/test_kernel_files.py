@@ -5,8 +5,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_trees import FC1, GRAD, RELU, flat, iteration, save, write_network, write_statistics
 
+from builders.kernel_trees import (
+    FC1,
+    GRAD,
+    RELU,
+    flat,
+    iteration,
+    save,
+    write_network,
+    write_statistics,
+)
 from msprobe import open_dump
 from msprobe.cli import main
 from msprobe.dump.kernel_files import find_kernel_folders, read_kernel_values

@@ -11,22 +11,13 @@ from pathlib import Path
 import pytest
 
 import msprobe
+from builders.dumps import write_rank
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Message, Role, Value
 from msprobe.errors import DumpFormatError, RecordNotFoundError
 
 DATA = Path(__file__).parent / "data"
 TENSOR = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "Max": 1.0, "Min": 0.0}
-
-
-def write_rank(
-    directory: Path, data: dict, *, indent: int | None = 1, file: str = "dump.json", **other: object
-) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    head = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None}
-    tree = {**head, **other, "data": data}
-    (directory / file).write_text(json.dumps(tree, indent=indent))
-    return directory
 
 
 def only_rank(path: Path):

@@ -6,13 +6,22 @@ from __future__ import annotations
 import json
 import struct
 
-import binary_files as bf
 import numpy as np
 import pytest
-from binary_files import Value, binary, block, number, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders.kernel_binaries import (
+    Value,
+    binary,
+    to_fractal_nz,
+    to_fractal_z,
+    to_fractal_z_3d,
+    to_nc1hwc0,
+    to_ndc1hwc0,
+    write,
+)
+from builders.protobuf import block, number
 from msprobe.cli import main
 from msprobe.dump.open_file import OpenFile
 from msprobe.dump.tensor_files import read_tensor
@@ -127,7 +136,7 @@ def test_other_types_are_refused_by_name(tmp_path, data_type, words):
 @pytest.mark.parametrize("original", ["NCHW", "NHWC", "HWCN"])
 def test_feature_maps(tmp_path, shape, layout, c0, original):
     x = numbers(shape)
-    stored = bf.to_nc1hwc0(x, c0)
+    stored = to_nc1hwc0(x, c0)
     sizes = tuple(dict(zip("NCHW", shape, strict=True))[letter] for letter in original)
     found = one(tmp_path, 1, stored.tobytes(), stored.shape, layout, original=sizes)
     assert np.array_equal(found, x)
@@ -136,7 +145,7 @@ def test_feature_maps(tmp_path, shape, layout, c0, original):
 
 
 def test_a_feature_map_without_its_original_shape_keeps_the_filling(tmp_path):
-    stored = bf.to_nc1hwc0(numbers((1, 3, 2, 2)), 4)
+    stored = to_nc1hwc0(numbers((1, 3, 2, 2)), 4)
     found = one(tmp_path, 1, stored.tobytes(), stored.shape, 3)
     assert found.shape == (1, 4, 2, 2)
     assert (found[:, 3] == 77).all()
@@ -145,7 +154,7 @@ def test_a_feature_map_without_its_original_shape_keeps_the_filling(tmp_path):
 @pytest.mark.parametrize("shape", [(16, 16, 3, 3), (20, 3, 5, 1), (1, 33, 2, 2)])
 def test_weights_of_convolutions(tmp_path, shape):
     x = numbers(shape, np.float16)
-    stored = bf.to_fractal_z(x, 16, 16)
+    stored = to_fractal_z(x, 16, 16)
     found = one(tmp_path, 2, stored.tobytes(), stored.shape, 4, original=shape)
     assert np.array_equal(found, x)
     height_first = tuple(shape[place] for place in (2, 3, 1, 0))
@@ -156,12 +165,12 @@ def test_weights_of_convolutions(tmp_path, shape):
 @pytest.mark.parametrize("shape", [(2, 17, 3, 2, 2), (1, 4, 1, 1, 1)])
 def test_volumes_and_their_weights(tmp_path, shape):
     x = numbers(shape)
-    stored = bf.to_ndc1hwc0(x, 16)
+    stored = to_ndc1hwc0(x, 16)
     found = one(tmp_path, 1, stored.tobytes(), stored.shape, 32, original=shape)
     assert np.array_equal(found, x)
     found = one(tmp_path, 1, stored.tobytes(), stored.shape, 32, "NDHWC", original=shape)
     assert np.array_equal(found, x.transpose(0, 2, 3, 4, 1))
-    stored = bf.to_fractal_z_3d(x, 16, 16)
+    stored = to_fractal_z_3d(x, 16, 16)
     found = one(tmp_path, 1, stored.tobytes(), stored.shape, 33, original=shape)
     assert np.array_equal(found, x)
 
@@ -169,7 +178,7 @@ def test_volumes_and_their_weights(tmp_path, shape):
 @pytest.mark.parametrize("shape", [(16, 16), (17, 5), (2, 3, 40, 33), (7,), (1, 1)])
 def test_matrices(tmp_path, shape):
     x = numbers(shape)
-    stored = bf.to_fractal_nz(x.reshape((1, *shape)) if len(shape) == 1 else x, 16, 16)
+    stored = to_fractal_nz(x.reshape((1, *shape)) if len(shape) == 1 else x, 16, 16)
     found = one(tmp_path, 1, stored.tobytes(), stored.shape, 29, original=shape)
     assert found.shape == shape
     assert np.array_equal(found, x)
@@ -234,7 +243,7 @@ def test_orders_that_cannot_be_changed_are_refused(tmp_path, layout, shape, more
 def test_folders_are_converted_as_they_are(tmp_path):
     x, w = numbers((1, 3, 2, 2)), numbers((4,))
     data = tmp_path / "data"
-    stored = bf.to_nc1hwc0(x, 16)
+    stored = to_nc1hwc0(x, 16)
     write(
         data / "0" / NAME,
         [

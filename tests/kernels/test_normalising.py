@@ -9,8 +9,8 @@ import struct
 
 import numpy as np
 import pytest
-from binary_files import Value, write
 
+from builders.kernel_binaries import Value, write
 from msprobe.dump.kernel_files import find_kernel_folders
 from msprobe.kernels.clearing import clear_kernel_dump
 from msprobe.kernels.normalising import Wanted, normalise, read_code

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from binary_files import Value, write
 
+from builders.kernel_binaries import Value, write
 from msprobe.cli import main
 
 FLOAT32, ND = 1, 2

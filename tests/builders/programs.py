@@ -1,90 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps for the tests of pairing: written by hand from a list of what a model does."""
+"""Records of made-up programs: a transformer of any depth, with calls inserted here and there."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import msprobe
-from msprobe.compare.matching import pair_operations
-from msprobe.compare.model import OperationPair, Row
-from msprobe.compare.options import CompareOptions
-from msprobe.compare.sides import Side
-from msprobe.compare.value_pairs import pair_values
-
-Records = Mapping[str, Any]
-
-
-def tensor(shape: Sequence[int] = (2, 3), number: float = 1.0, **fields: Any) -> dict[str, Any]:
-    return {
-        "type": "torch.Tensor",
-        "dtype": "torch.float32",
-        "shape": list(shape),
-        "Max": number + 1,
-        "Min": -number,
-        "Mean": number / 7,
-        "Norm": abs(number) * 13,
-        "requires_grad": False,
-    } | fields
-
-
-def forward(
-    inputs: Sequence[Any] = (), outputs: Sequence[Any] = (), **kwargs: Any
-) -> dict[str, Any]:
-    return {"input_args": list(inputs), "input_kwargs": kwargs, "output": list(outputs)}
-
-
-def backward(inputs: Sequence[Any] = (), outputs: Sequence[Any] = ()) -> dict[str, Any]:
-    return {"input": list(inputs), "output": list(outputs)}
-
-
-def write_side(
-    directory: Path,
-    records: Records,
-    *,
-    source: str = "target",
-    parents: Mapping[str, str | None] | None = None,
-    stacks: Mapping[str, Sequence[str]] | None = None,
-    task: str = "statistics",
-    level: str = "mix",
-    framework: str = "pytorch",
-) -> Side:
-    """Write one rank's dump and open it."""
-    folder = directory / source / "step0" / "rank"
-    folder.mkdir(parents=True, exist_ok=True)
-    head = {"task": task, "level": level, "framework": framework, "dump_data_dir": None}
-    name = "debug.json" if level == "debug" else "dump.json"
-    (folder / name).write_text(json.dumps({**head, "data": records}))
-    (folder / "construct.json").write_text(json.dumps(parents or {}))
-    by_frames = {
-        str(n): [[record], list(frames)]
-        for n, (record, frames) in enumerate((stacks or {}).items())
-    }
-    (folder / "stack.json").write_text(json.dumps(by_frames))
-    return Side(msprobe.open_dump(folder).step().rank(), source=source)
-
-
-def both(directory: Path, target: Records, reference: Records, **options: Any) -> tuple[Side, Side]:
-    """Write two dumps of one kind and open them."""
-    return (
-        write_side(directory, target, source="target", **options),
-        write_side(directory, reference, source="reference", **options),
-    )
-
-
-def names_of(pairs: Sequence[OperationPair]) -> list[tuple[str | None, str | None]]:
-    return [(pair.target, pair.reference) for pair in pairs]
-
-
-def rows_of(target: Side, reference: Side, options: CompareOptions | None = None) -> list[Row]:
-    pairs = pair_operations(target, reference, options or CompareOptions())
-    return [row for pair in pairs for row in pair_values(target, reference, pair)]
+from .records import backward, forward, tensor
 
 
 @dataclass(frozen=True)

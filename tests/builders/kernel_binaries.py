@@ -9,22 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-
-def varint(number: int) -> bytes:
-    out = bytearray()
-    while True:
-        number, low = number >> 7, number & 0x7F
-        out.append(low | (0x80 if number else 0))
-        if not number:
-            return bytes(out)
-
-
-def number(field: int, value: int) -> bytes:
-    return varint(field << 3) + varint(value)
-
-
-def block(field: int, data: bytes) -> bytes:
-    return varint(field << 3 | 2) + varint(len(data)) + data
+from .protobuf import block, number, varint
 
 
 def shape_message(shape: tuple[int, ...], packed: bool = True) -> bytes:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from .protobuf import block, number
+
 State = Mapping[str, torch.Tensor]
 
 
@@ -71,22 +73,9 @@ def mindspore_entry(name: str, tensor: torch.Tensor, content: bytes) -> bytes:
     kind = {torch.float32: "Float32", torch.float16: "Float16", torch.float64: "Float64"}
     kind |= {torch.int64: "Int64", torch.bool: "Bool", torch.bfloat16: "BFloat16"}
     dims = list(tensor.shape) or [0]
-    body = b"".join(b"\x08" + varint(size) for size in dims)
-    body += delimited(2, kind[tensor.dtype].encode()) + delimited(3, content)
-    return delimited(1, delimited(1, name.encode()) + delimited(2, body))
-
-
-def delimited(number: int, content: bytes) -> bytes:
-    """Return a field of a protocol buffer with its length."""
-    return bytes([number << 3 | 2]) + varint(len(content)) + content
-
-
-def varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*found, value])
+    body = b"".join(number(1, size) for size in dims)
+    body += block(2, kind[tensor.dtype].encode()) + block(3, content)
+    return block(1, block(1, name.encode()) + block(2, body))
 
 
 def write_shards(folder: Path, tensors: State) -> Path:
@@ -94,8 +83,8 @@ def write_shards(folder: Path, tensors: State) -> Path:
     folder.mkdir()
     places = {}
     names = list(tensors)
-    for number, part in enumerate((names[::2], names[1::2]), 1):
-        file = f"model-{number:05d}-of-00002.safetensors"
+    for count, part in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-{count:05d}-of-00002.safetensors"
         save_file({name: tensors[name] for name in part}, folder / file)
         places |= dict.fromkeys(part, file)
     index = {"metadata": {"total_size": 1}, "weight_map": places}
@@ -107,8 +96,8 @@ def write_torch_shards(folder: Path, tensors: State) -> Path:
     folder.mkdir()
     names = list(tensors)
     places = {}
-    for number, part in enumerate((names[:2], names[2:]), 1):
-        file = f"pytorch_model-{number:05d}-of-00002.bin"
+    for count, part in enumerate((names[:2], names[2:]), 1):
+        file = f"pytorch_model-{count:05d}-of-00002.bin"
         torch.save({name: tensors[name] for name in part}, folder / file)
         places |= dict.fromkeys(part, file)
     index = {"metadata": {}, "weight_map": places}
