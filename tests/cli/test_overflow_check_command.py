@@ -9,36 +9,27 @@ from pathlib import Path
 
 import pytest
 
+from builders.dumps import write_rank
+from builders.records import forward, tensor
 from msprobe.cli import main
-from msprobe.dump.records import TensorRecord
-from msprobe.dump.writer import DumpHead, DumpWriter
-
-
-def tensor(value: float) -> TensorRecord:
-    return TensorRecord("torch.Tensor", "torch.float32", (2,), value, value, value, value)
 
 
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
     """Two steps: the first is finite, in the second ``log`` makes a NaN inside a module."""
-    writer = DumpWriter()
-    model = "Module.Model.forward.0"
+    frames = [
+        "File site-packages/torch/_tensor.py, line 1, in log, \n return f(x)",
+        "File train.py, line 7, in forward, \n y = x.log()",
+    ]
+    parents = {"Tensor.log.0.forward": "Module.Model.forward.0", "Module.Model.forward.0": None}
     for step, made in ((0, 1.0), (1, math.nan)):
-        head = DumpHead("statistics", "mix", "pytorch")
-        rank = writer.open(tmp_path / "dump" / f"step{step}" / "rank", head)
-        rank.put_frames(
-            0,
-            [
-                "File site-packages/torch/_tensor.py, line 1, in log, \n return f(x)",
-                "File train.py, line 7, in forward, \n y = x.log()",
-            ],
+        x, y = (tensor((2,), Max=n, Min=n, Mean=n, Norm=n) for n in (1.0, made))
+        write_rank(
+            tmp_path / "dump" / f"step{step}" / "rank",
+            dict.fromkeys(parents, forward([x], [y])),
+            parents=parents,
+            stacks=dict.fromkeys(parents, frames),
         )
-        for order, (name, parent) in enumerate((("Tensor.log.0.forward", model), (model, None))):
-            parts = {"input_args": [tensor(1.0)], "input_kwargs": {}, "output": [tensor(made)]}
-            rank.put_call(name, order, parent, 0)
-            rank.put_record(name, order, parts, nonfinite=True)
-        rank.close()
-    writer.close()
     return tmp_path / "dump"
 
 

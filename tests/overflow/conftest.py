@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small dumps, captured from real models or written record by record."""
+"""Small dumps of several ranks, written record by record."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from overflow_dumps import Entry
 
-from msprobe.dump.writer import DumpHead, DumpWriter
+from builders.dumps import write_rank
+
+Entry = tuple[str, str | None, Mapping[str, Any]]
+"""A record: its name, the record it ran inside, and its parts."""
 
 
 @pytest.fixture
@@ -17,17 +20,15 @@ def write_dump(tmp_path: Path) -> Callable[..., Path]:
     """Write one step of some ranks: ``write_dump({"rank0": [entries], …}, step=0)``."""
 
     def write(ranks: Mapping[str, list[Entry]], step: int = 0, framework: str = "pytorch") -> Path:
-        writer = DumpWriter()
-        dump_path = tmp_path / "dump"
-        for folder, entries in ranks.items():
-            directory = dump_path / f"step{step}" / folder
-            dump = writer.open(directory, DumpHead("statistics", "mix", framework))
-            dump.put_frames(0, ["File train.py, line 7, in loss, \n y = f(x)"])
-            for order, (name, parent, parts) in enumerate(entries):
-                dump.put_call(name, order, parent, 0)
-                dump.put_record(name, order, dict(parts), nonfinite=True)
-            dump.close()
-        writer.close()
-        return dump_path
+        frames = ["File train.py, line 7, in loss, \n y = f(x)"]
+        for rank, entries in ranks.items():
+            write_rank(
+                tmp_path / "dump" / f"step{step}" / rank,
+                {name: parts for name, _, parts in entries},
+                parents={name: parent for name, parent, _ in entries},
+                stacks={name: frames for name, *_ in entries},
+                framework=framework,
+            )
+        return tmp_path / "dump"
 
     return write

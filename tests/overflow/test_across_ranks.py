@@ -8,40 +8,29 @@ import math
 import pytest
 from overflow_dumps import tensor
 
+from builders.records import forward, group, scalar
 from msprobe.overflow.analysis import analyze_overflow
 from msprobe.overflow.findings import Source, StepFindings
 
 NAN = math.nan
 
 
-def group(*ranks: int) -> dict:
-    return {"type": "torch.ProcessGroup", "group_ranks": list(ranks), "group_id": "0"}
-
-
-def number(value: int) -> dict:
-    return {"type": "int", "value": value}
-
-
 def op(name: str, given: float, made: float):
-    return (name, None, {"input_args": [tensor(given)], "output": [tensor(made)]})
+    return (name, None, forward([tensor(given)], [tensor(made)]))
 
 
 def all_reduce(index: int, given: float, made: float, ranks=(0, 1)):
-    parts = {
-        "input_args": [tensor(given)],
-        "input_kwargs": {"group": group(*ranks)},
-        "output": [tensor(made)],
-    }
+    parts = forward([tensor(given)], [tensor(made)], group=group(ranks))
     return (f"Distributed.all_reduce.{index}.forward", None, parts)
 
 
 def send(index: int, to: int, value: float):
-    parts = {"input_args": [tensor(value), number(to)], "input_kwargs": {}, "output": [None]}
+    parts = forward([tensor(value), scalar("int", to)], [None])
     return (f"Distributed.send.{index}.forward", None, parts)
 
 
 def receive(index: int, source: int, value: float, api: str = "recv"):
-    parts = {"input_args": [None, number(source)], "input_kwargs": {}, "output": [tensor(value)]}
+    parts = forward([None, scalar("int", source)], [tensor(value)])
     return (f"Distributed.{api}.{index}.forward", None, parts)
 
 
@@ -128,7 +117,7 @@ def test_simultaneous_beginnings_are_all_first(write_dump) -> None:
 
 def test_a_result_nobody_waited_for_is_still_followed(write_dump) -> None:
     parts = {
-        "input_args": [None, number(1)],
+        "input_args": [None, scalar("int", 1)],
         "input_kwargs": {},
         "output": None,
         "remarks": {"output": "not known to be complete"},

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from overflow_dumps import tensor
 
+from builders.records import backward
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.record_views import Record
-from msprobe.dump.records import encode
 from msprobe.dump.value_reader import ValueReader
 from msprobe.overflow.severity import Severity, classify
 
@@ -20,9 +20,7 @@ READER = ValueReader(Path("dump.json"), level="mix")
 
 
 def grade(given: list, made: list, name: str = "Torch.add.0.forward") -> Severity | None:
-    import json
-
-    data = json.loads(encode({"input_args": given, "output": made}, nonfinite=True))
+    data = {"input_args": given, "output": made}
     return classify(Record(name=parse_record_name(name), data=data, reader=READER))
 
 
@@ -67,8 +65,6 @@ def test_what_masked_fill_in_place_fills_does_not_count() -> None:
 
 
 def test_gradients_count_by_direction() -> None:
-    import json
-
-    data = json.loads(encode({"input": [tensor(1.0)], "output": [tensor(NAN)]}, nonfinite=True))
+    data = backward([tensor(1.0)], [tensor(NAN)])
     name = parse_record_name("Torch.sqrt.0.backward")
     assert classify(Record(name=name, data=data, reader=READER)) is Severity.CRITICAL
