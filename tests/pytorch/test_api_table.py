@@ -4,9 +4,6 @@
 import inspect
 import logging
 import re
-import subprocess
-import sys
-import timeit
 import warnings
 
 import pytest
@@ -325,13 +322,6 @@ class TestCustomOperators:
 
 
 class TestLookup:
-    def test_a_known_function_is_found_in_a_tenth_of_a_microsecond(self, table):
-        func = torch.relu
-        table.lookup(func)
-        fastest = min(timeit.repeat(lambda: table.lookup(func), number=20_000, repeat=5))
-        # Twice the figure that is aimed at, for busy machines.
-        assert fastest / 20_000 < 0.2e-6
-
     def test_attribute_access_is_one_entry_however_often_it_is_made(self, table):
         assert table.lookup(torch.Tensor.shape.__get__) is table.lookup(torch.Tensor.shape.__get__)
 
@@ -510,16 +500,3 @@ class TestBlackList:
             ApiTable.from_yaml(black_list=["sofmax", "Torch.exp"])
         assert "sofmax (nearest: softmax)" in caplog.text
         assert "exp" not in caplog.text.replace("nearest", "")
-
-
-def test_the_table_is_small_work_at_start_up():
-    code = (
-        "import torch, time, torch.overrides\n"
-        "torch.overrides.resolve_name(torch.relu)\n"
-        "start = time.process_time()\n"
-        "from msprobe.pytorch.apis.api_table import ApiTable\n"
-        "ApiTable.from_yaml().lookup(torch.relu)\n"
-        "print(time.process_time() - start)"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(run.stdout) < 0.5

@@ -7,12 +7,12 @@ import warnings
 
 import pytest
 import torch
-from observed_run import Setting, observed, read
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from builders.recordings import Setting, observed, read
 from msprobe.capture.session import reset_session
 from msprobe.pytorch import PrecisionDebugger
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from observed_run import Setting, observed
-from recording import recording
 from torch import Tensor, nn
 from torch.autograd.functional import hessian, jacobian
+
+from builders.recordings import Setting, observed, recording
 
 pytestmark = pytest.mark.torch
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from recording import Recording, recording
 from torch import Tensor, nn
+
+from builders.recordings import Recording, recording
 
 # Of the compiler's own, when it looks at the inputs of a block.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

@@ -8,9 +8,9 @@ import types
 
 import pytest
 import torch
-from observed_run import Setting, observed
 from torch import nn
 
+from builders.recordings import Setting, observed
 from msprobe.errors import ConfigError, UsageError
 from msprobe.pytorch import PrecisionDebugger
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from recording import recording
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
+
+from builders.recordings import recording
 
 pytestmark = pytest.mark.torch
 

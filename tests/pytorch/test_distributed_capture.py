@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from families.process_group import DISTRIBUTED_FAMILIES, SHARDED_FAMILIES, run_ranks
-from observed_run import Setting
 
 import msprobe
+from builders.recordings import Setting
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -36,7 +36,7 @@ CODE = """
 import msprobe.pytorch
 from families.training import differences
 from msprobe.capture.session import reset_session
-from observed_run import Setting
+from builders.recordings import Setting
 build = (DISTRIBUTED_FAMILIES | SHARDED_FAMILIES)[options["family"]]
 
 def run(setting=None):

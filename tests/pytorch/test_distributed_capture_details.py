@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from families.process_group import run_ranks
-from observed_run import read
 
 import msprobe
+from builders.recordings import read
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from families.process_group import run_ranks
-from observed_run import read
+
+from builders.recordings import read
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

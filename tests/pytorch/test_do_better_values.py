@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recording import recording
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+
+from builders.recordings import recording
 
 pytestmark = pytest.mark.torch
 
@@ -96,7 +97,7 @@ def test_keys_of_equal_text_keep_their_values_and_files_apart(tmp_path: Path) ->
     values: dict[Any, Any] = {key: torch.tensor(number) for key, number in odd.items()}
     values |= {"a": {"b": torch.tensor(7.0)}, "c.d": torch.tensor(8.0)}
     (record,) = described(tmp_path, values, task="tensor")
-    files = tmp_path / "dump" / "step0" / "rank" / "dump_tensor_data"
+    files = tmp_path / "step0" / "rank" / "dump_tensor_data"
     leaves = [*record.values(), record["a"]["b"]]
     found = {leaf["Max"]: leaf["data_name"] for leaf in leaves if "data_name" in leaf}
     assert sorted(found) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]

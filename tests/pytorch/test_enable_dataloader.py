@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from observed_run import read
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from builders.recordings import read
 from msprobe.capture.session import reset_session
 from msprobe.pytorch import PrecisionDebugger
 

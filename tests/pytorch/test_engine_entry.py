@@ -6,10 +6,10 @@ import threading
 
 import pytest
 import torch
-from observed_run import read
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from builders.recordings import read
 from msprobe.capture.session import reset_session, use_session
 from msprobe.config import load_config
 from msprobe.pytorch.run import Run

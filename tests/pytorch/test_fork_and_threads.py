@@ -11,10 +11,11 @@ from multiprocessing import get_context
 
 import pytest
 import torch
-from observed_run import Setting, observed, read
 from torch import nn
 from torch.autograd import Function
 from torch.utils.data import DataLoader, Dataset
+
+from builders.recordings import Setting, observed, read
 
 pytestmark = pytest.mark.torch
 

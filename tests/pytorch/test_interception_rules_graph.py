@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from recording import Json, recording
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
+
+from builders.recordings import Json, recording
 
 pytestmark = pytest.mark.torch
 

@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from recording import recording
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+
+from builders.recordings import recording
 
 pytestmark = pytest.mark.torch
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from observed_run import ObservedRun, Setting, observed, read
 from restoration import changes, snapshot
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
+
+from builders.recordings import Recording, Setting, observed, read
 
 pytestmark = pytest.mark.torch
 
@@ -62,7 +63,7 @@ def train_once(model: nn.Module) -> None:
     optimizer.step()
 
 
-def recorded(run: ObservedRun) -> list[tuple[str, bool]]:
+def recorded(run: Recording) -> list[tuple[str, bool]]:
     """The operators of a dump, in the oracle's form."""
     found = []
     for name, record in run.records().items():
@@ -71,7 +72,7 @@ def recorded(run: ObservedRun) -> list[tuple[str, bool]]:
     return found
 
 
-def parents(run: ObservedRun) -> dict[str, str | None]:
+def parents(run: Recording) -> dict[str, str | None]:
     """The content of construct.json."""
     return read(run.folder, 0, "rank", "construct.json")
 

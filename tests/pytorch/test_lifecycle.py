@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from recording import recording
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from builders.recordings import recording
 from msprobe.capture.call import Draft
 from msprobe.capture.recording import Recording
 from msprobe.capture.session import reset_session

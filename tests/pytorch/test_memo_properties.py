@@ -14,9 +14,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recording import recording
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+
+from builders.recordings import recording
 
 pytestmark = pytest.mark.torch
 

@@ -3,9 +3,9 @@
 
 import pytest
 import torch
-from observed_run import Setting, observed
 from torch import nn
 
+from builders.recordings import Setting, observed
 from msprobe.errors import ConfigError, UsageError
 from msprobe.pytorch import module_dump, module_dump_end
 

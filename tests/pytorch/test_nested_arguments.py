@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from recording import Json, recording
 from torch import nn
 
+from builders.recordings import Json, recording
 from msprobe.dump.value_types import rebuild_value
 from msprobe.pytorch.values.describing import MAKERS
 

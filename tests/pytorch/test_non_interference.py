@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from families import FAMILIES, REFERENCES, Fingerprint, TrainCase, differences, train
-from observed_run import ObservedRun, Setting, observed
+
+from builders.recordings import Recording, Setting, observed
 
 pytestmark = pytest.mark.torch
 
@@ -38,7 +39,7 @@ def reference(family: str) -> Fingerprint:
     return train(REFERENCES[family](SEED), STEPS)
 
 
-def assert_recorded_something(run: ObservedRun) -> None:
+def assert_recorded_something(run: Recording) -> None:
     """A test of a tool that recorded nothing would prove nothing."""
     assert run.failures(STEPS) == []
     for step in range(STEPS):

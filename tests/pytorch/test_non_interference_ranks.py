@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from families import Fingerprint, differences
 from families.process_group import DISTRIBUTED_FAMILIES, run_ranks
-from observed_run import read
+
+from builders.recordings import read
 
 pytestmark = pytest.mark.torch
 
 PLAIN = "report(train(DISTRIBUTED_FAMILIES[options['family']](7)))"
 OBSERVED = """
-from observed_run import Setting
+from builders.recordings import Setting
 from restoration import changes, snapshot
 from msprobe.pytorch import PrecisionDebugger
 case = DISTRIBUTED_FAMILIES[options["family"]](7)

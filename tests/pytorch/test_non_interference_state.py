@@ -12,10 +12,11 @@ import pytest
 import torch
 from families import FAMILIES, REFERENCES, TrainCase, differences, train
 from families.training import seed_everything
-from observed_run import Setting, observed
 from restoration import changes, snapshot
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from builders.recordings import Setting, observed
 
 pytestmark = pytest.mark.torch
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from recording import recording
 from torch import Tensor, nn
+
+from builders.recordings import recording
 
 pytestmark = pytest.mark.torch
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from observed_run import ObservedRun, Setting, observed, read
 from torch import nn
 
+from builders.recordings import Recording, Setting, observed, read
 from msprobe import open_dump
 from msprobe.capture.session import reset_session
 from msprobe.log import reset_warn_once
@@ -26,7 +26,7 @@ TENSOR = Setting("debug", "tensor")
 STATISTICS = Setting("debug", "statistics")
 
 
-def load(run: ObservedRun, name: str, step: int = 0) -> torch.Tensor:
+def load(run: Recording, name: str, step: int = 0) -> torch.Tensor:
     """The value in a tensor file of a dump."""
     path = run.folder / f"step{step}" / "rank" / "dump_tensor_data" / name
     value: torch.Tensor = torch.load(path, weights_only=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from recording import Json, recording
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+
+from builders.recordings import Json, recording
 
 pytestmark = pytest.mark.torch
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from recording import Json, recording
 from torch import Tensor, nn
+
+from builders.recordings import Json, recording
 
 pytestmark = pytest.mark.torch
 

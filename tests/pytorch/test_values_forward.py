@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from families import FAMILIES
-from observed_run import Setting, observed
 from oracle import ApiOracle, ModuleOracle, Observation, compare
+
+from builders.recordings import Setting, observed
 
 pytestmark = pytest.mark.torch
 

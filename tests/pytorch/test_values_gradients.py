@@ -9,9 +9,10 @@ import pytest
 import torch
 from families import FAMILIES
 from families.training import without_warnings
-from observed_run import Setting, observed
 from oracle import ApiOracle, ModuleOracle, Observation, compare
 from torch import Tensor, nn
+
+from builders.recordings import Setting, observed
 
 pytestmark = pytest.mark.torch
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from msprobe.capture.session import reset_session
+from builders.recordings import recording
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.run import run_comparison
-from msprobe.pytorch import PrecisionDebugger
 
 from .models import Task
 
@@ -47,24 +46,17 @@ def dump(
     Returns:
         The folder of the dump.
     """
-    folder.mkdir(parents=True)
     torch.manual_seed(SEED)
     run = build()
     if plant is not None:
         plant(run)
-    config = folder / "config.json"
-    target = folder / "dump"
-    config.write_text(json.dumps({"task": task, "level": level, "dump_path": str(target)}))
     # Waiting threads cost more than the whole of such small models.
-    with threads(1), _debugger(config) as debugger:
+    with threads(1), recording(folder, level, task) as debugged:
         torch.manual_seed(SEED + 1)
         for _ in range(steps):
-            debugger.start(run.model)
-            with around():
+            with debugged.step_of(run.model), around():
                 _train(run)
-            debugger.stop()
-            debugger.step()
-    return target
+    return folder
 
 
 @contextmanager
@@ -86,15 +78,6 @@ def _train(run: Task) -> None:
         run.optimizer.step()
         if run.zero_grad:
             run.optimizer.zero_grad()
-
-
-@contextmanager
-def _debugger(config: Path) -> Iterator[PrecisionDebugger]:
-    reset_session()
-    try:
-        yield PrecisionDebugger(config_path=str(config))
-    finally:
-        reset_session()
 
 
 def as_statistics(dump: Path, folder: Path, *, without: Sequence[str] = ()) -> Path:

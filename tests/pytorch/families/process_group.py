@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .training import Fingerprint, TrainCase, seed_everything
 
 WIDTH: Final = 8
-_TESTS = Path(__file__).resolve().parents[1]
+_TESTS = [str(folder) for folder in Path(__file__).resolve().parents[1:3]]
 
 
 def data_parallel(seed: int) -> TrainCase:
@@ -220,7 +220,7 @@ def run_ranks(
     meeting = folder / "meeting"
     meeting.unlink(missing_ok=True)
     arguments = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
-    program = _PROLOGUE.format(tests=str(_TESTS), options=json.dumps(json.dumps(options or {})))
+    program = _PROLOGUE.format(tests=_TESTS, options=json.dumps(json.dumps(options or {})))
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", program + code, *argument],
@@ -265,7 +265,7 @@ def write_report(folder: Path, rank: int, fingerprint: Fingerprint) -> None:
 _PROLOGUE = """
 import json, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from families.process_group import DISTRIBUTED_FAMILIES, SHARDED_FAMILIES, join, write_report
 from families.training import train
 rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
