@@ -6,8 +6,8 @@
 Needs MindSpore. The net has two convolutions with batch norm and two dense layers, on 8x1x28x28,
 with SGD and one thread. Plain and recorded steps alternate in one process; the figures are medians
 and their ratio. "not recording" compares steps between `start` and `stop` of a step that is not
-wanted with the steps before and after them, in CPU time, and gives what `start`, `stop` and `step`
-cost alone.
+wanted with the steps before and after them, in CPU time. The line below each case says what
+`start`, `stop` and `step` cost alone.
 
 While recording, operators run at once instead of through MindSpore's queue, which can make a step
 faster than a plain one. With `--synchronous` the plain steps run in the same way, so that the
@@ -107,12 +107,11 @@ def worker(case: str, steps: int, *, synchronous: bool) -> None:
             f"{case:14} {before * 1e3:9.2f} {after * 1e3:11.2f} {after / before:7.2f} "
             f"{count:8} {each}"
         )
-        if case == "not recording":
-            print(f"{'':14} start, stop and step alone: {_alone(debugger, net) * 1e6:.0f} µs")
+        print(f"{'':14} start, stop and step alone: {_alone(debugger, net) * 1e6:.0f} µs")
 
 
 def _alone(debugger: PrecisionDebugger, net: object) -> float:
-    """Return what a step that is not wanted costs without the user's step, in seconds."""
+    """Return what a step costs without the user's step, in seconds."""
     spent = []
     for _ in range(200):
         begin = time.perf_counter()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -228,30 +227,17 @@ print(json.dumps([key for key in before if before[key] != after[key]]))
     assert changed == []
 
 
-def cpu_seconds(code: str) -> float:
-    """Return the median CPU time that `code` reports over five fresh interpreters."""
-    return statistics.median(run_python(code) for _ in range(5))
-
-
-def test_import_takes_under_300_ms_of_cpu() -> None:
-    code = """
-import time
-begin = time.process_time()
-import msprobe
-print(time.process_time() - begin)
-"""
-    assert cpu_seconds(code) < 0.3
-
-
-def test_help_takes_under_500_ms_of_cpu() -> None:
-    code = """
-import sys, time
+@pytest.mark.parametrize("code", ["import msprobe", "from msprobe.cli import main; main()"])
+def test_import_and_help_load_no_large_library(code: str) -> None:
+    loaded = run_python(
+        f"""
+import json, sys
 sys.argv = ["msprobe", "--help"]
-from msprobe.cli import main
 try:
-    main()
+    {code}
 except SystemExit as end:
     assert not end.code, end.code
-print(time.process_time())
+print(json.dumps([name for name in sys.modules if "." not in name]))
 """
-    assert cpu_seconds(code) < 0.5
+    )
+    assert {"numpy", "polars", "dask", *FRAMEWORKS}.isdisjoint(loaded)

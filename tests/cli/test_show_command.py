@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +180,7 @@ def test_a_structure_without_records_is_shown_as_a_tree(capsys, tmp_path):
         assert "--json" in arguments or "└─ Tensor.add.0" in out
 
 
+@pytest.mark.timeout(60)
 def test_calls_nested_as_no_program_does_are_shown_quickly(capsys, tmp_path):
     (tmp_path / "rank").mkdir()
     nan = {"type": "torch.Tensor", "dtype": "torch.int8", "shape": [], "Max": "NaN"}
@@ -189,11 +189,9 @@ def test_calls_nested_as_no_program_does_are_shown_quickly(capsys, tmp_path):
     circle = dict(zip(names, [*names[1:], names[0]], strict=True))
     (tmp_path / "rank" / "dump.json").write_text(json.dumps({"data": data}))
     (tmp_path / "rank" / "construct.json").write_text(json.dumps(circle))
-    begin = time.process_time()
     code, out, _ = run(capsys, "show", str(tmp_path), "--limit", "300")
     assert code == 0
     assert "19,700 more calls" in out
-    assert time.process_time() - begin < 5
 
 
 def test_hostile_names_cannot_drive_the_terminal(capsys, tmp_path):

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -324,16 +323,15 @@ def test_a_cluster_gives_the_same_result_though_a_worker_is_killed(cluster, tmp_
     assert repr(found) == repr(measure_all(jobs))
 
 
+@pytest.mark.timeout(60)
 def test_nobody_answers(monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr("msprobe.compare.tensors.schedule.CONNECT_S", 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    begin = time.monotonic()
     with pytest.raises(UsageError, match=rf"no dask scheduler answers at tcp://127.0.0.1:{port}"):
         measure_all([], scheduler=f"tcp://127.0.0.1:{port}")
-    assert time.monotonic() - begin < 10
 
 
 def test_an_address_that_is_none():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -346,10 +345,12 @@ def test_a_dump_of_100_000_records_opens_without_parsing_them(tmp_path, indent):
         lines = ",".join(f'\n"{name}": {line}' for name in names)
         text = f'{{"task":"statistics","data":{{{lines}\n}}}}'
     (tmp_path / "rank").mkdir()
+    broken = "Functional.linear.55555.forward"
+    place = text.index('"Max": 1.0', text.index(broken))
+    text = f'{text[:place]}"Max": one{text[place + 10 :]}'
     (tmp_path / "rank" / "dump.json").write_text(text)
-    begin = time.process_time()
     view = only_rank(tmp_path)
     assert len(view.records) == 100_000
     assert next(view.records["Functional.linear.77777.forward"].tensors())[1].max == 1.0
-    # About half a second; parsing every record as well takes about four.
-    assert time.process_time() - begin < 2.5
+    with pytest.raises(DumpFormatError):  # the first time that anyone reads it
+        list(view.records[broken].tensors())

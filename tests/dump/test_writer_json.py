@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 
 from msprobe.dump.records import TensorRecord
-from msprobe.dump.writer import DumpHead, DumpWriter, RankDump
+from msprobe.dump.writer import DumpHead, DumpWriter
 from msprobe.errors import UsageError
 
 HEAD = DumpHead("statistics", "mix", "pytorch")
@@ -32,6 +33,11 @@ def directory(tmp_path: Path) -> Path:
 
 def tensor(**fields: object) -> TensorRecord:
     return TensorRecord("torch.Tensor", "torch.float32", (2, 3), **fields)
+
+
+def written_bytes() -> int:
+    """Return how many bytes this process has written so far."""
+    return int(re.search(r"wchar: (\d+)", Path("/proc/self/io").read_text())[1])
 
 
 def load(directory: Path, name: str = "dump.json") -> dict:
@@ -200,19 +206,19 @@ def test_build_json_without_news_leaves_the_files_alone(writer, directory):
     assert (directory / "dump.json").stat().st_ino == before
 
 
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux")
 def test_a_thousand_builds_of_a_growing_dump_stay_linear(writer, directory):
-    """Rebuilding everything each time would copy about 2 GB here."""
+    """Rebuilding everything each time would write about 2 GB here, in place of 10 MB."""
+    before = written_bytes()
     dump = writer.open(directory, HEAD)
     data = {"input_args": [tensor(max=1.0, min=2.0, mean=3.0, norm=4.0)] * 3}
-    started = time.process_time()  # of both threads; other load on the machine does not count
     for step in range(1000):
         for number in range(20):
             dump.put_record(f"Functional.linear.{step}.{number}.forward", step, data)
         dump.build_json()
-    elapsed = time.process_time() - started
     dump.close()
     assert len(load(directory)["data"]) == 20_000
-    assert elapsed < 8.0
+    assert written_bytes() - before < 5 * (directory / "dump.json").stat().st_size
 
 
 def test_a_postponed_build_happens_by_itself(writer, directory):
@@ -334,22 +340,3 @@ def test_the_journal_reaches_the_disk_while_the_training_thread_computes(writer,
     text = os.read(journal, 10_000)
     os.close(journal)
     assert text.endswith(b'["r",0,"a",{"output":[null]}]\n')
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_records_take_linear_time(writer, directory):
-    def seconds(dump: RankDump, count: int) -> float:
-        data = {"input_args": [tensor(max=1.0, min=-1.25, mean=0.5, norm=9.75)] * 5}
-        for number in range(count):
-            dump.put_record(f"Functional.linear.{number}.forward", number, data)
-            dump.put_call(f"Functional.linear.{number}.forward", number, None, number % 50)
-        started = time.process_time()
-        dump.build_json()
-        elapsed = time.process_time() - started
-        dump.close()
-        return elapsed
-
-    small = seconds(writer.open(directory, HEAD), 10_000)
-    large = seconds(writer.open(directory.parent / "rank1", HEAD), 100_000)
-    assert large < 3.0  # 0.45 s measured
-    assert large < 30 * small

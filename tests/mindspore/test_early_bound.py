@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -121,15 +120,3 @@ def test_classes_of_primitives_get_their_methods_back(tmp_path: Path) -> None:
     assert [kind.__dict__["__call__"] for kind in kinds] != before
     debugger.stop()
     assert [kind.__dict__["__call__"] for kind in kinds] == before
-
-
-def test_starting_again_is_quick(tmp_path: Path) -> None:
-    debugger = PrecisionDebugger(dump_path=tmp_path, level="L1")
-    seconds = []
-    for _ in range(5):
-        begin = time.process_time()
-        debugger.start()
-        debugger.stop()
-        seconds.append(time.process_time() - begin)
-        debugger.step()
-    assert min(seconds) < 0.1
