@@ -8,9 +8,9 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from run_dumps import RankWriter, write_dump
 
 import msprobe
+from builders.networks import write_dump
 from msprobe.cli import main
 from msprobe.compare import set_aside
 from msprobe.errors import UsageError
@@ -24,9 +24,14 @@ def dumps(tmp_path):
     reference = write_dump(tmp_path / "reference", steps=STEPS, ranks=("rank0", "rank1"))
     for step in STEPS:
         for rank in (0, 1):
-            folder = tmp_path / "target" / f"step{step}" / f"rank{rank}"
-            scale = 1.01 if step and rank else 1.0
-            RankWriter(folder, scale=scale, drift=0.1 * step, reduced=0.01)
+            write_dump(
+                tmp_path / "target",
+                steps=[step],
+                ranks=[f"rank{rank}"],
+                scale=1.01 if step and rank else 1.0,
+                drift=0.1 * step,
+                reduced=0.01,
+            )
     return tmp_path / "target", reference
 
 
