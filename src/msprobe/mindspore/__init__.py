@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture in MindSpore: the only room that imports mindspore.
 
-Entry point: `PrecisionDebugger` (in ``debugger.py``); ``observer.py`` shows what is installed while
+Entry point: `PrecisionDebugger` (in ``debugger.py``); ``observer.py`` lists what is installed while
 capturing. ``docs/architecture.md`` says which file observes what. May import `msprobe.capture`,
 `msprobe.config`, `msprobe.dump`, `msprobe.kernels`, `msprobe.run_config`.
 """

@@ -84,7 +84,7 @@ class MindSporeAdapter:
         return describe(value)
 
     def classify_stack(self, codes: Sequence[CodeType]) -> Traits:
-        """Say what the frames of a call mean for it."""
+        """Return the traits of a call that follow from its stack frames."""
         return classify(codes)
 
     def is_machinery(self, code: CodeType) -> bool:
@@ -185,7 +185,7 @@ class MindSporeAdapter:
     # -- devices -------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Find out what the device can compute, before the first call is recorded."""
+        """Test which operators the device can compute, before the first call is recorded."""
         if on_host() if self._reads_memory is None else self._reads_memory:
             return
         # In graph mode each operator of ours would be a graph to compile.
@@ -194,7 +194,7 @@ class MindSporeAdapter:
             self._device.prepare()
 
     def wait_for_graphs(self) -> None:
-        """Wait for what was launched; only on the CPU do graphs hand over values themselves."""
+        """Wait for launched operators and graphs (CPU only: there graphs hand over values)."""
         if on_host():
             wait_for_launched()
 
@@ -207,7 +207,7 @@ class MindSporeAdapter:
         fill_waiting(draft)
 
     def unnoticed(self) -> AbstractContextManager[object]:
-        """Return a context that does nothing: what runs operators sees to it by itself."""
+        """Return a context that does nothing: the code that runs operators enters its own."""
         return nullcontext()
 
 

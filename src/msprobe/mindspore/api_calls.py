@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observe API calls: while capturing, each name of the table stands for a recording wrapper.
+"""Observe API calls: while capturing, each name of the table is bound to a recording wrapper.
 
 MindSpore announces no calls, so the functions are replaced where they are looked up, also where a
 module imported one by name, and put back by `stop`. Calls inside a recorded call make no records
@@ -86,7 +86,7 @@ class ApiObserver:
         self._session.undo.callback(self.remove)
 
     def remove(self) -> None:
-        """Put every original back, unless somebody else has replaced it since."""
+        """Restore the originals, except names that other code has replaced since."""
         while self._replaced:
             owner, attribute, wrapper, before = self._replaced.pop()
             if owner.__dict__.get(attribute) is not wrapper:

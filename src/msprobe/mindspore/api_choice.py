@@ -64,9 +64,9 @@ class ApiChoice:
 
 
 def _ways_to_name(name: str) -> Iterable[str]:
-    """Return what a black list may call an API.
+    """Return the names that a black list may use for an API.
 
-    Of a primitive, ``Primitive.bias_add.BiasAdd``, any one part will do, and any two.
+    Any one part of a primitive's name (``Primitive.bias_add.BiasAdd``) will do, and any two.
     """
     prefix, _, rest = name.partition(".")
     if prefix != PRIMITIVE:
@@ -77,7 +77,7 @@ def _ways_to_name(name: str) -> Iterable[str]:
 
 @cache
 def risk_of(name: str) -> RiskLevel:
-    """Return the strictest level that keeps an API; what is not MindSpore's is always kept."""
+    """Return the strictest level that keeps an API; other libraries' APIs are always kept."""
     prefix, _, api = name.partition(".")
     if prefix in DISTRIBUTED or prefix not in (*PREFIXES, PRIMITIVE):
         return RiskLevel.CORE
@@ -85,7 +85,7 @@ def risk_of(name: str) -> RiskLevel:
 
 
 def warn_of_unknown_names(black_list: Sequence[str], held: Iterable[tuple[str, str]]) -> None:
-    """Warn of names in a black list that nothing has.
+    """Warn of names in a black list that match no API.
 
     Args:
         black_list: the names.

@@ -153,7 +153,7 @@ def _owner(group: Group) -> Any:
 
 @cache
 def rules() -> Mapping[str, Any]:
-    """Return what ``api_table.yaml`` says."""
+    """Return the content of ``api_table.yaml``."""
     file = resources.files("msprobe.mindspore") / "api_table.yaml"
     found: Mapping[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     return found

@@ -37,7 +37,7 @@ class MsprobeStep(Callback):  # type: ignore[misc]  # MindSpore is untyped
         self.debugger.step()
 
 
-class MsprobeInitStep(Callback):  # type: ignore[misc]  # likewise
+class MsprobeInitStep(Callback):  # type: ignore[misc]  # Callback is untyped
     """Lets a training that is resumed count its steps on from where it stopped.
 
     Put it before `MsprobeStep`:
@@ -66,5 +66,5 @@ class MsprobeInitStep(Callback):  # type: ignore[misc]  # likewise
     @staticmethod
     def _take_over(steps: int) -> None:
         if steps > 0:
-            PrecisionDebugger.stop()  # what was begun for the model only
+            PrecisionDebugger.stop()  # began before the step number was known
             PrecisionDebugger.set_init_step(steps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank this process is."""
+"""The rank of this process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a tensor, reduced on its device, and what the host makes of them.
+"""Statistics of a tensor: reduced on its device, completed on the host.
 
 The meaning of the numbers: `msprobe.capture.statistics`. What a reduction of a device makes of NaN
 is nowhere said, so none is given to it: extremes and sums are taken of the finite elements, the
@@ -53,7 +53,7 @@ INTEGERS: Final = frozenset(
 number that is infinite or very large comes out wrong, on the CPU at least.
 """
 
-# Operators of long standing, that every device has. FloorDiv is none of them for 64-bit integers:
+# Old operators that every device has. FloorDiv is none of them for 64-bit integers:
 # on the CPU it goes through float64.
 _ALL: Final = ops.ReduceAll()
 _AND: Final = ops.BitwiseAnd()
@@ -104,7 +104,7 @@ class Constants:
 
 
 class Reduction(NamedTuple):
-    """What a device was asked for a tensor.
+    """Pending reductions of one tensor on its device.
 
     Attributes:
         columns: the numbers, one vector in the type of sums for each piece.

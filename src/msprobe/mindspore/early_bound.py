@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the modules that imported an API by name: ``from mindspore.ops import relu``.
 
-Such a name leads to the function itself, past the place where the wrapper stands; so it is
+Such a name leads to the function itself, past the place of the wrapper; so it is
 replaced, too. MindSpore's own modules call each other and stay as they are, except its layers and
 the modules that layers and scripts reach into, such as `mindspore.ops.functional` (``F``).
 """
@@ -27,7 +27,7 @@ _MAIN: Final = "__main__"
 
 
 class EarlyBound:
-    """Names of functions in modules that are no API; each module is searched once.
+    """Finds names of functions in modules that are no API; each module is searched once.
 
     The main module is searched every time: a notebook imports as it goes.
     """

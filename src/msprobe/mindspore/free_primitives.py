@@ -46,7 +46,7 @@ class FreePrimitives:
         self._session.undo.callback(self.remove)
 
     def remove(self) -> None:
-        """Give every class its own method back, unless somebody else has replaced it since."""
+        """Restore each class's method, except where other code has replaced it since."""
         while self._replaced:
             kind, made, before = self._replaced.pop()
             if kind.__dict__.get(_CALL) is made:

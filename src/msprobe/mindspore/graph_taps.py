@@ -39,7 +39,7 @@ def are_visible() -> bool:
 
 
 def edge_of(tensor: Any) -> Edge | None:
-    """Return where a tensor hangs in the graph, None when no gradient flows to it."""
+    """Return the graph edge of a tensor, None when no gradient flows to it."""
     if not tensor._requires_grad:
         return None
     node = tensor._grad_node
@@ -89,11 +89,11 @@ class _NodeTap(msgspec.Struct, eq=False):
     before: Sequence[tuple[Any, int]] = ()
 
     def arrives(self, grad_outputs: Sequence[Any]) -> None:
-        """Take what arrives at the node; called before it computes."""
+        """Take the gradients that arrive at the node; called before it computes."""
         quietly(self.session, "backward", self._before, grad_outputs)
 
     def after(self, grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:
-        """Take what the node computed."""
+        """Take the gradients that the node computed."""
         quietly(self.session, "backward", self._after, grad_inputs)
 
     def _before(self, grad_outputs: Sequence[Any]) -> None:
@@ -127,7 +127,7 @@ def _at(gradients: Sequence[Any], index: int) -> Any:
 def _spread(gradients: Sequence[Any], before: Sequence[tuple[Any, int]]) -> list[Any]:
     """Put the gradients of a node at their slots, None at the others.
 
-    The node of jitted code leaves out the gradients that nobody asked for. Order and shapes tell
+    The node of jitted code leaves out the gradients that were not asked for. Order and shapes tell
     where the others belong; what could belong to several slots is left out.
     """
     shapes = [
@@ -179,7 +179,7 @@ class Tapping:
         self._sources: dict[Edge, list[tuple[Any, int]]] = {}
 
     def attach(self, outputs: Sequence[Any]) -> None:
-        """Tap the outputs (a flat list; what is no tensor takes its place only)."""
+        """Tap the outputs (a flat list; items that are no tensors only keep their position)."""
         gradients = self._gradients
         gradients.outputs = len(outputs)
         begin = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run our own code at an event of the user's program; no exception of ours gets out."""
+"""Run msprobe's own code at events of the user's program; its exceptions are noted, not raised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
     """Do what `msprobe.capture.guard.Quietly` says.
 
-    What `action` does may read tensors and must not run operators: these would be recorded by the
+    `action` may read tensors and must not run operators: these would be recorded by the
     automatic differentiation of the user's program.
     """
     with session.lock:

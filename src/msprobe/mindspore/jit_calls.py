@@ -2,8 +2,8 @@
 """Calls of compiled code: recorded from outside, and left alone inside.
 
 While a function or cell under `mindspore.jit` is compiled, MindSpore parses the Python source. It
-must then find the original operators, not our wrappers, and no hook of ours. So what is installed
-steps aside for the whole call, and the call itself becomes a ``Jit.{name}`` record.
+must then find the original operators, and no wrappers or hooks of msprobe. So these are removed
+for the whole call, and the call itself becomes a ``Jit.{name}`` record.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_compiling() -> bool:
 
 
 def in_homes(name: str) -> Any:
-    """Return what MindSpore's module of compilation has under a name; None for nothing."""
+    """Return an attribute of MindSpore's module of compilation; None where it has none."""
     for home in _HOMES:
         try:
             found = getattr(import_module(home), name, None)

@@ -2,7 +2,7 @@
 """Level L2: MindSpore's own Dump of kernels, switched on, steered, and brought into shape.
 
 The settings are written and the variable set when the debugger is constructed, since the Dump reads
-them with the first graph. After each step, what it wrote is brought into shape: `normalising`.
+them with the first graph. After each step, its files are normalised: `normalising`.
 """
 
 from __future__ import annotations
@@ -139,27 +139,27 @@ class KernelRun:
             self._steps.pause()
 
     def step(self) -> None:
-        """End the step: bring what it left into shape, count on."""
+        """Normalise the files of the step, and go on to the next step."""
         self.stop()
         step = self.session.step_number
         if self._is_wanted:
             native_dump.wait_for_device()
             self._steps.end_step()
             if self._steps.is_available and self.config.wants_step(step):
-                self._unnoticed(self._folders_of(step), tuple(self._parts))
+                self._normalise_all(self._folders_of(step), tuple(self._parts))
         self._parts.clear()
         self.session.step()
 
     def _finish(self) -> None:
-        """Bring what is left into shape, when the run ends."""
+        """Normalise the remaining files, when the run ends."""
         self.stop()
         parts = tuple(self._parts) if self._steps.is_available else None
-        mine = [
+        remaining = [
             folder
             for folder in find_kernel_folders(self.config.dump_path)
             if folder.rank == self._rank and folder.directory not in self._done
         ]
-        self._unnoticed(mine, parts)
+        self._normalise_all(remaining, parts)
 
     def _folders_of(self, step: int) -> list[KernelFolder]:
         """Return the folders of a step, without a look at those of all others."""
@@ -168,10 +168,10 @@ class KernelRun:
             folder for path in sorted(net.glob(f"*/{step}")) for folder in find_kernel_folders(path)
         ]
 
-    def _unnoticed(
+    def _normalise_all(
         self, folders: Sequence[KernelFolder], parts: tuple[tuple[int, int], ...] | None
     ) -> None:
-        """Bring folders into shape; what goes wrong is noted, and the training goes on."""
+        """Normalise folders; errors are noted in the record, and the training goes on."""
         for folder in folders:
             try:
                 self._note(folder, normalise(folder, self._wanted(parts), self._code_of(folder)))
@@ -230,7 +230,7 @@ class _NoCustomApis:
         )
 
     def restore(self, owner: Any, attribute: str) -> None:
-        """Refuse likewise; nothing was registered.
+        """Refuse to restore a function: none was registered.
 
         Raises:
             UsageError: always.

@@ -29,14 +29,14 @@ def device_target() -> str:
 def has_run_graphs() -> bool:
     """Return whether a graph was compiled in this process, so that the Dump has begun without us.
 
-    What cannot be told counts as no.
+    False where this cannot be found out.
     """
     module: Any = import_module("mindspore.graph.api") if _has_graph_api() else mindspore.common.api
     return any(len(getattr(module, name, ())) > 0 for name in _CACHES)
 
 
 def _has_graph_api() -> bool:
-    return hasattr(mindspore, "graph")  # before, these functions stood in mindspore.common
+    return hasattr(mindspore, "graph")  # older versions have these functions in mindspore.common
 
 
 def set_variable(path: Path) -> Callable[[], None]:

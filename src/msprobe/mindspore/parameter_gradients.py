@@ -60,7 +60,7 @@ class ParameterGradients(ParameterWatch):
 
 
 def _arrived(passes: RecordedPasses, owner: ParameterOwner, gradient: Any) -> None:
-    """Record a gradient; return nothing, so that it stays what it is."""
+    """Record a gradient; return nothing, so that it is not changed."""
     quietly(owner.session, "parameter gradient", _take, passes, owner, gradient)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backward passes run through calls that were recorded.
+"""Recognise the backward passes that run through recorded calls.
 
 A hook on a parameter is told of every backward pass, also of one over a forward run that was not
 recorded. Hooks on the outputs of recorded calls tell them apart: they come before the gradients of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a constructed debugger consists of: session, adapter, observers."""
+"""The parts of a constructed debugger: session, adapter, observers."""
 
 from __future__ import annotations
 
@@ -128,10 +128,10 @@ class Run:
         self._parts_session.step_undo.callback(self._parts.end_step)
 
     def _session_of_graphs(self) -> Session:
-        """Return the session of cells in compiled parts: a half of the dump for itself.
+        """Return the session for cells in compiled parts, which writes its own half of the dump.
 
         Compiled parts know neither the order of calls nor where they were made, so their records
-        stand apart. Where a model has compiled cells, the other half has a folder, too.
+        are separate. Where a model has compiled cells, the other half has a folder, too.
         """
         config = replace(self.config, dump_path=self.config.dump_path / "graph", level=Level.L0)
         session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)

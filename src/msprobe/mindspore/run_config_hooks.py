@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `msprobe.config_check` watches in MindSpore: the calls of a net, seeds, and random calls.
+"""Hooks of `msprobe.config_check` in MindSpore: calls of a net, seeds, and random calls.
 
 Operators that draw random numbers are not replaced: MindSpore compiles a function from its source,
 and would not understand ours. The states of the generators tell what they drew.
@@ -84,4 +84,4 @@ class _MindSpore:
         return False  # `parts_of` refuses graph mode
 
     def unnoticed(self) -> AbstractContextManager[object]:
-        return nullcontext()  # reading a tensor shows nowhere
+        return nullcontext()  # reading a tensor has no side effect

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the frames of a call say about it: in an optimiser, a backward pass, MindSpore itself."""
+"""Traits of a call by its stack frames: in an optimiser, a backward pass, MindSpore itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def classify(codes: Sequence[CodeType]) -> Traits:
 def _in_backward(codes: Sequence[CodeType]) -> bool:
     """Return whether a backward pass runs the call: inside a `bprop`, or a hook on a gradient.
 
-    What is recomputed runs there as well, and is a part of the model.
+    Recomputed calls run there as well, and are a part of the model.
     """
     for code in codes:
         if code.co_filename == RECOMPUTE_FILE:

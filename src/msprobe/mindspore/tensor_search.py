@@ -13,4 +13,4 @@ tensors_in: Final = partial(tensor_search.tensors_in, mindspore.Tensor)
 """``tensors_in(args, kwargs, found)``: see `msprobe.capture.tensor_search`."""
 
 output_slots: Final = partial(tensor_search.output_slots, mindspore.Tensor)
-"""``output_slots(result)``: likewise."""
+"""``output_slots(result)``: see `msprobe.capture.tensor_search`."""

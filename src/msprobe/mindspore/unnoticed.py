@@ -41,7 +41,7 @@ class Unnoticed:
             executor.set_mixed_precision_type(_NO_PRECISION)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Make both what they were."""
+        """Undo both."""
         executor = api._pynative_executor
         # Some failures of operators empty the stack of precisions (MindSpore 2.10); to take one
         # more from it would end the process. They switch differentiation on, too, which gives them

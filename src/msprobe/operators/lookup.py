@@ -115,7 +115,7 @@ def _plain(api: str) -> str:
     """Return a function's name as it is looked up.
 
     ``__iadd__``, ``__radd__`` and ``add_`` are all ``add``; ``__rsub__`` stays apart from ``sub``,
-    whose arguments stand the other way round.
+    whose arguments are in the other order.
     """
     name = api.strip("_")
     if api.startswith("__") and (name in _IN_PLACE or name in _COMMUTING_REFLECTED):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How MindSpore's layers compute what is one function in PyTorch.
+"""MindSpore layers that compute in several calls what is one function in PyTorch.
 
 ``nn.Dense`` calls Reshape, MatMul, BiasAdd and Reshape; ``nn.Linear`` calls ``linear``.
 """

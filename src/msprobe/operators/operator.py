@@ -46,7 +46,7 @@ class Importance(StrEnum):
 
 
 class InPlace(StrEnum):
-    """What an operator that is called in place does to the memory of its first argument.
+    """Effect of an in-place operator on the memory of its first argument.
 
     All others read what they change.
     """
@@ -103,7 +103,7 @@ class Communication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """What is known of one operator.
+    """Facts about one operator.
 
     Attributes:
         name: as PyTorch calls it, without the underscores of in-place and private functions;

@@ -511,7 +511,7 @@ TABLE: Final = (
     ),
 )
 
-# What MindSpore's functions call arguments, where they stand elsewhere than in PyTorch.
+# Names of the arguments of MindSpore's functions whose positions differ from PyTorch's.
 MINDSPORE_ARGUMENTS: Final = {
     "gather": "input index dim",
     "tensor_scatter_elements": "input index src dim",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compiled into MindSpore's graphs so that cells hand over what they see, and who takes it.
+"""Code compiled into MindSpore's graphs that hands over the values of cells, and its receivers.
 
 `observer` puts it in and takes it out. Into a graph go `constructs` and `optimizers`, made of
 `forwards`, `gradients`, `delivery` and `walk`; from a running graph values come to `sink`, which

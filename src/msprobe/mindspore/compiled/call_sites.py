@@ -43,7 +43,7 @@ class CallSites:
             while outer is not None:
                 attribute = _attribute(inner, outer)
                 cell = self._cells[outer]
-                if not isinstance(cell, nn.CellList | nn.CellDict):  # which nobody calls
+                if not isinstance(cell, nn.CellList | nn.CellDict):  # never called
                     found += _site(_construct_of(type(cell)), attribute)
                     inner = outer
                 outer = self._enclosing.get(outer)

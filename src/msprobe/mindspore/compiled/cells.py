@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which methods MindSpore finds on a cell when it compiles it."""
+"""Replace methods of cells before MindSpore compiles them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ABSENT: Final = object()
 
 
 class CompiledCells:
-    """Cells one of whose methods is, for a while, another."""
+    """Cells with one method replaced for a while."""
 
     def __init__(
         self,

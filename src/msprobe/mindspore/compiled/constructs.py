@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cells that hand over what they see, compiled into the graph, forward and backward.
 
-A cell's `construct` stands in, on the object, for the original. (Hooks of the cell would not do:
+A `construct` set on the cell object replaces the original. (Hooks of the cell would not do:
 MindSpore drops them where a cell is reached through a list, as in `SequentialCell`.) Values are not
 changed. The result waits for what is handed over, the arguments as a rule do not: MindSpore might
 add up their gradients in another order.

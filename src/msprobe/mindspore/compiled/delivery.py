@@ -37,7 +37,7 @@ def delivery(code: Written, places: Sequence[Place], take: Take) -> str:
     Args:
         code: of the function that will make the call.
         places: the tensors.
-        take: is handed them, while somebody records.
+        take: called with them while recording.
     """
     arguments = [_sendable(code, place) for place in places]
     operator = _operator([place.leaf for place in places], take)

@@ -31,7 +31,7 @@ class CompileFallback:
 
         Args:
             runs: is told before each call of compiled code, compiled already or not.
-            take_out: removes what is ours; returns whether there was anything.
+            take_out: removes msprobe's additions; returns whether there were any.
             was_ours: is told an error that did not come again without it.
         """
         self._runs = runs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the calls of cells in compiled graphs receive and return, and how a graph hands it over.
+"""Inputs and outputs of cell calls in compiled graphs, and how a graph hands them over.
 
 How arguments and results are built is known while the graph is compiled; the running graph gives
 their tensors. A call hands over all of them when it ends, except those that it may change itself:

@@ -53,7 +53,7 @@ def reader(cell: str, side: str, number: int, leaf: Leaf) -> ops.InsertGradientO
         cell: the cell's name.
         side: `ARGUMENTS` or `RESULT`.
         number: the leaf's, in these.
-        leaf: what is known of it; None is returned where it can have no gradient.
+        leaf: its kind, dtype and shape; None is returned where it can have no gradient.
     """
     if leaf.dtype not in _DIFFERENTIABLE:
         return None

@@ -181,7 +181,7 @@ class GraphObserver:
             sink.receive(self._records)
 
     def end_step(self) -> None:
-        """Write what is open, and let nothing through any more."""
+        """Write the open records, and ignore further values."""
         self.take_out()
         if self._records is not None:
             sink.receive(None)

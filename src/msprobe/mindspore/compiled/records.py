@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a compiled graph hands over to records, as the dynamic graph makes them.
+"""Turn values from a compiled graph into records like those of the dynamic graph.
 
 A graph tells when a call is over, not when it begins, and knows no call stack. So a record's parent
 is the cell that encloses it by name. Which call of a cell a gradient belongs to follows from the
@@ -48,11 +48,11 @@ _Kind = tuple[np.dtype[Any], tuple[int, ...]]
 
 @dataclass(slots=True)
 class _Places:
-    """Where the tensors of a call's arguments, or of its result, stand in the backward record.
+    """Positions in the backward record of the tensors of a call's arguments or result.
 
     Attributes:
         by_leaf: the position of each tensor, by the number that a graph counts it with.
-        kinds: dtype and shape of each tensor, likewise.
+        kinds: dtype and shape of each tensor, by the same number.
         slots: how many places a result has.
     """
 
@@ -139,7 +139,7 @@ class GraphRecords:
             around: path of the cell that all of these are in, as `scope` was taken to lie in it.
             after_stop: whether a step's calls are handed over when recording has stopped already.
             begin: starts the session if this is wanted now; called when there is something to
-                record. None where somebody else starts it.
+                record. None where the caller starts it.
         """
         self.callers: tuple[str, ...] = ()
         self._begin = begin
@@ -152,7 +152,7 @@ class GraphRecords:
             id(parameter): (parameter, owner)
             for parameter, owner in owners_of(session, names, trained_parameters)
         }
-        # Nobody calls a container: its items are called by the cell around it.
+        # A container is never called: its items are called by the cell around it.
         containers = nn.CellList | nn.CellDict
         called = [name for name, one in self._cells.items() if not isinstance(one, containers)]
         self._enclosing = _enclosing_names(called)

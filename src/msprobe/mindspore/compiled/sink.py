@@ -44,7 +44,7 @@ class GraphEvents(Protocol):
         """
 
     def forward(self, call: GraphCall) -> None:
-        """Take what a cell's call received and returned."""
+        """Take the inputs and outputs of a cell's call."""
 
     def gradient(self, cell: str, side: str, leaf: int, gradient: GraphValue) -> None:
         """Take a gradient that crosses the boundary of a cell's call.
@@ -65,7 +65,7 @@ Take = Callable[[GraphEvents, list[GraphValue]], None]
 
 
 class _Receiver:
-    """Who receives the events; None while nothing is recorded."""
+    """The receiver of the events; None while nothing is recorded."""
 
     __slots__ = ("current",)
 
@@ -77,10 +77,10 @@ _receiver = _Receiver()
 
 
 def receive(events: GraphEvents | None) -> None:
-    """Let `events` receive what graphs hand over from now on; None for nobody."""
+    """Let `events` receive what graphs hand over from now on; None for no receiver."""
     _receiver.current = events
 
 
 def receiver() -> GraphEvents | None:
-    """Return who receives what is handed over."""
+    """Return the receiver of the values that graphs hand over, None while nothing is recorded."""
     return _receiver.current

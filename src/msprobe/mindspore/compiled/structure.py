@@ -27,7 +27,7 @@ _alive: Final[list[Callable[..., Any]]] = []
 
 
 class Kind(StrEnum):
-    """What is known of a value that is not nested."""
+    """Kind of a value that is not nested."""
 
     TENSOR = "tensor"
     EMPTY = "empty tensor"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 class Nesting(StrEnum):
-    """What holds other values."""
+    """Kind of a container of values."""
 
     TUPLE = "tuple"
     LIST = "list"
@@ -48,7 +48,7 @@ class Leaf:
     """A value that is not nested.
 
     Attributes:
-        kind: what is known of it. A tensor whose shape is not known before it runs is `OTHER`.
+        kind: its kind. A tensor whose shape is not known before it runs is `OTHER`.
         dtype: of a tensor, as MindSpore's type.
         shape: of a tensor.
         value: of a constant: None, or a bool, number or text.
@@ -65,7 +65,7 @@ class Branch:
     """A value that holds others.
 
     Attributes:
-        nesting: what it is.
+        nesting: the kind of container.
         parts: the values in it.
         keys: under which a dict has them.
     """
@@ -92,7 +92,7 @@ class Place(NamedTuple):
 
     Attributes:
         number: of the leaf.
-        leaf: what is known of it.
+        leaf: its kind, dtype and shape.
         code: gives the tensor.
     """
 
@@ -148,7 +148,7 @@ def rewritten(structure: Structure, code: str, change: Callable[[Place], str]) -
 
 
 def rebuilt(structure: Structure, values: Iterator[Any], empty: Callable[[Leaf], Any]) -> Any:
-    """Return a value as it was in the graph; None for what is not known.
+    """Return a value as it was in the graph, with None for unknown parts.
 
     Args:
         structure: how it was built.
@@ -200,7 +200,7 @@ class Written:
         return f"{self.constant(function)}({', '.join(arguments)})"
 
     def let(self, name: str, code: str) -> str:
-        """Name what the code gives; return the name."""
+        """Assign the value of `code` to a new name; return the name."""
         self._lines.append(f"{name} = {code}")
         return name
 
@@ -236,7 +236,7 @@ class Look(PrimitiveWithInfer):  # type: ignore[misc]  # MindSpore is untyped
         self.add_prim_attr("constexpr_prim", True)
 
     def __infer__(self, *values: dict[str, Any]) -> dict[str, Any]:
-        """Return what the function gives for what MindSpore knows of the values."""
+        """Return the function's result for the compile-time knowledge of the values."""
         seen = [_seen(one["shape"], one["dtype"], one["value"]) for one in values]
         return {"shape": None, "dtype": None, "value": self._function(*seen)}
 

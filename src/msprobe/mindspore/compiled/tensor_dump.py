@@ -53,7 +53,7 @@ _FILE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """One file of the runtime: where the value stood, and the order it was written in."""
+    """One file of the runtime: the place of its value, and its number in the order of writing."""
 
     path: Path
     index: int
@@ -82,7 +82,7 @@ class TensorDumpFiles:
         return MethodType(construct, cell)
 
     def end_step(self, events: GraphEvents | None) -> None:
-        """Hand the values of the step to `events`, None for nobody, and remove their files."""
+        """Hand the values of the step to `events`, if any, and remove their files."""
         mindspore.runtime.synchronize()
         ops.TensorDump()(_NEXT_STEP, Tensor(np.zeros(1, np.float32)))
         found = self._wait_for_files()

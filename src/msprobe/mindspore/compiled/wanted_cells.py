@@ -20,7 +20,7 @@ def wanted_cells(cells: Iterable[Named], selection: Selection) -> tuple[list[Nam
 
     Args:
         cells: all cells with their names.
-        selection: what is kept.
+        selection: the cells and APIs to keep.
 
     Returns:
         Between two calls inside one cell only cells inside it are called, so the others are left
