@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to keep of a run: select, name, number, summarise, remember. Knows no framework.
+"""The framework-neutral part of recording: selects, names, numbers and summarises calls.
 
 Entry point: `Session` in ``session.py``, the one mutable object of a run; an adapter (the
 ``Adapter`` protocol in ``adapter.py``) feeds `Recorder` with calls and `GradientBook` with

@@ -11,7 +11,7 @@
  *   use_isa(name)    choose the instruction set (tests); returns the names of those that work here
  *   KINDS            element type name -> kind
  *
- * What the numbers mean (NaN, infinities, empty, exactness) stands in capture/statistics.py.
+ * The meaning of the numbers (NaN, infinities, empty, exactness): capture/statistics.py.
  * Nothing here checks the address: the caller vouches for it.
  */
 #define PY_SSIZE_T_CLEAN
@@ -340,7 +340,7 @@ static void walk(const struct layout *layout, size_t block_bytes, visit_fn visit
         visit_strided(layout, block_bytes, visit, state);
 }
 
-/* ---- what is done with each block ----------------------------------------------------------- */
+/* ---- processing of each block --------------------------------------------------------------- */
 
 struct reduction {
     const struct kind *kind;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The account of a step: what was kept, what was not and why, and what it cost."""
+"""The account of a step: records kept, records left out and why, and the cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msprobe.dump.records import JsonTree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What reached the disk.
+    """Counts of what was written to disk.
 
     Attributes:
         size_bytes: bytes of JSON and tensor files.
@@ -51,7 +51,7 @@ class Account:
     spent_s: float = 0.0
 
     def note(self, text: str) -> None:
-        """Add a fact; saying it again changes nothing."""
+        """Add a fact; adding it twice changes nothing."""
         self.notes[text] = None
 
     def close(self, *, saw_calls: bool) -> None:
@@ -122,7 +122,7 @@ class Step:
         self.begin(0)
 
     def begin(self, number: int) -> None:
-        """Make it another step."""
+        """Begin another step."""
         self.number = number
         self.account = Account(number)
         self.next_order: Callable[[], int] = itertools.count().__next__

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a framework adapter must offer to the capture core.
+"""`Adapter`: the interface between the capture core and a framework.
 
-An adapter translates: it knows what a tensor is, how to summarise it on its device and how to put
-a copy of it aside. It holds no policy: what is kept, how it is named and where it goes is decided
-in this room.
+An adapter translates: it recognises tensors, summarises them on their device and copies
+them. It holds no policy: this room decides which values are kept, their names and their
+files.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class Adapter(Protocol):
         """
 
     def private_copy(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a gradient that nobody else sees."""
+        """Return a copy of a gradient that the user's program cannot reach."""
 
     def add(self, total: Tensor, share: Tensor) -> Tensor:
         """Return the sum of a private copy and a further share; may reuse the former."""
 
     def prepare(self) -> None:
-        """Do what must be done before calls are recorded; `start` comes here every time."""
+        """Prepare for the recording of calls; every `start` calls this."""
 
     def wait_for_graphs(self) -> None:
         """Return when compiled graphs that the program has launched have handed over their values.
@@ -99,7 +99,7 @@ class Adapter(Protocol):
         """
 
     def unnoticed(self) -> AbstractContextManager[object]:
-        """Return a context in which the user's program notices nothing of what we compute.
+        """Return a context in which our computations have no effect on the user's program.
 
         Events come in such a context already; `stop` and `step` do not.
         """
@@ -113,7 +113,7 @@ class Adapter(Protocol):
         """
 
     def classify_stack(self, codes: Sequence[CodeType]) -> Traits:
-        """Say what the frames of a call (innermost first) mean for it."""
+        """Return the traits of a call that follow from its frames (innermost first)."""
 
     def is_machinery(self, code: CodeType) -> bool:
         """Return whether call stacks leave out frames of this code of the framework's."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The summary of a NumPy array, for adapters whose tensors lie in host memory.
 
-What the numbers mean stands in `msprobe.capture.statistics`. With the C kernels one pass over the
+The meaning of the numbers: `msprobe.capture.statistics`. With the C kernels one pass over the
 memory gives all of them; without, NumPy does, in float64.
 """
 
@@ -33,7 +33,7 @@ def _native_kind(dtype: np.dtype[Any]) -> int | None:
 
 
 def summarise_by_numpy(array: NDArray[Any]) -> Summary:
-    """Do what `summarise_array` does without the C kernels."""
+    """Same as `summarise_array`, without the C kernels."""
     if array.size == 0:
         return Summary()
     kind = array.dtype.kind

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients of one call: what is expected of them, and what one backward pass has delivered.
+"""The gradients of one call: those expected, and those that one backward pass has delivered.
 
 Each backward pass over a call (a retained graph, a double backward) is one of its own.
 """
@@ -45,7 +45,7 @@ def _grow(layout: Layout, path: tuple[int | str, ...]) -> Layout:
 
 
 class Gradients(msgspec.Struct, gc=False, eq=False):
-    """What is expected from the backward of one call.
+    """The gradients expected from the backward of one call.
 
     It lives as long as the graph does, like `Call`; its passes are let go when they are written.
 
@@ -111,7 +111,7 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
         return self._pass
 
     def close_pass(self, done: BackwardPass) -> None:
-        """Let go of a record that was handed on; its later gradients are dropped."""
+        """Release a record that was handed on; its later gradients are dropped."""
         if self._pass is done:
             self._pass = CLOSED
             return

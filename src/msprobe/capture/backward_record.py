@@ -46,7 +46,7 @@ def _copy(layout: Layout) -> Layout:
 
 
 def place(parts: JsonTree, side: str, position: Position, value: JsonTree) -> None:
-    """Put a described gradient where its tensor stood in the call."""
+    """Put a described gradient at the position of its tensor in the call."""
     if type(position) is int:
         parts[side][position] = value
         return
@@ -61,7 +61,7 @@ def place(parts: JsonTree, side: str, position: Position, value: JsonTree) -> No
 
 
 def write_remarks(draft: Draft, gradients: Gradients) -> None:
-    """Say in the record why a gradient is missing, or what else it includes."""
+    """Note in the record why a gradient is missing, or which other gradients it includes."""
     parts = draft.parts
     for side, position, text, only_null in gradients.remarks or ():
         if side not in parts:
@@ -71,7 +71,7 @@ def write_remarks(draft: Draft, gradients: Gradients) -> None:
             if not only_null:
                 entry.note = text
         elif isinstance(entry, TensorRecord | Raw):
-            if not only_null:  # a copy: the description may stand in other records too
+            if not only_null:  # a copy: other records may share the description
                 place(parts, side, position, with_note(entry, text))
         else:
             parts.setdefault("remarks", {})[gradient_path(side, position)] = text

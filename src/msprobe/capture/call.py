@@ -54,7 +54,7 @@ class Draft:
         self.name = name
         self.suffix = suffix
         self.stem = name
-        # A dict of parts; a value that the user saved stands here as it was described.
+        # A dict of parts; for a value that the user saved, its description.
         self.parts: JsonTree = {}
         self.order = order
         self.files = files
@@ -76,7 +76,7 @@ class Draft:
         return name
 
     def add_details(self, record: TensorRecord, summary: Summary) -> None:
-        """Note in `record`, and for the whole record, what is not finite in a finished summary."""
+        """Note NaN and infinities of a finished summary in `record`, and for the whole record."""
         found = summary.nonfinite
         if found is not None:
             self.nonfinite = self.overflow = True

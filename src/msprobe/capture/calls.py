@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Number calls, decide what is selected of them, and tell the sinks.
+"""Number calls, select those to keep, and pass them to the sinks.
 
 This is the hot path: it runs on the training thread, for every call. Everything that can be done
 once (names of APIs, formatting of stacks, filters) is done elsewhere.
@@ -27,12 +27,12 @@ from msprobe.dump.records import JsonTree
 
 
 class Calls:
-    """The calls of one step at a time: what observes them speaks to this.
+    """The calls of one step at a time; observers of a framework report to it.
 
     Attributes:
         step: the step they belong to.
-        selection: what is kept of them.
-        sink: is told of them, and of gradients.
+        selection: the calls to keep.
+        sink: receives them, and their gradients.
         modules: the module calls that are open now, outermost first.
         close_lost: ends the open modules that a call with this stack is not made in.
         inputs: see `CallSink.inputs`.
@@ -45,8 +45,8 @@ class Calls:
 
         Args:
             step: the step of the run.
-            selection: what is kept.
-            sink: is told of the calls; there may be more later (`add`).
+            selection: the calls to keep.
+            sink: receives the calls; there may be more later (`add`).
         """
         self.step = step
         self.selection = selection
@@ -63,12 +63,12 @@ class Calls:
     # -- sinks ---------------------------------------------------------------------------------
 
     def add(self, sink: CallSink) -> None:
-        """Tell a further sink from now on."""
+        """Add a sink, which receives the events from now on."""
         self._sinks = (*self._sinks, sink)
         self._tell(several(self._sinks))
 
     def remove(self, sink: CallSink) -> None:
-        """Tell a sink that was added no more."""
+        """Remove a sink that was added."""
         self._sinks = tuple(one for one in self._sinks if one is not sink)
         self._tell(self._sinks[0] if len(self._sinks) == 1 else several(self._sinks))
 

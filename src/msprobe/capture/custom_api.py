@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that the user registers to be recorded, whatever they are made of.
+"""Functions of any kind that the user registers to be recorded.
 
 A registered function is replaced where it is looked up, by an object that looks and pickles like
 it. It is recorded while capturing, as one call: what it calls inside makes no records.
@@ -22,7 +22,7 @@ _ABSENT: Final = object()
 
 
 class HiddenCalls(Protocol):
-    """Records calls that the framework does not announce."""
+    """Records calls that the framework has no hook for."""
 
     def is_on(self) -> bool:
         """Return whether a call made here and now, in this thread, is to be recorded."""
@@ -90,7 +90,7 @@ class CustomApis:
             undo: closed when the run ends; everything still registered is restored then.
         """
         self._calls = calls
-        # (owner, attribute, what stands there now, what stood there before or _ABSENT)
+        # (owner, attribute, its value now, its value before or _ABSENT)
         self._registered: list[tuple[Any, str, Any, Any]] = []
         undo.callback(self.restore_all)
 
@@ -142,7 +142,7 @@ class CustomApis:
 
 def _put_back(owner: Any, attribute: str, recorded: Any, before: Any) -> None:
     if getattr(owner, "__dict__", {}).get(attribute) is not recorded:
-        return  # somebody else has replaced it since
+        return  # other code has replaced it since
     if before is _ABSENT:
         delattr(owner, attribute)
     else:

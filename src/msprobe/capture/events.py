@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of a run, and what may listen to them.
+"""The events of a run, and the interface of their receivers.
 
-What observes a framework (hooks of modules, function modes, edges of the autograd graph) tells
-`Calls` and `BackwardPasses` what happens. These number the calls, decide what is selected, and tell
-their sink. A recording is a sink; whatever else wants to look at a run is a further one.
+The observers of a framework (hooks of modules, function modes, edges of the autograd graph) report
+to `Calls` and `BackwardPasses`. These number the calls, select those to keep, and tell their sink.
+A recording is a sink; other consumers of a run are further ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CallSink:
-    """Is told of calls and gradients, in the order in which they happen.
+    """Receives calls and gradients, in the order in which they happen.
 
     Every method runs where the event happens, on the thread of the user's program: tensors are as
     the call sees them, and may be overwritten afterwards. They may only be read. An exception is
@@ -44,7 +44,7 @@ class CallSink:
     def inputs(
         self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found
     ) -> bool:
-        """Take what a call received, before it runs (an in-place call changes it).
+        """Take the inputs of a call, before it runs (an in-place call changes them).
 
         Returns:
             Whether each tensor among the arguments was appended to `found` with its position. Only
@@ -53,13 +53,13 @@ class CallSink:
         return False
 
     def fact(self, call: Call, name: str, value: JsonTree) -> None:
-        """Take a fact about a call: a part of its record as it stands."""
+        """Take a fact about a call: a part of its record that is written unchanged."""
 
     def part(self, call: Call, name: str, values: Mapping[str, Any]) -> None:
         """Take further values of a call, such as a module's own parameters."""
 
     def outputs(self, call: Call, output: Any) -> None:
-        """Take what a call returned."""
+        """Take the outputs of a call."""
 
     def end(self, call: Call) -> None:
         """Note that a call returned and everything about it is known."""

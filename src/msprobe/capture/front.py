@@ -27,7 +27,7 @@ lock: Final = threading.RLock()
 
 
 class CustomApiRegistry(Protocol):
-    """What replaces functions that the user registers."""
+    """Replaces functions that the user registers."""
 
     def register(self, owner: Any, attribute: str, prefix: str | None) -> None:
         """Record calls of ``owner.attribute`` from now on."""
@@ -37,7 +37,7 @@ class CustomApiRegistry(Protocol):
 
 
 class RunParts(Protocol):
-    """What a constructed debugger consists of, as far as this module is concerned."""
+    """The parts of a constructed debugger that this module uses."""
 
     @property
     def session(self) -> Session:
@@ -121,7 +121,7 @@ class DebuggerFront:
         model: int | None = None,
         **settings: Any,
     ) -> None:
-        """Become the debugger of the process; if there is one, warn of what it will not be told.
+        """Become the debugger of the process; if there is one, warn of the settings it ignores.
 
         Args:
             make_run: makes the parts.
@@ -239,7 +239,7 @@ class DebuggerFront:
 
     @classmethod
     def monitor(cls, watched: Any) -> None:
-        """Refuse what belongs to task ``grad_probe`` of mindstudio-probe, which msprobe lacks.
+        """Refuse task ``grad_probe`` of mindstudio-probe, which msprobe lacks.
 
         Raises:
             UnsupportedError: always; the message says how to record gradients.
@@ -250,7 +250,7 @@ class DebuggerFront:
     def stop(cls) -> None:
         """End recording and bring the JSON files up to date.
 
-        Gradients of what ran before are still recorded until `step`, so `stop` may stand before or
+        Gradients of earlier calls are still recorded until `step`, so `stop` may come before or
         after the backward pass.
         """
         with lock:
@@ -258,12 +258,12 @@ class DebuggerFront:
 
     @classmethod
     def forward_backward_dump_end(cls) -> None:
-        """End the recorded part of a step, as `stop` does; may stand before the backward pass."""
+        """End the recorded part of a step, as `stop` does; may come before the backward pass."""
         cls.stop()
 
     @classmethod
     def step(cls) -> None:
-        """End the step: write everything, log its account, count on."""
+        """End the step: write everything, log its account, and go on to the next."""
         with lock:
             cls._place.called.add("step")
             cls._running().step()
@@ -314,7 +314,7 @@ class DebuggerFront:
 
 
 def _warn_of_missing_calls(place: Place) -> None:
-    """Say at exit what a program forgot to call; forked children are not programs."""
+    """Warn at exit of methods that the program never called, except in forked children."""
     run: RunParts | None = place.run
     if run is None or run.session is not current_session() or run.session.finished:
         return

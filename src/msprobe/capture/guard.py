@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rooms of the frameworks offer to run our own code at an event of the user's program."""
+"""`Quietly`: the type of functions that run msprobe's own code at events of the user's program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Quietly(Protocol):
-    """Runs our code so that the user's program does not notice; no exception of ours gets out."""
+    """Runs msprobe's code without effect on the user's program; its exceptions are noted."""
 
     def __call__(
         self, session: Session, where: str, action: Callable[..., T], *args: Any
@@ -22,7 +22,7 @@ class Quietly(Protocol):
         Args:
             session: takes note of errors. Its lock is held meanwhile, as hooks of one backward
                 pass may run in several threads.
-            where: what was being done, for the error log.
-            action: our own code; never the user's.
+            where: the activity, for the error log.
+            action: msprobe's own code; never the user's.
             args: passed on.
         """

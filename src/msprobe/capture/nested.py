@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Go through nested arguments: the one walk for describing, saving and searching them.
+"""Walk through nested arguments, to describe, save or search them.
 
 - Only containers whose content lies open are entered: lists, tuples and dicts (of any class, read
   with the methods of the base class), named tuples, dataclasses, `UserDict`. Reading others would
@@ -53,23 +53,23 @@ class Walk(ABC):
 
     @abstractmethod
     def tensor(self, tensor: Any, place: Place, path: str) -> JsonTree:
-        """Take a tensor; return what stands for it."""
+        """Take a tensor; return the value that replaces it."""
 
     @abstractmethod
     def scalar(self, value: Any) -> JsonTree:
-        """Take a value of one of the types `SCALARS`; return what stands for it."""
+        """Take a value of one of the types `SCALARS`; return the value that replaces it."""
 
     @abstractmethod
     def leaf(self, value: Any, place: Place, path: str) -> JsonTree:
-        """Take any other value that is no container; return what stands for it."""
+        """Take any other value that is no container; return the value that replaces it."""
 
     def value(self, value: Any, place: Place, path: str) -> JsonTree:
         """Go through a value of any kind.
 
         Args:
             value: the value; it is only read.
-            place: where it stands.
-            path: the part of file names that stands for it.
+            place: its position in the call.
+            path: its part of file names.
         """
         found = self._value(value, place, path)
         return _omitted([value]) if found is _LEFT_OUT else found
@@ -272,9 +272,9 @@ def key_texts(keys: Sequence[Any]) -> list[str]:
 
 
 def _file_parts(keys: Sequence[str]) -> Sequence[str]:
-    """Return what stands for each key in file names.
+    """Return the part of file names for each key.
 
-    It is the key, but where "a.b" stands beside "a" it could also mean what is at "b" inside "a".
+    It is the key, but where "a.b" is beside "a" it could also mean the value at "b" inside "a".
     """
     dotted = [key for key in keys if "." in key]
     if not dotted:

@@ -25,7 +25,7 @@ Owner = tuple[Any, int]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the frames around a call say.
+    """Facts about a call from the frames around it.
 
     Attributes:
         entered: the regions that were entered since the innermost recomputation began.

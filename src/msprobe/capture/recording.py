@@ -35,7 +35,7 @@ _UNFINISHED_FOR_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a recording works with.
+    """The objects that a recording uses.
 
     Attributes:
         step: the step of the run.
@@ -86,8 +86,8 @@ class Recording(CallSink):
         self._submit = around.submit
         self._failed = around.failed
         self._dump: RankDump | None = None
-        self._said_stacks: set[int] = set()
-        self._said_owners: set[str] = set()
+        self._written_stacks: set[int] = set()
+        self._written_owners: set[str] = set()
         self._deferred: list[Draft] = []
         self._reruns: dict[str, Rerun] = {}
         self._open_passes: dict[BackwardPass, None] = {}
@@ -97,8 +97,8 @@ class Recording(CallSink):
     def use(self, dump: RankDump | None) -> None:
         """Write to `dump` from now on."""
         self._dump = dump
-        self._said_stacks.clear()
-        self._said_owners.clear()
+        self._written_stacks.clear()
+        self._written_owners.clear()
 
     def next_step(self) -> None:
         """Forget everything that belongs to the step so far."""
@@ -148,14 +148,14 @@ class Recording(CallSink):
         dump = self._dump
         if dump is None:
             return
-        if stack.index not in self._said_stacks:
-            self._said_stacks.add(stack.index)
+        if stack.index not in self._written_stacks:
+            self._written_stacks.add(stack.index)
             dump.put_frames(stack.index, stack.frames)
         if not (self._keeps_construct or call.draft is not None):
             return
         owner = stack.traits.owner
-        if owner is not None and call.parent == owner and owner not in self._said_owners:
-            self._said_owners.add(owner)
+        if owner is not None and call.parent == owner and owner not in self._written_owners:
+            self._written_owners.add(owner)
             dump.put_call(owner, call.call_order, None, None)
         dump.put_call(
             call.forward_name,
@@ -167,7 +167,7 @@ class Recording(CallSink):
     def inputs(
         self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found
     ) -> bool:
-        """Describe what the call received."""
+        """Describe the inputs of the call."""
         draft = call.draft
         if draft is None or not call.keeps_inputs:
             return False
@@ -177,7 +177,7 @@ class Recording(CallSink):
         return True
 
     def outputs(self, call: Call, output: Any) -> None:
-        """Describe what the call returned."""
+        """Describe the outputs of the call."""
         draft = call.draft
         if draft is not None and call.keeps_outputs:
             draft.parts["output"] = self._describer.outputs(draft, output)
@@ -192,7 +192,7 @@ class Recording(CallSink):
             }
 
     def fact(self, call: Call, name: str, value: JsonTree) -> None:
-        """Put a fact into the record as it stands."""
+        """Put a fact into the record unchanged."""
         if call.draft is not None:
             call.draft.parts[name] = value
 
@@ -206,14 +206,14 @@ class Recording(CallSink):
         self.finish(draft)
 
     def raised(self, call: Call, error: str) -> None:
-        """Hand on what is known of a call that raised."""
+        """Hand on the record, as far as it is known, of a call that raised."""
         draft, call.draft = call.draft, None
         if draft is not None and draft.parts and call.keeps_forward:
             draft.parts["raised"] = error
             self.finish(draft)
 
     def place(self, name: str, order: int, parent: str | None, stack: int | None) -> None:
-        """Replace what the tree of calls says about a record."""
+        """Replace the entry of a record in the tree of calls."""
         if self._keeps_construct and self._dump is not None:
             self._dump.put_call(name, order, parent, stack)
 
@@ -280,7 +280,7 @@ class Recording(CallSink):
             self.finish(draft)
 
     def _write_unfinished(self) -> None:
-        """Write passes that are open as they stand, if that was not done for a while."""
+        """Write open passes in their present state, if that was not done for a while."""
         now = time.monotonic()
         if now - self._last_write < _UNFINISHED_FOR_S:
             return
@@ -345,7 +345,7 @@ class Recording(CallSink):
             for draft in drafts:
                 try:
                     self._adapter.fill(draft)
-                except Exception as error:  # noqa: BLE001 - likewise
+                except Exception as error:  # noqa: BLE001 - logged, and training goes on
                     self._failed("statistics from the device", error)
                 draft.waiting = None
                 self._write(draft, dump)
@@ -393,4 +393,4 @@ class OverflowRecording(Recording):
         return self._check.keeps(draft)
 
     def write_interim(self, draft: Draft) -> None:
-        """Write nothing: what is not complete is not judged."""
+        """Write nothing: incomplete records are not judged."""

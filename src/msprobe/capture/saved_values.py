@@ -26,7 +26,7 @@ from msprobe.log import warn_once
 
 logger = logging.getLogger(__name__)
 
-# What cannot stand in a file name; the record's name must say the same as its files.
+# Characters that a file name cannot have; a record and its files have the same name.
 _UNSAFE: Final = re.compile("[/\\\\\x00-\x1f\x7f\ud800-\udfff]|\\.(?=\\.)|^\\.")
 
 
@@ -36,7 +36,7 @@ class GradientSlot:
     __slots__ = ("_path", "_place", "_record", "is_filled", "tensor")
 
     def __init__(self, record: _GradientRecord, place: Place, path: str, tensor: Any) -> None:
-        """Make the slot for `tensor`, which stood at `place` and has `path` in file names."""
+        """Make the slot for `tensor`, which is at `place` and has `path` in file names."""
         self._record = record
         self._place = place
         self._path = path
@@ -45,7 +45,7 @@ class GradientSlot:
         self.is_filled = False
 
     def take(self, gradient: Any) -> None:
-        """Describe the gradient now, and put it where the tensor stood."""
+        """Describe the gradient now, and put it at the tensor's place."""
         if not self.is_filled:
             self.is_filled = True
             self._record.take(self._place, self._path, gradient)
@@ -80,7 +80,7 @@ class _GradientRecord:
 
 
 class _SavedValue(Description):
-    """The walk through a saved value: notes where its tensors stand, and what cannot be saved."""
+    """The walk through a saved value: notes the places of tensors, and values it cannot save."""
 
     __slots__ = ("tensors", "unsupported")
 
@@ -99,9 +99,9 @@ class _SavedValue(Description):
 
 
 class SavedValues:
-    """Names, counts and records what the user saves in a step."""
+    """Names, counts and records the values that the user saves in a step."""
 
-    __slots__ = ("_adapter", "_next", "_open", "_recording", "_said", "_step", "_used")
+    __slots__ = ("_adapter", "_next", "_open", "_recording", "_step", "_used", "_warned")
 
     def __init__(self, recording: Recording, step: Step, adapter: Adapter) -> None:
         """Create it for the records of `recording`."""
@@ -111,7 +111,7 @@ class SavedValues:
         self._next: dict[str, int] = {}
         self._used: set[str] = set()
         self._open: dict[_GradientRecord, None] = {}
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def save(self, value: Any, name: str, *, with_gradients: bool) -> list[GradientSlot]:
         """Record a value.
@@ -188,8 +188,8 @@ class SavedValues:
         return stem, gradient_stem
 
     def _warn_of_unsupported(self, name: str, kinds: list[str]) -> None:
-        if kinds and name not in self._said:
-            self._said.add(name)
+        if kinds and name not in self._warned:
+            self._warned.add(name)
             logger.warning("save(%r): %s cannot be saved and is null", name, ", ".join(kinds))
 
 
@@ -220,5 +220,5 @@ def _without_values(described: JsonTree) -> JsonTree:
 
 
 def _safe(name: str) -> str:
-    """Return the name without what cannot stand in a file name."""
+    """Return the name without characters that a file name cannot have."""
     return _UNSAFE.sub("_", name) or "_"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Level debug: record what the user hands to `PrecisionDebugger.save`, and wait for gradients."""
+"""Level debug: record values given to `PrecisionDebugger.save`, and wait for gradients."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def save_value(
         session: the run.
         variable: a tensor, a number, a text, or a nested structure of these; only read.
         name: the user's name for it; anything but a str gets a warning and is skipped.
-        save_backward: whether its gradients are recorded; anything but a bool likewise.
-        quietly: runs our code.
+        save_backward: whether its gradients are recorded; anything but a bool too.
+        quietly: runs msprobe's own code.
         watch: has a tensor call the hook with its gradient; returns how to end that, or None for a
             tensor that gets none.
     """

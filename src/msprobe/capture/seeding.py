@@ -30,7 +30,7 @@ def check_arguments(seed: Any, **switches: Any) -> None:
 
 
 def seed_python_and_numpy(seed: int) -> None:
-    """Seed what is drawn outside the framework; hashes only in processes started from here."""
+    """Seed random numbers outside the framework; hashes only in processes started from here."""
     os.environ["PYTHONHASHSEED"] = str(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - the generator that users' scripts share

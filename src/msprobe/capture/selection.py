@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which calls are kept: `list`, `scope`, `black_list` and `data_mode` of the active task.
 
-Pure bookkeeping over record names; the only state is whether execution stands inside the scope.
+Pure bookkeeping over record names; the only state is whether execution is inside the scope.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Scope:
 
     @property
     def inside(self) -> bool:
-        """Whether execution stands in the range."""
+        """Whether execution is in the range."""
         return self._inside
 
     def reset(self) -> None:
@@ -71,7 +71,7 @@ class Scope:
 
 
 class Selection:
-    """Answers, per call, what to keep of it.
+    """Decides which parts of a call to keep.
 
     Attributes:
         everything: True when no filter is set, which callers use as a short cut.

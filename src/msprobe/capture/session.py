@@ -67,15 +67,15 @@ class Session:
         gradients: is told of gradients; tells the sinks.
         recording: the sink that makes the records of the task.
         saved: makes the records of level debug.
-        capturing: whether execution stands between `start` and `stop`.
+        capturing: whether execution is between `start` and `stop`.
         observing: whether calls are observed now: capturing, and inside the token range.
         finished: whether the last wanted step is over; nothing is recorded any more.
         undo: restores what was installed; closed by `stop`.
         step_undo: restores what must last until the step ends (hooks on parameters).
         run_undo: restores what lasts for the whole run; closed by `close`.
         thread: the thread that called `start`; only it is observed.
-        lock: held by whoever records: hooks of one backward pass run in a thread for each device.
-        spending_since: since when our code runs; None while the user's does.
+        lock: held while recording: hooks of one backward pass run in a thread for each device.
+        spending_since: since when msprobe's code runs; None while the user's does.
         muted: above 0, API calls make no records: inside a registered API, or while one module
             alone is dumped.
     """
@@ -105,7 +105,7 @@ class Session:
         self.current = Step()
         self._writer: DumpWriter | None = None
         self._claims: dict[int | None, RankClaim] = {}
-        self._said_rank = False
+        self._warned_of_rank = False
         self._switch = DumpSwitch(enabled=config.dump_enable)
         self._dead = False
         self.overflow = _overflow_check(config)
@@ -138,7 +138,7 @@ class Session:
         return self.current.account
 
     def begin_at(self, step: int) -> None:
-        """Make `step` the first one; what was begun as another step ends, and goes if empty."""
+        """Make `step` the first one; a step already begun ends, and its folder goes if empty."""
         dump = self.dump
         if dump is not None:
             if self.capturing:
@@ -148,7 +148,7 @@ class Session:
                 )
             self._end_step()
             if not (self.calls.any_began or self.account.records):
-                self._unnoticed("set_init_step", lambda: drop_rank(dump.directory))
+                self._guarded("set_init_step", lambda: drop_rank(dump.directory))
         self.set_step(step)
 
     def set_step(self, step: int) -> None:
@@ -172,7 +172,7 @@ class Session:
         """
         if self.capturing or not self._open_if_wanted(rank):
             return False
-        self._unnoticed("start", self.adapter.prepare)
+        self._guarded("start", self.adapter.prepare)
         self.capturing = self.observing = True
         self.thread = threading.get_ident()
         return True
@@ -217,19 +217,19 @@ class Session:
             self.capturing = self.observing = False
             self.attempt("stop", self.undo.close)
             if was_capturing and not inside_backward:
-                self._unnoticed("stop", self.gradients.close_passes)
+                self._guarded("stop", self.gradients.close_passes)
                 self.write_json()
             self._switched_on()
 
     def wait_for_graphs(self) -> None:
-        """Let compiled graphs that the program has launched come to their end."""
+        """Wait for the compiled graphs that the program has launched."""
         try:
             self.adapter.wait_for_graphs()
         except Exception as error:  # noqa: BLE001 - the program's own, which stays with its result
             self.failed("a graph of the program", error)
 
     def step(self) -> None:
-        """End the step: write what is pending, give the account, count on."""
+        """End the step: write pending records, log the account, and go on to the next step."""
         with self.spending():
             self._end_step()
             self.set_step(self.step_number + 1)
@@ -238,7 +238,7 @@ class Session:
         """Bring everything known so far to the JSON files."""
         if self.dump is None:
             return
-        self._unnoticed("stop", self._hand_on_waiting)
+        self._guarded("stop", self._hand_on_waiting)
         self.dump.build_json()
 
     def close(self) -> None:
@@ -264,7 +264,7 @@ class Session:
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """Add the time inside to the account; what is nested in it counts once."""
+        """Add the time inside to the account; nested uses count once."""
         if self.spending_since is not None:
             yield
             return
@@ -285,7 +285,7 @@ class Session:
     # -- errors --------------------------------------------------------------------------------
 
     def failed(self, where: str, error: BaseException) -> None:
-        """Note that something of ours failed; the user's program goes on."""
+        """Note that msprobe's own code failed; the user's program goes on."""
         kind = f"{where}: {type(error).__name__}"
         self.account.errors[kind] += 1
         if self.account.errors[kind] == 1:
@@ -311,8 +311,8 @@ class Session:
         if self._writer is not None:
             self._writer.submit(task)
 
-    def _unnoticed(self, where: str, action: Callable[[], object]) -> None:
-        """Do our part of the user's `stop` or `step`; an exception is noted, not raised."""
+    def _guarded(self, where: str, action: Callable[[], object]) -> None:
+        """Run msprobe's part of the user's `stop` or `step`; an exception is noted, not raised."""
 
         def run() -> None:
             with self.adapter.unnoticed():
@@ -334,8 +334,8 @@ class Session:
         return self._switch.is_on
 
     def _wants_rank(self, rank: int | None) -> bool:
-        if rank is None and self.config.rank and not self._said_rank:
-            self._said_rank = True
+        if rank is None and self.config.rank and not self._warned_of_rank:
+            self._warned_of_rank = True
             logger.warning(
                 'config "rank" is %s but no process group is initialised: '
                 "this process counts as rank 0",
@@ -368,9 +368,9 @@ class Session:
         dump = self.dump
         if dump is None:
             return
-        self._unnoticed("step", self.gradients.close_step)
-        self._unnoticed("step", self.saved.close_records)
-        self._unnoticed("step", self._hand_on_waiting)
+        self._guarded("step", self.gradients.close_step)
+        self._guarded("step", self.saved.close_records)
+        self._guarded("step", self._hand_on_waiting)
         written = dump.close()
         self.dump = None
         self.recording.use(None)

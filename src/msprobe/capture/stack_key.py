@@ -19,7 +19,7 @@ _MASK: Final = (1 << 64) - 1
 
 
 def python_stack_key(frame: FrameType) -> int:
-    """Do what `stack_key` does without the C extension, at about ten times its cost.
+    """Same as `stack_key` without the C extension, at about ten times its cost.
 
     The keys of the two differ: never mix them in one table.
     """

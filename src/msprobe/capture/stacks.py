@@ -24,7 +24,7 @@ _MAX_STACKS: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the frames of a stack say about a call, as the adapter's classifier found it.
+    """Facts about a call from its stack frames, as found by the adapter's classifier.
 
     Attributes:
         owner: ``optimizer`` or ``clip_grad`` when the call happens inside one of these.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of one tensor: what its numbers mean, and how raw sums become them.
+"""The summary of one tensor: the meaning of its numbers, and how raw sums become them.
 
 Both ways of computing, the C kernel (`_native`) and the frameworks' own reductions, give the same
 meaning:
@@ -34,7 +34,7 @@ NATIVE_VARIABLE: Final = "MSPROBE_NATIVE"
 
 
 class NonFinite(msgspec.Struct, frozen=True, gc=False):
-    """What a tensor with NaN or infinities holds.
+    """Counts of NaN and infinities in a tensor.
 
     Attributes:
         nan_count: number of NaN elements.
@@ -57,10 +57,10 @@ class Summary(msgspec.Struct, gc=False, eq=False):
     Mutable on purpose: on an accelerator the numbers arrive later, when `ready` turns true.
 
     Attributes:
-        max: see the module's docstring; None when undefined.
-        min: likewise.
-        mean: likewise.
-        norm: likewise.
+        max: the largest element; None when undefined, see the module's docstring.
+        min: the smallest element; None as for `max`.
+        mean: the mean of the elements; None as for `max`.
+        norm: the L2 norm; None as for `max`.
         nonfinite: counts, only when there is a NaN or an infinity.
         note: why the numbers are missing, in a few words; None when they are not.
         ready: whether the numbers are there.

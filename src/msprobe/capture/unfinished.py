@@ -13,7 +13,7 @@ _LOST: Final = "the device did not deliver the statistics"
 
 
 def take_summary(draft: Draft, record: TensorRecord, summary: Summary) -> None:
-    """Note what a summary says beside its four numbers, or let the record wait for all of it.
+    """Add the details of a summary to its record, or let the record wait for the whole summary.
 
     Args:
         draft: the record in the making.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describe the arguments and results of a call as JSON, whatever a user passes.
+"""Describe the arguments and results of a call as JSON, for any type of value.
 
 Tensors and values of the framework go to the adapter, `msprobe.dump.value_types` has the forms of
 Python's and NumPy's, `nested` the way through containers. Nothing of the user's is changed, run or
@@ -28,7 +28,7 @@ from msprobe.dump.value_types import (
     type_name,
 )
 
-# Where a tensor stood: an index of the positional arguments, or a path of indices and keys.
+# The position of a tensor: an index of the positional arguments, or a path of indices and keys.
 Position = int | Place
 Found = list[tuple[Any, Position]]
 
@@ -44,7 +44,7 @@ class Unread:
 
     Attributes:
         tensor: the tensor, whose gradients are followed as those of any other.
-        record: what stands for it.
+        record: the record that replaces it.
     """
 
     __slots__ = ("record", "tensor")
@@ -161,7 +161,7 @@ class Description(Walk):
         return type(value) is Unread or self._adapter.is_tensor(value)
 
     def tensor(self, tensor: Any, place: Place, path: str) -> JsonTree:
-        """Describe a tensor, and note where it stood."""
+        """Describe a tensor, and note its position."""
         first = place[0] if len(place) == 1 else None
         position = first if type(first) is int else place
         if type(tensor) is Unread:
@@ -191,7 +191,7 @@ class Description(Walk):
         return described
 
     def other(self, value: Any) -> JsonTree:
-        """Describe what has no form of its own."""
+        """Describe a value of any other type."""
         return {"type": type_name(type(value)), "value": safe_repr(value)}
 
 
