@@ -86,7 +86,7 @@ def compare_distributed(
 
     Args:
         npu_dump_dir: folder with the target's ranks.
-        bench_dump_dir: likewise of the reference.
+        bench_dump_dir: folder with the reference's ranks.
         output_path: folder of the files; made if missing.
         **kwargs: as for `compare`: ``auto_analyze``, ``fuzzy_match``, ``is_print_compare_log`` …
 

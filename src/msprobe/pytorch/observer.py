@@ -45,7 +45,7 @@ class Observer:
 
     Attributes:
         apis: the function mode; None at levels that do not record APIs.
-        collectives: records collectives; None likewise.
+        collectives: records collectives; None at the same levels.
         kernels: the dispatch mode of level L2, where APIs and modules only give their names.
     """
 
@@ -60,7 +60,7 @@ class Observer:
         """Create it; nothing is installed.
 
         Args:
-            session: receives what is seen.
+            session: receives the calls and gradients.
             adapter: reads tensors.
             table: says what each function is.
             redispatch: see `ApiObserver`.
@@ -135,7 +135,7 @@ class Observer:
 
     @property
     def dumps_one_module(self) -> bool:
-        """Whether execution stands between `begin_only` and `end_only`."""
+        """Whether execution is between `begin_only` and `end_only`."""
         return self._only is not None
 
     def install(self, token_range: tuple[int, int] | None) -> None:
@@ -165,7 +165,7 @@ class Observer:
             session.attempt("compiled code", self._regions.install)
 
     def _step_aside(self, frame: FrameType, back: ExitStack) -> None:
-        """Take off what compiled code would meet.
+        """Remove the hooks and modes that compiled code would run into.
 
         Args:
             frame: of torch's wrapper of the compiled function that begins.

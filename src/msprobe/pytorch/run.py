@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a constructed debugger consists of: session, adapter, observers."""
+"""The parts of a constructed debugger: session, adapter, observers."""
 
 from __future__ import annotations
 
@@ -118,11 +118,11 @@ class Run:
             self.end_step()
 
     def end(self) -> None:
-        """End observing, whoever asks."""
+        """End observing, in or outside of a backward pass."""
         self.session.stop(inside_backward=_graph_task() != -1)
 
     def end_step(self) -> None:
-        """End the step, whoever asks."""
+        """End the step; also called by `LoopFollower`."""
         self.session.step()
         self.observer.next_step()
 

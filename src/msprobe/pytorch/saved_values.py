@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Level debug: record what the user hands to `PrecisionDebugger.save`, and its gradients.
+"""Level debug: record values given to `PrecisionDebugger.save`, and their gradients.
 
 The gradient of a computed tensor is seen by a hook that hangs on the graph alone: the tensor shows
 no hook, nothing is added to the graph and nothing keeps it alive. It also fires where a backward

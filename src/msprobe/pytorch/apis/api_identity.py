@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is this function? From a function object to the name that its records carry.
+"""Find the record name of a function object.
 
 A function mode is handed bare function objects: Python functions, methods of a C type, getters
 wrapped as ``__get__``, operators of ``torch.ops``. `identify` finds the public name of each.
@@ -40,7 +40,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefixes:
-    """Which prefix stands for which module and operator namespace.
+    """Prefixes of record names, by module and operator namespace.
 
     Attributes:
         modules: module path to prefix; the longest matching path decides.

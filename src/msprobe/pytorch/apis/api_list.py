@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _KEY: Final = "api_list"
 _LARGEST_FILE_BYTES: Final = 4 << 20
-# More than these in one message help nobody.
+# More names than these make a message unreadable.
 _MOST_NAMES_SHOWN: Final = 10
 # Where the names of a group live; groups that are missing here cannot be checked.
 _HOMES: Final = {
@@ -78,7 +78,7 @@ def read_api_list(path: Path) -> Mapping[str, frozenset[str]]:
 
 
 def warn_of_unknown_names(black_list: Iterable[str]) -> None:
-    """Warn of names in a black list that no API of this PyTorch has."""
+    """Warn of names in a black list that match no API of this PyTorch."""
     unknown = []
     for entry in black_list:
         prefix, _, name = entry.rpartition(".")
@@ -106,7 +106,7 @@ def _read_groups(path: Path) -> dict[str, list[str]]:
 
 
 def _reason(exc: Exception) -> str:
-    """Return in a line what is wrong with a file; the parser's own text quotes half of it."""
+    """Return the error in a file as one line; the parser's own text quotes half of the file."""
     if isinstance(exc, yaml.MarkedYAMLError) and exc.problem_mark is not None:
         mark = exc.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {exc.problem or exc.context}"
@@ -146,7 +146,7 @@ def _is_checkable(prefix: str) -> bool:
 
 
 def _find(prefix: str, name: str) -> Any:
-    """Return the function that a listed name stands for, or None."""
+    """Return the function with a listed name, or None."""
     if prefix == "Aten":
         return getattr(torch.ops.aten, name, None) if name in _known_names(prefix) else None
     return reduce(lambda owner, part: getattr(owner, part, None), name.split("."), _home(prefix))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What msprobe does with a function when the user asks for nothing special.
+"""The default treatment of each function.
 
 `describe_function` answers for a function object: its record name, whether to record the call, and
 what the memo of summaries must know about it (what it writes, whether the storage escapes). The
@@ -44,7 +44,7 @@ _OUT: Final = frozenset({"out"})
 
 
 class Action(IntEnum):
-    """What to do with a call.
+    """Treatment of a call.
 
     Attributes:
         RECORD: record it.
@@ -62,7 +62,7 @@ class Action(IntEnum):
 
 
 class WriteEffect(IntEnum):
-    """What a call does to its tensor arguments.
+    """Effect of a call on its tensor arguments.
 
     Attributes:
         NONE: nothing, unless ``out=`` or ``inplace=True`` says otherwise.
@@ -77,17 +77,17 @@ class WriteEffect(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiEntry:
-    """What is known about one function.
+    """Facts about one function.
 
     Attributes:
         prefix: first part of its record names (``Functional``, ``Tensor``, ``Torch`` …).
         api: second part (``linear``, ``add_``, ``shape.__get__``).
         action: what to do with a call.
-        writes: what it does to its arguments.
+        writes: its effect on its arguments.
         bans: storages of its arguments and results may from now on change unseen.
         returns_mutated: it returns nothing of use; its changed arguments are its output.
         draws_random: it may take numbers from a random generator.
-        in_place: what it does to the memory of its first argument, if it is called in place; None
+        in_place: its effect on the memory of its first argument, if it is called in place; None
             where it only changes it.
         allocates: it returns memory with undefined content.
         leaves_unread: it may do without the values of its first argument: it returns a view of it,
@@ -173,7 +173,7 @@ def _rules() -> _Rules:
 
 
 def api_groups() -> Mapping[str, str]:
-    """Return the groups of an ``api_list`` file and the prefix that each stands for."""
+    """Return the groups of an ``api_list`` file and the prefix of each."""
     return _rules().groups
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do with each function that reaches the function mode, in this run.
+"""`ApiTable`: the treatment, in this run, of each function that reaches the function mode.
 
 `ApiTable.lookup` answers for a function object: what `describe_function` says of it, narrowed or
 widened by the user's ``api_list`` file and ``black_list``.
@@ -27,7 +27,7 @@ _MOST_ENTRIES: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserChoice:
-    """What the user wants recorded, beyond the defaults.
+    """The user's choice of APIs to record, beyond the defaults.
 
     Attributes:
         listed: per prefix, the only APIs to record; prefixes that are missing keep the default.
@@ -43,7 +43,7 @@ class UserChoice:
 class ApiTable:
     """Answers for each function object, quickly from the second time on.
 
-    Safe to use from several threads: entries are immutable and equal whoever makes them.
+    Safe to use from several threads: entries are immutable, and equal in all threads.
     """
 
     __slots__ = ("_choice", "_entries")
@@ -108,7 +108,7 @@ class ApiTable:
         action = self._user_action(entry, func)
         if action is entry.action:
             return entry
-        # Nobody looks at an excluded call, so what it may write unseen is not to be relied on.
+        # An excluded call is not observed, so memory that it may write unseen is not relied on.
         bans = entry.bans or entry.in_place is not None or entry.writes is WriteEffect.UNVERSIONED
         return replace(entry, action=action, bans=bans)
 

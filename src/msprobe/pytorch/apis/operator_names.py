@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Telling ``a + b`` from ``a.add(b)``.
 
-Both reach a function mode as the same C function. The instruction at which the caller stands tells
+Both reach a function mode as the same C function. The caller's current instruction tells
 them apart: an operator is an instruction of its own, a method call is a call. The instructions are
 learnt by compiling each operator, so that nothing here depends on the Python version; one that is
 not known yields the method's name.
@@ -49,7 +49,7 @@ def operator_name(entry: ApiEntry, frame: FrameType | None) -> str:
 
     Args:
         entry: the function called.
-        frame: the Python frame that stands at the call; None when it is not known.
+        frame: the Python frame that makes the call; None when it is not known.
     """
     operator = entry.operator_name
     if operator is None or frame is None:
@@ -87,7 +87,7 @@ def _instructions() -> dict[tuple[int, int | None], frozenset[str]]:
         table |= _learn(f"a {symbol}= b", "exec", plain | {f"__i{stem}__"})
     for symbol, stem in _UNARY.items():
         table |= _learn(f"{symbol}a", "eval", {f"__{stem}__"})
-    # `1 < a` runs `a > 1`, and the argument also says what the result is for: any of the six.
+    # `1 < a` runs `a > 1`, and the argument also decides the comparison: any of the six.
     comparisons = {f"__{stem}__" for stem in _COMPARISONS.values()}
     for symbol in _COMPARISONS:
         for opcode, _ in _learn(f"a {symbol} b", "eval", comparisons):

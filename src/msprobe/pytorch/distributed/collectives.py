@@ -71,7 +71,7 @@ class CollectiveRecorder:
         Args:
             session: receives the calls.
             adapter: learns which storages change unseen.
-            table: knows what the user wants recorded.
+            table: the APIs to record.
             recomputations: recognises repeated calls of checkpointed code.
         """
         self._session = session
@@ -160,7 +160,7 @@ class CollectiveRecorder:
         self._session.calls.inputs(call, args, kwargs, [])
 
     def _ban(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Rely on no buffer any more: communication writes without moving a version."""
+        """Mark buffers as written unseen: communication writes without changing their version."""
         found: Found = []
         tensors_in(*_opened(args, kwargs), found)
         for tensor, _ in found:

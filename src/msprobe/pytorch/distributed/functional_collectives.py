@@ -53,7 +53,7 @@ class _Storage:
 
 
 class _InFlight:
-    """A result that nobody has waited for yet.
+    """A result that has not been waited for yet.
 
     The program may keep nothing but a view of it, so its shape is remembered, not the tensor.
     """

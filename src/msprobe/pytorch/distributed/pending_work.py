@@ -31,7 +31,7 @@ class _Waiting:
 
 
 class PendingWorks:
-    """The works that are under way, and what waits for them."""
+    """The pending works, and the collectives that wait for them."""
 
     def __init__(self, work_class: type[Any], finish: Finish) -> None:
         """Make an empty collection.
@@ -47,7 +47,7 @@ class PendingWorks:
         self._lost: list[_Waiting] = []
 
     def watch(self) -> Callable[[], None]:
-        """Let `Work` report waits from now on; return the undo, which settles what is left."""
+        """Let `Work` report waits from now on; return the undo, which settles the others."""
         originals = {
             name: self._class.__dict__[name]
             for name in (*_COMPLETION_METHODS, "get_future")

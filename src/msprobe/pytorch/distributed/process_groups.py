@@ -90,7 +90,7 @@ class CollectiveObserver(Protocol):
     def begin(
         self, collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> object | None:
-        """Take note that a collective is about to run; its input buffers may be read.
+        """Note that a collective is about to run; its input buffers may be read.
 
         Returns: a token for `end`, or None when this call is of no interest.
         """
@@ -103,7 +103,7 @@ class CollectiveObserver(Protocol):
         completed: bool,
         error: BaseException | None = None,
     ) -> None:
-        """Take note that a collective is over. Called once for each token.
+        """Note that a collective is over. Called once for each token.
 
         Args:
             token: what `begin` returned.
@@ -111,15 +111,15 @@ class CollectiveObserver(Protocol):
                 and quietly (functional collectives); None for asynchronous calls.
             completed: whether the buffers hold the result. False when the call raised, or when the
                 user's program never asked whether an asynchronous one is done: do not read them.
-            error: what the call raised.
+            error: the exception that the call raised.
         """
 
 
 def hook_collectives(observer: CollectiveObserver) -> Callable[[], None]:
     """Report collectives to `observer` until the returned undo is called.
 
-    The functions stay the same objects (see `diverted_function`); a call inside another one is not
-    reported again. The undo ends what is still under way; calling it twice is harmless.
+    The functions stay the same objects (see `code_swap`); a call inside another one is not
+    reported again. The undo ends calls that are still running; calling it twice is harmless.
     """
     if not torch.distributed.is_available():
         return _do_nothing
@@ -131,7 +131,7 @@ def _do_nothing() -> None:
 
 
 class _Thread(threading.local):
-    """What goes on in one thread.
+    """State of one thread.
 
     Attributes:
         inside: a reported call is running.
@@ -230,7 +230,7 @@ class _Hooks:
     def _coalesce(
         self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Any]:
-        """Stand in for the generator function under ``_coalescing_manager``.
+        """Replace the generator function under ``_coalescing_manager``.
 
         Calls inside are only queued; they run when the context is left.
         """

@@ -49,7 +49,7 @@ _NOT_THIS_VIEW: Final = "no gradient came to this view: it was not used, or chan
 
 
 class InputEdges:
-    """Where the inputs of a call hang in the graph, taken before the call.
+    """The autograd edges of the inputs of a call, taken before the call.
 
     Attributes:
         inner: positions by edge, for inputs that were computed.
@@ -142,7 +142,7 @@ class Tapping:
         self._hits: dict[int, tuple[Position, list[tuple[Node, int, Region | None]]]] = {}
 
     def attach(self, outputs: Sequence[Any]) -> None:
-        """Tap the outputs (a flat list; what is not a tensor takes its place only)."""
+        """Tap the outputs (a flat list; items that are not tensors only keep their position)."""
         gradients = self._gradients
         gradients.outputs = len(outputs)
         start: list[Node] = []

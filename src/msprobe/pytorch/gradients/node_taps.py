@@ -124,7 +124,7 @@ class NodeTap(msgspec.Struct, gc=False, eq=False):
 
 
 class CustomNodeTap(NodeTap, gc=False, eq=False):
-    """A hook after the backward of a custom function, which writes where it likes, unannounced."""
+    """A hook after the backward of a custom function, which may write to any tensor unseen."""
 
     def _take(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
         memo = self.session.adapter.memo  # type: ignore[attr-defined]
@@ -157,7 +157,7 @@ class OutputTap(msgspec.Struct, gc=False, eq=False):
 
 
 class LeafTap:
-    """A hook on a leaf that an API returned as it was."""
+    """A hook on a leaf that an API returned unchanged."""
 
     __slots__ = ("_tap", "index", "positions")
     # A copy or a file of the leaf is made without it, and without a warning.

@@ -2,7 +2,7 @@
 """Record calls of custom ``torch.autograd.Function`` classes as ``Autograd.{Class}``.
 
 ``apply`` reaches neither a function mode nor a module hook. So the code of ``Function.apply`` is
-diverted while capturing (see `diverted_function`): the method itself stays the same object, and
+diverted while capturing (see `code_swap`): the method itself stays the same object, and
 scripts that keep ``my_function = MyFunction.apply`` are seen, too.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where torch enters its autograd engine: what has to be done around a backward pass, is done here.
+"""Run code around every backward pass, where torch enters its autograd engine.
 
 The code of torch's function is diverted while there is something to do, by one diversion for all.
 """
@@ -21,7 +21,7 @@ Around = Callable[[Sequence[Any], Sequence[Any]], AbstractContextManager[None]]
 class BackwardEntry:
     """Wraps the beginning and the end of every backward pass of the process.
 
-    Whoever replaces torch's function by another one (`torch.compiler` does at times) calls the
+    Code that replaces torch's function by another one (`torch.compiler` does at times) calls the
     diverted one in the end, and keeps the replacement.
     """
 

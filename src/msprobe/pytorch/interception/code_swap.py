@@ -71,7 +71,7 @@ def divert(function: Any, handler: Handler) -> Callable[[], None]:
             diverted, so that its decorators see the stack they expect.
         handler: gets the original as a callable of its own, and returns what the caller gets.
 
-    Returns: the undo; it does nothing when somebody else has exchanged the code since.
+    Returns: the undo; it does nothing when other code has exchanged the code since.
 
     Raises:
         TypeError: `function` is no Python function, or one with a closure (other than that of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step aside while compiled code runs, so that it is compiled and runs as if not observed.
+"""Stop observing while compiled code runs, so that it is compiled and runs as if not observed.
 
 torch's compiler follows a call into the hooks and modes that are on, makes them part of its graphs,
 and compiles again when they change. So they are taken off where a compiled function begins, and put
@@ -47,7 +47,7 @@ class CompiledRegions:
         self._back = ExitStack()
 
     def install(self) -> None:
-        """Begin to look out; the session's undo ends it."""
+        """Begin to watch; the session's undo ends it."""
         from torch._dynamo import eval_frame
 
         name = next(name for name in _SWITCHES if hasattr(eval_frame, name))
@@ -64,7 +64,7 @@ class CompiledRegions:
         self._session.undo.callback(undo)
 
     def _cross(self, callback: Any) -> Any:
-        """Do what torch's function does: set what compiles the frames of this thread, or None."""
+        """Same as torch's function: set the compiler of the frames of this thread, or None."""
         assert self._switch is not None
         session = self._session
         # A backward pass, which may recompute, runs in a thread for each device.

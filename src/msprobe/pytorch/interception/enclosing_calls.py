@@ -66,7 +66,7 @@ class EnclosingCalls(CallSink):
         # Calls that made nodes, in the order in which they ended, and these ends.
         self._owners: list[tuple[int, tuple[Call, ...]]] = []
         self._ends: list[int] = []
-        self._said: set[str] = set()
+        self._placed: set[str] = set()
 
     def begin(self, call: Call, stack: Stack) -> None:
         """Note that a call begins."""
@@ -123,8 +123,8 @@ class EnclosingCalls(CallSink):
 
     def _say(self, calls: tuple[Call, ...]) -> None:
         for call in reversed(calls):
-            if call.backward_name not in self._said:
-                self._said.add(call.backward_name)
+            if call.backward_name not in self._placed:
+                self._placed.add(call.backward_name)
                 self._session.calls.place(call.backward_name, call.backward_parent)
 
     def forget_open(self) -> None:
@@ -136,4 +136,4 @@ class EnclosingCalls(CallSink):
         self._open.clear()
         self._owners.clear()
         self._ends.clear()
-        self._said.clear()
+        self._placed.clear()

@@ -50,7 +50,7 @@ _RESULT_ENTRIES: Final = frozenset({torch.autograd.grad})
 
 
 class OpenCall:
-    """What is kept of an API call between its begin and its end.
+    """State of an API call between its begin and its end.
 
     Attributes:
         call: the call.
@@ -271,7 +271,7 @@ class ApiObserver(TorchFunctionMode):
     # -- end -----------------------------------------------------------------------------------
 
     def raised(self, opened: OpenCall, error: BaseException) -> None:
-        """Hand on what is known of a call that raised."""
+        """Hand on the record, as far as it is known, of a call that raised."""
         self.session.calls.raised(opened.call, type(error).__name__)
 
     def _end(

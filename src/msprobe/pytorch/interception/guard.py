@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run our own tensor code so that neither the user's program nor torch notices.
+"""Run msprobe's own tensor code without effect on the user's program or torch.
 
 Grad mode is off, torch functions of subclasses and modes are off (a user's tensor subclass must
 not see our reads), the user's dispatch modes are off (under non-reentrant checkpointing anything
@@ -21,9 +21,9 @@ from msprobe.capture.session import Session
 T = TypeVar("T")
 
 _clock: Final = time.perf_counter
-# What the clock does not see of one event: the way from torch to us and back, and that torch's own
-# code goes on with colder caches. A function mode and hooks that do nothing cost 4 to 5.5 µs a call
-# in a step of small operators (docs/performance.md).
+# The cost of one event that the clock does not see: the way from torch to us and back, and the
+# colder caches of torch's own code. A function mode and hooks that do nothing cost 4 to 5.5 µs a
+# call in a step of small operators (docs/performance.md).
 _CALL_S: Final = 5e-6
 _DisableTorchFunction: Final = torch._C.DisableTorchFunction
 _set_grad: Final = torch._C._set_grad_enabled
@@ -44,7 +44,7 @@ def unnoticed() -> Iterator[None]:
 
 
 def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
-    """Do what `msprobe.capture.guard.Quietly` says, in the state that `unnoticed` enters.
+    """Run `action` (see `msprobe.capture.guard.Quietly`) in the state that `unnoticed` enters.
 
     Every event of a run passes here, so the guard is written out: a call more would cost a tenth.
     """

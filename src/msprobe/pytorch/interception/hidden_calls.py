@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record calls that torch does not announce to a function mode.
+"""Record calls that do not reach a function mode.
 
 Registered APIs of the user's and custom autograd functions are such calls. They are recorded by
 the mode's own means; only how one learns of them differs.
@@ -122,7 +122,7 @@ def _muted(session: Session) -> Iterator[None]:
 
 @contextmanager
 def _enclosing(apis: ApiObserver, opened: OpenCall | None) -> Iterator[None]:
-    """Make the call the parent of what is called inside."""
+    """Make the call the parent of the calls inside it."""
     open_calls = apis.session.calls.modules
     call: Call | None = opened.call if opened is not None else None
     if call is not None:

@@ -74,10 +74,10 @@ class ApisAboveKernels(ApiTable):
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """What is known about an operator.
+    """Facts about an operator.
 
     Attributes:
-        entry: what is known of it as an API.
+        entry: the facts about it as an API.
         overload: name of the overload.
         is_wanted: whether it is recorded at all.
         is_finished: whether its results are there when it returns.

@@ -22,7 +22,7 @@ _graph_task: Final = torch._C._current_graph_task_id
 
 
 class LeftMode:
-    """Takes a mode away, whatever thread asks.
+    """Removes a mode, on request from any thread.
 
     Attributes:
         threads: those that still have it on their stacks, though the recording has stopped.

@@ -110,7 +110,7 @@ class ModuleNames:
         return names
 
     def find(self, module: nn.Module) -> str | None:
-        """Return ``Module.{path}.{Class}``, None for a module of nobody's model."""
+        """Return ``Module.{path}.{Class}``, None for a module of no model."""
         known = self._by_id.get(id(module))
         if known is None or known[0]() is not module:
             return None
@@ -358,7 +358,7 @@ class ModuleObserver:
         return any(one.module is module and one.thread == here for one in list(self._open))
 
     def _close_lost(self, stack: Stack) -> None:
-        """End the calls that one with this stack is not made in: no hook was told of their end.
+        """End the open calls that do not enclose a call with this stack: no hook saw their end.
 
         They raised what torch catches for no hook, such as a KeyboardInterrupt.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the frames of a call say about it: inside an optimiser, a checkpoint, torch itself."""
+"""Traits of a call by its stack frames: inside an optimiser, a checkpoint, torch itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MACHINERY: Final = (_CHECKPOINT, f"{_TORCH}/random.py", f"{_TORCH}/autograd/__i
 _OPTIMISERS: Final = f"{_TORCH}/optim/"
 _CLIPPING: Final = f"{_TORCH}/nn/utils/clip_grad.py"
 _OPERATORS: Final = f"{_TORCH}/_ops.py"  # the Python frame of every operator that is called
-# Runs what was compiled, and what that consists of: seen in a backward pass.
+# Runs compiled code and its parts: seen in a backward pass.
 _COMPILED_CODE: Final = f"{_TORCH}/_functorch/_aot_autograd/"
 _DISTRIBUTED: Final = f"{_TORCH}/distributed/"
 # Parts of torch.distributed that are mathematics of the model, not machinery.
@@ -41,7 +41,7 @@ def _is_internal(files: Sequence[str]) -> bool:
     """Return whether the calling code itself is machinery of torch.
 
     FSDP2 alone makes about 70 metadata calls a step. The model's own forward, which DDP and FSDP
-    call, stands further in than their frames. What compiled code calls is its own affair.
+    call, is further in than their frames. Calls of compiled code are not recorded.
     """
     if any(file.startswith(_COMPILED_CODE) for file in files):
         return True

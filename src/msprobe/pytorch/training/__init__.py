@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop around the model: data loaders, seeds, what a run was started with."""
+"""The training loop around the model: data loaders, seeds, and the settings of a run."""

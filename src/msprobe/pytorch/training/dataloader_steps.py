@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Steps(Protocol):
-    """What a loop controls: the run of a debugger."""
+    """The part of a debugger's run that a training loop controls."""
 
     @property
     def config(self) -> Config:

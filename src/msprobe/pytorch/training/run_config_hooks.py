@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `msprobe.config_check` watches in PyTorch: the calls of a model, and of random functions."""
+"""Hooks of `msprobe.config_check` in PyTorch: calls of a model, and of random functions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _keeps_out() -> bool:
 
 
 def _introduce_to_jit(noted: Any, original: Any) -> Callable[[], None]:
-    """Let `torch.jit.script` take `noted` for the function it stands for; return the undo."""
+    """Let `torch.jit.script` take `noted` for the function it replaces; return the undo."""
     jit: Any = torch.jit._builtins  # without types
     table = jit._get_builtin_table()
     operator = table.get(id(original))

@@ -76,7 +76,7 @@ def remove_dropout() -> None:
 
 
 def restore_dropout() -> None:
-    """Undo `remove_dropout`; functions that somebody else has replaced since are left alone."""
+    """Undo `remove_dropout`; functions that other code has replaced since are left alone."""
     for name, (original, replacement) in _dropouts().items():
         if getattr(nn_functional, name) is replacement:
             setattr(nn_functional, name, original)

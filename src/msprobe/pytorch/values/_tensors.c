@@ -2,7 +2,7 @@
  *
  * msprobe.pytorch.values._tensors: describe plain tensors on the CPU, each value once.
  *
- * `Memo` remembers what was found out about a value while it is provably unchanged and alive. The
+ * `Memo` remembers the summary of a value while it is provably unchanged and alive. The
  * output of one API is the input of the next: it is summarised (and stored) once. A wrong hit would
  * be a wrong number in a record, so a value is known only if all of this holds:
  *
@@ -127,7 +127,7 @@ static int call_flag(PyObject *object, PyObject *name)
     return truth;
 }
 
-/* Return what a call or attribute gave as an integer, and release it; -1 with an exception. */
+/* Return the result of a call or attribute as an integer, and release it; -1 with an exception. */
 static int64_t take_int(PyObject *number)
 {
     if (!number) return -1;
@@ -240,7 +240,7 @@ static int is_dense(const struct view *view, int in_order)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* What is known about one value. */
+/* The summary and the records of one value. */
 typedef struct {
     PyObject_HEAD
     int64_t id;          /* the same wherever this value appears in the step; 0 when unknown */
@@ -432,7 +432,7 @@ static PyTypeObject ValueType = {
     .tp_dealloc = (destructor)Value_dealloc,
     .tp_members = VALUE_MEMBERS,
     .tp_getset = VALUE_ATTRIBUTES,
-    .tp_doc = "What is known about one value.",
+    .tp_doc = "The summary and the records of one value.",
 };
 
 /* ---- tables ---------------------------------------------------------------------------------- */
@@ -689,7 +689,7 @@ static int remember(Memo *self, const struct view *view, struct storage *storage
     return 0;
 }
 
-/* Return what is known about a plain tensor, or find it out; NULL without an exception when the
+/* Return the `Value` of a plain tensor, made if need be; NULL without an exception when the
  * tensor is none of which this module reads the memory. */
 static Value *look(Memo *self, PyObject *tensor)
 {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PyTorch side of the seam: reads tensors, never changes one.
 
-Every method here runs with grad mode off and torch functions disabled (see `quiet`).
+Every method here runs with grad mode off and torch functions disabled (see `guard`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TorchAdapter:
     """Describes, summarises and saves tensors.
 
     Attributes:
-        memo: what is known about values that have not changed.
+        memo: summaries of values that have not changed.
         undefined: which memory holds nothing yet.
     """
 
@@ -95,7 +95,7 @@ class TorchAdapter:
         return describe(value)
 
     def classify_stack(self, codes: Sequence[CodeType]) -> Traits:
-        """Say what the frames of a call mean for it."""
+        """Return the traits of a call that follow from its stack frames."""
         return classify(codes)
 
     def is_machinery(self, _code: CodeType) -> bool:
@@ -117,7 +117,7 @@ class TorchAdapter:
             self.undefined.forget(tensor)
 
     def forget_values(self) -> None:
-        """Forget what is known of memory: from now on it may be written unseen."""
+        """Forget the summaries of values: from now on their memory may be written unseen."""
         self.memo.clear()
         self.undefined.clear()
 
@@ -294,7 +294,7 @@ class TorchAdapter:
         return Summary(note=held) if isinstance(held, str) else self._summarise(held)
 
     def private_copy(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a gradient that nobody else sees."""
+        """Return a copy of a gradient that the user's program cannot reach."""
         return tensor.clone()
 
     def add(self, total: Tensor, share: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ class TorchAdapter:
     # -- devices -------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Do nothing: every device computes what is asked of it."""
+        """Do nothing: every device computes all statistics."""
 
     def wait_for_graphs(self) -> None:
         """Do nothing: between `start` and `stop` no compiled graph hands over values."""

@@ -16,7 +16,7 @@ from torch import Tensor
 LEAST_BYTES: Final = 64 << 10
 """Smaller copies are left to the allocator, which keeps such memory by itself."""
 MAX_IDLE_BYTES: Final = 64 << 20
-"""What is kept at most for the next copies; the rest goes back to the system."""
+"""Most memory kept for the next copies; the rest goes back to the system."""
 
 
 class BufferPool:
@@ -27,7 +27,7 @@ class BufferPool:
 
     @property
     def idle_bytes(self) -> int:
-        """What is kept for the next copies."""
+        """Memory kept for the next copies."""
         return sum(size * len(buffers) for size, buffers in list(self._idle.items()))
 
     def take(self, size_bytes: int) -> Tensor:
@@ -42,7 +42,7 @@ class BufferPool:
         return torch.empty(capacity, dtype=torch.uint8)
 
     def give(self, buffer: Tensor) -> None:
-        """Take a buffer back that nobody uses any more."""
+        """Take back a buffer that is not used any more."""
         capacity = buffer.numel()
         if self.idle_bytes + capacity > MAX_IDLE_BYTES:
             # Other sizes may be wanted now than those which have gathered here.

@@ -19,7 +19,7 @@ from msprobe.dump.crc import crc32
 from msprobe.pytorch.values.readable import memory_of, readable, storage_address
 
 PIECE_BYTES: Final = 1 << 20
-"""What is copied at a time where the memory cannot be hashed as it lies (CPU)."""
+"""Size of one copy where the memory cannot be hashed in place (CPU)."""
 DEVICE_PIECE_BYTES: Final = 1 << 26
 
 # Copying bits needs no knowledge of the type, and some types (float4) have no copy of their own.

@@ -103,8 +103,8 @@ class DeviceBatch:
     def collect(self) -> None:
         """Wait for the numbers of all tensors so far and fill their summaries.
 
-        After `start_copy` this may run on another thread, as long as nobody adds meanwhile; the
-        waiting then holds up neither the GIL nor the training thread. A second call is free.
+        After `start_copy` this may run on another thread, as long as no tensor is added meanwhile;
+        the waiting then holds up neither the GIL nor the training thread. A second call is free.
         """
         self.start_copy()
         while self._copies:

@@ -34,14 +34,14 @@ class Computed:
     __slots__ = ("_event", "_kind")
 
     def __init__(self, stream: Any) -> None:
-        """Take what was given to `stream` until now."""
+        """Mark the work given to `stream` until now."""
         self._event = stream.record_event()
         self._kind: Any = type(stream)
 
     def on_own_stream(self, device: torch.device) -> AbstractContextManager[object]:
-        """Wait for the value; return a context whose copies hold up nobody's computation.
+        """Wait for the value; return a context whose copies delay no computation.
 
-        Waiting leaves the GIL to others. What is copied inside must be complete when it ends.
+        Waiting leaves the GIL to others. Copies made inside must be complete when it ends.
         """
         self._event.synchronize()
         return stream_context(_copy_stream(self._kind, device))

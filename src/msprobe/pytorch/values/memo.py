@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memo of values: what was found out about a tensor while it is provably unchanged and alive.
+"""The memo of values: the summary of a tensor while it is provably unchanged and alive.
 
 It is part of the C extension that describes plain tensors on the CPU; the rules by which a value is
-known stand there (``_tensors.c``). Without the extension nothing is remembered: every value is
+known are there (``_tensors.c``). Without the extension nothing is remembered: every value is
 summarised each time, and saved under each of its names.
 """
 
@@ -25,7 +25,7 @@ _MODULE: Final = "msprobe.pytorch.values._tensors"
 
 
 class Value(Protocol):
-    """What is known about one value.
+    """The summary and the records of one value.
 
     Attributes:
         id: small integer, the same wherever this value appears in the step; 0 when unknown.
@@ -52,14 +52,14 @@ class Memo(Protocol):
     active: bool
 
     def look(self, tensor: Tensor) -> Value | None:
-        """Return what is known about a plain tensor on the CPU, found out if need be, else None."""
+        """Return the `Value` of a plain tensor on the CPU, made if need be, else None."""
 
     def describe(self, tensor: Tensor, requires_grad: bool | None) -> msgspec.Raw | None:
         """Return the JSON of such a tensor without file and checksum, None for any other.
 
         Args:
             tensor: any tensor.
-            requires_grad: what the record says; None to ask the tensor.
+            requires_grad: the value for the record; None to ask the tensor.
         """
 
     def born(self, tensor: Tensor) -> None:
@@ -82,7 +82,7 @@ class Memo(Protocol):
         """
 
     def describe_dict(self, values: dict[str, Any], found: Found) -> msgspec.Raw | None:
-        """Do what `describe_list` does with keywords; the place of a tensor is ``(key,)``."""
+        """Same as `describe_list` for keywords; the place of a tensor is ``(key,)``."""
 
     def wrote(self, tensor: Tensor) -> None:
         """Note that a call may have written to a tensor."""
@@ -98,7 +98,7 @@ class Memo(Protocol):
 
 
 class FoundOut(msgspec.Struct, gc=False, eq=False):
-    """A `Value` that nobody remembers: of other devices, layouts and classes."""
+    """A `Value` outside the memo: of other devices, layouts and classes."""
 
     summary: Summary
     id: int = 0

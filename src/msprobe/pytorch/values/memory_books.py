@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What API calls do to memory: tells the memo and the list of undefined memory, call by call."""
+"""Effects of API calls on memory: keeps the memo and the list of undefined memory up to date."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msprobe.pytorch.values.unread import Arguments, UnreadTensors
 
 
 class MemoryBooks:
-    """Keeps what is known of values right while calls read, write, make and hide them."""
+    """Keeps the memo of values correct while calls read, write, make and hide them."""
 
     __slots__ = ("_adapter", "_memo", "_undefined", "_unread")
 
@@ -44,7 +44,7 @@ class MemoryBooks:
         """Return the result of a call as it is to be described."""
         return self._unread.in_result(entry, args, kwargs, result) if self._undefined else result
 
-    # -- what a call did -----------------------------------------------------------------------
+    # -- effects of a call ---------------------------------------------------------------------
 
     def note_received(self, found: Found) -> None:
         """Note the tensors that a call received."""
@@ -54,7 +54,7 @@ class MemoryBooks:
     def note_writes(
         self, entry: ApiEntry, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> None:
-        """Note what a call that returned has written."""
+        """Note the tensors that a call has written."""
         if self._undefined or entry.allocates:
             self._unread.note_writes(entry, args, kwargs, result)
         if not self._memo.active:
@@ -69,7 +69,7 @@ class MemoryBooks:
             self.distrust((kwargs["out"],), {})
 
     def note_result(self, entry: ApiEntry, result: Any) -> None:
-        """Note what a call that is recorded has made."""
+        """Note the tensors that a recorded call has made."""
         memo = self._memo
         if not memo.active:
             return
@@ -83,7 +83,7 @@ class MemoryBooks:
                     memo.born(output)
 
     def distrust(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Note that code which torch does not announce may have written to these."""
+        """Note that unobserved code may have written to these."""
         if self._memo.active:
             for tensor, _ in _tensors(args, kwargs):
                 self._memo.wrote(tensor)

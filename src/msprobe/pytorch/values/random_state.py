@@ -36,7 +36,7 @@ class RandomWatch:
 
         Args:
             args: the call's arguments; their devices say which default generators matter.
-            kwargs: likewise; a ``generator`` among them is the one that is used.
+            kwargs: its keyword arguments; a ``generator`` among them is the one that is used.
             keeps_state: whether the whole state is kept for a replay (``record_rng``).
         """
         self._keeps_state = keeps_state
@@ -75,7 +75,7 @@ def _generators(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Generato
         return given
     found = [torch.default_generator]
     devices = {v.device for v in (*args, *kwargs.values()) if isinstance(v, Tensor)}
-    with contextlib.suppress(RuntimeError, TypeError):  # the user's call will say what is wrong
+    with contextlib.suppress(RuntimeError, TypeError):  # the user's call will raise the error
         # `torch.rand(3, device="cuda")` has no tensor to go by
         devices.add(torch.device(kwargs.get("device", "cpu")))
     if _cuda_is_up():

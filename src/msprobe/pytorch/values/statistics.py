@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a torch tensor (what the numbers mean: `msprobe.capture.statistics`).
+"""The summary of a torch tensor (meaning of the numbers: `msprobe.capture.statistics`).
 
 On the CPU one pass over the memory gives all numbers, in C, without a copy. Elsewhere, and where
 the C kernels are missing, torch's reductions do it (`device_statistics`).

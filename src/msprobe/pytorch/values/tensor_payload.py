@@ -29,7 +29,7 @@ class TensorFile:
     """A tensor on its way to a file.
 
     Attributes:
-        size_bytes: what it occupies until it is written.
+        size_bytes: memory that it occupies until it is written.
     """
 
     __slots__ = ("_buffer", "_computed", "_pool", "_tensor", "size_bytes")
@@ -37,7 +37,7 @@ class TensorFile:
     def __init__(
         self, tensor: Tensor, buffer: Tensor | None = None, pool: BufferPool | None = None
     ) -> None:
-        """Take a tensor that nobody else will change, made on its device's current stream.
+        """Take a tensor that no other code will change, made on its device's current stream.
 
         Args:
             tensor: the values.
@@ -55,7 +55,7 @@ class TensorFile:
     def write(self, path: Path) -> None:
         """Write it so that ``torch.load(path, weights_only=True)`` reads it.
 
-        What lies on an accelerator comes to the host here, beside the computation. May be called
+        Values on an accelerator are copied to the host here, beside the computation. May be called
         once: the memory is given back.
         """
         if self._computed is None:

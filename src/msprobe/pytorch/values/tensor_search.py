@@ -14,4 +14,4 @@ tensors_in: Final = partial(tensor_search.tensors_in, Tensor)
 """``tensors_in(args, kwargs, found)``: see `msprobe.capture.tensor_search`."""
 
 output_slots: Final = partial(tensor_search.output_slots, Tensor)
-"""``output_slots(result)``: likewise."""
+"""``output_slots(result)``: see `msprobe.capture.tensor_search`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which memory holds nothing yet: that of ``torch.empty``, until one call has filled all of it."""
+"""Undefined memory: that of ``torch.empty``, until one call has filled all of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Storage: Final[Any] = torch.UntypedStorage
 
 
 class UndefinedMemory:
-    """Storages with undefined content. What has no storage of its own is never among them.
+    """Storages with undefined content. Tensors without a storage of their own are never among them.
 
     Attributes:
         storages: by address, each with a weak reference that keeps the address taken.
@@ -45,7 +45,7 @@ class UndefinedMemory:
             self.forget(tensor)
 
     def forget(self, tensor: Tensor) -> None:
-        """Note that somebody unseen may have filled the memory of this tensor."""
+        """Note that unobserved code may have filled the memory of this tensor."""
         storage = _storage_of(tensor)
         handle = None if storage is None else self.storages.pop(storage._cdata, None)
         if handle is not None:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors that a call is given and does not read: they are recorded without their values.
 
-- What a call overwrites (``x.normal_()``, ``out=``) is no input of it. What the memory held before
-  would make two identical runs differ.
+- A tensor that a call overwrites (``x.normal_()``, ``out=``) is no input of it. Its previous
+  content would make two identical runs differ.
 - Memory of ``torch.empty`` is undefined until one call has filled all of it. A call that only hands
   it on (a view: ``out[1:]``), asks for its shape, or writes a part of it (``out[0] = 0``) is
   recorded without the values of the whole: nothing tells which of these mean something. A call
-  that computes something from it is recorded with values: there the program says that it has filled
-  what it reads, and if it has not, that is the fault to be seen. No difference gets lost: what is
-  written into a part is an input of the call that writes it, and the whole is an input of the calls
-  that use it.
+  that computes something from it is recorded with values: the program relies on having filled the
+  memory, and if it has not, that is the fault to be seen. No difference gets lost: a value written
+  into a part is an input of the call that writes it, and the whole is an input of the calls that
+  use it.
 
 Memory that was made before recording began, or elsewhere than by a call that is observed, counts as
 filled.
