@@ -93,7 +93,7 @@ FAULTS: list[tuple[Reader, str, str]] = [
     (
         read_api_mapping,
         "- ms_api: Functional.a\n  pt_api: Torch.a\n  ms_args: [0, 0]\n  pt_args: [0, 1]\n",
-        "each argument once; 0 stands twice",
+        "each argument once; 0 is there twice",
     ),
     # Layer mappings
     (read_layer_mapping, "A: b\n", 'line 1: "A" is "b"; use lines of the form  child'),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two dumps compared: where they differ, where that begins, and how bad it is.
+"""Compare two dumps: their differences, where these originate, and how large they are.
 
 Enter at `msprobe.compare.run.compare_dumps`. A comparison reads two sides (`sides`), pairs their
 operations (`matching/`), measures pairs of values (`metrics/`), judges them and finds the culprit

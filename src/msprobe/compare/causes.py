@@ -14,7 +14,7 @@ class Cause(StrEnum):
     """Why a difference has its origin, or why a row is close after all.
 
     Attributes:
-        words: what is said of it; ``{}`` stands for the record, value or rank that it names.
+        words: its text; ``{}`` is replaced by the record, value or rank that it names.
     """
 
     words: str

@@ -32,7 +32,7 @@ _ALLOWED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareInput:
-    """What to compare.
+    """The paths and options of a comparison.
 
     Attributes:
         target: path of the dump under test.
@@ -41,7 +41,7 @@ class CompareInput:
         steps: only these; None for all.
         names_stacks: whether the file names the target's ``stack.json``; the user then says if
             tables have a column with call stacks.
-        notes: what in the file has no effect, in words.
+        notes: notes on keys of the file that have no effect.
     """
 
     target: Path
@@ -103,7 +103,7 @@ def parse_compare_input(tree: Mapping[str, Any], *, source: str) -> CompareInput
 
 
 def _stack_notes(tree: Mapping[str, Any], key: str, target: Path, source: str) -> Iterator[str]:
-    """Check the path of a ``stack.json``; yield what is to be said of it."""
+    """Check the path of a ``stack.json``; yield notes on it."""
     path = tree[key]
     if not isinstance(path, (str, Path)) or not Path(path).is_file():
         raise ConfigError(key, path, "the path of the target's stack.json", source=source)

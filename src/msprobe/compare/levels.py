@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps of two levels: what one level does not record at all is not missing.
+"""Dumps of two levels: operations that one level does not record at all are not missing.
 
-Level ``L0`` records modules, ``L1`` calls of APIs, ``mix`` both, ``debug`` what was handed to
-``save()``. Where levels differ, only what both record can be compared.
+Level ``L0`` records modules, ``L1`` calls of APIs, ``mix`` both, ``debug`` values given to
+``save()``. Where levels differ, only records of both levels can be compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def recorded_by_both(
         reference: the trusted one.
 
     Returns:
-        The operations that remain, and what to tell the user: empty if the levels agree.
+        The operations that remain, and a note for the user: empty if the levels agree.
 
     Raises:
         UsageError: the levels record nothing in common.

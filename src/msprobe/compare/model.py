@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison is made of: operations that were paired, and rows, one per pair of values.
+"""The parts of a comparison: paired operations, and rows, one per pair of values.
 
 A *side* is one rank's dump of one step. An *operation* is a record on a side. Operations of the two
 sides are paired first, then the values inside them; each pair of values is a `Row`.
-Pairs stand in the order (target, reference) everywhere.
+Pairs are in the order (target, reference) everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msprobe.numerics.element_metrics import ElementMetrics
 
 
 class Mode(StrEnum):
-    """What the values are judged by."""
+    """The data by which values are judged."""
 
     TENSOR = "tensor"
     STATISTICS = "statistics"
@@ -59,7 +59,7 @@ class Origin(StrEnum):
 
 
 class Match(StrEnum):
-    """How two operations found each other."""
+    """How two operations were paired."""
 
     EXACT = "exact"
     ALIAS = "alias"
@@ -75,15 +75,15 @@ class OperationPair:
     Attributes:
         position: place in the order of execution of the merged list, from 0.
         target: name of the target's record, None where it is missing there.
-        reference: likewise.
-        match: how they found each other.
+        reference: name of the reference's record, None where it is missing there.
+        match: how they were paired.
         confidence: 1.0 for exact names, less where similarity decided, 0.0 unmatched.
         slots: target slot → reference slot, where a mapping file says so; others keep their names.
-            A slot stands for everything below it (``input`` for ``input.0``), and the longest one
+            A slot includes everything below it (``input`` for ``input.0``), and the longest one
             counts. None means that the value has no partner.
         target_slots: values of the target that make rows; None for all. Where a data mapping leads
             from one operation to several, each of these pairs has its share.
-        reference_slots: likewise.
+        reference_slots: values of the reference that make rows; as `target_slots`.
     """
 
     position: int
@@ -125,8 +125,8 @@ class Row(ABC):
         status: filled in by `msprobe.compare.verdicts`, as are the following.
         origin: None for rows without a difference.
         error: the relative error that decided the status; None where there is no such number.
-        finding: what differs, in words; empty where status says it all.
-        cause: why the origin is what it is; None where status and origin say it all.
+        finding: the difference in words; empty where the status is enough.
+        cause: the reason for the origin; None where status and origin are enough.
         subject: the record, the value or the rank that the cause names.
         problem: why the values could not be compared (unreadable file …); empty if they could.
     """
@@ -175,7 +175,7 @@ class Row(ABC):
 
     @property
     def reason(self) -> str:
-        """Why status and origin are what they are, in words."""
+        """The reason for status and origin, in words."""
         if self.cause is None:
             return self.finding
         words = self.cause.words.format(self.subject)

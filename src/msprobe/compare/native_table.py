@@ -117,7 +117,7 @@ def make_table(comparisons: Sequence[RankComparison], *, keep_rows: bool = True)
     """Return the rows of all comparisons as one table.
 
     Args:
-        comparisons: in the order in which they shall stand.
+        comparisons: in the order of the table.
         keep_rows: False takes the rows out of the comparisons on the way: of millions of rows there
             is no room for both.
     """
@@ -189,7 +189,7 @@ def _column(name: str, values: list[Any], kind: Any) -> pl.Series:
 
 
 def _pairs_of(rows: Sequence[Row]) -> tuple[list[OperationPair], list[int]]:
-    """Return the operations of rows that stand together, and for each row the place of its own."""
+    """Return the operations of consecutive rows, and for each row the place of its own."""
     pairs: list[OperationPair] = []
     places: list[int] = []
     last: OperationPair | None = None
@@ -204,7 +204,7 @@ def _pairs_of(rows: Sequence[Row]) -> tuple[list[OperationPair], list[int]]:
 def _operation_columns(
     pairs: Sequence[OperationPair], comparison: RankComparison
 ) -> dict[str, list[Any]]:
-    """Return what is known of operations rather than of values, and which are backward."""
+    """Return the columns about operations rather than values, and which are backward."""
     sides = [comparison.side_of(pair) for pair in pairs]
     names = [pair.name for pair in pairs]
     of_both = list(zip(sides, names, strict=True))
@@ -244,7 +244,7 @@ def _row_columns(rows: Sequence[Row], backward: Sequence[bool]) -> dict[str, lis
 
 
 def _side_columns(side: str, values: Sequence[Value | None]) -> dict[str, list[Any]]:
-    # Rows without a partner are few; a stand-in spares every column a test for None.
+    # Rows without a partner are few; an empty value spares every column a test for None.
     found = [value or _NO_VALUE for value in values]
     return {
         f"{side}_dtype": [value.dtype or value.type or None for value in found],
@@ -305,7 +305,7 @@ _COUNT_COLUMNS: Final[dict[str, Callable[[ElementMetrics], int]]] = {
 
 
 def _metric_columns(rows: Sequence[Row], said: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return what the elements tell; where they were not read, counts are as the dump has said."""
+    """Return the columns of element metrics; where none were read, counts are those of the dump."""
     metrics = [row.metrics for row in rows]
     columns: dict[str, list[Any]] = {
         name: [None if found is None else pick(found) for found in metrics]
@@ -326,7 +326,7 @@ def _metric_columns(rows: Sequence[Row], said: Mapping[str, list[Any]]) -> dict[
 
 
 def _numbers(values: list[Statistic]) -> list[float | None]:
-    """Return numbers as a column holds them; nearly always they are what they are."""
+    """Return numbers as a column holds them; nearly always unchanged."""
     return [value if type(value) is float or value is None else _number(value) for value in values]
 
 

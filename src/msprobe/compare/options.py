@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user can ask of a comparison."""
+"""Options of a comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CompareOptions:
         layer_mapping: file of child renames by layer class.
         tolerances: YAML file that overrides tolerances by glob.
         processing: YAML file of matrices to multiply tensors with before they are compared.
-        workers: threads or tasks at once; None for one a core.
+        workers: threads or tasks at once; None for one per core.
         scheduler: address of a dask scheduler, None to compute here.
         show_progress: whether to draw a progress bar on stderr.
     """
@@ -44,6 +44,6 @@ class CompareOptions:
 
     @property
     def has_mapping_files(self) -> bool:
-        """Whether the user names what belongs together, in a file or a mapping."""
+        """Whether the user gave a mapping, as a file or in Python."""
         given = (self.data_mapping, self.cell_mapping, self.api_mapping, self.layer_mapping)
         return any(isinstance(each, (Path, Mapping)) for each in given)

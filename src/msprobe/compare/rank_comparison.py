@@ -22,7 +22,7 @@ class RankComparison:
         rank: the target's rank number, or its folder's name where it has none.
         target: the side under test.
         reference: the trusted side.
-        mode: what values are judged by.
+        mode: the data by which values are judged.
         pairs: all operations, in order of execution.
         rows: all values, grouped by operation in the order of `pairs`.
         table: file of the table of `rows`, where they were set aside.
@@ -42,7 +42,7 @@ class RankComparison:
         return self.reference if pair.target is None else self.target
 
     def set_aside(self, table: Path) -> None:
-        """Let go of the rows, whose table is in a file, and of all that was read of the dumps."""
+        """Release the rows, whose table is in a file, and all data read from the dumps."""
         self.table = table
         self.pairs, self.rows = [], []
         self.target.unload()

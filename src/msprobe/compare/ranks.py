@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank of the target is compared with which rank of the reference, and the worst of them.
+"""Pair ranks of the target with ranks of the reference, and find the worst of them.
 
 Steps and ranks pair by number. A single step or rank on both sides pairs whatever its number: two
 files that a user names are meant to be compared.
@@ -43,11 +43,11 @@ class ViewPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """What is compared with what.
+    """Pairs of ranks to compare.
 
     Attributes:
         pairs: in order of step and rank; never empty.
-        notes: what was left out, and what was paired although its number differs.
+        notes: on ranks left out, and ranks paired although their numbers differ.
     """
 
     pairs: Sequence[ViewPair]
@@ -134,7 +134,7 @@ def _pair_keys(
     dumps: tuple[Dump, Dump],
     notes: list[str],
 ) -> list[tuple[_Key, _Key]]:
-    """Return pairs of keys; adds to `notes` what deserves to be said."""
+    """Return pairs of keys; adds notes for the user to `notes`."""
     if len(target) == len(reference) == 1:
         key, other = next(iter(target)), next(iter(reference))
         if key != other and _is_number(key) and _is_number(other):
@@ -143,10 +143,10 @@ def _pair_keys(
     common = [key for key in target if key in reference]
     if not common:
         return _pair_unnumbered(what, target, reference, dumps, notes)
-    for side, mine, theirs in (("target", target, reference), ("reference", reference, target)):
-        lonely = [key for key in mine if key not in theirs]
-        if lonely:
-            notes.append(f"only in the {side}: {what} {_shown(lonely)}")
+    for side, keys, others in (("target", target, reference), ("reference", reference, target)):
+        unmatched = [key for key in keys if key not in others]
+        if unmatched:
+            notes.append(f"only in the {side}: {what} {_shown(unmatched)}")
     return [(key, key) for key in common]
 
 
@@ -159,10 +159,10 @@ def _pair_unnumbered(
 ) -> list[tuple[_Key, _Key]]:
     """Pair folders that carry a process number instead of a rank in the order of their names."""
     if len(target) == len(reference) and not any(map(_is_number, (*target, *reference))):
-        mine, theirs = sorted(target, key=str), sorted(reference, key=str)
-        if [_mode_of(key) for key in mine] == [_mode_of(key) for key in theirs]:
+        target_keys, reference_keys = sorted(target, key=str), sorted(reference, key=str)
+        if [_mode_of(key) for key in target_keys] == [_mode_of(key) for key in reference_keys]:
             notes.append(f"{what}s without a number were paired in the order of their names")
-            return list(zip(mine, theirs, strict=True))
+            return list(zip(target_keys, reference_keys, strict=True))
     raise UsageError(
         f"no {what} of {dumps[0].path} has a partner in {dumps[1].path}: the target has "
         f"{_shown(target)}, the reference {_shown(reference)}; "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps of two recorders, such as msprobe and mindstudio-probe: what only one of them records.
+"""Dumps of two recorders, such as msprobe and mindstudio-probe, which record different operations.
 
 It says nothing about the two runs, so it is left out of the comparison, and one note says so.
 mindstudio-probe 26.2.0 leaves out functions that reshape or create tensors, the model itself, many
@@ -38,7 +38,7 @@ def _is_own(side: Side) -> bool:
 
 @dataclass(slots=True)
 class LeftOut:
-    """What was left out of comparisons.
+    """Counts of operations and gradients left out of comparisons.
 
     Attributes:
         operations: how many, by function or module.
@@ -49,7 +49,7 @@ class LeftOut:
     gradients: int = 0
 
     def notes(self) -> list[str]:
-        """Return what is said of it: one note, or none if nothing was left out."""
+        """Return one note on it, or none if nothing was left out."""
         if not self.operations and not self.gradients:
             return []
         shown = [name for name, _ in self.operations.most_common(_SHOWN_NAMES)]
@@ -63,11 +63,11 @@ class LeftOut:
 
 
 def leave_out_unrecorded(comparison: RankComparison, left_out: LeftOut) -> None:
-    """Take out of a comparison what only one of its two recorders records.
+    """Take out of a comparison the operations that only one of its two recorders records.
 
     Args:
         comparison: its rows have a status and no origin yet.
-        left_out: counts what is taken out.
+        left_out: counts the operations and gradients taken out.
     """
     recorded = _Recorded(comparison)
     unrecorded = set()
@@ -85,7 +85,7 @@ def leave_out_unrecorded(comparison: RankComparison, left_out: LeftOut) -> None:
 
 
 class _Recorded:
-    """What each side records."""
+    """The kinds of operations that each side records."""
 
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison

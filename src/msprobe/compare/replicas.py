@@ -5,7 +5,7 @@ Data-parallel ranks hold the same parameters, and the same gradients once these 
 whatever two ranks compute from the same values must come out the same. Ranks count as replicas
 when most of their parameters agree; ranks that hold different parts of the parameters are left
 alone, and so is everything random. Where most parameters are a little apart, the ranks train each
-on its own: that is one finding. Beside a trusted run, only what agrees there has to agree.
+on its own: that is one finding. Beside a trusted run, only values that agree there must agree.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def compare_replicas(
     Args:
         path: the dump.
         options: how to compare.
-        output: folder in which an interrupted comparison leaves what it has done.
-        notes: what else the summary shall say.
+        output: folder for the outcomes of an interrupted comparison.
+        notes: further notes for the summary.
 
     Raises:
         DumpFormatError: there is no dump at that path, or it is damaged.
@@ -155,10 +155,10 @@ def _wanted(dump: Dump, steps: Sequence[int] | None) -> list[DumpStep]:
 
 
 class ReplicaCheck:
-    """Finds what replicas disagree about, step by step, by statistics or checksums alone.
+    """Finds values on which replicas disagree, step by step, by statistics or checksums alone.
 
     Args:
-        tolerances: what results of equal inputs may be apart.
+        tolerances: allowed errors of results of equal inputs.
     """
 
     def __init__(self, tolerances: Tolerances) -> None:
@@ -167,7 +167,7 @@ class ReplicaCheck:
         self._seen: set[tuple[RankKey, str]] = set()
 
     def findings(self, step: DumpStep, trusted: DumpStep) -> Iterator[dict[str, Any]]:
-        """Yield what `replica_findings` yields, without the findings of earlier steps.
+        """Same as `replica_findings`, without the findings of earlier steps.
 
         Args:
             step: of the target; with a single rank it has no replicas.
@@ -275,17 +275,17 @@ def _guessed_parameters(side: Side, names: Iterable[str]) -> dict[Place, Value]:
     return guessed
 
 
-def _are_replicas(mine: Mapping[Place, Value], theirs: Mapping[Place, Value]) -> bool:
+def _are_replicas(values: Mapping[Place, Value], others: Mapping[Place, Value]) -> bool:
     """Return whether most parameters agree that could tell the difference."""
-    if mine.keys() != theirs.keys():
+    if values.keys() != others.keys():
         return False
-    if any(value.shape != theirs[place].shape for place, value in mine.items()):
+    if any(value.shape != others[place].shape for place, value in values.items()):
         return False
     # Biases of 0 and scales of 1 are the same on all ranks, whatever these hold.
     telling = [
-        place for place, value in mine.items() if value.max != value.min or value.max is None
+        place for place, value in values.items() if value.max != value.min or value.max is None
     ]
-    alike = sum(_are_similar(mine[place], theirs[place]) for place in telling)
+    alike = sum(_are_similar(values[place], others[place]) for place in telling)
     return alike >= _LEAST_COMMON_SHARE * len(telling) if telling else True
 
 
@@ -302,7 +302,7 @@ def _are_similar(a: Value, b: Value, tolerance: float = _SIMILAR) -> bool:
 
 
 def _value_key(value: Value) -> Key:
-    """Return what is the same for two values exactly if, by all that the dump says, they are."""
+    """Return a key that is equal for two values exactly if they are equal in all the dump has."""
     if not value.is_tensor:
         return (value.type, repr(value.value))
     if value.md5 is not None:
@@ -354,12 +354,12 @@ class _Checker:
         is_backward = parsed.kind is RecordKind.BACKWARD
         if is_backward and forward_name(parsed) not in self._same_calls:
             return  # a gradient depends on the values of the forward call, too
-        mine, theirs = self._side.values(name), self._first.values(name)
-        if [value.slot for value in mine] != [value.slot for value in theirs]:
+        values, others = self._side.values(name), self._first.values(name)
+        if [value.slot for value in values] != [value.slot for value in others]:
             return
         reduced = parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED
-        same = self._computes_the_same(name, mine, theirs)
-        for a, b in zip(mine, theirs, strict=True):
+        same = self._computes_the_same(name, values, others)
+        for a, b in zip(values, others, strict=True):
             if a.role is Role.PARAMETER:
                 if (parsed.base, a.slot) in self._seen:
                     continue
@@ -371,17 +371,17 @@ class _Checker:
                 continue
             yield Matched(pair=pair, target=a, reference=b)
 
-    def _computes_the_same(self, name: str, mine: list[Value], theirs: list[Value]) -> bool:
+    def _computes_the_same(self, name: str, values: list[Value], others: list[Value]) -> bool:
         """Return whether a call has all inputs in common and nothing else that could differ."""
         parsed = self._side.parsed(name)
         if parsed.is_module and name in self._enclosing:
-            return False  # what runs inside it says more, and may be random
+            return False  # the calls inside it tell more, and may be random
         operator = self._side.operator(name)
         if is_communication(parsed) or parsed.prefix == "Distributed":
             return False
         if operator.draws_random or operator.allocates:
             return False
-        taken = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.role is not Role.OUTPUT]
+        taken = [(a, b) for a, b in zip(values, others, strict=True) if a.role is not Role.OUTPUT]
         tensors = sum(a.is_tensor for a, _ in taken)
         if not tensors or any(_value_key(a) != _value_key(b) for a, b in taken):
             return False
@@ -409,7 +409,7 @@ def judge_replicas(comparison: RankComparison, tolerances: Tolerances) -> None:
 
 
 def _blame_once(comparison: RankComparison, parted: dict[RankKey, str]) -> None:
-    """Blame one value of ranks that part as a whole; what differs after it follows from it.
+    """Blame one value of ranks that part as a whole; later differences follow from it.
 
     Args:
         comparison: one step of one rank, judged.
@@ -448,7 +448,7 @@ def replica_findings(
 
     Yields:
         ``name`` (of the record), ``row``, ``kind``, ``module``, ``status``, ``step``, ``ranks``
-        (all that were compared), ``differing`` (those that stand alone), ``error``, ``reason``,
+        (all that were compared), ``differing`` (those that disagree), ``error``, ``reason``,
         ``source``.
     """
     groups: dict[tuple[int, int], list[RankComparison]] = defaultdict(list)

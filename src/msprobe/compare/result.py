@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CompareResult`: what a comparison found, as a table, a summary and files."""
+"""`CompareResult`: the result of a comparison, as a table, a summary and files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TableFormat = Literal["xlsx", "csv", "parquet"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyChoices:
-    """What mindstudio-probe's users choose of its files.
+    """Options for the files of mindstudio-probe.
 
     Attributes:
         generation: whose columns and verdicts the tables have: ``8.3.3`` or ``26.2.0``.
@@ -49,11 +49,11 @@ class LegacyChoices:
 
 
 class CompareResult:
-    """What a comparison found. Shows itself in a notebook.
+    """Result of a comparison. Shows itself in a notebook.
 
     Attributes:
-        summary: what ``summary.json`` holds: whether the dumps are equal, counts by status, the
-            first difference, the calls that introduced one, what has no partner …
+        summary: content of ``summary.json``: whether the dumps are equal, counts by status, the
+            first difference, the calls that introduced one, calls without a partner …
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class CompareResult:
         return any(comparison.table is not None for comparison in self._comparisons)
 
     def _scan(self) -> pl.LazyFrame:
-        """Return the table; of one that is in files only what is asked for is read."""
+        """Return the table as a lazy frame: of tables in files only the requested part is read."""
         import polars as pl
 
         if self._frame is not None or not self._is_set_aside:
@@ -117,7 +117,7 @@ class CompareResult:
         return pl.concat([pl.scan_parquet(table) for table in tables])
 
     def release(self) -> pl.LazyFrame:
-        """Return the table and let go of what it was made of, which takes as much memory again.
+        """Return the table and release its sources, which take as much memory again.
 
         Tables can then no longer be written.
         """
@@ -147,7 +147,7 @@ class CompareResult:
             table: format of the tables; None for xlsx, or parquet if there are more than 200,000
                 rows.
             html: whether to write a report to click through, too.
-            legacy: what mindstudio-probe's users choose of its files.
+            legacy: options for the files of mindstudio-probe.
 
         Raises:
             ReportWriteError: a file cannot be written.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files a comparison makes, and what they are called: the names that mindstudio-probe uses.
+"""Names of the files that a comparison writes, as in mindstudio-probe.
 
 compare_result_{time}.xlsx                     one rank
 compare_result_rank0_{time}.xlsx               several ranks; in step{n}/ if several steps
@@ -9,8 +9,8 @@ compare_result_{rank}_{step}_{time}.xlsx       kernel dumps
 {graph|pynative}/step{n}/compare_result_…      MindSpore dumps of two halves
 worst_ranks_{time}.csv                         several ranks: the worst rank of every value
 advisor[_rank0]_{time}.txt                     where it was asked for
-data_mapping[_rank0]_{time}.yaml               what a layer mapping came to
-compare_report_{time}.html                     likewise
+data_mapping[_rank0]_{time}.yaml               row names that a layer mapping paired
+compare_report_{time}.html                     the report
 summary.json
 """
 
@@ -75,7 +75,7 @@ def table_names(
 
     Args:
         comparisons: all that one call compared.
-        stamp: time of the call, as it stands in names.
+        stamp: time of the call, as written in names.
         rank_pairs: whether a rank is named with the rank that it was compared with, also where
             there is but one.
     """

@@ -78,7 +78,7 @@ def compare_dumps(
         layer_mapping: YAML file of renamed children by class of layer.
         tolerances: YAML file that changes tolerances by type or by name.
         processing: YAML file of matrices to multiply tensors with before they are compared.
-        workers: threads; None for one a core.
+        workers: threads; None for one per core.
         scheduler: address of a dask cluster that does the work, ``tcp://host:port``.
         show_progress: whether to draw a progress bar on stderr.
 
@@ -141,9 +141,9 @@ def run_comparison(
         target: path of the dump under test.
         reference: path of the trusted one.
         options: how to compare.
-        output: folder in which an interrupted comparison leaves what it has done.
-        notes: what else the summary shall say.
-        framework: what the user takes the target to be made with; only checked.
+        output: folder for the outcomes of an interrupted comparison.
+        notes: further notes for the summary.
+        framework: the target's framework according to the user; only checked.
         set_aside: where the rows of large comparisons go; None keeps them.
     """
     from msprobe.compare.result import CompareResult
@@ -199,13 +199,13 @@ def _collector_paused() -> Iterator[None]:
 
 
 class _Comparer:
-    """Compares pairs of ranks, and gathers what is to be said of all of them.
+    """Compares pairs of ranks, and gathers the notes on all of them.
 
     Attributes:
-        notes: what the user should know.
-        left_out: what was left out because only one recorder records it.
-        summary: what is said of the steps that were compared.
-        replicas: what data-parallel ranks of the target disagree about; None with a single rank.
+        notes: notes for the user.
+        left_out: operations left out because only one recorder records them.
+        summary: summary of the compared steps.
+        replicas: disagreements of data-parallel ranks of the target; None with a single rank.
     """
 
     def __init__(self, options: CompareOptions, output: Path | None) -> None:
@@ -306,7 +306,7 @@ class _Comparer:
         self.replicas = [*(self.replicas or ()), *found]
 
     def check_processing(self, comparisons: Sequence[RankComparison]) -> None:
-        """Note it if there was nothing to multiply; a fault of the file is told all the same."""
+        """Add a note if there was nothing to multiply; faults of the file are reported anyway."""
         path = self._options.processing
         if path is None or any(each.mode is Mode.TENSOR for each in comparisons):
             return
@@ -320,7 +320,7 @@ class _Comparer:
         return [] if self._globs is None else self._globs.notes()
 
     def check_framework(self, comparisons: Sequence[RankComparison], framework: str) -> None:
-        """Note it if the target was not made with the framework that the user says."""
+        """Add a note if the target was not made with the framework that the user names."""
         found = {comparison.target.framework for comparison in comparisons} - {framework, ""}
         if found:
             self.notes.append(f"-f {framework} was given, but the target is of {min(found)}")
@@ -331,7 +331,7 @@ def _sides_of(pair: ViewPair) -> tuple[Side, Side]:
 
 
 def common_mode(target: Side, reference: Side, notes: list[str]) -> Mode:
-    """Return what values of both sides can be judged by.
+    """Return the mode in which values of both sides can be judged.
 
     Raises:
         UsageError: one side holds checksums only, the other none.
@@ -378,7 +378,7 @@ def _changes_bits(target: Side, reference: Side) -> bool:
 
 
 def _has_statistics(side: Side) -> bool:
-    """Return whether checksums stand beside statistics, as most programs write them."""
+    """Return whether there are statistics beside checksums, as most programs write them."""
     return any(
         value.is_tensor and value.mean is not None
         for name in side.names

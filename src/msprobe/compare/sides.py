@@ -40,7 +40,7 @@ class JoinedRecord:
     """Several records that are compared as one.
 
     Attributes:
-        operator: what they compute together.
+        operator: the operator that they compute together.
         slots: the values that make it up, in order.
     """
 
@@ -59,7 +59,7 @@ class Side:
         names: names of the records in order of execution; of records that are compared as one,
             the name of the main one.
         joined: records by the name of the main one.
-        damages: what is said of files that are damaged and can be done without.
+        damages: notes on damaged files that are not essential.
     """
 
     def __init__(self, view: RankView, *, source: str) -> None:
@@ -75,12 +75,12 @@ class Side:
         self._mode: Mode | None = None
 
     def __repr__(self) -> str:
-        """Return which side of what, for debugging."""
+        """Return side and dump, for debugging."""
         return f"Side({self.source}, {str(self.view.directory)!r})"
 
     @property
     def mode(self) -> Mode:
-        """What the values of this dump can be judged by.
+        """The mode in which values of this dump can be judged.
 
         Raises:
             UnsupportedError: the dump holds no values.
@@ -120,7 +120,7 @@ class Side:
         self.names = [name for name in self.names if name not in absorbed]
 
     def operator(self, name: str) -> Operator:
-        """Return what a record's API, or its module's class, computes."""
+        """Return the operator of a record's API, or of its module's class."""
         if name in self.joined:
             return self.joined[name].operator
         parsed = self.parsed(name)

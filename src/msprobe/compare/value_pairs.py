@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a pair of operations: which value of the one is which value of the other."""
+"""The rows of a pair of operations: their values, paired."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ _PARAMETER_ROLES: Final = (Role.PARAMETER, Role.PARAMETER_GRAD)
 def pair_values(target: Side, reference: Side, pair: OperationPair) -> list[Row]:
     """Return one row for each value of two operations, in the target's order.
 
-    Values pair by their place in the record. What one side passed by position and the other by
-    keyword pairs by the function's signature, or where only one value on either side is left for
-    it. A value without a partner has a row of its own; those of the reference stand behind the last
+    Values pair by their place in the record. Values that one side passed by position and the other
+    by keyword pair by the function's signature, or where only one value on either side is left for
+    it. A value without a partner has a row of its own; those of the reference come behind the last
     value of their kind.
 
     Raises:
         DumpFormatError: a record is damaged.
     """
-    mine = _values(target, pair.target, pair.target_slots)
-    theirs = _values(reference, pair.reference, pair.reference_slots)
-    if not theirs:
-        return [Added(pair=pair, target=value) for value in mine]
-    if not mine:
-        return [Missing(pair=pair, reference=value) for value in theirs]
+    target_values = _values(target, pair.target, pair.target_slots)
+    reference_values = _values(reference, pair.reference, pair.reference_slots)
+    if not reference_values:
+        return [Added(pair=pair, target=value) for value in target_values]
+    if not target_values:
+        return [Missing(pair=pair, reference=value) for value in reference_values]
     crosses = target.framework != reference.framework
-    is_simple = not pair.slots and not crosses and len(mine) == len(theirs)
+    is_simple = not pair.slots and not crosses and len(target_values) == len(reference_values)
     parsed = target.parsed(pair.name)
     has_gradients = parsed.kind is RecordKind.BACKWARD and not parsed.is_module
     if is_simple:
         rows: list[Row] = [
             Matched(pair=pair, target=a, reference=b)
-            for a, b in zip(mine, theirs, strict=True)
+            for a, b in zip(target_values, reference_values, strict=True)
             if a.slot == b.slot and (not has_gradients or a.shape == b.shape)
         ]
-        if len(rows) == len(mine):
+        if len(rows) == len(target_values):
             return rows
-    matcher = _ValueMatcher(mine, theirs)
+    matcher = _ValueMatcher(target_values, reference_values)
     matcher.pair_by_place(pair.slots)
     if crosses:
         matcher.pair_parameters()
@@ -59,7 +59,7 @@ def pair_values(target: Side, reference: Side, pair: OperationPair) -> list[Row]
         matcher.reorder_gradients()
         roles.append(Role.OUTPUT)
     matcher.pair_keywords(roles)
-    rows = _rows(pair, mine, theirs, matcher.partners)
+    rows = _rows(pair, target_values, reference_values, matcher.partners)
     return [row for row in rows if not _is_setting(row)] if crosses else rows
 
 
@@ -85,9 +85,9 @@ class _ValueMatcher:
         partners: place among the target's values → place among the reference's.
     """
 
-    def __init__(self, mine: list[Value], theirs: list[Value]) -> None:
-        self._mine = mine
-        self._theirs = theirs
+    def __init__(self, target: list[Value], reference: list[Value]) -> None:
+        self._target = target
+        self._reference = reference
         self.partners: dict[int, int] = {}
         self._taken: set[int] = set()
         self._excluded: set[int] = set()
@@ -95,11 +95,11 @@ class _ValueMatcher:
     def pair_by_place(self, slots: Mapping[str, str | None]) -> None:
         """Pair equal slots, and those that a mapping says are the same."""
         by_key: dict[str, int] = {}
-        for place, value in enumerate(self._theirs):
+        for place, value in enumerate(self._reference):
             by_key.setdefault(_key(value.slot), place)
         rules = {_key(slot): other for slot, other in slots.items()}
         claimed = {_key(other) for other in rules.values() if other is not None}
-        for place, value in enumerate(self._mine):
+        for place, value in enumerate(self._target):
             key = _key(value.slot)
             rule = _longest_prefix(key, rules)
             if rule is not None:
@@ -117,20 +117,20 @@ class _ValueMatcher:
     def pair_by_name(
         self, target: Signature, reference: Signature, *, in_output: bool = False
     ) -> None:
-        """Pair arguments that are the same parameter of a function, whatever way they were passed.
+        """Pair arguments that are the same parameter of a function, by position or by keyword.
 
         Args:
             target: of the target's function.
             reference: of the reference's function.
-            in_output: whether the outputs are what belongs to the arguments: their gradients.
+            in_output: whether the outputs belong to the arguments, as their gradients.
         """
         role = Role.OUTPUT if in_output else Role.INPUT
         right = {
             reference.name_of(value.argument): place
-            for place, value in enumerate(self._theirs)
+            for place, value in enumerate(self._reference)
             if value.role is role and place not in self._taken
         }
-        for place, value in enumerate(self._mine):
+        for place, value in enumerate(self._target):
             if value.role is role and self._is_free(place):
                 partner = right.get(target.name_of(value.argument))
                 if partner is not None:
@@ -140,13 +140,13 @@ class _ValueMatcher:
         """Pair parameters that the frameworks call differently."""
         right = {
             _parameter_name(value.slot): place
-            for place, value in enumerate(self._theirs)
+            for place, value in enumerate(self._reference)
             if value.role in _PARAMETER_ROLES and place not in self._taken
         }
-        for place, value in enumerate(self._mine):
+        for place, value in enumerate(self._target):
             if value.role in _PARAMETER_ROLES and self._is_free(place):
                 partner = right.get(_parameter_name(value.slot))
-                if partner is not None and self._theirs[partner].role is value.role:
+                if partner is not None and self._reference[partner].role is value.role:
                     self._pair(place, partner)
 
     def pair_keywords(self, roles: Sequence[Role]) -> None:
@@ -154,15 +154,15 @@ class _ValueMatcher:
         for role in roles:
             left = [
                 place
-                for place, value in enumerate(self._mine)
+                for place, value in enumerate(self._target)
                 if value.role is role and self._is_free(place)
             ]
             right = [
                 place
-                for place, value in enumerate(self._theirs)
+                for place, value in enumerate(self._reference)
                 if value.role is role and place not in self._taken
             ]
-            lefts, rights = _by_looks(self._mine, left), _by_looks(self._theirs, right)
+            lefts, rights = _by_looks(self._target, left), _by_looks(self._reference, right)
             for looks, places in lefts.items():
                 self._pair_group(places, rights.get(looks, []))
 
@@ -171,14 +171,14 @@ class _ValueMatcher:
 
         Their order is that of the arguments, or that in which the framework's graph has them.
         """
-        left = [place for place, value in enumerate(self._mine) if value.role is Role.OUTPUT]
-        right = [place for place, value in enumerate(self._theirs) if value.role is Role.OUTPUT]
+        left = [place for place, value in enumerate(self._target) if value.role is Role.OUTPUT]
+        right = [place for place, value in enumerate(self._reference) if value.role is Role.OUTPUT]
         fitting = sum(
-            self._mine[place].shape == self._theirs[self.partners[place]].shape
+            self._target[place].shape == self._reference[self.partners[place]].shape
             for place in left
             if place in self.partners
         )
-        lefts, rights = _by_looks(self._mine, left), _by_looks(self._theirs, right)
+        lefts, rights = _by_looks(self._target, left), _by_looks(self._reference, right)
         shared = [looks for looks in lefts if len(lefts[looks]) == len(rights.get(looks, ()))]
         if sum(len(lefts[looks]) for looks in shared) <= fitting:
             return
@@ -197,9 +197,9 @@ class _ValueMatcher:
         """Pair values that look alike: equal ones first, the others in order if as many."""
         waiting = list(partners)
         for place in places:
-            fact = _fact(self._mine[place])
-            equal = [other for other in waiting if _fact(self._theirs[other]) == fact]
-            rivals = [other for other in places if _fact(self._mine[other]) == fact]
+            fact = _fact(self._target[place])
+            equal = [other for other in waiting if _fact(self._reference[other]) == fact]
+            rivals = [other for other in places if _fact(self._target[other]) == fact]
             if len(equal) == 1 and len(rivals) == 1:
                 self._pair(place, equal[0])
                 waiting.remove(equal[0])
@@ -211,10 +211,10 @@ class _ValueMatcher:
     def _is_free(self, place: int) -> bool:
         return place not in self.partners and place not in self._excluded
 
-    def _pair(self, mine: int, theirs: int) -> None:
-        if theirs not in self._taken:
-            self.partners[mine] = theirs
-            self._taken.add(theirs)
+    def _pair(self, place: int, partner: int) -> None:
+        if partner not in self._taken:
+            self.partners[place] = partner
+            self._taken.add(partner)
 
 
 def _by_looks(values: list[Value], places: list[int]) -> dict[tuple[bool, object], list[int]]:
@@ -230,22 +230,25 @@ def _fact(value: Value) -> tuple[object, ...]:
 
 
 def _rows(
-    pair: OperationPair, mine: list[Value], theirs: list[Value], partners: Mapping[int, int]
+    pair: OperationPair,
+    target_values: list[Value],
+    reference_values: list[Value],
+    partners: Mapping[int, int],
 ) -> list[Row]:
     taken = set(partners.values())
     unmatched = [
         Missing(pair=pair, reference=value)
-        for place, value in enumerate(theirs)
+        for place, value in enumerate(reference_values)
         if place not in taken
     ]
-    last_of_role = {value.role: place for place, value in enumerate(mine)}
+    last_of_role = {value.role: place for place, value in enumerate(target_values)}
     rows: list[Row] = []
-    for place, value in enumerate(mine):
+    for place, value in enumerate(target_values):
         partner = partners.get(place)
         rows.append(
             Added(pair=pair, target=value)
             if partner is None
-            else Matched(pair=pair, target=value, reference=theirs[partner])
+            else Matched(pair=pair, target=value, reference=reference_values[partner])
         )
         if last_of_role[value.role] == place:
             rows += [row for row in unmatched if row.value.role is value.role]
@@ -253,7 +256,7 @@ def _rows(
 
 
 def _longest_prefix(key: str, rules: Mapping[str, object] | set[str]) -> str | None:
-    """Return the slot among `rules` that is `key` or stands above it."""
+    """Return the slot among `rules` that is `key` or above it."""
     while key:
         if key in rules:
             return key

@@ -50,7 +50,7 @@ _BATCH_NORM: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to do about the first bad row.
+    """Advice on the first bad row.
 
     Attributes:
         line: the row's place in the table, from 0; None when no row is bad.
@@ -72,8 +72,8 @@ def advise(table: Table, rows: Iterable[Row]) -> Advice:
     """Return advice on the first bad row of a table of either generation.
 
     Args:
-        table: what is written.
-        rows: what its lines were made of, in their order.
+        table: the table that is written.
+        rows: the rows of its lines, in their order.
     """
     verdict = table.columns.index(REACHED if REACHED in table.columns else RESULT)
     for line, ((cells, _), row) in enumerate(zip(table.rows(), rows, strict=True)):

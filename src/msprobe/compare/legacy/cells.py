@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the columns about one side hold: type, shape, requires_grad, statistics, checksum."""
+"""Cells about one side of a row: type, shape, requires_grad, statistics, checksum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAN: Final = "Nan"
 UNSUPPORTED: Final = "unsupported"
 NO_FILE: Final = "-1"
 
-# Keyword arguments that name a rank stand in the table under their recorded type.
+# Keyword arguments that name a rank are in the table under their recorded type.
 _RANK_ARGUMENTS: Final = ("src", "dst", "group_src", "group_dst")
 _PROCESS_GROUPS: Final = ("torch.ProcessGroup", "mindspore.ProcessGroup")
 # Types that are a value of their own rather than one of a Python type.
@@ -32,7 +32,7 @@ class SideCells(NamedTuple):
         dtype: as the dump spells it; for a value that is no tensor its Python type.
         shape: as a list.
         requires_grad: ``True``, ``False`` or ``N/A``.
-        max: largest value; the value itself where it is no tensor. Likewise the other three.
+        max: largest value; the value itself where it is no tensor, as for the other three.
     """
 
     dtype: Cell

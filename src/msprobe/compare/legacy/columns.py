@@ -75,7 +75,7 @@ def legacy_columns(mode: Mode, generation: Generation, *, has_stack: bool) -> tu
     """Return the columns of mindstudio-probe, without ours.
 
     Args:
-        mode: what the comparison was judged by.
+        mode: the data by which values were judged.
         generation: whose columns.
         has_stack: whether the target has call stacks.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where ranks first differ, as mindstudio-probe's option ``-da`` writes it.
+"""First differences of ranks, in the files of mindstudio-probe's option ``-da``.
 
     compare_result_rank0_{time}.json    every operation of a rank: same or not, and its rows
     diff_analyze_{ns}.json              the operations with which it begins, by rank
@@ -118,7 +118,7 @@ def write_first_differences(
     Args:
         comparisons: all ranks of all steps, judged.
         directory: the folder; made if missing.
-        stamp: time as it stands in names.
+        stamp: time as written in names.
 
     Raises:
         ReportWriteError: a file cannot be written.
@@ -158,7 +158,7 @@ def _by_operation(comparison: RankComparison) -> Iterator[tuple[str, list[Row]]]
 
 
 def _operations_text(comparison: RankComparison) -> Iterator[str]:
-    """Yield the JSON of all operations of a rank, one a line."""
+    """Yield the JSON of all operations of a rank, one per line."""
     columns, operations = legacy_operations(comparison, Generation.V26_2_0)
     separator = "{\n"
     for rows, lines in operations:
@@ -227,7 +227,7 @@ def _entry(found: FirstDifference) -> dict[str, Any]:
 
 
 def _values(found: FirstDifference) -> Iterator[tuple[Row, Mapping[str, Any]]]:
-    """Yield each value of the target with what the table says of it."""
+    """Yield each value of the target with its cells in the table."""
     comparison = found.comparison
     rows = [row for row in found.rows if not isinstance(row, Missing)]
     only = RankComparison(

@@ -38,7 +38,7 @@ class _Measures(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """What is extreme among the inputs and parameters of an operation."""
+    """Extremes among the inputs and parameters of an operation."""
 
     least_notable_error: float | None
     least_relative: float | None

@@ -32,10 +32,10 @@ _BASE: Final = (*IDENTITY, *STATISTICS, REACHED, ERR_MESSAGE)
 def kernel_table(comparison: RankComparison, *, highlight: bool = True) -> Table:
     """Return the table of a comparison of two kernel dumps, judged by values or statistics.
 
-    Kernels of one side stand where they ran, with an empty name on the other.
+    Kernels of one side are at the place where they ran, with an empty name on the other.
 
     Args:
-        comparison: what to show; its rows have been judged.
+        comparison: the comparison to show; its rows have been judged.
         highlight: whether rows that were not reached are red.
     """
     is_statistic = comparison.mode is Mode.STATISTICS

@@ -51,7 +51,7 @@ _RESULTS: Final = ("pass", "warning", "error")
 
 @dataclass(slots=True)
 class Verdict:
-    """What is said of a row.
+    """Level and messages of a row.
 
     Attributes:
         level: the highest level of all findings.
@@ -116,7 +116,7 @@ def judge_operation(rows: Sequence[JudgedRow], mode: Mode) -> list[Verdict]:
 
 
 def _is_plainly_equal(judged: JudgedRow) -> bool:
-    """Return whether no rule can find anything: both sides and all they say are the same."""
+    """Return whether no rule can find anything: both sides are equal in every recorded fact."""
     return judged.row.status is Status.EQUAL and judged.target == judged.reference
 
 
@@ -154,12 +154,12 @@ def _judge_row(judged: JudgedRow, verdict: Verdict, mode: Mode) -> None:
 
 
 def is_gradient_inconsistent(row: Row) -> bool:
-    """Return whether both sides say if a gradient is wanted, and say different things."""
+    """Return whether requires_grad is known on both sides and differs."""
     return {value.requires_grad for value in row.values} == {True, False}
 
 
 def _note_forms(row: Matched, verdict: Verdict, mode: Mode) -> None:
-    """Say what is different about two tensors whose values may well agree."""
+    """Note differences in type, shape or requires_grad of two tensors whose values may agree."""
     target, reference = row.target, row.reference
     if target.dtype != reference.dtype and row.status is not Status.DTYPE:
         verdict.add(Level.PASS, f"dtypes differ: {target.dtype} and {reference.dtype}")
@@ -179,7 +179,7 @@ _WORDS: Final = {
 def _raise_to_status(row: Row, verdict: Verdict, mode: Mode) -> None:
     if row.status not in _WORDS:
         return
-    # Another checksum or argument is an error wherever it stands.
+    # Another checksum or argument is an error at any place.
     may_inherit = mode is not Mode.MD5 and row.value.is_tensor
     is_mild = row.status is Status.UNREAD or (may_inherit and row.origin in _INHERITED)
     level = Level.WARNING if is_mild else Level.ERROR

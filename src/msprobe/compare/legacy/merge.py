@@ -53,7 +53,7 @@ _NUMBER: Final = re.compile(r" ?-?(?:\d+\.?\d*(?:[eE][-+]?\d+)?)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeChoices:
-    """What to merge.
+    """The ranks, rows and metrics to merge.
 
     Attributes:
         apis: beginnings of row names, whole parts: ``Functional``, ``Torch.add.0``.
@@ -70,12 +70,12 @@ class MergeChoices:
 
 @dataclass(slots=True, kw_only=True)
 class _RankTable:
-    """What was read of one rank.
+    """The content of one rank's files.
 
     Attributes:
         rank: title of its column.
         files: its files, in order.
-        mode: what its values were judged by.
+        mode: the data by which its values were judged.
         columns: all columns.
         rows: the wanted rows by name.
     """
@@ -236,7 +236,7 @@ def _long_cells() -> Iterator[None]:
 
 
 def _mode_of(columns: tuple[str, ...], path: Path) -> Mode:
-    """Return what a table was judged by.
+    """Return the mode that a table was judged by.
 
     Raises:
         DumpFormatError: it is no table of a comparison.

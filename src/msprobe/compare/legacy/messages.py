@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the column ``Err_message`` of release 8.3.3 says of a row, beside the rules of colours."""
+"""Texts of the column ``Err_message`` of release 8.3.3, beside the rules of colours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def old_message(judged: JudgedRow, mode: Mode, *, is_bad: bool, is_off: bool) ->
 
     Args:
         judged: the row.
-        mode: what it was judged by.
+        mode: the data by which it was judged.
         is_bad: whether its verdict asks for attention.
         is_off: whether a statistic is off by more than half.
     """
@@ -43,7 +43,7 @@ def _sentences(row: Row, mode: Mode, *, is_bad: bool, is_off: bool) -> Iterator[
 
 
 def _about_elements(row: Matched) -> Iterator[str]:
-    """Say why elements, or some of their metrics, could not be compared."""
+    """Return why elements, or some of their metrics, could not be compared."""
     target, reference = row.target, row.reference
     if target.shape is not None and 0 in target.shape:
         yield "The tensor is empty: there is nothing to compare."

@@ -24,7 +24,7 @@ def statistic_cells(
 
     Args:
         target: the four cells of the target.
-        reference: likewise.
+        reference: the four cells of the reference.
         generation: whose spelling of special cases.
     """
     if generation is Generation.V8_3_3:

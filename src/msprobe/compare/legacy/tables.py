@@ -47,11 +47,11 @@ def legacy_table(
     """Return the table of a comparison whose rows have been judged.
 
     The target's values come first, in order of execution; values that only the reference has come
-    after them. Our own columns stand to the right of the documented ones. Kernel dumps have columns
+    after them. Our own columns are to the right of the documented ones. Kernel dumps have columns
     of their own, the same in both generations.
 
     Args:
-        comparison: what to show.
+        comparison: the comparison to show.
         generation: whose columns and verdicts.
         highlight: whether rows have colours: those of 26.2.0 by their results, those of 8.3.3 by
             its rules, which its messages name in any case.
@@ -69,7 +69,7 @@ def legacy_table(
 def legacy_operations(
     comparison: RankComparison, generation: Generation
 ) -> tuple[tuple[str, ...], Iterator[tuple[list[Row], list[TableRow]]]]:
-    """Return the columns of a table and its rows by operation, with what they were made of."""
+    """Return a table's columns, and its lines by operation with the rows they were made from."""
     has_stack = has_stacks(comparison)
     maker = _RowMaker(comparison, generation, has_stack=has_stack, highlight=False)
     columns = legacy_columns(comparison.mode, generation, has_stack=has_stack)
@@ -77,7 +77,7 @@ def legacy_operations(
 
 
 def rows_in_order(comparison: RankComparison) -> Iterable[Row]:
-    """Return the rows of a comparison as they stand in its table."""
+    """Return the rows of a comparison in the order of its table."""
     rows = comparison.rows
     if is_kernel_comparison(comparison):
         return rows
@@ -93,7 +93,7 @@ def is_kernel_comparison(comparison: RankComparison) -> bool:
 
 
 def has_stacks(comparison: RankComparison) -> bool:
-    """Return whether the target tells where its calls were made."""
+    """Return whether the target has call stacks."""
     view = comparison.target.view
     name = view.records_path.name
     return name == layout.JOURNAL or (view.directory / layout.STACK_JSON).is_file()
@@ -125,7 +125,7 @@ class _RowMaker:
             yield from lines
 
     def operations(self) -> Iterator[tuple[list[Row], list[TableRow]]]:
-        """Return the rows of each operation, with what they were made of."""
+        """Return the rows of each operation, with the rows they were made from."""
         in_order = rows_in_order(self._comparison)
         for _, group in groupby(in_order, key=lambda row: id(row.pair)):
             members = list(group)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which operation of the target is which operation of the reference.
+"""Pairs the operations of the target with those of the reference.
 
 Enter at `join_decompositions` where the frameworks differ, then at `pair_operations`. Mapping files
 go first (`data_mapping`, `cell_mapping`, `api_mapping`, `layer_mapping`). Then come equal names,

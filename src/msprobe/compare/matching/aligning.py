@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partners among calls whose numbers say nothing, found by their order and their values.
+"""Align calls whose numbers cannot be trusted, by their order and their values.
 
 Calls that were paired before divide the run into gaps; inside a gap, ever weaker grounds are tried
 in turn: the same values in the same module, the same shapes, the same operation, and so on. Each
@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from msprobe.compare.matching.call_signature import EvidenceReader, likeness, numbers_likeness
+from msprobe.compare.matching.call_signature import CallSignatureReader, likeness, numbers_likeness
 from msprobe.compare.matching.runs import slide_holes
 from msprobe.compare.matching.sequences import IndexPair, align, monotone, most_alike
 
@@ -36,7 +36,7 @@ class Call:
     Attributes:
         place: its place in the order of its side.
         name: the record's name.
-        family: what it may be paired with.
+        family: equal for calls that may be paired.
         scope: path of the module around it, as both sides know it.
         fallback: a wider family, the last ground for a partner.
     """
@@ -65,25 +65,25 @@ class _Ground(NamedTuple):
 
     least: float
     spread: float
-    key: Callable[[Call, EvidenceReader], Hashable]
+    key: Callable[[Call, CallSignatureReader], Hashable]
 
 
-def _same_values(call: Call, read: EvidenceReader) -> Hashable:
-    evidence = read(call.name)
-    if evidence.values is None:
+def _same_values(call: Call, read: CallSignatureReader) -> Hashable:
+    signature = read(call.name)
+    if signature.values is None:
         return call.name, id(read)  # equal to nothing
-    return call.family, call.scope, evidence.signature, evidence.values
+    return call.family, call.scope, signature.structure, signature.values
 
 
-def _same_scales(call: Call, read: EvidenceReader) -> Hashable:
-    evidence = read(call.name)
-    if evidence.scales is None:
+def _same_scales(call: Call, read: CallSignatureReader) -> Hashable:
+    signature = read(call.name)
+    if signature.scales is None:
         return call.name, id(read)
-    return call.family, call.scope, evidence.signature, evidence.scales
+    return call.family, call.scope, signature.structure, signature.scales
 
 
-def _same_shapes(call: Call, read: EvidenceReader) -> Hashable:
-    return call.family, call.scope, read(call.name).signature
+def _same_shapes(call: Call, read: CallSignatureReader) -> Hashable:
+    return call.family, call.scope, read(call.name).structure
 
 
 _SAME_VALUES: Final = _Ground(0.99, 0.0, _same_values)
@@ -93,7 +93,7 @@ _GROUNDS: Final = (
     _SAME_SCALES,
     _Ground(0.8, 0.15, _same_shapes),
     _Ground(0.6, 0.25, lambda call, _: (call.family, call.scope)),
-    _Ground(0.5, 0.3, lambda call, read: (call.family, read(call.name).signature)),
+    _Ground(0.5, 0.3, lambda call, read: (call.family, read(call.name).structure)),
     _Ground(0.3, 0.4, lambda call, _: call.family),
     _Ground(0.2, 0.4, lambda call, _: call.fallback),
 )
@@ -102,7 +102,9 @@ _GROUNDS: Final = (
 class Aligner:
     """Finds partners for calls of the two sides."""
 
-    def __init__(self, read_target: EvidenceReader, read_reference: EvidenceReader) -> None:
+    def __init__(
+        self, read_target: CallSignatureReader, read_reference: CallSignatureReader
+    ) -> None:
         self._read_target = read_target
         self._read_reference = read_reference
 
@@ -157,13 +159,15 @@ class Aligner:
         for number, (key, run) in enumerate(runs):
             has_next = number + 1 < len(runs)
             high = runs[number + 1][1][0] if has_next else (len(target), len(reference))
-            mine = [i for i in range(low[0] + 1, high[0]) if target_keys[i] == key]
-            theirs = [j for j in range(low[1] + 1, high[1]) if reference_keys[j] == key]
+            target_run = [i for i in range(low[0] + 1, high[0]) if target_keys[i] == key]
+            reference_run = [j for j in range(low[1] + 1, high[1]) if reference_keys[j] == key]
             low = run[-1]
-            has_holes = len(mine) > len(run) and len(theirs) > len(run)
-            if has_holes and len(mine) * len(theirs) <= _LARGEST_RUN:
-                likes = [[self._like(target[i], reference[j]) for j in theirs] for i in mine]
-                run = [(mine[i], theirs[j]) for i, j in most_alike(likes)]  # noqa: PLW2901
+            has_holes = len(target_run) > len(run) and len(reference_run) > len(run)
+            if has_holes and len(target_run) * len(reference_run) <= _LARGEST_RUN:
+                likes = [
+                    [self._like(target[i], reference[j]) for j in reference_run] for i in target_run
+                ]
+                run = [(target_run[i], reference_run[j]) for i, j in most_alike(likes)]  # noqa: PLW2901
             settled += run
         # Two runs may both have reached into the calls between them.
         return [(target[i], reference[j]) for i, j in monotone(settled)]
@@ -233,7 +237,7 @@ def _tells_calls_apart(gaps: list[_Gap], pairs: list[list[_CallPair]]) -> bool:
 def _gaps(
     target: Sequence[Call], reference: Sequence[Call], anchors: Sequence[IndexPair]
 ) -> list[_Gap]:
-    """Group the calls of both sides by the anchors between which they stand."""
+    """Group the calls of both sides by the anchors around them."""
     in_target: defaultdict[int, list[Call]] = defaultdict(list)
     in_reference: defaultdict[int, list[Call]] = defaultdict(list)
     target_anchors = [place for place, _ in anchors]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """API mappings: functions of MindSpore and the functions of PyTorch that do the same.
 
-A file is a list of records; what it says goes before what `msprobe.operators` knows:
+A file is a list of records, which take precedence over the table of `msprobe.operators`:
 
     - ms_api: Functional.gather
       pt_api: Torch.index_select
@@ -77,7 +77,7 @@ class ApiMapping:
 
     Attributes:
         names: MindSpore's name → PyTorch's.
-        pairs: both names → what is said of their values.
+        pairs: both names → the slots of their values that belong together.
     """
 
     names: Mapping[str, str]
@@ -88,7 +88,7 @@ class ApiMapping:
         return next(filter(None, map(self.names.get, _spellings(ms_api))), None)
 
     def pair(self, ms_api: str, pt_api: str) -> ApiPair | None:
-        """Return what the file says of two functions, None if it does not have the two."""
+        """Return the file's entry on two functions, None if it does not have the two."""
         keys = ((spelling, pt_api) for spelling in _spellings(ms_api))
         return next(filter(None, map(self.pairs.get, keys)), None)
 
@@ -143,11 +143,13 @@ def _read_lists(
     if ms is None or pt is None:
         missing = f"{'ms' if ms is None else 'pt'}_{name}"
         record.refuse(sorted(fields), f"both ms_{name} and pt_{name}; {missing} is missing")
-    mine, theirs = _slots(ms), _slots(pt)
-    if len(mine) != len(theirs):
-        rule = f"as many as ms_{name}, which are {len(mine)}: place by place they belong together"
-        pt.refuse(theirs, rule)
-    return tuple(zip(mine, theirs, strict=True))
+    ms_slots, pt_slots = _slots(ms), _slots(pt)
+    if len(ms_slots) != len(pt_slots):
+        rule = (
+            f"as many as ms_{name}, which are {len(ms_slots)}: place by place they belong together"
+        )
+        pt.refuse(pt_slots, rule)
+    return tuple(zip(ms_slots, pt_slots, strict=True))
 
 
 def _slots(node: Node) -> list[str]:
@@ -156,7 +158,7 @@ def _slots(node: Node) -> list[str]:
     ]
     for place, slot in enumerate(slots):
         if slot in slots[:place]:
-            node.refuse(slots, f"each argument once; {slot} stands twice")
+            node.refuse(slots, f"each argument once; {slot} is there twice")
     return slots
 
 

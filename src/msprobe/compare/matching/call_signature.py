@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the values of two records say about whether they are the same call."""
+"""Likeness of two calls by their values: shapes, types and statistics."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ _STEPS_PER_OCTAVE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """What is known of a call besides its name.
+class CallSignature:
+    """Facts about a call besides its name.
 
     Attributes:
-        signature: shapes and kinds of its values, whatever their precision.
+        structure: shapes and kinds of its values, whatever their precision.
         values: equal for calls that took and gave the same values; None without any tensor.
-        scales: how large its first and last tensor are; equal for most calls with nearly the same
-            values. None without numbers.
+        scales: rough sizes of its first and last tensor; equal for most calls with nearly the
+            same values. None without numbers.
         shapes: shape of each tensor.
         numbers: statistics of its tensors, for likeness.
     """
 
-    signature: Hashable
+    structure: Hashable
     values: Hashable
     scales: Hashable
     shapes: tuple[tuple[int, ...] | None, ...]
     numbers: tuple[float, ...]
 
 
-class EvidenceReader:
-    """Reads the evidence of one side's records, each once."""
+class CallSignatureReader:
+    """Reads the signatures of one side's records, each once."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
-        self._found: dict[str, Evidence] = {}
+        self._found: dict[str, CallSignature] = {}
 
-    def __call__(self, name: str) -> Evidence:
-        """Return the evidence of a record."""
+    def __call__(self, name: str) -> CallSignature:
+        """Return the signature of a record."""
         found = self._found.get(name)
         if found is None:
-            found = self._found[name] = _evidence(self._side.values(name))
+            found = self._found[name] = _signature(self._side.values(name))
         return found
 
 
-def likeness(first: Evidence, second: Evidence) -> float:
+def likeness(first: CallSignature, second: CallSignature) -> float:
     """Return how alike two calls of one operation are: 0 for strangers, 1 for the same values."""
     if first.values is not None and first.values == second.values:
         return 1.0
@@ -61,7 +61,7 @@ def likeness(first: Evidence, second: Evidence) -> float:
     return 0.6 * shapes + 0.4 * numbers_likeness(first, second)
 
 
-def numbers_likeness(first: Evidence, second: Evidence) -> float:
+def numbers_likeness(first: CallSignature, second: CallSignature) -> float:
     """Return how alike the statistics of two calls are: 0 to 1, one half if there are none."""
     if not first.numbers or not second.numbers:
         return _UNKNOWN
@@ -74,7 +74,7 @@ def numbers_likeness(first: Evidence, second: Evidence) -> float:
     return total / max(len(first.numbers), len(second.numbers))
 
 
-def _evidence(values: list[Value]) -> Evidence:
+def _signature(values: list[Value]) -> CallSignature:
     tensors = [value for value in values if value.is_tensor]
     shapes = tuple(value.shape for value in tensors)
     facts: Hashable = None
@@ -89,9 +89,9 @@ def _evidence(values: list[Value]) -> Evidence:
                 for number in (value.max, value.min, value.mean, value.norm)
                 if number is not None
             ]
-    signature = hash(tuple((value.role, _kind(value.dtype), value.shape) for value in values))
-    return Evidence(
-        signature=signature,
+    structure = hash(tuple((value.role, _kind(value.dtype), value.shape) for value in values))
+    return CallSignature(
+        structure=structure,
         values=facts,
         scales=_scales(tensors),
         shapes=shapes,

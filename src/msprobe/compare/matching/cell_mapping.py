@@ -41,7 +41,7 @@ CLASS_NAMES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class CellMapping:
-    """What a cell mapping file says.
+    """The content of a cell mapping file.
 
     Attributes:
         names: ``{path}.{class}``, or segments of it → the same on the other side.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data mappings: which row of the target is which row of the reference, name by name.
+"""Data mappings: row names of the target → row names of the reference.
 
     Functional.linear.0.forward.input.0: Functional.linear.1.forward.input.0
     Functional.relu.0.forward.output.0: N/A        # has no partner
@@ -44,7 +44,7 @@ class MappedOperation:
 
     Attributes:
         target: place of the record in the target.
-        reference: likewise; None if its rows have no partner.
+        reference: place in the reference; None if its rows have no partner.
         slots: target slot → reference slot.
     """
 
@@ -91,22 +91,23 @@ def mapped_operations(
     of_target, of_reference = Rows(target), Rows(reference)
     slots: defaultdict[tuple[int, int | None], dict[str, str | None]] = defaultdict(dict)
     for row, partner in mapping.rows.items():
-        mine = of_target.find(row)
-        theirs = None if partner is None else of_reference.find(partner)
-        if mine is None or (partner is not None and theirs is None):
+        target_row = of_target.find(row)
+        reference_row = None if partner is None else of_reference.find(partner)
+        if target_row is None or (partner is not None and reference_row is None):
             continue  # a row of another step or rank
-        record, slot = (None, None) if theirs is None else (places[1][theirs[0]], theirs[1])
-        slots[places[0][mine[0]], record][mine[1]] = slot
+        record, slot = reference_row or (None, None)
+        partner_place = None if record is None else places[1][record]
+        slots[places[0][target_row[0]], partner_place][target_row[1]] = slot
     return [
-        MappedOperation(mine, theirs, found)
-        for (mine, theirs), found in sorted(
+        MappedOperation(place, partner_place, found)
+        for (place, partner_place), found in sorted(
             slots.items(), key=lambda item: (item[0][0], item[0][1] is None, item[0][1] or 0)
         )
     ]
 
 
 def data_mapping_of(rows: Iterable[Row]) -> dict[str, str]:
-    """Return the data mapping that leads to the same rows: what a mapping file would say.
+    """Return the data mapping that leads to the same rows, as a mapping file would have it.
 
     Args:
         rows: of a comparison.

@@ -2,7 +2,7 @@
 """Calls of a MindSpore layer that are one function in PyTorch, compared as that function.
 
 Each group of calls becomes one operation with the name of its main call. Its values are those that
-PyTorch's function has too: what comes in from outside, and the result.
+PyTorch's function has too: its inputs from outside, and the result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def join_decompositions(target: Side, reference: Side, options: CompareOptions) 
     A mapping file may name any of these calls, so nothing is joined where there is one.
 
     Returns:
-        What the user should know.
+        Notes for the user.
     """
     if target.framework == reference.framework:
         return []
@@ -54,7 +54,7 @@ def argument_slots(
     """Return slots of a joined call → slots of its partner, which may take them by keyword.
 
     Args:
-        operator: what both compute.
+        operator: the operator that both compute.
         kind: of the records.
         values: those of the partner.
     """
@@ -223,7 +223,7 @@ class _Joiner:
             self._absorbed.update(name for name in names if name in self._known)
 
     def _arguments(self, part: _Part) -> list[Value]:
-        """Return what a step takes from outside, besides what flows through."""
+        """Return the arguments of a step from outside, besides the value that flows through."""
         places = {
             f"input.{place}"
             for place, name in enumerate(part.step.arguments)
@@ -257,7 +257,7 @@ def _backward(call: RecordName) -> str:
 
 
 def _numbers(value: Value) -> tuple[object, ...]:
-    """Return what two records of one value agree in, but for its shape."""
+    """Return a key equal for two records of one value, even in another shape."""
     # As text, so that NaN equals NaN.
     numbers = (value.dtype, value.max, value.min, value.mean, value.norm, value.md5)
     return tuple(map(repr, numbers))

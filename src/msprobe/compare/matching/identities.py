@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record is, in words that both sides share.
+"""`Identity`: names of modules, functions and scopes in the spelling that both sides share.
 
-Names of modules and functions are translated, first as mapping files say, then by what is known of
-frameworks and wrappers, so that the same thing has the same words on both sides.
+Names of modules and functions are translated, first by the mapping files, then by the tables of
+frameworks and wrappers, so that the same thing has the same name on both sides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from msprobe.operators.operator import Operator
 
 
 class Identity(NamedTuple):
-    """What a record is.
+    """Module or function, and scope, of a record.
 
     Attributes:
         family: equal for all calls of one operation or module, whatever it is called.
@@ -43,14 +43,14 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What the records of one side are.
+    """The identities of the records of one side.
 
     Attributes:
         paths: module path → path by which both sides know the module.
         mapped_paths: those that a mapping file changed.
         classes: module path → class.
         is_mindspore: whether functions go by MindSpore's names.
-        apis: what a file of the user's says of this side's functions; None without one.
+        apis: the user's API mapping of this side's functions; None without one.
         apis_are_asked_for: whether the user asked for pairs of functions.
         layers: where a layer mapping holds, the other names of calls and layers.
         shared: path on the other side → path by which both sides know the module.
@@ -68,7 +68,7 @@ class Names:
     prefixes: Mapping[str, str] = field(default_factory=dict)
 
     def identity(self, name: RecordName, path: str) -> Identity:
-        """Return what a record is.
+        """Return the identity of a record.
 
         Args:
             name: its name.
@@ -91,7 +91,7 @@ class Names:
         return self._identity_of(operator, is_mapped=is_mapped)
 
     def joined_identity(self, operator: Operator) -> Identity:
-        """Return what calls are that are compared as one."""
+        """Return the identity of calls that are compared as one."""
         return self._identity_of(operator, is_mapped=self.apis_are_asked_for)
 
     def _identity_of(self, operator: Operator, *, is_mapped: bool) -> Identity:
@@ -135,7 +135,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedNames:
-    """What the records of both sides are, and which of their values belong together.
+    """The identities of the records of both sides, and which of their values belong together.
 
     Attributes:
         target: names of the target.
@@ -151,7 +151,7 @@ class SharedNames:
     _slots: dict[tuple[str, str, str], Slots] = field(default_factory=dict)
 
     def slots(self, target: RecordName, reference: RecordName) -> Slots:
-        """Return target slot → reference slot where arguments stand at other places."""
+        """Return target slot → reference slot where arguments have other positions."""
         if target.is_module:
             return {}
         key = (target.base, reference.base, target.kind.value)
@@ -164,7 +164,7 @@ class SharedNames:
         return found
 
     def _chosen_slots(self, target: RecordName, reference: RecordName) -> Slots | None:
-        """Return what a file of the user's says of two functions; None if it does not."""
+        """Return the slots that the user's file gives for two functions; None if it has none."""
         ms, pt = (reference, target) if self.is_swapped else (target, reference)
         pair = None if self.apis is None else self.apis.pair(ms.base, pt.base)
         if pair is None:
@@ -201,14 +201,14 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
     )
     classes = [_classes(target), _classes(reference)]
     mapped: list[dict[str, str]] = [{path: path for path in known} for known in classes]
-    mine = 1 if swapped else 0
+    renamed_side = 1 if swapped else 0
     if options.layer_mapping is not None:
-        layers = RenamedLayers(read_layer_mapping(options.layer_mapping), classes[mine])
+        layers = RenamedLayers(read_layer_mapping(options.layer_mapping), classes[renamed_side])
         mapped = [numbered_from_zero(known) for known in classes]
-        mapped[mine] = layers.paths()
+        mapped[renamed_side] = layers.paths()
     elif cells is not None:
-        mapped[mine] = _by_cells(cells, classes[mine])
-    changed = frozenset(path for path, other in mapped[mine].items() if path != other)
+        mapped[renamed_side] = _by_cells(cells, classes[renamed_side])
+    changed = frozenset(path for path, other in mapped[renamed_side].items() if path != other)
     of_target, of_reference = shared_paths(set(mapped[0].values()), set(mapped[1].values()))
     paths = [
         {path: shared[other] for path, other in known.items()}
@@ -219,13 +219,13 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
         Names(
             paths=paths[side],
             classes=classes[side],
-            mapped_paths=changed if side == mine else frozenset(),
+            mapped_paths=changed if side == renamed_side else frozenset(),
             is_mindspore=speaks_mindspore[side],
             apis=apis if translated[side] else None,
             apis_are_asked_for=options.api_mapping is not None,
-            layers=layers if side == mine else None,
-            shared=of_target if mine == 0 else of_reference,
-            prefixes=_prefixes((target, reference)[1 - mine]),
+            layers=layers if side == renamed_side else None,
+            shared=of_target if renamed_side == 0 else of_reference,
+            prefixes=_prefixes((target, reference)[1 - renamed_side]),
         )
         for side in (0, 1)
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layer mappings: how the children of a class of layers are called on the other side.
+"""Layer mappings: the other side's names for the children of a class of layers.
 
     TopLayer:                       # the model itself
       network: module
@@ -7,7 +7,7 @@
       qkv_proj: query_key_value     # in every ParallelAttention
       core.attn: core_attention     # a path of several steps is fine
 
-Paths are rewritten from the top, child by child; what is not listed keeps its name. A call is a
+Paths are rewritten from the top, child by child; unlisted children keep their names. A call is a
 child of the layer around it: ``norm.RmsNorm: npu_rms_norm``. Layers of a ``ParallelTransformer``
 are counted from 0 on both sides, because the stages of a pipeline may be numbered on their own or
 all together.
@@ -33,7 +33,7 @@ _Steps = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LayerMapping:
-    """What a layer mapping file says.
+    """The content of a layer mapping file.
 
     Attributes:
         children: class → renames of its children as steps, longest first.

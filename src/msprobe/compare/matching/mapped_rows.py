@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a data mapping makes of operations: rows of one may lead to several others.
+"""Pairs of operations by a data mapping: rows of one may lead to several others.
 
 A line of the mapping is about one row. An operation whose rows are all listed goes to the partner
 to which most of them lead. Of other operations the listed rows make pairs of their own, and the

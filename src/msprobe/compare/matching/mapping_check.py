@@ -32,8 +32,8 @@ class _Unknown(NamedTuple):
     Attributes:
         line: its line, 0 without a file.
         key: its place in the file.
-        found: the name, or what is said of a key.
-        wanted: what it should name.
+        found: the name, or the text about a key.
+        wanted: the kind of name it should be.
         name: the name itself.
         candidates: names that it could have been.
     """
@@ -47,7 +47,7 @@ class _Unknown(NamedTuple):
 
 
 def check_mappings(options: CompareOptions, sides: Sequence[tuple[Side, Side]]) -> None:
-    """Refuse mapping files that name what no dump has.
+    """Refuse mapping files with names that no dump has.
 
     Args:
         options: the mapping files.
@@ -118,7 +118,7 @@ class _Names:
 
     @cached_property
     def paths(self) -> set[str]:
-        """Path of every module and call, and of what is above it."""
+        """Path of every module and call, and of the modules above it."""
         whole = {path for path, _, _ in self.modules}
         for side in self._sides:
             for name in side.names:
@@ -157,26 +157,28 @@ def _unknown_rows(mapping: DataMapping, sides: Sequence[tuple[Side, Side]]) -> I
 
 def _unknown_cells(path: Path, own: _Names, other: _Names) -> Iterator[_Unknown]:
     mapping = read_cell_mapping(path)
-    mine, theirs = (sorted(whole for _, _, whole in names.modules) for names in (own, other))
-    own_text, other_text = "\n".join(mine), "\n".join(theirs)
+    own_modules, other_modules = (
+        sorted(whole for _, _, whole in names.modules) for names in (own, other)
+    )
+    own_text, other_text = "\n".join(own_modules), "\n".join(other_modules)
     for name, partner in mapping.names.items():
         line = mapping.lines[name]
         if name not in own_text:
-            yield _key(line, name, f"a part of a module of the {own.source}", name, mine)
+            yield _key(line, name, f"a part of a module of the {own.source}", name, own_modules)
         path_alone = partner.rpartition(".")[0] or partner
         if partner not in other_text and path_alone not in other_text:
             wanted = f"a part of a module of the {other.source}"
-            yield _Unknown(line, name, partner, wanted, partner, theirs)
+            yield _Unknown(line, name, partner, wanted, partner, other_modules)
 
 
 def _unknown_apis(path: Path, own: _Names, other: _Names) -> Iterator[_Unknown]:
     # Functions that the frameworks have may be in a mapping for several models.
     operator_names = {operator.name for operator in operators()}
-    theirs = other.functions | set(known_functions())
+    other_functions = other.functions | set(known_functions())
     for pair in read_api_mapping(path).pairs.values():
         for key, name, known, names, is_mindspore in (
             ("ms_api", pair.ms_api, own.functions, own, True),
-            ("pt_api", pair.pt_api, theirs, other, False),
+            ("pt_api", pair.pt_api, other_functions, other, False),
         ):
             prefix, _, api = name.partition(".")
             operator = operator_of(prefix, api, is_mindspore=is_mindspore)
@@ -210,5 +212,5 @@ def _unknown_layers(path: Path, own: _Names, other: _Names) -> Iterator[_Unknown
 
 
 def _below(names: _Names, above: Sequence[str]) -> set[str]:
-    """Return what lies below some layers, one or several steps down."""
+    """Return the modules and calls below some layers, one or several steps down."""
     return {path[len(place) :] for path in names.paths for place in above if path.startswith(place)}

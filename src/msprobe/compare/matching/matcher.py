@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Literal
 
 from msprobe.compare.matching.aligning import Aligner, Call
-from msprobe.compare.matching.call_signature import EvidenceReader
+from msprobe.compare.matching.call_signature import CallSignatureReader
 from msprobe.compare.matching.identities import Identity, Names, SharedNames
 from msprobe.compare.model import Match
 from msprobe.compare.sides import Side
@@ -43,14 +43,14 @@ class Records:
         self.parsed: list[RecordName] = [side.parsed(name) for name in side.names]
         self.bases: list[str] = [parsed.base for parsed in self.parsed]
         self.place = {name: place for place, name in enumerate(side.names)}
-        self.evidence = EvidenceReader(side)
+        self.signature_of = CallSignatureReader(side)
         self._side = side
         self._words = words
         self._identities: dict[tuple[str, str], Identity] = {}
         self._scopes: list[str | None] = [None] * len(self.parsed)
 
     def identity(self, place: int) -> Identity:
-        """Return what a record is."""
+        """Return the identity of a record."""
         parsed = self.parsed[place]
         if parsed.full in self._side.joined:
             return self._words.joined_identity(self._side.operator(parsed.full))
@@ -119,7 +119,7 @@ class Matcher:
         self._align = align
         sides = names.target, names.reference
         self._has_layer_mapping = any(side.layers is not None for side in sides)
-        self._aligner = Aligner(self.target.evidence, self.reference.evidence)
+        self._aligner = Aligner(self.target.signature_of, self.reference.signature_of)
         self.partners: list[int] = [_NONE] * len(target.names)
         self.grounds: list[Ground] = [(Match.UNMATCHED, 0.0)] * len(target.names)
         self._is_taken = bytearray(len(reference.names))
@@ -184,7 +184,7 @@ class Matcher:
         self._match_reordered(belongs)
 
     def _match_by_number(self, belongs: Callable[[RecordName], bool]) -> None:
-        """Pair calls of what ran equally often on both sides: of one name, then of one family."""
+        """Pair calls of functions that ran equally often on both sides: by name, then by family."""
         self._match_equal_bases(belongs)
         target = _group(
             self._free_target(belongs), lambda place: self.target.identity(place).family
@@ -230,12 +230,15 @@ class Matcher:
         )
 
     def _alias_ground(self, target: int, reference: int) -> Ground:
-        mine, theirs = self.target.identity(target), self.reference.identity(reference)
+        target_identity, reference_identity = (
+            self.target.identity(target),
+            self.reference.identity(reference),
+        )
         if self.target.bases[target] == self.reference.bases[reference]:
             return Match.ALIGNED, _ALIAS_CONFIDENCE
         if self._is_mapped(target, reference):
             return MAPPED
-        same_class = mine.fallback == theirs.fallback
+        same_class = target_identity.fallback == reference_identity.fallback
         return Match.ALIAS, _ALIAS_CONFIDENCE if same_class else _OTHER_CLASS_CONFIDENCE
 
     def _match_kind(self, target: int, reference: int) -> Match:
@@ -293,7 +296,7 @@ class Matcher:
                 self.pair(place, partner, (Match.ALIAS, 1.0) if is_same_module else ground)
 
     def _match_equal_names(self) -> None:
-        """Pair what is left and has the same name, unless its number was found to be shifted."""
+        """Pair the remaining records of equal names, unless their numbers are shifted."""
         for place in self._free_target(lambda name: True):
             partner = self.reference.place.get(self.target.names[place])
             if partner is None or self._is_taken[partner]:
@@ -318,9 +321,9 @@ class Matcher:
 
 
 def _same_values(records: Records, place: int) -> Hashable:
-    evidence = records.evidence(records.names[place])
+    signature = records.signature_of(records.names[place])
     family = records.identity(place).family
-    return None if evidence.values is None else (family, evidence)
+    return None if signature.values is None else (family, signature)
 
 
 def _same_module(records: Records, place: int) -> Hashable:
@@ -329,7 +332,7 @@ def _same_module(records: Records, place: int) -> Hashable:
 
 
 def _is_main(name: RecordName) -> bool:
-    """Whether a record stands for itself: forward calls and saved values."""
+    """Whether a record is matched by itself: forward calls and saved values."""
     return not _is_follower(name) and not _is_gradient(name)
 
 

@@ -13,12 +13,12 @@ def merged_order(
 ) -> list[tuple[int | None, int | None]]:
     """Return every operation once: pairs, and those without a partner at the place where they ran.
 
-    The target's order holds. What only the reference has stands before the next operation that both
-    have; pairs that ran in another order on the two sides do not count there.
+    The target's order holds. Operations of the reference alone come before the next operation that
+    both have; pairs that ran in another order on the two sides do not count there.
 
     Args:
         target_count: number of the target's operations.
-        reference_count: likewise.
+        reference_count: number of the reference's operations.
         partners: for each operation of the target the place of its partner, -1 for none.
 
     Returns:

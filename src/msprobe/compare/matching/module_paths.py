@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One spelling for the paths of modules, whatever wrappers a run put around its model."""
+"""One spelling for the paths of modules, independent of wrappers around the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Final
 
-# Attributes under which wrappers hold what they wrap.
+# Attributes under which wrappers hold the wrapped module.
 _WRAPPERS: Final = frozenset(
     ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_fpw_module")
 )
@@ -21,13 +21,13 @@ def shared_paths(
     """Return, for each side, module path → the path by which both sides know the module.
 
     Segments that only wrappers bring (``module`` of DistributedDataParallel, ``_orig_mod`` of a
-    compiled module …) are left out, likewise the index of a list with a single model, or whatever
-    else stands before all paths of one side only. A path that this would confuse with another one
-    of its side keeps its own name.
+    compiled module …) are left out, as is the index of a list with a single model, or any other
+    prefix of all paths of one side only. A path that this would confuse with another one of its
+    side keeps its own name.
 
     Args:
         target: paths of the target's modules; "" is the model itself.
-        reference: likewise.
+        reference: paths of the reference's modules.
     """
     if set(target) == set(reference):
         same = {path: path for path in target}
@@ -50,7 +50,7 @@ def _without_wrappers(paths: Collection[str]) -> dict[str, str]:
 
 
 def _unconfused(short: Mapping[str, str]) -> dict[str, str]:
-    """Give a shared short path to the innermost of those that want it: wrappers stand outside."""
+    """Give a shared short path to the innermost of those that want it: wrappers are outside."""
     by_short: defaultdict[str, list[str]] = defaultdict(list)
     for path, name in short.items():
         by_short[name].append(path)
@@ -63,7 +63,7 @@ def _unconfused(short: Mapping[str, str]) -> dict[str, str]:
 
 
 def _extra_prefix(paths: set[str], others: set[str]) -> str:
-    """Return what stands before the paths of one side only; "" if nothing does."""
+    """Return the prefix of all paths of one side only; "" if there is none."""
     common = len(paths & others)
     best = ""
     for prefix in _prefixes(paths):

@@ -22,8 +22,8 @@ def pair_operations(target: Side, reference: Side, options: CompareOptions) -> l
     """Pair the operations of two sides.
 
     Returns:
-        Every operation of either side, in the order of execution; those without a partner stand
-        where they ran.
+        Every operation of either side, in the order of execution; those without a partner at the
+        place where they ran.
 
     Raises:
         ConfigError: a mapping file cannot be used.
@@ -128,7 +128,7 @@ def _own_pair(
 def _compare_tensors_of_joined(
     pair: OperationPair, kind: RecordKind, target: Side, reference: Side
 ) -> None:
-    """Leave arguments out that joined calls do not have: whatever is no tensor."""
+    """Leave out arguments that joined calls do not have: all that are no tensors."""
     assert pair.target is not None
     assert pair.reference is not None
     if pair.target in target.joined:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several equal calls in a row is the one without a partner.
+"""Find the call without a partner in a row of equal calls.
 
 Alignment by order leaves out the last one or the first one, whichever it comes to. Their values say
 better.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The longest common order of two sequences of tokens, in nearly linear time.
 
-Like `diff`: what starts and ends alike is set aside, tokens that stand once on either side become
-anchors (patience diff), and what lies between them goes to Myers' greedy algorithm ("An O(ND)
+Like `diff`: equal beginnings and ends are set aside, tokens that occur once on either side become
+anchors (patience diff), and the tokens between them go to Myers' greedy algorithm ("An O(ND)
 Difference Algorithm and Its Variations", 1986) within a budget of steps. Where that runs out,
 the n-th of a token is taken for the n-th of the other side.
 """

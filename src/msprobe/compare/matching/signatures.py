@@ -27,7 +27,7 @@ class Signature:
 
     Attributes:
         names: in order.
-        defaults: parameter → what it is where a call leaves it out.
+        defaults: parameter → its value where a call leaves it out.
     """
 
     names: tuple[str, ...]

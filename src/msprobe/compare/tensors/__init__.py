@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor files of two dumps, measured: which pairs, in which order, by how many threads.
+"""Compare the tensor files of two dumps: choice of pairs, order, threads.
 
 Enter at `tensor_rows`. `schedule` distributes the pairs, `tensor_pairs` measures one,
 `finished_pairs` keeps results for a comparison that goes on after an interruption, `processing`

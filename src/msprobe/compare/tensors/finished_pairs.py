@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an interrupted comparison has already measured, kept in a file until it has ended.
+"""Outcomes that a comparison has already measured, kept in a file in case it is interrupted.
 
-The file stands in the output folder, begins with a line that says what it is, and grows by one
-record a pair of tensors: length and checksum of the record, then its content. Whatever a kill
+The file is in the output folder, begins with a line that names its format, and grows by one
+record per pair of tensors: length and checksum of the record, then its content. Whatever a kill
 leaves of the last record is cut off. A record counts only for the same two files in the same
 state, the same tolerance and the same version of msprobe.
 """
@@ -63,7 +63,7 @@ class FinishedPairs:
         self._begin = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Read what an earlier comparison left."""
+        """Read the outcomes of an earlier comparison."""
         self._begin = time.monotonic()
         if self._path.exists():
             self._open()
@@ -151,7 +151,7 @@ class FinishedPairs:
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Claim the file; whoever holds it loses it when the process ends."""
+    """Lock the file; the lock ends with the process."""
     try:
         import fcntl
     except ImportError:  # no such locks on this system
@@ -170,7 +170,7 @@ def _first_line() -> bytes:
 
 
 def _key(job: TensorJob) -> bytes | None:
-    """Return what identifies a job and the state of its files; None if one is not there."""
+    """Return a key of a job and the state of its files; None if one is not there."""
     try:
         states = [
             FileIdentity.of(os.stat(path))  # noqa: PTH116 - several times faster

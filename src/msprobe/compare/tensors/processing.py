@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Hand(StrEnum):
-    """On which side of the tensor a matrix stands."""
+    """The side of the tensor on which a matrix multiplies."""
 
     LEFT = "left"
     RIGHT = "right"
@@ -87,11 +87,11 @@ _MAPS: Final[Mapping[str, Mapping[str, tuple[str, Hand]]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processing:
-    """What to multiply the tensors of both sides with.
+    """The matrices for the tensors of both sides.
 
     Attributes:
         target: file name of a saved tensor (``data_name``) → its matrices.
-        reference: likewise.
+        reference: the same for the reference's tensors.
     """
 
     target: Mapping[str, MatrixProduct] = field(default_factory=dict)

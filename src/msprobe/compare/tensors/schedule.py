@@ -66,7 +66,7 @@ def measure_all(
     Args:
         jobs: the pairs. On a cluster, its workers must see the files under the same paths and have
             the same version of msprobe installed.
-        workers: threads; None for one a core. Without meaning on a cluster.
+        workers: threads; None for one per core. Without meaning on a cluster.
         scheduler: address of a dask scheduler (``tcp://host:8786``); None to work here.
         progress: called on this thread with the bytes of files that have been dealt with since the
             last call; in the end their sum is `files_size`.
@@ -139,7 +139,7 @@ def cut(sized_jobs: Iterable[tuple[int, TensorJob]]) -> list[Batch]:
 
 
 def measure_batch(jobs: tuple[TensorJob, ...]) -> list[TensorOutcome]:
-    """Do jobs one after another; what a thread or a worker of a cluster runs."""
+    """Do jobs one after another, in a thread or a worker of a cluster."""
     workspace = Workspace()
     return [measure_pair(job, workspace) for job in jobs]
 
@@ -206,7 +206,7 @@ def _cluster(address: str) -> Iterator[Any]:
 
     Raises:
         UnsupportedError: the package is not installed.
-        UsageError: nobody answers, or there is nobody to work.
+        UsageError: the scheduler does not answer, or has no workers.
     """
     distributed = _distributed()
     try:

@@ -45,9 +45,9 @@ class TensorJob:
         index: number of the job, given back with the outcome.
         target: file of the values under test.
         reference: file of the trusted values.
-        tolerance: what `ElementMetrics.mismatches` counts by.
-        target_matrices: what to multiply the values with before, None for nothing.
-        reference_matrices: likewise.
+        tolerance: the tolerance of `ElementMetrics.mismatches`.
+        target_matrices: matrices to multiply the target with before, None for none.
+        reference_matrices: matrices to multiply the reference with before, None for none.
         size: bytes of both files, None where they are not known yet.
     """
 
@@ -62,7 +62,7 @@ class TensorJob:
 
 @dataclass(slots=True)
 class TensorOutcome:
-    """What became of a job.
+    """Result of a job.
 
     Attributes:
         index: number of the job.
@@ -78,7 +78,7 @@ class TensorOutcome:
 
 
 class Workspace:
-    """What a thread uses again from job to job: buffers, and what it knows of files."""
+    """Buffers and file layouts that a thread reuses from job to job."""
 
     def __init__(self) -> None:
         self.finder = SpanFinder()
@@ -311,7 +311,7 @@ _HALF_EXPONENTS: Final = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 @cache
 def _finite_test(dtype: str) -> _FiniteTest | None:
-    """Return what tells whether all elements in a piece are finite; None if they always are."""
+    """Return a test of whether all elements in a piece are finite; None if they always are."""
     kind = element_type(dtype)
     if kind.category in (Category.INTEGER, Category.BOOLEAN):
         return None

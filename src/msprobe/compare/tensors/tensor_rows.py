@@ -30,8 +30,8 @@ class TensorWork:
     """The measuring of tensors of one call of the program; a context manager around all of it.
 
     Args:
-        options: what the user chose.
-        output: folder in which an interrupted comparison leaves what it has done; None for none.
+        options: the user's options.
+        output: folder for the outcomes of an interrupted comparison; None for none.
     """
 
     def __init__(self, options: CompareOptions, output: Path | None) -> None:
@@ -43,7 +43,7 @@ class TensorWork:
         self.bytes_read = 0
 
     def __enter__(self) -> Self:
-        """Read the matrices, and what an earlier comparison left.
+        """Read the matrices, and the outcomes of an earlier comparison.
 
         Raises:
             ConfigError: the file of matrices has a fault.
@@ -62,7 +62,7 @@ class TensorWork:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Keep what was done if an exception ends it, else clean up."""
+        """Keep the outcomes so far if an exception ends it, else clean up."""
         self._stack.__exit__(kind, error, trace)
 
     def measure(self, comparison: RankComparison, tolerances: Tolerances) -> None:
@@ -179,7 +179,7 @@ class _TensorFolder:
 
 
 def element_tolerance(row: Row, tolerances: Tolerances) -> Tolerance:
-    """Return what the elements of a row may be apart; the reference's statistics tell its size."""
+    """Return the tolerance of a row's elements; its scale is from the reference's statistics."""
     target, reference = row.target or row.value, row.reference or row.value
     size = _root_mean_square(reference)
     return tolerances.for_elements(row.name, target.dtype, reference.dtype, size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the numbers mean: how the values of a row relate, and which call is to blame.
+"""Verdicts on rows: how their values relate, and which call a difference originates from.
 
 `status.judge_rows` gives every row a status by the tolerances of `tolerances`;
 `origin.find_origins` tells calls that introduce a difference from those that inherit it;

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Origins that one step and rank alone cannot tell.
 
-A step begins with what earlier ones left behind: parameters, running averages, states of the
-optimizer. A collective hands out what other ranks put in.
+A step begins with the state after the earlier ones: parameters, running averages, states of the
+optimizer. A collective hands out the values of other ranks.
 """
 
 from __future__ import annotations

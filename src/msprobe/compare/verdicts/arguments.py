@@ -17,7 +17,7 @@ _NUMBER_RTOL: Final = 1e-6
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 _SHOWN: Final = 60
 
-# Where a run happens is no property of its numbers.
+# The place of a run is no property of its numbers.
 _PLACE_TYPES: Final = ("torch.device", "torch.Generator", "torch.memory_format", "torch.Stream")
 
 
@@ -32,25 +32,25 @@ def judge_arguments(row: Matched) -> None:
     if row.holds_tensor:
         _judge_mixed(row)
         return
-    mine, theirs = target.value, reference.value
-    if mine == theirs or (_is_nan(mine) and _is_nan(theirs)):
+    target_value, reference_value = target.value, reference.value
+    if target_value == reference_value or (_is_nan(target_value) and _is_nan(reference_value)):
         row.status = Status.EQUAL
-    elif mine is None or theirs is None:
+    elif target_value is None or reference_value is None:
         row.status = Status.DIFFERS
-        row.finding = f"{_shown(mine)} instead of {_shown(theirs)}"
-    elif _is_number(mine) and _is_number(theirs):
-        _judge_numbers(row, mine, theirs)
+        row.finding = f"{_shown(target_value)} instead of {_shown(reference_value)}"
+    elif _is_number(target_value) and _is_number(reference_value):
+        _judge_numbers(row, target_value, reference_value)
     elif target.type in _PLACE_TYPES and reference.type in _PLACE_TYPES:
         row.status = Status.CLOSE
-        row.finding = f"{_shown(mine)} against {_shown(theirs)}"
-    elif _text(mine) == _text(theirs):
+        row.finding = f"{_shown(target_value)} against {_shown(reference_value)}"
+    elif _text(target_value) == _text(reference_value):
         row.status = Status.EQUAL
     elif _are_float_types(target, reference):
         row.status = Status.CLOSE
-        row.finding = f"{_shown(mine)} against {_shown(theirs)}"
+        row.finding = f"{_shown(target_value)} against {_shown(reference_value)}"
     else:
         row.status = Status.DIFFERS
-        row.finding = f"{_shown(mine)} instead of {_shown(theirs)}"
+        row.finding = f"{_shown(target_value)} instead of {_shown(reference_value)}"
 
 
 def _judge_mixed(row: Matched) -> None:
@@ -66,8 +66,8 @@ def _judge_mixed(row: Matched) -> None:
         return
     number = tensor.max
     if _is_number(other.value) and number is not None and math.prod(tensor.shape or ()) == 1:
-        mine, theirs = (number, other.value) if target.is_tensor else (other.value, number)
-        _judge_numbers(row, mine, theirs)
+        numbers = (number, other.value) if target.is_tensor else (other.value, number)
+        _judge_numbers(row, *numbers)
         if not row.finding:
             row.finding = "a tensor on one side, a number on the other"
         return
@@ -75,19 +75,19 @@ def _judge_mixed(row: Matched) -> None:
     row.finding = f"{target.type} instead of {reference.type}"
 
 
-def _judge_numbers(row: Matched, mine: float, theirs: float) -> None:
-    if mine == theirs:
+def _judge_numbers(row: Matched, target: float, reference: float) -> None:
+    if target == reference:
         row.status, row.error = Status.EQUAL, 0.0
         return
-    is_float = float in (type(mine), type(theirs))
-    scale = abs(theirs) or abs(mine)
-    finite = math.isfinite(mine) and math.isfinite(theirs)
-    row.error = abs(mine - theirs) / scale if finite and scale else None
+    is_float = float in (type(target), type(reference))
+    scale = abs(reference) or abs(target)
+    finite = math.isfinite(target) and math.isfinite(reference)
+    row.error = abs(target - reference) / scale if finite and scale else None
     if is_float and row.error is not None and row.error <= _NUMBER_RTOL:
         row.status = Status.CLOSE
     else:
         row.status = Status.DIFFERS
-        row.finding = f"{_shown(mine)} instead of {_shown(theirs)}"
+        row.finding = f"{_shown(target)} instead of {_shown(reference)}"
 
 
 def _are_float_types(target: Value, reference: Value) -> bool:
@@ -109,7 +109,7 @@ def _is_nan(value: JsonTree) -> bool:
 
 
 def _text(value: JsonTree) -> str:
-    """Return a value as text without what changes from process to process."""
+    """Return a value as text without addresses, which change from process to process."""
     return _ADDRESS.sub("0x", value if isinstance(value, str) else repr(value))
 
 

@@ -24,11 +24,11 @@ class Call:
     Attributes:
         pair: the operation.
         parsed: its name taken apart.
-        operator: what is known of the API, or of the module's class.
+        operator: facts about the API, or the module's class.
         start: index of its first row.
         rows: its rows.
-        inputs: what came in: arguments and parameters; for backward records the gradients.
-        outputs: what was made.
+        inputs: arguments and parameters; for backward records the incoming gradients.
+        outputs: results.
     """
 
     pair: OperationPair
@@ -54,7 +54,7 @@ class Calls:
     """All operations of a comparison.
 
     Args:
-        comparison: its rows stand grouped by operation.
+        comparison: its rows are grouped by operation.
     """
 
     def __init__(self, comparison: RankComparison) -> None:

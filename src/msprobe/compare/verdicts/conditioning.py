@@ -5,8 +5,8 @@ Sizes are L2 norms. A sum of products ``y = x W`` can turn a relative error e of
 error of ``e * |x| * |W|``, which is more than ``e * |y|`` where terms cancel; its own rounding has
 the same form (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.5).
 The other families are treated in the same spirit: first-order bounds, with
-what the four statistics tell about sizes. Bounds that are met only by the worst of inputs are what
-is wanted here: below them, a difference is no evidence of a fault.
+the sizes in the four statistics. Bounds that only the worst inputs reach are wanted here: below
+them, a difference does not show a fault.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _sizes(value: Value) -> tuple[float | None, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What may be expected of a result.
+    """The error that may be expected in a result.
 
     Attributes:
         own: L2 error that the operation's own rounding can make.
@@ -129,7 +129,7 @@ def forward_bound(family: Family, operands: Sequence[Operand], result: Operand) 
     """Return the error that may be expected in an output.
 
     Args:
-        family: what kind of function it is.
+        family: the kind of function.
         operands: inputs and parameters.
         result: the output.
     """
@@ -181,7 +181,7 @@ def backward_bound(
     """Return the error that may be expected in a gradient that a call hands on.
 
     Args:
-        family: what kind of function the call is.
+        family: the kind of function of the call.
         gradients: gradients of its outputs.
         saved: inputs, parameters and outputs of the forward call.
         result: the gradient of one of its inputs.
@@ -243,7 +243,7 @@ def _kernel(family: Family, operands: Sequence[Operand]) -> float:
 def _product_scale(
     family: Family, operands: Sequence[Operand], result: Operand
 ) -> tuple[float, float]:
-    """Return |a| * |b| of a sum of products, and the error of what is added to it."""
+    """Return |a| * |b| of a sum of products, and the error of the addend."""
     wide = [op for op in operands if len(op.shape) > 1] or list(operands)
     if len(wide) < 2:
         wide = list(operands)
@@ -270,7 +270,7 @@ def _gradient_scale(
 
 
 def _reach(operand: Operand, result: Operand, is_mean: bool) -> float:
-    """Return by what factor sums or broadcasts can enlarge the L2 norm of an operand."""
+    """Return the factor by which sums or broadcasts can enlarge the L2 norm of an operand."""
     if operand.count < result.count or is_mean:
         return math.sqrt(result.count / operand.count)
     return math.sqrt(operand.count / result.count)
@@ -310,7 +310,7 @@ def _exponential_forward(
 def _normalising_gradient(
     size: float, count: int, saved: Sequence[Operand], result: Operand
 ) -> tuple[float, float]:
-    """Return |gradient| * weight / standard deviation, and the error of what was saved."""
+    """Return |gradient| * weight / standard deviation, and the error of the saved tensors."""
     wide = [op for op in saved if op.count > 1] or list(saved)
     if not wide:
         return max(size, result.size), 0.0

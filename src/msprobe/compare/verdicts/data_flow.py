@@ -27,7 +27,7 @@ Fingerprint = Hashable
 
 
 def fingerprint(value: Value) -> Fingerprint | None:
-    """Return what a value is recognised by; None if nothing is special about it."""
+    """Return a key by which a value is recognised; None if nothing is special about it."""
     if not value.is_tensor:
         number = value.value
         if isinstance(number, float) and math.isfinite(number) and number not in _COMMON_NUMBERS:
@@ -37,7 +37,7 @@ def fingerprint(value: Value) -> Fingerprint | None:
     if largest is None and value.md5 is None:
         return None
     if largest != largest and value.md5 is None:
-        # With NaN in it all statistics are NaN; what is left of the values may tell.
+        # With NaN in it all statistics are NaN; the finite values may tell.
         finite = (value.finite_max, value.finite_min, value.nan_count)
         return None if None in finite else (value.dtype, value.shape, finite)
     if largest == least and value.md5 is None:
@@ -66,7 +66,7 @@ class Makers:
 
 
 class _SideFlow:
-    """Who made and who used which value on one side."""
+    """Makers and users of each value on one side."""
 
     def __init__(self, rows: Sequence[Row], pick: Callable[[Row], Value | None]) -> None:
         self._rows = rows
@@ -140,7 +140,7 @@ class _SideFlow:
         return () if number is None else self._users_by_id.get(number, ())
 
     def _count_before(self, indices: Sequence[int], position: int) -> int:
-        """Return how many of some rows, which stand in order, ran before a position."""
+        """Return how many of some rows, which are in order, ran before a position."""
         rows = self._rows
         if not indices or rows[indices[-1]].pair.position < position:
             return len(indices)
@@ -159,7 +159,7 @@ class DataFlow:
         self.reference = _SideFlow(rows, _reference_value)
 
     def makers(self, row: Row) -> Makers:
-        """Return what made a row's value on each side, among what ran before its call."""
+        """Return the rows that made a row's value on each side, among those before its call."""
         return Makers(self.target.makers(row), self.reference.makers(row))
 
 
@@ -197,11 +197,11 @@ class OutsideValues:
         """Return the rows of two different parameters that the sides passed here, if that is so."""
         if not isinstance(row, Matched):
             return None
-        mine = self._target_parameters.get(fingerprint(row.target))
-        theirs = self._reference_parameters.get(fingerprint(row.reference))
-        if mine is None or theirs is None or mine == theirs:
+        target_index = self._target_parameters.get(fingerprint(row.target))
+        reference_index = self._reference_parameters.get(fingerprint(row.reference))
+        if target_index is None or reference_index is None or target_index == reference_index:
             return None
-        return mine, theirs
+        return target_index, reference_index
 
     @cached_property
     def _differing_parameters(self) -> dict[Fingerprint, int]:
@@ -250,7 +250,7 @@ class OutsideValues:
 
 
 def fingerprints(row: Row) -> Fingerprint:
-    """Return what both values of a row are recognised by."""
+    """Return the keys by which both values of a row are recognised."""
     target = None if row.target is None else fingerprint(row.target)
     reference = None if row.reference is None else fingerprint(row.reference)
     return (target, reference)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differences in gradients that come into a call, or into a parameter.
 
-The gradient of a value is the sum of what its consumers hand back, made inside the autograd engine
+The gradient of a value is the sum of its consumers' shares, made inside the autograd engine
 where no call is recorded. So the consumers are looked up in the forward pass, and what their
 backward calls returned is held against the sum.
 """
@@ -17,7 +17,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Missing, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import backward_bound, operand_of
-from msprobe.compare.verdicts.origin_state import Trail, mark, settle_as_close, settle_like
+from msprobe.compare.verdicts.origin_state import OriginState, mark, settle_as_close, settle_like
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
@@ -32,21 +32,21 @@ class GradientFlow:
     """Judges incoming gradients.
 
     Args:
-        trail: the state of the search.
+        state: of the search.
         unmatched: the calls that only one side made.
         safety: how far beyond a bound an error must be to count.
     """
 
-    def __init__(self, trail: Trail, unmatched: UnmatchedCalls, safety: float) -> None:
-        self._trail = trail
+    def __init__(self, state: OriginState, unmatched: UnmatchedCalls, safety: float) -> None:
+        self._state = state
         self._unmatched = unmatched
         self._safety = safety
 
     def judge_incoming(self, call: Call, row: Row) -> None:
         """Judge the gradient of an output, whose maker is not a single recorded call."""
-        trail = self._trail
+        state = self._state
         shares = self._shares(call, row)
-        if shares is None or (not shares and trail.has_difference):
+        if shares is None or (not shares and state.has_difference):
             self._judge_unknown(call, row)
             return
         if any(share.status.is_difference for share in shares):
@@ -55,7 +55,7 @@ class GradientFlow:
         if self._is_sum_of(row, shares):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
             return
-        if trail.has_difference and call.parsed.is_module:
+        if state.has_difference and call.parsed.is_module:
             mark(row, Origin.INHERITED)
             return
         mark(row, Origin.INTRODUCED, Cause.CHANGED_GRADIENT if shares else Cause.OTHER_START)
@@ -63,18 +63,18 @@ class GradientFlow:
     def judge_parameter_gradient(self, call: Call, row: Row) -> None:
         """Judge the gradient of a parameter, as it was accumulated."""
         if not call.is_matched and self._module_record(call, "forward") is None:
-            return  # its module has no partner either: that is what there is to tell
-        trail = self._trail
-        makers = trail.flow.makers(row)
+            return  # its module has no partner either, which is reported
+        state = self._state
+        makers = state.flow.makers(row)
         common = makers.common
         if common is not None:
-            maker = trail.rows[common]
+            maker = state.rows[common]
             if maker.status is Status.CLOSE and row.status is Status.DIFFERS:
                 settle_like(row, maker)
             else:
                 mark(row, Origin.INHERITED)
             return
-        if makers.target and makers.reference and trail.has_difference:
+        if makers.target and makers.reference and state.has_difference:
             mark(row, Origin.INHERITED, Cause.OTHER_USERS)
             return
         shares = self._parameter_shares(call, row)
@@ -84,7 +84,7 @@ class GradientFlow:
             mark(row, Origin.INHERITED)
         elif shares and self._is_sum_of(row, shares):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
-        elif not shares and (trail.has_difference or trail.may_have_grown(row, _UNRECORDED_GROWTH)):
+        elif not shares and (state.has_difference or state.may_have_grown(row, _UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED)
         elif not isinstance(row, Matched):
             side = "target" if isinstance(row, Missing) else "reference"
@@ -93,7 +93,7 @@ class GradientFlow:
             mark(row, Origin.INTRODUCED, Cause.ACCUMULATED)
 
     def _judge_by_module(self, call: Call, row: Row) -> bool:
-        """Judge a parameter's gradient by what its module was given in both directions.
+        """Judge a parameter's gradient by the inputs of its module in both directions.
 
         For dumps of modules alone, where no call tells its share.
 
@@ -121,7 +121,7 @@ class GradientFlow:
     def _module_record(self, call: Call, direction: str) -> Call | None:
         """Return the first record of a module in a direction, if both sides have it."""
         name = f"{call.parsed.base}.{direction}.0"
-        found = self._trail.calls.named(name, is_target=call.pair.target is not None)
+        found = self._state.calls.named(name, is_target=call.pair.target is not None)
         return found if found is not None and found.is_matched else None
 
     def judge_unmatched_backward(self, call: Call) -> bool:
@@ -130,13 +130,13 @@ class GradientFlow:
         Returns:
             Whether it is settled; False if the forward call itself has no partner.
         """
-        trail = self._trail
-        forward = trail.calls.forward_of(call)
+        state = self._state
+        forward = state.calls.forward_of(call)
         if forward is None or not forward.is_matched:
             return False
         cut = any(_lost_gradient(row) for row in forward.outputs)
         lost_before = self._lost_before(forward)
-        explained = trail.has_difference and not cut
+        explained = state.has_difference and not cut
         for row in call.rows:
             if not row.status.is_difference:
                 continue
@@ -153,26 +153,26 @@ class GradientFlow:
 
         Blames an unmatched call that did it.
         """
-        trail = self._trail
-        forward = trail.calls.forward_of(call)
+        state = self._state
+        forward = state.calls.forward_of(call)
         if forward is None:
             return False
         place = row.value.argument
         for incoming in forward.inputs:
             if incoming.value.argument != place or not _lost_gradient(incoming):
                 continue
-            makers = trail.flow.makers(incoming)
+            makers = state.flow.makers(incoming)
             if self._unmatched.blame_cut({*makers.target, *makers.reference}):
                 return True
             common = makers.common
             # Where the maker's own result still requires one, it was detached on the way.
-            if common is not None and _lost_gradient(trail.rows[common]):
-                return self._has_backward(trail.calls.of(trail.rows[common]))
+            if common is not None and _lost_gradient(state.rows[common]):
+                return self._has_backward(state.calls.of(state.rows[common]))
         return False
 
     def _has_backward(self, forward: Call) -> bool:
         """Return whether the backward record of a call exists on one side, to be blamed itself."""
-        calls = self._trail.calls
+        calls = self._state.calls
         return forward.is_matched and any(
             calls.backward_of(forward, is_target=is_target) is not None
             for is_target in (True, False)
@@ -183,28 +183,28 @@ class GradientFlow:
 
         Where the maker's own result still requires one, it was detached on the way here.
         """
-        trail = self._trail
+        state = self._state
         for row in forward.inputs:
             if not _lost_gradient(row):
                 continue
-            makers = trail.flow.makers(row)
+            makers = state.flow.makers(row)
             if self._unmatched.blame_cut({*makers.target, *makers.reference}):
                 return True
-            if makers.common is not None and _lost_gradient(trail.rows[makers.common]):
+            if makers.common is not None and _lost_gradient(state.rows[makers.common]):
                 return True
         return False
 
     def _judge_unknown(self, call: Call, row: Row) -> None:
-        trail = self._trail
-        if trail.has_difference or trail.may_have_grown(row, _UNRECORDED_GROWTH):
+        state = self._state
+        if state.has_difference or state.may_have_grown(row, _UNRECORDED_GROWTH):
             mark(row, Origin.INHERITED)
         else:
             mark(row, Origin.INTRODUCED, Cause.UNEXPLAINED_GRADIENT)
 
     def _shares(self, call: Call, row: Row) -> list[Row] | None:
-        """Return what the consumers of a value handed back; None if they are not known."""
-        trail = self._trail
-        forward = trail.calls.forward_of(call)
+        """Return the gradients that consumers of a value handed back; None if not known."""
+        state = self._state
+        forward = state.calls.forward_of(call)
         if forward is None:
             return None
         place = row.value.slot.replace("input.", "output.", 1)
@@ -212,21 +212,21 @@ class GradientFlow:
         if made is None or made.value.value_id is None:
             return None
         shares: dict[int, Row] = {}
-        for is_target, flow in ((True, trail.flow.target), (False, trail.flow.reference)):
+        for is_target, flow in ((True, state.flow.target), (False, state.flow.reference)):
             for index in flow.users(made):
-                share = self._handed_back(trail.rows[index], is_target)
+                share = self._handed_back(state.rows[index], is_target)
                 if share is not None and share.pair.position < row.pair.position:
                     shares[id(share)] = share
         return list(shares.values())
 
     def _handed_back(self, used: Row, is_target: bool) -> Row | None:
         """Return the row of the gradient that a consumer returned for one of its inputs."""
-        trail = self._trail
+        state = self._state
         value = used.target if is_target else used.reference
-        call = trail.calls.of(used)
+        call = state.calls.of(used)
         if value is None or call.parsed.is_module:
             return None  # the calls inside a module are looked at themselves
-        consumer = trail.calls.backward_of(call, is_target=is_target)
+        consumer = state.calls.backward_of(call, is_target=is_target)
         if consumer is None:
             return None
         place = value.argument
@@ -262,9 +262,9 @@ class GradientFlow:
     def _gradients_by_module(self) -> dict[str, list[Row]]:
         """Gradients returned by the API calls of each module, for anything."""
         found: dict[str, list[Row]] = defaultdict(list)
-        calls = self._trail.calls
+        calls = self._state.calls
         position, module, is_wanted = -1, "", False
-        for row in self._trail.rows:
+        for row in self._state.rows:
             pair = row.pair
             if pair.position != position:
                 position = pair.position
@@ -278,9 +278,9 @@ class GradientFlow:
     @cached_property
     def _parameter_gradients(self) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = defaultdict(list)
-        for row in self._trail.rows:
+        for row in self._state.rows:
             if row.value.role is Role.PARAMETER_GRAD:
-                found[self._trail.calls.parse(row.pair).base].append(row)
+                found[self._state.calls.parse(row.pair).base].append(row)
         return found
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What earlier steps of a rank showed: later steps start from what these left behind."""
+"""Differences of earlier steps of a rank, which explain differences at the start of later ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differences in what comes into a call: inherited, from outside, or a fault of the call itself."""
+"""Differences in the inputs of a call: inherited, from outside, or a fault of the call itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msprobe.compare.model import Match, Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import Makers, fingerprints
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
-from msprobe.compare.verdicts.origin_state import Trail, mark, name_of, settle_like
+from msprobe.compare.verdicts.origin_state import OriginState, mark, name_of, settle_like
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.values import Role
 
@@ -25,13 +25,15 @@ class Incoming:
     """Judges the inputs of calls.
 
     Args:
-        trail: the state of the search.
+        state: of the search.
         unmatched: the calls that only one side made.
         gradients: judges gradients that no single call made.
     """
 
-    def __init__(self, trail: Trail, unmatched: UnmatchedCalls, gradients: GradientFlow) -> None:
-        self._trail = trail
+    def __init__(
+        self, state: OriginState, unmatched: UnmatchedCalls, gradients: GradientFlow
+    ) -> None:
+        self._state = state
         self._unmatched = unmatched
         self._gradients = gradients
 
@@ -53,10 +55,10 @@ class Incoming:
             self._judge_argument(call, row, tensors_agree)
 
     def _judge_parameter(self, row: Row) -> None:
-        trail = self._trail
-        first = trail.outside.parameter_of(row)
-        if first is not None and trail.rows[first] is not row:
-            mark(row, Origin.INHERITED, Cause.SAME_PARAMETER, name_of(trail, first))
+        state = self._state
+        first = state.outside.parameter_of(row)
+        if first is not None and state.rows[first] is not row:
+            mark(row, Origin.INHERITED, Cause.SAME_PARAMETER, name_of(state, first))
             return
         mark(row, Origin.INTRODUCED, Cause.PARAMETER)
 
@@ -65,7 +67,7 @@ class Incoming:
         has_same_signature = call.pair.match in (Match.EXACT, Match.ALIGNED)
         if not has_same_signature and not isinstance(row, Matched):
             return
-        makers = self._trail.flow.makers(row)
+        makers = self._state.flow.makers(row)
         if makers.target or makers.reference:
             mark(row, Origin.INHERITED, Cause.TAKEN_FROM_TENSOR)
             return
@@ -77,10 +79,10 @@ class Incoming:
 
     def _judge_tensor(self, call: Call, row: Row) -> None:
         if row.value.slot.startswith(_RANDOM_STATE):
-            origin = Origin.INHERITED if self._trail.has_difference else Origin.INPUT
+            origin = Origin.INHERITED if self._state.has_difference else Origin.INPUT
             mark(row, origin, Cause.RANDOM_STATE)
             return
-        makers = self._trail.flow.makers(row)
+        makers = self._state.flow.makers(row)
         common = makers.common
         if common is not None:
             self._inherit(row, common)
@@ -93,7 +95,7 @@ class Incoming:
 
     def _inherit(self, row: Row, source: int) -> None:
         """Let a row share the fate of the row that made its value on both sides."""
-        maker = self._trail.rows[source]
+        maker = self._state.rows[source]
         if row.status is Status.DIFFERS and maker.status is Status.CLOSE:
             settle_like(row, maker)
         else:
@@ -101,29 +103,29 @@ class Incoming:
 
     def _judge_wiring(self, call: Call, row: Row, makers: Makers) -> None:
         """Judge a value that different calls made on the two sides."""
-        trail = self._trail
+        state = self._state
         blamed = explained = False
         for index in (*makers.target[:1], *makers.reference[:1]):
-            maker = trail.rows[index]
+            maker = state.rows[index]
             if not maker.pair.is_matched:
                 found = self._unmatched.blame_for(index)
                 blamed = blamed or found is Blame.CALL
                 explained = explained or found is Blame.EARLIER
-            elif trail.explains(index):
+            elif state.explains(index):
                 explained = True
         if explained or blamed:
             mark(row, Origin.INHERITED)
             return
-        if not call.is_backward and trail.outside.model_input_of(row) is not None:
+        if not call.is_backward and state.outside.model_input_of(row) is not None:
             # One side makes its data (random ones, say) while it is recorded, the other before.
             mark(row, Origin.INPUT, Cause.MODEL_INPUT)
             return
         one_sided = not (makers.target and makers.reference)
-        if one_sided and (trail.has_difference or trail.may_have_grown(row, UNRECORDED_GROWTH)):
+        if one_sided and (state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED)
             return
-        parent = None if call.is_backward else trail.calls.parent(call.pair)
-        if parent is not None and not trail.calls.records_apis:
+        parent = None if call.is_backward else state.calls.parent(call.pair)
+        if parent is not None and not state.calls.records_apis:
             self._blame_code_around(call, parent, row)
             return
         self._blame_feeding(
@@ -135,14 +137,14 @@ class Incoming:
     def _made_by(self, makers: Sequence[int]) -> str:
         if not makers:
             return _NO_CALL
-        return f"the result of {name_of(self._trail, makers[0])}"
+        return f"the result of {name_of(self._state, makers[0])}"
 
     def _blame_code_around(self, call: Call, parent: str, row: Row) -> None:
         """Blame the module whose own code made a value between its parts, for a part's input.
 
         A module that only hands on what it was given itself is not the one.
         """
-        calls = self._trail.calls
+        calls = self._state.calls
         both = fingerprints(row)
         is_target = call.pair.target is not None
         outer = calls.parent_of(parent, is_target=is_target)
@@ -152,13 +154,13 @@ class Incoming:
             if not any(fingerprints(each) == both for each in given):
                 break
             parent, outer = outer, calls.parent_of(outer, is_target=is_target)
-        self._trail.blamed_parents.setdefault(parent, row)
+        self._state.blamed_parents.setdefault(parent, row)
         mark(row, Origin.INHERITED, Cause.SURROUNDING_CODE, parent)
 
     def _blame_feeding(self, row: Row, cause: Cause, subject: str) -> None:
         """Blame a call for the value that it was given; modules around it, and others, inherit."""
         both = fingerprints(row)
-        first = self._trail.fed.setdefault(both, row)
+        first = self._state.fed.setdefault(both, row)
         if first is row or both == (None, None):
             mark(row, Origin.INTRODUCED, cause, subject)
         else:
@@ -166,34 +168,34 @@ class Incoming:
 
     def _judge_outside(self, call: Call, row: Row) -> None:
         """Judge a value that no recorded call made."""
-        trail = self._trail
-        parameter = trail.outside.parameter_of(row)
+        state = self._state
+        parameter = state.outside.parameter_of(row)
         if parameter is not None:
-            mark(row, Origin.INHERITED, Cause.SEE_PARAMETER, trail.rows[parameter].name)
+            mark(row, Origin.INHERITED, Cause.SEE_PARAMETER, state.rows[parameter].name)
             return
-        gradient = trail.outside.gradient_of(row)
+        gradient = state.outside.gradient_of(row)
         if gradient is not None:
-            mark(row, Origin.INHERITED, Cause.SEE_GRADIENT, trail.rows[gradient].name)
+            mark(row, Origin.INHERITED, Cause.SEE_GRADIENT, state.rows[gradient].name)
             return
-        swapped = trail.outside.swapped_parameters(row)
+        swapped = state.outside.swapped_parameters(row)
         if swapped is not None:
-            mine, theirs = (trail.rows[index].name for index in swapped)
-            mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, f"{mine} instead of {theirs}")
+            names = " instead of ".join(state.rows[index].name for index in swapped)
+            mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, names)
             return
-        if trail.outside.model_input_of(row) is not None:
+        if state.outside.model_input_of(row) is not None:
             mark(row, Origin.INPUT, Cause.MODEL_INPUT)
             return
         if self._is_parameter(call, row):
             self._judge_parameter(row)
             return
-        parent = trail.calls.parent(call.pair)
-        if parent is None or not trail.calls.has_modules:
+        parent = state.calls.parent(call.pair)
+        if parent is None or not state.calls.has_modules:
             mark(row, Origin.INPUT, Cause.OUTSIDE)
             return
-        if trail.has_difference or trail.may_have_grown(row, UNRECORDED_GROWTH):
+        if state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH):
             mark(row, Origin.INHERITED, Cause.UNRECORDED_CODE)
             return
-        if trail.calls.records_apis:
+        if state.calls.records_apis:
             self._blame_feeding(
                 row,
                 Cause.UNRECORDED_VALUE,

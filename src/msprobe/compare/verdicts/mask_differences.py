@@ -2,7 +2,7 @@
 """Differences that statistics hide: masks that look the same and are not.
 
 Of true and false values statistics keep only the largest and the least. Two masks with both kinds
-of element look equal, wherever these stand. What they were made from tells more.
+of element look equal, wherever these are. The inputs of the call that made them tell more.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Final
 
 from msprobe.compare.model import Matched, Row
 from msprobe.compare.verdicts.calls import Call
-from msprobe.compare.verdicts.origin_state import Trail
+from msprobe.compare.verdicts.origin_state import OriginState
 from msprobe.dump.values import Value
 
 # How many calls upstream the origin of a mask is looked for.
 _FARTHEST: Final = 60
 
 
-def has_doubtful_mask(trail: Trail, call: Call) -> bool:
-    """Return whether a mask that a call takes in may differ, since what it is made from does.
+def has_doubtful_mask(state: OriginState, call: Call) -> bool:
+    """Return whether a mask that a call takes in may differ, since the inputs of its maker do.
 
     Args:
-        trail: the state of the search, of a comparison by statistics.
+        state: of the search, in a comparison by statistics.
         call: a call whose inputs seem to agree.
     """
     seen: set[int] = {call.start}
@@ -31,10 +31,10 @@ def has_doubtful_mask(trail: Trail, call: Call) -> bool:
         for row in waiting.pop(0).inputs:
             if not _is_mask(row):
                 continue
-            source = trail.flow.makers(row).common
+            source = state.flow.makers(row).common
             if source is None:
                 continue
-            maker = trail.calls.of(trail.rows[source])
+            maker = state.calls.of(state.rows[source])
             if any(_matters(each) for each in maker.inputs):
                 return True
             if maker.start not in seen:

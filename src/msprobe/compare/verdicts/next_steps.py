@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do after a comparison, in words, and what its reader must know about it."""
+"""Texts on a comparison for its reader: the next steps to take, and notes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def next_steps(
     culprits: Sequence[Culprit],
     inputs: Sequence[str],
 ) -> list[str]:
-    """Return what to run or look at next, most useful first; empty if nothing differs.
+    """Return the next things to run or look at, most useful first; empty if nothing differs.
 
     Args:
         counts: how many rows have each status.
@@ -86,12 +86,12 @@ def _for_inputs(names: Sequence[str], total: int) -> str:
 
 
 def notes_on(comparison: RankComparison) -> list[str]:
-    """Return what a reader of the result must know about how a step and rank came about."""
+    """Return notes for a reader of the result on how a step and rank were compared."""
     notes = []
     where = f"step {comparison.step}, rank {comparison.rank}"
-    lonely = sum(pair.match is Match.UNMATCHED for pair in comparison.pairs)
-    if lonely > len(comparison.pairs) / 2:
-        notes.append(f"{where}: {lonely} of {len(comparison.pairs)} calls have no partner")
+    unmatched = sum(pair.match is Match.UNMATCHED for pair in comparison.pairs)
+    if unmatched > len(comparison.pairs) / 2:
+        notes.append(f"{where}: {unmatched} of {len(comparison.pairs)} calls have no partner")
     doubtful = sum(
         pair.match is Match.ALIGNED and pair.confidence < _DOUBTFUL for pair in comparison.pairs
     )
@@ -113,7 +113,7 @@ class UnusedGlobs:
 
     Args:
         path: the file.
-        tolerances: what was read from it.
+        tolerances: its content.
     """
 
     def __init__(self, path: Path, tolerances: Tolerances) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where differences come from: `find_origins` tells the call that made one from its heirs.
+"""`find_origins`: separates the originating call from calls that inherit the difference.
 
-The operations are gone through in their order. A difference in what comes into a call is traced
-to the call that made it (`incoming`, `gradient_flow`). A difference in what a call made is held
-against what its inputs and its own rounding explain (`conditioning`). Calls that one side lacks
-are judged by what uses them (`unmatched_calls`).
+The operations are gone through in their order. A difference in an input of a call is traced to
+the call that made it (`incoming`, `gradient_flow`). A difference in a result is compared with the
+error that the call's inputs and its own rounding explain (`conditioning`). Calls that one side
+lacks are judged by the users of their results (`unmatched_calls`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
 from msprobe.compare.verdicts.mask_differences import has_doubtful_mask
 from msprobe.compare.verdicts.origin_state import (
-    Trail,
+    OriginState,
     mark,
     name_of,
     settle_as_close,
@@ -60,13 +60,13 @@ def find_origins(comparison: RankComparison) -> None:
     """
     calls = Calls(comparison)
     rows = comparison.rows
-    trail = Trail(
+    state = OriginState(
         comparison=comparison,
         calls=calls,
         flow=DataFlow(rows),
         outside=OutsideValues(rows, lambda row: _is_model_input(calls, row)),
     )
-    _Search(trail).run()
+    _Search(state).run()
 
 
 def _is_model_input(calls: Calls, row: Row) -> bool:
@@ -81,34 +81,34 @@ def _is_model_input(calls: Calls, row: Row) -> bool:
 
 
 class _Search:
-    def __init__(self, trail: Trail) -> None:
-        self._trail = trail
-        self._unmatched = UnmatchedCalls(trail)
-        is_coarse = trail.comparison.mode is not Mode.TENSOR
-        self._sees_statistics_only = trail.comparison.mode is Mode.STATISTICS
+    def __init__(self, state: OriginState) -> None:
+        self._state = state
+        self._unmatched = UnmatchedCalls(state)
+        is_coarse = state.comparison.mode is not Mode.TENSOR
+        self._sees_statistics_only = state.comparison.mode is Mode.STATISTICS
         self._safety = _SAFETY_OF_STATISTICS if is_coarse else _SAFETY
-        self._gradients = GradientFlow(trail, self._unmatched, self._safety)
-        self._incoming = Incoming(trail, self._unmatched, self._gradients)
-        self._is_exact_mode = trail.comparison.mode is Mode.MD5
+        self._gradients = GradientFlow(state, self._unmatched, self._safety)
+        self._incoming = Incoming(state, self._unmatched, self._gradients)
+        self._is_exact_mode = state.comparison.mode is Mode.MD5
 
     def run(self) -> None:
         """Go through all operations."""
-        trail = self._trail
-        rows = trail.rows
+        state = self._state
+        rows = state.rows
         seen = 0
-        for call in trail.calls:
+        for call in state.calls:
             self._note_close(rows[seen : call.start])
             seen = call.start + len(call.rows)
             self._judge(call)
             self._note(call.rows)
         self._blame_parts()
         self._unmatched.settle_rest()
-        retract_inconsequential(trail.calls)
+        retract_inconsequential(state.calls)
 
     def _blame_parts(self) -> None:
         """Blame a part for its input where the module around it makes nothing that differs."""
-        calls = self._trail.calls
-        for parent, row in self._trail.blamed_parents.items():
+        calls = self._state.calls
+        for parent, row in self._state.blamed_parents.items():
             around = calls.named(parent, is_target=row.pair.target is not None)
             shown = () if around is None else around.rows
             if not any(each.origin is Origin.INTRODUCED for each in shown):
@@ -132,29 +132,29 @@ class _Search:
             self._judge_outputs(call)
 
     def _note_close(self, rows: Iterable[Row]) -> None:
-        trail = self._trail
+        state = self._state
         for row in rows:
             error = row.error
-            if error is not None and error > trail.worst_close:
-                trail.worst_close = error
+            if error is not None and error > state.worst_close:
+                state.worst_close = error
 
     def _note(self, rows: Iterable[Row]) -> None:
-        """Remember what was seen; harmless extra calls do not count."""
-        trail = self._trail
+        """Remember the differences of these rows; harmless extra calls do not count."""
+        state = self._state
         for row in rows:
             if row.status.is_difference:
                 # Nothing but the optimizer uses the gradient of a parameter.
                 if row.origin is Origin.INTRODUCED or row.value.role is not Role.PARAMETER_GRAD:
-                    trail.has_difference = trail.has_difference or row.origin is not None
-            elif row.error is not None and row.error > trail.worst_close:
-                trail.worst_close = row.error
+                    state.has_difference = state.has_difference or row.origin is not None
+            elif row.error is not None and row.error > state.worst_close:
+                state.worst_close = row.error
 
     def _judge_saved(self, call: Call) -> None:
         """Judge values that the user saved: only their order is known."""
         for row in call.rows:
             if not row.status.is_difference:
                 continue
-            if self._trail.has_difference:
+            if self._state.has_difference:
                 row.origin = Origin.INHERITED
             else:
                 mark(row, Origin.INTRODUCED, Cause.FIRST_SAVED)
@@ -163,16 +163,16 @@ class _Search:
         differing = [row for row in call.outputs if row.status.is_difference]
         if not differing:
             return
-        incoming = _Arrivals.of(self._trail, call)
+        incoming = _Arrivals.of(self._state, call)
         for row in differing:
             self._judge_output(call, row, incoming)
 
     def _judge_output(self, call: Call, row: Row, incoming: _Arrivals) -> None:
-        trail = self._trail
-        if call.pair.name in trail.blamed_parents:
+        state = self._state
+        if call.pair.name in state.blamed_parents:
             mark(row, Origin.INTRODUCED, Cause.OWN_CODE)
             return
-        source = trail.flow.makers(row).common if call.parsed.is_module else None
+        source = state.flow.makers(row).common if call.parsed.is_module else None
         if source is not None:
             self._share_fate(row, source)
             return
@@ -182,10 +182,10 @@ class _Search:
         if row.status is Status.MISSING or row.status is Status.ADDED:
             self._judge_lost(call, row, incoming)
             return
-        if self._sees_statistics_only and not incoming.differs and has_doubtful_mask(trail, call):
+        if self._sees_statistics_only and not incoming.differs and has_doubtful_mask(state, call):
             mark(row, Origin.INHERITED, Cause.DOUBTFUL_MASK)
             return
-        if call.parsed.is_module and trail.calls.has_inner(call) and trail.has_difference:
+        if call.parsed.is_module and state.calls.has_inner(call) and state.has_difference:
             mark(row, Origin.INHERITED)
             return
         if row.cause is Cause.LONE_PRECISION and not incoming.differs:
@@ -199,11 +199,11 @@ class _Search:
             self._judge_size(call, row, incoming)
 
     def _share_fate(self, row: Row, source: int) -> None:
-        maker = self._trail.rows[source]
+        maker = self._state.rows[source]
         if maker.status is Status.CLOSE and row.status is Status.DIFFERS:
             settle_like(row, maker)
         elif maker.status is Status.EQUAL:
-            mark(row, Origin.INTRODUCED, Cause.OTHER_RESULT, name_of(self._trail, source))
+            mark(row, Origin.INTRODUCED, Cause.OTHER_RESULT, name_of(self._state, source))
         else:
             mark(row, Origin.INHERITED)
 
@@ -227,7 +227,7 @@ class _Search:
             mark(row, Origin.INTRODUCED, Cause.FINITE_INPUTS)
 
     def _judge_size(self, call: Call, row: Row, incoming: _Arrivals) -> None:
-        """Hold the size of a difference against what inputs and rounding explain."""
+        """Compare the size of a difference with that explained by inputs and rounding."""
         if incoming.differs and row.error is not None and row.error <= incoming.worst_error:
             mark(row, Origin.INHERITED)
             return
@@ -259,7 +259,7 @@ class _Search:
 
     def _bound(self, call: Call, incoming: _Arrivals, result: Operand) -> Bound:
         family = call.operator.family
-        has_inner = call.parsed.is_module and self._trail.calls.has_inner(call)
+        has_inner = call.parsed.is_module and self._state.calls.has_inner(call)
         if has_inner:
             family = Family.COMPOSITE
         if call.is_backward:
@@ -270,12 +270,12 @@ class _Search:
         """Return the cause that a call may have: it draws random numbers."""
         if incoming.differs or call.pair.target is None:
             return None
-        notes = self._trail.comparison.target.view.records[call.pair.target].data
+        notes = self._state.comparison.target.view.records[call.pair.target].data
         return Cause.RANDOM_NUMBERS if isinstance(notes, dict) and "rng" in notes else None
 
 
 class _Arrivals:
-    """What comes into a call, summed up.
+    """Summary of the inputs of a call.
 
     Attributes:
         differs: something differs beyond its tolerance.
@@ -303,9 +303,9 @@ class _Arrivals:
         )
 
     @classmethod
-    def of(cls, trail: Trail, call: Call) -> _Arrivals:
-        """Return what comes into a call."""
-        forward = trail.calls.forward_of(call) if call.is_backward else None
+    def of(cls, state: OriginState, call: Call) -> _Arrivals:
+        """Return the summary of the inputs of a call."""
+        forward = state.calls.forward_of(call) if call.is_backward else None
         return cls(call.inputs, () if forward is None else forward.rows)
 
     @cached_property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known while the operations of a step are gone through in their order."""
+"""`OriginState`: the state of a search for origins, in the order of execution."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 
 
 @dataclass(slots=True)
-class Trail:
+class OriginState:
     """The state of a search for origins.
 
     Attributes:
-        comparison: what is searched.
+        comparison: the comparison that is searched.
         calls: its operations.
         flow: which call made which value.
         outside: values that no call made.
@@ -54,7 +54,7 @@ class Trail:
 
 
 def mark(row: Row, origin: Origin, cause: Cause | None = None, subject: str = "") -> None:
-    """Set a row's origin and, where there is more to say, why that is so."""
+    """Set a row's origin and, where there is one, its cause."""
     row.origin = origin
     if cause is not None:
         row.cause, row.subject = cause, subject
@@ -72,6 +72,6 @@ def settle_like(row: Row, maker: Row) -> None:
     row.finding, row.cause, row.subject = maker.finding, maker.cause, maker.subject
 
 
-def name_of(trail: Trail, index: int) -> str:
+def name_of(state: OriginState, index: int) -> str:
     """Return the record that a row belongs to, for messages."""
-    return trail.rows[index].pair.name
+    return state.rows[index].pair.name

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell a run in lower precision from one call that slipped into it.
+"""Distinguish a run in lower precision from a single call that slipped into it.
 
-Whoever compares bfloat16 with float32 knows that values are coarser: the coarser type decides the
+A comparison of bfloat16 with float32 expects coarser values: the coarser type decides the
 tolerance. If only a few calls of their kind are coarser and the others agree in type, these few
 are a difference of their own, and are held to the finer type.
 """
@@ -73,7 +73,7 @@ def _has_two_precisions(row: Matched) -> bool:
 
 
 def _kind(comparison: RankComparison, row: Matched) -> str:
-    """Return what calls a row's call is to be compared with; empty for those that only move."""
+    """Return a key of the calls to compare a row's call with; empty for calls that move data."""
     parsed = comparison.target.parsed(row.pair.name)
     if parsed.kind is not RecordKind.FORWARD:
         return ""

@@ -75,7 +75,7 @@ def culprits_of(comparison: RankComparison) -> list[Culprit]:
         row = _telling_row(rows)
         kind = kind_of_row(comparison, row)
         position = row.pair.position
-        # A parameter stands in the record of its module, which ends after its inner calls.
+        # A parameter is in the record of its module, which ends after its inner calls.
         place = begins.of(row) if kind == "parameter" else position
         size = max(_size(each) for each in rows)
         side, record = comparison.side_of(row.pair), row.pair.name
@@ -111,7 +111,7 @@ def _size(row: Row) -> float:
 
 
 def kind_of_row(comparison: RankComparison, row: Row) -> str:
-    """Return what a row is: ``parameter``, ``forward``, ``backward``, ``parameter_grad``,
+    """Return the kind of a row: ``parameter``, ``forward``, ``backward``, ``parameter_grad``,
     ``saved``.
     """
     role = row.value.role

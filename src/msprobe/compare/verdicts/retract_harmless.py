@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take back what was blamed without consequence.
+"""Retract origins in calls that change no result.
 
 A module may be written in another way: other calls inside, other values between them, and yet the
 same result. Such calls are no culprits. Arguments and parameters that differ stay blamed: their

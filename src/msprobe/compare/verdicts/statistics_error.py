@@ -66,7 +66,7 @@ def is_plain(value: Value) -> bool:
 class Nonfinite(NamedTuple):
     """How many elements of a tensor are NaN or infinite.
 
-    Where only the largest and the least element tell, 1 stands for some, and a NaN hides the rest.
+    Where only the largest and the least element tell, 1 means some, and a NaN hides the rest.
     """
 
     nan: int
@@ -82,7 +82,7 @@ class Nonfinite(NamedTuple):
 
 
 def nonfinite_of(target: Value, reference: Value) -> tuple[Nonfinite, Nonfinite]:
-    """Return what is not finite in two tensors; only the kinds where one side does not count."""
+    """Return the non-finite elements of two tensors: kinds alone where one side has no counts."""
     counted = _counted(target), _counted(reference)
     if counted[0] is None or counted[1] is None:
         return _by_ends(target), _by_ends(reference)
@@ -108,12 +108,12 @@ def _by_ends(value: Value) -> Nonfinite:
 def statistics_error(target: Value, reference: Value, allowed: RowTolerance) -> StatisticsError:
     """Return how far two tensors of the same shape are apart by their statistics.
 
-    Non-finite values are left out on both sides: finite_max and finite_min stand in for the ends.
+    Non-finite values are left out on both sides: finite_max and finite_min replace max and min.
 
     Args:
         target: one tensor.
         reference: the other.
-        allowed: what elements may be apart.
+        allowed: the tolerance of elements.
     """
     target_max, target_min = target.finite_ends
     reference_max, reference_min = reference.finite_ends
@@ -133,7 +133,7 @@ def statistics_error(target: Value, reference: Value, allowed: RowTolerance) -> 
 def plain_statistics_error(
     target: Value, reference: Value, allowed: RowTolerance
 ) -> StatisticsError:
-    """Return what `statistics_error` returns, for two tensors for which `is_plain` holds."""
+    """Same as `statistics_error`, for two tensors for which `is_plain` holds."""
     a, b, c, d = reference.max, reference.min, reference.mean, reference.norm
     e, f, g, h = target.max, target.min, target.mean, target.norm
     assert a is not None and b is not None and c is not None and d is not None  # noqa: PT018
@@ -160,7 +160,7 @@ def _judge_changes(
         peak: largest absolute value.
         total: norm.
         count: square root of the number of elements.
-        allowed: what elements may be apart.
+        allowed: the tolerance of elements.
     """
     largest, least, mean, norm = changes
     size = total / count if total else peak
@@ -185,8 +185,8 @@ def _judge_changes(
 
 def describe_statistics(target: Value, reference: Value, worst: str) -> str:
     """Return the statistic that changed most, in words."""
-    mine, theirs = getattr(target, worst), getattr(reference, worst)
-    return f"{worst} {_shown(mine)} instead of {_shown(theirs)}"
+    target_value, reference_value = getattr(target, worst), getattr(reference, worst)
+    return f"{worst} {_shown(target_value)} instead of {_shown(reference_value)}"
 
 
 def _size(norm: Statistic) -> Statistic:
@@ -206,8 +206,8 @@ def _finite(value: Statistic) -> Statistic:
 
 
 def _change(target: Statistic, reference: Statistic) -> float | None:
-    mine, theirs = _finite(target), _finite(reference)
-    return None if mine is None or theirs is None else float(abs(mine - theirs))
+    value, expected = _finite(target), _finite(reference)
+    return None if value is None or expected is None else float(abs(value - expected))
 
 
 def _ratio(change: float, scale: float) -> float:

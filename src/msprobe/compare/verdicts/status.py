@@ -40,7 +40,7 @@ def judge_rows(comparison: RankComparison, tolerances: Tolerances) -> None:
 
     Args:
         comparison: its rows; `Row.metrics` must be there for values that were read.
-        tolerances: what may be apart.
+        tolerances: the allowed errors.
     """
     is_md5 = comparison.mode is Mode.MD5
     for row in comparison.rows:
@@ -93,7 +93,7 @@ def _judge_alone(row: Row) -> None:
 
 
 def _is_default(row: Row) -> bool:
-    """Return whether an argument is what the function takes where it is left out."""
+    """Return whether an argument has the function's default value."""
     value = row.value
     if value.is_tensor:
         return False
@@ -192,7 +192,7 @@ def _judge_checksums(row: Matched, tolerances: Tolerances, is_md5: bool) -> None
         return
     _judge_statistics(row, tolerances)
     if is_md5 or row.status is Status.EQUAL:
-        # Checksums answer whether values are the same to the bit: that is what was asked for.
+        # Checksums answer whether values are the same to the bit, as the user asked.
         row.status = Status.DIFFERS if is_md5 else Status.CLOSE
         row.finding = "the checksums differ" + (f"; {row.finding}" if row.finding else "")
         if row.error == 0.0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Summary`: what ``summary.json`` holds (docs/reference/summary.md)."""
+"""`Summary`: the content of ``summary.json`` (docs/reference/summary.md)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MOST_LISTED: Final = 100
 
 
 class Summary:
-    """Gathers what ``summary.json`` holds, step by step.
+    """Gathers the content of ``summary.json``, step by step.
 
-    After a step was added, its rows and what was read of its dumps are not needed any more.
+    After a step was added, its rows and the data read from its dumps are not needed any more.
     """
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ class Summary:
 
         Args:
             target: path of the target, as the user gave it.
-            reference: likewise.
-            notes: what else the user should know.
+            reference: path of the reference, as the user gave it.
+            notes: further notes for the user.
             elapsed_s: how long it took.
             bytes_read: how many bytes of tensors were read.
         """

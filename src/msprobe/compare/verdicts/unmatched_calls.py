@@ -17,7 +17,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Missing, Origin, Row
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import fingerprint
-from msprobe.compare.verdicts.origin_state import Trail, mark
+from msprobe.compare.verdicts.origin_state import OriginState, mark
 from msprobe.dump.values import Role
 from msprobe.operators.operator import Family
 
@@ -30,11 +30,11 @@ _MOST_SEARCHES: Final = 1000
 
 
 class Blame(Enum):
-    """What is to blame for a value that an unmatched call made."""
+    """The origin of a value that an unmatched call made."""
 
     CALL = "that call, or one before it without a partner"
-    EARLIER = "what it was given already differs"
-    CONSTANT = "nobody: it is a new constant, and what counts is who uses it"
+    EARLIER = "its inputs already differ"
+    CONSTANT = "no call: it is a new constant, and only its users count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class _Chain:
 class UnmatchedCalls:
     """Finds the culprits among calls without a partner."""
 
-    def __init__(self, trail: Trail) -> None:
-        self._trail = trail
+    def __init__(self, state: OriginState) -> None:
+        self._state = state
         self._chains: dict[int, _Chain] = {}
         self._searches = 0
 
@@ -66,7 +66,7 @@ class UnmatchedCalls:
         Args:
             maker: index of the row of the unmatched call that holds the value.
         """
-        chain = self._chain_of(self._trail.calls.of(self._trail.rows[maker]))
+        chain = self._chain_of(self._state.calls.of(self._state.rows[maker]))
         if chain.is_fed_with_difference:
             return Blame.EARLIER
         roots = chain.telling or chain.moving
@@ -81,8 +81,8 @@ class UnmatchedCalls:
             Whether there is one.
         """
         for index in makers:
-            call = self._trail.calls.of(self._trail.rows[index])
-            if not call.is_matched and not self._trail.rows[index].value.requires_grad:
+            call = self._state.calls.of(self._state.rows[index])
+            if not call.is_matched and not self._state.rows[index].value.requires_grad:
                 self._blame(index, Cause.CUTTING_CALL)
                 return True
         return False
@@ -98,7 +98,7 @@ class UnmatchedCalls:
     def blame_hidden(self, call: Call) -> bool:
         """Blame an unmatched call upstream that put the elements of a value into another order.
 
-        Statistics do not see such a change; what is made of the value shows it further on.
+        Statistics do not see such a change; results computed from the value show it further on.
 
         Args:
             call: the first call whose result differs, though its inputs have equal statistics.
@@ -109,14 +109,14 @@ class UnmatchedCalls:
         self._searches += 1
         if self._searches > _MOST_SEARCHES:
             return False
-        trail = self._trail
+        state = self._state
         seen: set[int] = set()
         waiting = [call]
         while waiting and len(seen) < _FARTHEST:
             for row in waiting.pop(0).inputs:
-                makers = trail.flow.makers(row)
+                makers = state.flow.makers(row)
                 for index in {*makers.target[:1], *makers.reference[:1]}:
-                    maker = trail.calls.of(trail.rows[index])
+                    maker = state.calls.of(state.rows[index])
                     if not maker.is_matched and maker.operator.reorders:
                         self._blame(index)
                         return True
@@ -127,7 +127,7 @@ class UnmatchedCalls:
 
     def settle_rest(self) -> None:
         """Give the rest of the unmatched calls an origin: those fed with differences inherit."""
-        for call in self._trail.calls:
+        for call in self._state.calls:
             if call.is_matched or any(row.origin is not None for row in call.rows):
                 continue
             if self._is_fed_with_difference(call):
@@ -136,8 +136,8 @@ class UnmatchedCalls:
                         row.origin = Origin.INHERITED
 
     def _blame(self, index: int, cause: Cause = Cause.USED_CALL) -> None:
-        trail = self._trail
-        call = trail.calls.of(trail.rows[index])
+        state = self._state
+        call = state.calls.of(state.rows[index])
         side = "target" if call.pair.reference is None else "reference"
         shown = [row for row in call.outputs if row.value.is_tensor] or list(call.rows)
         for row in shown:
@@ -145,7 +145,7 @@ class UnmatchedCalls:
                 mark(row, Origin.INTRODUCED, cause, side)
 
     def _chain_of(self, call: Call) -> _Chain:
-        """Return at which calls the unmatched calls begin that a call's values come from."""
+        """Return the first of the unmatched calls that a call's values come from."""
         waiting = [call]
         while waiting:
             top = waiting[-1]
@@ -160,24 +160,24 @@ class UnmatchedCalls:
         return self._chains[call.start]
 
     def _unmatched_makers(self, call: Call) -> list[Call]:
-        calls = self._trail.calls
+        calls = self._state.calls
         found = []
         for row in call.inputs:
             source = self._source(row)
             if source is not None:
-                maker = calls.of(self._trail.rows[source])
+                maker = calls.of(self._state.rows[source])
                 if not maker.is_matched:
                     found.append(maker)
         return found
 
     def _join(self, call: Call, before: Iterable[Call]) -> _Chain:
         """Return the chain that ends in a call, from those that end in its makers."""
-        trail = self._trail
+        state = self._state
         differs = False
         for row in call.inputs:
             source = self._source(row)
-            if source is not None and trail.calls.of(trail.rows[source]).is_matched:
-                differs = differs or trail.explains(source)
+            if source is not None and state.calls.of(state.rows[source]).is_matched:
+                differs = differs or state.explains(source)
         telling: dict[int, None] = {}
         moving: dict[int, None] = {}
         for each in before:
@@ -185,7 +185,7 @@ class UnmatchedCalls:
             differs = differs or chain.is_fed_with_difference
             telling |= dict.fromkeys(chain.telling)
             moving |= dict.fromkeys(chain.moving)
-        # A constant means nothing by itself: what counts is the call that takes it in.
+        # A constant means nothing by itself: the call that takes it in counts.
         if not telling and any(row.value.is_tensor for row in call.inputs):
             if not self._only_moves(call):
                 telling[call.start] = None
@@ -202,15 +202,15 @@ class UnmatchedCalls:
             source = self._source(row)
             if source is None:
                 continue
-            maker = self._trail.rows[source]
-            if maker.pair.is_matched and self._trail.explains(source):
+            maker = self._state.rows[source]
+            if maker.pair.is_matched and self._state.explains(source):
                 return True
             if not maker.pair.is_matched and maker.origin is not None:
                 return True
         return False
 
     def _source(self, row: Row) -> int | None:
-        flow = self._trail.flow
+        flow = self._state.flow
         found = (flow.reference if isinstance(row, Missing) else flow.target).makers(row)
         return found[0] if found else None
 
