@@ -36,7 +36,7 @@ class Account:
         skipped: calls that made no record, by reason.
         notes: facts a reader must know to judge the dump, once each.
         errors: how often something failed inside capture, by kind.
-        expected: what ran in which calls of the model should have been seen; empty for nothing.
+        expected: runs in which calls of the model should have been seen; empty for none.
         misses_model: whether none was seen all the same.
         spent_s: seconds of the training thread that capture cost.
     """
@@ -111,7 +111,7 @@ class Step:
 
     Attributes:
         number: counted by the user's `step`.
-        account: what happened in it.
+        account: its counts.
         next_order: returns the next place in the order of its records and calls.
     """
 

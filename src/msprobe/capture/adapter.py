@@ -86,9 +86,9 @@ class Adapter(Protocol):
         """
 
     def take_batch(self) -> Callable[[], None] | None:
-        """Return what waits for the summaries handed out unfinished so far, and finishes them.
+        """Return a function that waits for the summaries unfinished so far, and finishes them.
 
-        Called on the training thread, where it may only start a copy; what it returns runs on the
+        Called on the training thread, where it may only start a copy; the function runs on the
         writer's thread. None when nothing is unfinished.
         """
 

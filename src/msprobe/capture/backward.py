@@ -125,7 +125,7 @@ class BackwardPass:
     """One backward pass over a call.
 
     Attributes:
-        gradients: what it belongs to.
+        gradients: the gradients of its call.
         name: of its record.
         order: where it began, among the records of the step.
         draft: the record in the making, which the recording keeps here.

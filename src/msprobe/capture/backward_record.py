@@ -2,7 +2,7 @@
 """Backward records: the gradients of one call in one backward pass.
 
 ``input[i]`` is the gradient of the forward's output i, ``output[i]`` the gradient of its positional
-input i, ``output_kwargs`` those of keyword inputs. What never arrives stays null.
+input i, ``output_kwargs`` those of keyword inputs. A gradient that never arrives stays null.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ class Draft:
 
     Attributes:
         name: record name.
-        stem: what the names of its tensor files begin with; as a rule the record name.
+        stem: the beginning of the names of its tensor files; as a rule the record name.
         parts: the JSON object so far.
         order: place among the records of the step.
         files: where the values of its tensors are saved; None when they are not.
         nonfinite: whether a float in it is NaN or infinite (decides how it is encoded).
         overflow: whether a tensor in it holds NaN or an infinity.
-        error: what went wrong while a tensor of it was described, None when nothing did.
+        error: text of an error while a tensor of it was described, None without one.
         waiting: summaries that the device has not delivered yet, with the records to fill.
         suffix: of the names of its tensor files.
         held: copies of tensors put aside until it is known whether they are saved (overflow

@@ -195,7 +195,7 @@ class Calls:
         return call
 
     def outputs(self, call: Call, output: Any) -> None:
-        """Hand on what the call returned."""
+        """Hand on the outputs of the call."""
         scope = self.selection.scope
         if scope is None or scope.end(call.forward_name):
             self.sink.outputs(call, output)

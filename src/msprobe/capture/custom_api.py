@@ -2,7 +2,7 @@
 """Functions of any kind that the user registers to be recorded.
 
 A registered function is replaced where it is looked up, by an object that looks and pickles like
-it. It is recorded while capturing, as one call: what it calls inside makes no records.
+it. It is recorded while capturing, as one call: calls inside it make no records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class HiddenCalls(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Return ``run(*args, **kwargs)``, recorded as one call; what it calls makes no records."""
+        """Return ``run(*args, **kwargs)``, recorded as one call; inner calls make no records."""
 
 
 class RecordedApi:

@@ -68,7 +68,7 @@ class RunParts(Protocol):
 
 
 class Place:
-    """The debugger of the process, if one was constructed, and what its framework does."""
+    """The debugger of the process, if one was constructed, and the functions of its framework."""
 
     __slots__ = (
         "arguments", "called", "debugger", "dumps_kernels", "is_compiling", "run", "save",
@@ -127,7 +127,7 @@ class DebuggerFront:
             make_run: makes the parts.
             config_path: a ``config.json``; None for the default settings.
             model: the identity of a model, which is not kept alive.
-            settings: what overrides the file, as `load_config` takes it.
+            settings: settings that override the file, as in `load_config`.
         """
         arguments = {"config_path": config_path, "model": model, **settings}
         with lock:
@@ -167,9 +167,9 @@ class DebuggerFront:
         """Begin to record; see the `start` of each framework.
 
         Args:
-            model: what the user passed.
+            model: the user's argument.
             as_models: checks it for the framework, and returns the models.
-            token_range: what the user passed.
+            token_range: the user's argument.
             rank: overrides the rank of the process group.
         """
         run = cls._running()
@@ -182,7 +182,7 @@ class DebuggerFront:
         """Return the models given to `start`; none means those given before.
 
         Args:
-            given: what the user passed.
+            given: the user's argument.
             as_models: checks it for the framework.
 
         Raises:

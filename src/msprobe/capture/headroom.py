@@ -30,7 +30,7 @@ class Headroom:
     __slots__ = ("_factor", "_raised")
 
     def __init__(self, session: Session) -> None:
-        """Create it for what the level of `session` adds."""
+        """Create it for the frames that the level of `session` adds."""
         # A module with a hook takes four frames for three, a custom function six for three.
         self._factor = 4 / 3 if session.config.level is Level.L0 else 2
         # The user's limits, by those that replaced them.

@@ -26,7 +26,7 @@ MOST_VALUES: Final = 10_000
 _DEPTH_LIMIT: Final = 400  # deeper nesting is cut off, as readers would overflow on it
 FLAT: Final = frozenset({*SCALARS, type(None)})
 """Types of values that hold nothing else."""
-# What is left of a list is looked through for tensors if it is no longer than this.
+# The rest of a list is searched for tensors if it is no longer than this.
 _SHORT_REST: Final = 100
 _LEFT_OUT: Final = object()
 
@@ -131,7 +131,7 @@ class Walk(ABC):
         scalar = self.scalar
         found = [None if value is None else scalar(value) for value in values[:left]]
         if len(values) > left:
-            # Counting a million by type takes longer than what the call itself does with them.
+            # Counting a million by type takes longer than the call itself.
             only = f"{len(values) - left} {type_name(*kinds)}" if len(kinds) == 1 else None
             found.append({"type": OMITTED, "value": only} if only else _omitted(values[left:]))
         return found
@@ -162,7 +162,7 @@ def _omitted(values: Iterable[Any]) -> JsonTree:
 
 @lru_cache(maxsize=1024)
 def _reader(kind: type) -> Callable[[Any], Content | None] | None:
-    """Return what reads a container of a class past the methods of that class.
+    """Return functions that read a container of a class without the methods of that class.
 
     None for a class that is none, or whose content lies behind its methods.
     """
@@ -243,7 +243,7 @@ def _dataclass_reader(
 
 
 def _instance_dict(kind: type) -> Callable[[Any], dict[str, Any]] | None:
-    """Return what gives the attributes of an instance, past a `__getattribute__` of its class."""
+    """Return a reader of an instance's attributes that skips its class's `__getattribute__`."""
     found: Any = _attribute_of_class(kind, "__dict__")
     return found.__get__ if type(found) is GetSetDescriptorType else None
 

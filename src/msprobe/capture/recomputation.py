@@ -44,7 +44,7 @@ class _Region:
 
     Attributes:
         owner: the framework's own object for it, by weak reference where it allows one.
-        calls: what ran in it, in order.
+        calls: the calls in it, in order.
         position: per backward pass, how many calls were repeated.
     """
 

@@ -105,7 +105,7 @@ class Recording(CallSink):
         self._reruns.clear()
         self._last_write = time.monotonic()
 
-    # -- what tasks decide ---------------------------------------------------------------------
+    # -- decisions of tasks --------------------------------------------------------------------
 
     def new_draft(self, name: str, order: int) -> Draft:
         """Return a new record."""
@@ -265,7 +265,7 @@ class Recording(CallSink):
             self.finish(draft)
 
     def pause(self) -> None:
-        """Write what waits for further gradients of parameters."""
+        """Write the records that wait for further gradients of parameters."""
         for draft in self._parameters.values():
             self.write_interim(draft)
 
@@ -299,7 +299,7 @@ class Recording(CallSink):
         self.hand_on(draft)
 
     def hand_on(self, draft: Draft) -> None:
-        """Write a draft, whatever it holds, or let it wait for what the device still computes."""
+        """Write a draft, or let it wait for numbers that the device still computes."""
         if draft.error is not None:
             self._failed("reading a tensor", draft.error)
             draft.error = None  # its traceback holds the tensor
@@ -324,7 +324,7 @@ class Recording(CallSink):
             dump.put_record(draft.name, draft.order, draft.parts, nonfinite=draft.nonfinite)
 
     def flush_deferred(self) -> None:
-        """Start the copy of what the device computed; the writer's thread waits for it."""
+        """Start the copy of the device's statistics; the writer's thread waits for it."""
         drafts, self._deferred = self._deferred, []
         resolve = None
         try:

@@ -5,7 +5,7 @@
                              pair_grad.0.debug  {"a": null}        until its gradient arrives
 
 A name is counted from 0 within a step. The gradient record has the shape of the value, with null
-where no gradient came. What cannot be recorded (None, an object) is null in both.
+where no gradient came. Values that cannot be recorded (None, an object) are null in both.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class SavedValues:
         self._recording.hand_on(record.draft)
 
     def close_records(self) -> None:
-        """Write what still waits for gradients: the step is over."""
+        """Write the records that still wait for gradients: the step is over."""
         for record in list(self._open):
             self.finish(record)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from msprobe.errors import ConfigError
 
-_LARGEST_SEED: Final = 2**32 - 1  # what NumPy takes
+_LARGEST_SEED: Final = 2**32 - 1  # NumPy's limit
 _SOURCE: Final = "seed_all()"
 
 

@@ -70,9 +70,9 @@ class Session:
         capturing: whether execution is between `start` and `stop`.
         observing: whether calls are observed now: capturing, and inside the token range.
         finished: whether the last wanted step is over; nothing is recorded any more.
-        undo: restores what was installed; closed by `stop`.
-        step_undo: restores what must last until the step ends (hooks on parameters).
-        run_undo: restores what lasts for the whole run; closed by `close`.
+        undo: removes hooks and wrappers; closed by `stop`.
+        step_undo: removes those that must last until the step ends (hooks on parameters).
+        run_undo: removes those that last for the whole run; closed by `close`.
         thread: the thread that called `start`; only it is observed.
         lock: held while recording: hooks of one backward pass run in a thread for each device.
         spending_since: since when msprobe's code runs; None while the user's does.
@@ -168,7 +168,7 @@ class Session:
             rank: overrides the rank of the process group.
 
         Returns:
-            Whether observing begins: the adapter then installs what it needs.
+            Whether observing begins: the adapter then installs its hooks.
         """
         if self.capturing or not self._open_if_wanted(rank):
             return False
@@ -205,7 +205,7 @@ class Session:
         return True
 
     def stop(self, *, inside_backward: bool = False) -> None:
-        """End observing; gradients of what ran are still taken until `step`.
+        """End observing; gradients of recorded calls are still taken until `step`.
 
         Args:
             inside_backward: whether a backward pass is running, whose records are not complete.

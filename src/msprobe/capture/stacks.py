@@ -62,7 +62,7 @@ class Stack:
         index: its key in ``stack.json``.
         frames: formatted frames, innermost first, without those of msprobe and those that the
             adapter calls machinery; where these are all there is, with the latter.
-        traits: what the frames say about the call.
+        traits: facts about the call from its frames.
         codes: the code objects; held because the key is made of their addresses.
         instructions: where in its code each frame is.
     """

@@ -110,7 +110,7 @@ NATIVE: Final = load_native()
 
 
 def from_raw(raw: RawStatistics) -> Summary:
-    """Return the summary for what the C kernels gave."""
+    """Return the summary for the results of the C kernels."""
     if raw[4] is None:
         return Summary(*raw[:4])
     return Summary(*raw[:4], nonfinite=NonFinite(*raw[4]))

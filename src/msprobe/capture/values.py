@@ -3,7 +3,7 @@
 
 Tensors and values of the framework go to the adapter, `msprobe.dump.value_types` has the forms of
 Python's and NumPy's, `nested` the way through containers. Nothing of the user's is changed, run or
-kept. What cannot be described becomes ``{"type", "value": repr}``.
+kept. Other values become ``{"type", "value": repr}``.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Describer:
 
 
 class Description(Walk):
-    """A walk that describes what it finds."""
+    """A walk that describes each value."""
 
     __slots__ = ("_adapter", "_draft", "_found")
 
@@ -216,7 +216,7 @@ def describe_array(array: np.ndarray[Any, Any], draft: Draft, path: str) -> Json
         "Norm": None,
     }
     if draft.files is not None and draft.held is None and array.size and not array.dtype.hasobject:
-        # What a tensor cannot be, such as text, is a file of NumPy's.
+        # Arrays that cannot be tensors, such as text, go to a file of NumPy's.
         suffix = draft.suffix if fits_archive(array) else ".npy"
         described["data_name"] = name = safe_file_name(f"{draft.stem}.{path}{suffix}")
         draft.files.put_tensor(name, ArrayFile(np.array(array, order="C", copy=True)))

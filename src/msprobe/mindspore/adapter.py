@@ -50,7 +50,7 @@ class MindSporeAdapter:
         Args:
             config: the settings.
             reads_memory: whether the host reads every value itself; None: only on the CPU.
-            accumulate: what the device takes sums in; see `DeviceStatistics`.
+            accumulate: the type of the device's sums; see `DeviceStatistics`.
         """
         self._md5 = False
         self._slices: tuple[Slice, ...] = ()
@@ -154,7 +154,7 @@ class MindSporeAdapter:
         if self._md5:
             record.md5 = crc32_hex(values)
         if values.size and (draft.held is not None or draft.files is not None):
-            # The memory is the user's: what is saved later must be a copy.
+            # The memory is the user's: a value saved later must be a copy.
             payload = ArrayFile(plain_values(values))
             if draft.held is not None:
                 draft.held.append((payload, record, path))
@@ -224,7 +224,7 @@ def values_of(tensor: Any) -> NDArray[Any] | None:
 
 
 def _stored(tensor: Any) -> Any:
-    """Return what holds the values: a tensor, an array, or None before initialisation."""
+    """Return the holder of the values: a tensor, an array, or None before initialisation."""
     if isinstance(tensor, np.ndarray):
         return tensor
     if not isinstance(tensor, Tensor):  # sparse tensors: their stored values

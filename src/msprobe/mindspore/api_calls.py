@@ -119,7 +119,7 @@ class ApiObserver:
         return known
 
     def _wrap_early(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function for those who imported it; MindSpore's own machinery is not recorded."""
+        """Wrap a function for modules that imported it; MindSpore's own code is not recorded."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self.is_on() or not is_of_user_or_layer(sys._getframe(1).f_code):

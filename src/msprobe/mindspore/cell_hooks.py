@@ -87,7 +87,7 @@ class CellObserver:
             recomputations: recognises repeated calls.
             roots: the models themselves, for the gate.
             gate: limits observation to some calls of the first model.
-            passes: is told what recorded calls returned.
+            passes: receives the outputs of recorded calls.
         """
         self._session = session
         self._names = names
@@ -117,7 +117,7 @@ class CellObserver:
             handles.append(_call_at_end(cell, hooks.after))
 
     def suspend(self) -> None:
-        """Take the hooks off the cells: what is compiled meanwhile must not find them."""
+        """Take the hooks off the cells: code compiled meanwhile must not find them."""
         while self._handles:
             self._handles.pop().remove()
 

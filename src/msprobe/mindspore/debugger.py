@@ -26,7 +26,7 @@ from msprobe.mindspore.saved_values import save
 
 
 class PrecisionDebugger(DebuggerFront):
-    """Records what cells and APIs see and produce; one for each process.
+    """Records inputs, outputs and gradients of cells and APIs; one for each process.
 
     A second construction returns the first object. All methods may be called on the class itself.
     """

@@ -34,7 +34,7 @@ PIECE_ELEMENTS: Final = 1 << 22
 """How many elements are converted at a time. A float32 counts them exactly."""
 
 _ROW: Final = {mstype.float64: 256, mstype.float32: 64}
-_DIGIT_BITS: Final = 22  # what a float32 holds exactly; three digits make a 64-bit integer
+_DIGIT_BITS: Final = 22  # bits that a float32 holds exactly; three digits make a 64-bit integer
 _LOW_HALF: Final = (1 << 32) - 1
 
 FLOATS: Final = frozenset({mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64})

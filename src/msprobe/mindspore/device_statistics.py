@@ -93,7 +93,7 @@ class Fetch(NamedTuple):
 
 
 class DeviceStatistics:
-    """Summarises tensors on the device, and does with gradients what must be done there.
+    """Summarises tensors on the device, and copies and adds gradients there.
 
     Args:
         accumulate: the type of sums, MindSpore's float32 or float64; None for what the device is
@@ -104,7 +104,7 @@ class DeviceStatistics:
         """Create it; the device is not used before `prepare`."""
         self._accumulate = accumulate
         self._constants: dict[Any, Constants] = {}
-        # By type: what sums are taken in, None for types that are read on the host.
+        # By type: the type of sums, None for types that are read on the host.
         self._plans: dict[Any, Constants | None] = {}
         self._calculates: dict[Any, bool] = {}
         self._untried: set[Any] = set(_USUAL)
@@ -129,7 +129,7 @@ class DeviceStatistics:
     # -- statistics ----------------------------------------------------------------------------
 
     def summarise(self, tensor: Any, crop: Crop | None = None) -> Summary | None:
-        """Start to summarise a tensor; the summary is filled by what `take_batch` returns.
+        """Start to summarise a tensor; the summary is filled by the result of `take_batch`.
 
         Args:
             tensor: only read.
@@ -160,7 +160,7 @@ class DeviceStatistics:
         return summary
 
     def take_batch(self) -> Callable[[], None] | None:
-        """Return what fetches the numbers so far, None when there are none.
+        """Return a function that fetches the numbers so far, None when there are none.
 
         It may run in another thread, while further tensors are summarised here.
         """
@@ -250,7 +250,7 @@ def _add(total: Any, share: Any) -> Any:
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Have every operator finish, or raise, before the next one begins."""
-    wait_for_launched()  # what the user's program has asked for comes first
+    wait_for_launched()  # the user's operators come first
     before = are_immediate()
     set_immediate(True)
     try:
@@ -267,7 +267,7 @@ def _comes_out_right(check: Callable[[], bool]) -> bool:
 
 
 def _is_right(dtype: Any, constants: Constants) -> bool:
-    """Return whether reductions of known values give what NumPy gives."""
+    """Return whether reductions of known values agree with NumPy's."""
     samples = _samples(dtype)
     tensors = [_CAST(Tensor(values), dtype) for values in samples]
     # Crops and pieces are cut out of a tensor in its own type.

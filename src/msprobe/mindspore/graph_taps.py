@@ -4,7 +4,7 @@
 MindSpore's dynamic graph shows itself: a tensor leads to the node that made it (``_grad_node``), a
 node to those before it (``next_functions``). So nothing has to be inserted: before a call the
 *edges* of its inputs are noted, after it the graph is walked from the outputs back to them, and
-hooks on the nodes in between read what passes.
+hooks on the nodes in between read the gradients.
 
 Where this MindSpore has no such nodes (before 2.10), `are_visible` says so, and a run is refused.
 """
@@ -70,7 +70,7 @@ class InputEdges:
 
 
 class _NodeTap(msgspec.Struct, eq=False):
-    """Reads at one node what belongs to one call.
+    """Reads at one node the gradients of one call.
 
     Attributes:
         session: receives the gradients.
@@ -128,7 +128,7 @@ def _spread(gradients: Sequence[Any], before: Sequence[tuple[Any, int]]) -> list
     """Put the gradients of a node at their slots, None at the others.
 
     The node of jitted code leaves out the gradients that were not asked for. Order and shapes tell
-    where the others belong; what could belong to several slots is left out.
+    where the others belong; a gradient that could belong to several slots is left out.
     """
     shapes = [
         tuple(node._input_metadata[index].shape) if node is not None else None

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
-    """Do what `msprobe.capture.guard.Quietly` says.
+    """Run `action`; see `msprobe.capture.guard.Quietly`.
 
     `action` may read tensors and must not run operators: these would be recorded by the
     automatic differentiation of the user's program.

@@ -118,7 +118,7 @@ class JitCalls:
             finally:
                 _depth.running -= 1
 
-        if _depth.running:  # a part of what is compiled already
+        if _depth.running:  # inside of compiled code already
             return run(*args, **kwargs)
         return self._around(executor, run, args, kwargs)
 

@@ -40,7 +40,7 @@ def _has_graph_api() -> bool:
 
 
 def set_variable(path: Path) -> Callable[[], None]:
-    """Point the Dump to a file of settings; return what puts the variables back."""
+    """Point the Dump to a file of settings; return the undo, which puts the variables back."""
     before = {name: os.environ.get(name) for name in (SETTINGS_VARIABLE, _OTHER_VARIABLE)}
     os.environ[SETTINGS_VARIABLE] = str(path)
     os.environ.pop(_OTHER_VARIABLE, None)  # it would win

@@ -26,7 +26,7 @@ from msprobe.mindspore.tensor_search import output_slots
 
 
 class Observer:
-    """Installs what the configured level needs.
+    """Installs the hooks and wrappers of the configured level.
 
     Attributes:
         apis: the wrappers of APIs; None at levels that record no APIs.
@@ -36,7 +36,7 @@ class Observer:
         """Create it; nothing is installed.
 
         Args:
-            session: receives what is seen.
+            session: receives the calls and gradients.
             table: the APIs to record.
         """
         self._session = session

@@ -17,7 +17,7 @@ from msprobe.capture.session import Session
 from msprobe.mindspore.api_calls import ApiObserver
 from msprobe.mindspore.api_choice import warn_of_unknown_names
 
-# They say what a tensor is, order or show things, and compute nothing.
+# They describe a tensor, order or show things, and compute nothing.
 _NO_COMPUTATION: Final = frozenset(
     {
         "Assert",
@@ -49,7 +49,7 @@ _NO_COMPUTATION: Final = frozenset(
 )
 
 
-# What MindSpore calls functions on shapes and types, which it computes while compiling.
+# MindSpore's names of functions on shapes and types, which it computes while compiling.
 _ON_CONSTANTS: Final = "constexpr_prim"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognise what `Cell.recompute` and `mindspore.recompute` run again, by their frames."""
+"""Recognise calls repeated by `Cell.recompute` and `mindspore.recompute`, by their frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ONCE: Final = 0
 
 
 def recomputations(session: Session) -> Recomputations:
-    """Return what maps repeated calls to their originals, for the calls of `session`."""
+    """Return the map of repeated calls to their originals, for the calls of `session`."""
     return Recomputations(session, _regions_around, _only_pass)
 
 

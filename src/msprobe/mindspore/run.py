@@ -98,7 +98,7 @@ class Run:
 
     def _start_dynamic(self, token_range: tuple[int, int] | None, rank: int | None) -> None:
         if self.observer.apis is not None and self.observer.apis.only_compiled:
-            self.session.stop()  # what `end_forward_backward` has left on
+            self.session.stop()  # `end_forward_backward` leaves calls of compiled code recorded
         if not are_visible():
             raise UnsupportedError(
                 f"MindSpore {mindspore.__version__} does not show its gradient graph; "
@@ -194,14 +194,14 @@ class Run:
             self.session.account.skipped[_COMPILED_BEFORE] += 1
 
     def _start_graph(self, rank: int | None) -> None:
-        """Begin to record what compiled graphs hand over; every step, as the hooks must be in."""
+        """Begin to record values of compiled graphs; every step, as the hooks must be in."""
         if self.config.level is not Level.L0:
             refuse_static_graph("start()", self.config.level)
         if self._static_graph is None:
             self._static_graph = GraphObserver(self.session)
         if self._static_graph.watch(self.models):
             refuse_compiled(self.models)
-        # What an earlier graph still hands over belongs to no step of this run's.
+        # Values that an earlier graph still hands over belong to no step of this run's.
         self.session.wait_for_graphs()
         # Also in steps that are not wanted: what is compiled then serves the others, too.
         self._static_graph.put_in()

@@ -2,7 +2,7 @@
 """Hooks of `msprobe.config_check` in MindSpore: calls of a net, seeds, and random calls.
 
 Operators that draw random numbers are not replaced: MindSpore compiles a function from its source,
-and would not understand ours. The states of the generators tell what they drew.
+and would not understand ours. The states of the generators show the random numbers drawn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SEEDING: Final = RandomFunctions(
 
 
 def make_observer() -> RunObserver:
-    """Return what watches this process; nothing is replaced yet."""
+    """Return the observer of this process; nothing is replaced yet."""
     mindspores_folder = str(PurePath(mindspore.__file__).parent)
     return RunObserver(_MindSpore(), RandomRecorder((_SEEDING,), library_path=mindspores_folder))
 

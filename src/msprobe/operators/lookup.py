@@ -154,7 +154,7 @@ class _Word(NamedTuple):
 
 
 def _key(name: str, space: str = "") -> str:
-    """Return what one of an operator's names is looked up by."""
+    """Return the key for one of an operator's names."""
     prefix, dot, rest = name.rpartition(".")
     return f"{prefix}{dot}{_plain(rest)}" if dot else space + _plain(rest)
 

@@ -19,7 +19,7 @@ class Step:
 
     Attributes:
         api: the function, or the class of the primitive.
-        arguments: what it takes, in order: `FLOW`, an argument of the operator by PyTorch's name,
+        arguments: its arguments, in order: `FLOW`, an argument of the operator by PyTorch's name,
             or nothing of interest. Empty for a call beside the others, such as of a constant.
         is_optional: whether some layers do without it.
     """

@@ -48,7 +48,7 @@ class Importance(StrEnum):
 class InPlace(StrEnum):
     """Effect of an in-place operator on the memory of its first argument.
 
-    All others read what they change.
+    All others read the memory that they change.
     """
 
     OVERWRITES = "writes all of it, and reads nothing"
@@ -110,7 +110,7 @@ class Operator:
             communications as ``Distributed.{name}``. For an operator that the table does not know,
             its name in small letters.
         aliases: other names of it, of functions and of modules' classes.
-        mindspore: what MindSpore calls it, where that is another name or means something else in
+        mindspore: MindSpore's name of it, where that is another name or means something else in
             PyTorch; ``Tensor.fill`` means the method alone.
         family: how errors pass through it.
         importance: how much it matters to the numbers of a model.
@@ -123,7 +123,7 @@ class Operator:
         generator_outputs: outputs that are the state of a random generator.
         allocates: its result is memory that nothing was written to.
         reads_shape_only: of a tensor that comes first it takes the shape and the type.
-        in_place: what it does to the memory of its first argument, when it is called in place; None
+        in_place: its effect on the memory of its first argument, when it is called in place; None
             where it only changes it.
         reorders: it can hand on the same elements in another order.
         may_vary: on an accelerator it may give other last bits in every run.

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class PrecisionDebugger(DebuggerFront):
-    """Records what modules and APIs see and produce; one for each process.
+    """Records inputs, outputs and gradients of modules and APIs; one for each process.
 
     A second construction returns the first object; arguments that differ from the first are
     ignored with a warning. All methods may be called on the class itself, also in another file than

@@ -41,7 +41,7 @@ _graph_task = torch._C._current_graph_task_id
 
 
 class Observer:
-    """Installs what the configured level needs.
+    """Installs the hooks and modes of the configured level.
 
     Attributes:
         apis: the function mode; None at levels that do not record APIs.
@@ -62,7 +62,7 @@ class Observer:
         Args:
             session: receives the calls and gradients.
             adapter: reads tensors.
-            table: says what each function is.
+            table: the treatment of each function.
             redispatch: see `ApiObserver`.
         """
         self._session = session
@@ -237,7 +237,7 @@ class Observer:
         self._adapter.forget_values()
 
     def next_step(self) -> None:
-        """Forget what belongs to the step that is over."""
+        """Forget the state of the step that is over."""
         self.recomputations.next_step()
         self._adapter.memo.next_step()
         if self.kernels is not None:

@@ -31,7 +31,7 @@ class Run:
         config: the settings.
         session: the state of the run.
         adapter: reads tensors.
-        table: says what each function is.
+        table: the treatment of each function.
         observer: watches modules and APIs.
         custom_apis: the functions that the user registered.
         loop: starts and ends steps by the batches of the training loop; None unless asked for.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where in the source the cells of a compiled graph are called.
 
-A graph runs without Python frames. But who calls a cell is written in the `construct` of the cell
+A graph runs without Python frames. But the call of a cell is written in the `construct` of the cell
 that holds it: the calls of ``self.{attribute}``, or those in a loop over it.
 """
 

@@ -48,7 +48,7 @@ class CompiledCells:
             attributes[self._method] = method
 
     def take_out(self) -> None:
-        """Give the cells back what they had."""
+        """Restore the methods of the cells."""
         for (cell, _), before in zip(self._made or (), self._before, strict=True):
             if before is _ABSENT:
                 del cell.__dict__[self._method]
@@ -66,7 +66,7 @@ def refuse_static_graph(method: str, level: Level) -> None:
     """Refuse a level that needs the dynamic graph.
 
     Args:
-        method: what the user called.
+        method: the method that the user called.
         level: the configured one.
 
     Raises:

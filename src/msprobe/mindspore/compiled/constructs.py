@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells that hand over what they see, compiled into the graph, forward and backward.
+"""Cells that hand over their inputs, outputs and gradients, by code compiled into the graph.
 
 A `construct` set on the cell object replaces the original. (Hooks of the cell would not do:
 MindSpore drops them where a cell is reached through a list, as in `SequentialCell`.) Values are not
-changed. The result waits for what is handed over, the arguments as a rule do not: MindSpore might
-add up their gradients in another order.
+changed. The result waits for the delivery of values, the arguments as a rule do not: MindSpore
+might add up their gradients in another order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from msprobe.mindspore.compiled.structure import compiled
 
 
 def handing_construct(name: str, cell: nn.Cell, *, backward: bool) -> MethodType:
-    """Return a `construct` that hands over what the cell sees.
+    """Return a `construct` that hands over the cell's inputs and outputs.
 
     Args:
         name: the cell's.
@@ -52,7 +52,7 @@ def handing_construct(name: str, cell: nn.Cell, *, backward: bool) -> MethodType
 
 
 def handing_bprop(name: str, cell: nn.Cell) -> Any:
-    """Return a `bprop` that hands over what it receives and returns.
+    """Return a `bprop` that hands over its inputs and outputs.
 
     A cell that has one is not differentiated, so nothing inside it sees the gradients.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that MindSpore cannot compile with what we put into it is compiled without.
+"""Compile code without msprobe's additions where MindSpore cannot compile it with them.
 
 Nothing has run when a compilation fails, so it can be tried again. If that fails as well, the error
 is the user's and goes on to them.

@@ -41,7 +41,7 @@ class _Site:
         given: how ((arguments, keyword arguments), parameters) are built.
         leaves: the tensors in it.
         early: whether it is handed over when a call begins.
-        begun: then, what calls that have not ended were given, the first one first.
+        begun: then, the inputs of calls that have not ended, the first one first.
     """
 
     cell: str
@@ -51,7 +51,7 @@ class _Site:
     begun: deque[list[GraphValue]] = field(default_factory=deque)
 
     def begin(self, _: GraphEvents, given: list[GraphValue]) -> None:
-        """Take what a call was given."""
+        """Take the inputs of a call."""
         self.begun.append([value.copy() for value in given])
 
     def end(self, result: Structure, events: GraphEvents, values: list[GraphValue]) -> None:
@@ -85,9 +85,9 @@ class CellCode:
         at_begin: compiled; for whether the call may change what it is given, whether there are
             parameters among the arguments, and ((arguments, keyword arguments), parameters),
             gives a function of the last. This returns the arguments, the number of a site, and
-            what is left to hand over at the end.
+            the values left to hand over at the end.
         at_end: compiled; for the number of the site, whether there are parameters in the result,
-            and the result, gives a function of it and of what is left. This returns the result.
+            and the result, gives a function of it and of these values. This returns the result.
     """
 
     def __init__(self, cell: str, *, backward: bool) -> None:

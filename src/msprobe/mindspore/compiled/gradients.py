@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients inside compiled graphs, handed over where they cross the boundary of a cell.
 
-What passes an `InsertGradientOf` is unchanged; its callback, compiled into the gradient graph,
-hands the gradient over. Two ways that look simpler do not do. The backward hooks of cells cannot be
-compiled where a graph is part of a dynamic one, whose gradient is taken from outside. And an
-identity cell with a `bprop` of its own has MindSpore 2.10 compute wrong gradients there, for
+A value that passes an `InsertGradientOf` is unchanged; its callback, compiled into the gradient
+graph, hands the gradient over. Two ways that look simpler do not do. The backward hooks of cells
+cannot be compiled where a graph is part of a dynamic one, whose gradient is taken from outside. And
+an identity cell with a `bprop` of its own has MindSpore 2.10 compute wrong gradients there, for
 weights that are used more than once.
 """
 
@@ -73,7 +73,7 @@ def reader(cell: str, side: str, number: int, leaf: Leaf) -> ops.InsertGradientO
 
 
 def handing_over(cell: str, side: str) -> Look:
-    """Return what gives the function that hands over all gradients of a value, and returns it."""
+    """Return a maker of the function that hands over all gradients of a value, and returns it."""
     return Look(partial(_passing, cell, side, 0))
 
 

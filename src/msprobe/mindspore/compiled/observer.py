@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 class GraphObserver:
-    """Has cells compiled so that they hand over what they see, and lets it through when wanted."""
+    """Has cells compiled so that they hand over values, and records these in wanted steps."""
 
     def __init__(self, session: Session, begin: Callable[[], object] | None = None) -> None:
         """Create it; nothing is installed.
 
         Args:
-            session: receives what is seen.
+            session: receives the calls and gradients.
             begin: see `GraphRecords`.
         """
         self._session = session
@@ -102,7 +102,7 @@ class GraphObserver:
         return True
 
     def expect_compilation(self) -> None:
-        """See to it that what cannot be compiled for recording is compiled without."""
+        """Make sure that code that cannot be compiled for recording is compiled without."""
         self._fallback.install()
 
     def put_in(self, *, with_optimizers: bool = True) -> None:
@@ -126,13 +126,13 @@ class GraphObserver:
             cells.put_in()
 
     def take_out(self) -> None:
-        """Give the cells and the optimisers back what they had."""
+        """Restore the methods of the cells and the optimisers."""
         self._fallback.remove()
         self._is_left_out = False
         self._give_back()
 
     def take_out_cells(self) -> None:
-        """Give the cells back what they had; the optimisers may run later in the step."""
+        """Restore the methods of the cells; the optimisers may run later in the step."""
         while self._put_in and self._put_in[-1] is not self._optimizers:
             self._put_in.pop().take_out()
 
@@ -152,7 +152,7 @@ class GraphObserver:
             session.account.expected = "compiled code"
 
     def _leave_out(self) -> bool:
-        """Take everything out of what could not be compiled; return whether there was anything."""
+        """Remove everything from code that could not be compiled; return whether there was any."""
         was_in = bool(self._put_in)
         self._is_left_out = self._is_left_out or was_in
         self._give_back()
@@ -169,7 +169,7 @@ class GraphObserver:
         self._session.account.skipped["graphs that MindSpore could not compile for recording"] += 1
 
     def begin(self, callers: tuple[str, ...] = ()) -> None:
-        """Let what graphs hand over through until the step ends.
+        """Record the values of graphs until the step ends.
 
         Args:
             callers: the frames that call a graph next, where they are known.

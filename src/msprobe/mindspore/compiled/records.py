@@ -68,7 +68,7 @@ class _Gradient:
     Attributes:
         place: side and leaf.
         kind: its dtype and shape.
-        draft: has its payload, and what it says of the record.
+        draft: has its payload, and its facts about the record.
         described: its JSON form.
         order: the number with which it came.
     """
@@ -135,7 +135,7 @@ class GraphRecords:
         Args:
             session: makes the records.
             names: all cells of the models.
-            cells: those that hand over what they see, with their names.
+            cells: those that hand over values, with their names.
             around: path of the cell that all of these are in, as `scope` was taken to lie in it.
             after_stop: whether a step's calls are handed over when recording has stopped already.
             begin: starts the session if this is wanted now; called when there is something to
@@ -160,7 +160,7 @@ class GraphRecords:
         self._sites = CallSites(every, _enclosing_names(list(every)))
         self._calls: dict[str, list[_Seen]] = {}
         # Of calls that were not handed over yet, and all that came later, of any cell: when a graph
-        # runs for the first time, it computes first what it knows first.
+        # runs for the first time, it computes first the calls that it knows first.
         self._early: dict[str, list[_Gradient]] = {}
         self._count = 0
         # Whether a gradient of a parameter came in this step.

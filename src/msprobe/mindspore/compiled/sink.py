@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where compiled graphs hand over what their cells saw.
+"""`GraphEvents`: the receiver of values that compiled graphs hand over.
 
-What `forwards` and `gradients` compile into a graph ends here. Whether anything is
-recorded is decided here, at every call, so that no graph has to be compiled again.
+Values from the code that `forwards` and `gradients` compile into a graph arrive here. Whether any
+are recorded is decided here, at every call, so that no graph has to be compiled again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GraphCall:
         kwargs: keyword arguments.
         parameters: values of the cell's own parameters when it was called, in their order; none
             where they were not handed over.
-        result: what the call returned.
+        result: the call's result.
     """
 
     cell: str
@@ -35,10 +35,10 @@ class GraphCall:
 
 
 class GraphEvents(Protocol):
-    """Receives what the cells of a graph saw."""
+    """Receives inputs, outputs and gradients of the cells of a graph."""
 
     def hand_over(self, take: Take, values: list[GraphValue]) -> None:
-        """Have `take` tell the other methods what the tensors of one delivery mean.
+        """Have `take` pass the tensors of one delivery to the other methods.
 
         No exception gets out of here: it would end the user's graph.
         """
@@ -61,7 +61,7 @@ class GraphEvents(Protocol):
 
 
 Take = Callable[[GraphEvents, list[GraphValue]], None]
-"""Tells what tensors mean; they lie in memory of the graph, to be read before it goes on."""
+"""Passes tensors on; they lie in memory of the graph, to be read before it goes on."""
 
 
 class _Receiver:
@@ -77,7 +77,7 @@ _receiver = _Receiver()
 
 
 def receive(events: GraphEvents | None) -> None:
-    """Let `events` receive what graphs hand over from now on; None for no receiver."""
+    """Let `events` receive the values of graphs from now on; None for no receiver."""
     _receiver.current = events
 
 

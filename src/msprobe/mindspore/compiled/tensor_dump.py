@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells inside graphs of an accelerator: MindSpore's own operators write what passes to files.
+"""Cells inside graphs of an accelerator: MindSpore's own operators write values to files.
 
 A graph on Ascend cannot call back into Python, so `constructs` has no way in. There each cell's
 `construct` gets `TensorDump` (forward) and `DumpGradient` (backward) operators, and when a step is
@@ -68,7 +68,7 @@ class TensorDumpFiles:
         self._folder = folder
 
     def open(self) -> None:
-        """Make the folder, without what an earlier run left in it."""
+        """Make the folder, without the files of an earlier run."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
 
@@ -124,7 +124,7 @@ def _dumping_construct(
 def _dumping(stem: str, side: str, backward: bool, structure: Structure) -> Callable[..., Any]:
     """Return a function that has the tensors of a value, and their gradients, written to files."""
     code = Written("value")
-    # What a call receives forward, it passes on backward.
+    # The inputs of a call in the forward pass are its outputs in the backward pass.
     back = "output" if side == "input" else "input"
 
     def dumped(place: Place) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cells hand over what they see: those that `list` and `scope` may keep records of.
+"""Choose the cells that hand over values: those that `list` and `scope` may keep records of.
 
-What the others are compiled to is left alone, so that a narrow choice costs little.
+The code of the others is left alone, so that a narrow choice costs little.
 """
 
 from __future__ import annotations

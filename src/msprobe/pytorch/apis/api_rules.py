@@ -82,7 +82,7 @@ class ApiEntry:
     Attributes:
         prefix: first part of its record names (``Functional``, ``Tensor``, ``Torch`` …).
         api: second part (``linear``, ``add_``, ``shape.__get__``).
-        action: what to do with a call.
+        action: the treatment of a call.
         writes: its effect on its arguments.
         bans: storages of its arguments and results may from now on change unseen.
         returns_mutated: it returns nothing of use; its changed arguments are its output.
@@ -183,7 +183,7 @@ def op_namespace(func: Any) -> str | None:
 
 
 def describe_function(func: Any) -> ApiEntry:
-    """Return what msprobe does with `func` when the user asks for nothing special."""
+    """Return the default treatment of `func`."""
     rules = _rules()
     identity = identify(func, rules.prefixes)
     name = f"{identity.prefix}.{identity.api}"

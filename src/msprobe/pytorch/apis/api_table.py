@@ -136,7 +136,7 @@ class ApiTable:
 
 
 def _may_be_recorded(entry: ApiEntry) -> bool:
-    # A user may add `item` or `detach`; attribute access stays what it is.
+    # A user may add `item` or `detach`; attribute access is not changed.
     return not entry.api.endswith(("__get__", "__set__", "__delete__"))
 
 

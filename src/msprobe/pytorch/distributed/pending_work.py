@@ -91,7 +91,7 @@ class PendingWorks:
 
     def _reporting(self, name: str) -> Callable[..., Any]:
         original = getattr(self._class, name)
-        # The value behind a future is used in callbacks that run who knows when.
+        # The value behind a future is used in callbacks that run at an unknown time.
         report = self._give_up if name == "get_future" else self._done
 
         @functools.wraps(original)

@@ -39,7 +39,7 @@ class Collective:
 
     Attributes:
         api: its name; records are named ``Distributed.{api}``.
-        returns: whether what it computes is its result, not in its arguments.
+        returns: whether it returns its result instead of writing to its arguments.
     """
 
     api: str
@@ -83,7 +83,7 @@ def describe_group(group: object = None) -> GroupDescription:
 
 
 class CollectiveObserver(Protocol):
-    """Who is told of collectives. Called in the thread that calls or waits, with modes as the user
+    """Receiver of collectives. Called in the thread that calls or waits, with modes as the user
     has them; an exception is logged once and otherwise ignored.
     """
 
@@ -106,8 +106,8 @@ class CollectiveObserver(Protocol):
         """Note that a collective is over. Called once for each token.
 
         Args:
-            token: what `begin` returned.
-            result: what the function returned, or a function that returns it, to be called once
+            token: the result of `begin`.
+            result: the function's result, or a function that returns it, to be called once
                 and quietly (functional collectives); None for asynchronous calls.
             completed: whether the buffers hold the result. False when the call raised, or when the
                 user's program never asked whether an asynchronous one is done: do not read them.

@@ -217,7 +217,7 @@ class Tapping:
             if received is not None:
                 self._changed_input(received, node, region)
             return True
-        # What comes to the base is not this view's alone.
+        # The gradient of the base is not this view's alone.
         if received is not None:
             self._gradients.remark(SIDE_INPUT, index, _CHANGED_VIEW)
             self._gradients.remark(SIDE_OUTPUT, received, _CHANGED_VIEW)
@@ -377,7 +377,7 @@ class Tapping:
     def _register_custom(
         self, node: Node, tap: NodeTap, passed: list[tuple[int, Position]] | None
     ) -> None:
-        """Tap a node whose backward is the user's: it may write into what it is given."""
+        """Tap a node whose backward is the user's: it may write into its gradients."""
         after = CustomNodeTap(self._session, self._gradients)
         after.inputs, tap.inputs = tap.inputs, ()
         node.register_hook(after)

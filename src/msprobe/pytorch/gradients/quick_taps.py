@@ -48,7 +48,7 @@ def tap_gradients(
         edges: of its inputs.
         found: its inputs.
         arguments: how many positional ones it has.
-        result: what it returned.
+        result: its result.
         is_one_api: whether no code of the user's runs inside.
     """
     if type(result) is Tensor:

@@ -113,7 +113,7 @@ class SharedEdges:
                 one.close()
 
     def _find(self, roots: Sequence[Any], gradients: Sequence[Any]) -> list[_Arrivals]:
-        """Return what the pass delivers to each edge, with hooks on the edges' consumers."""
+        """Return the gradients that the pass delivers to each edge, with hooks on its consumers."""
         found: dict[int, _Arrivals] = {}
         todo: list[Node] = []
         for root, gradient in zip(roots, gradients, strict=False):

@@ -19,7 +19,7 @@ _ONCE: Final = 0
 
 
 def recomputations(session: Session) -> Recomputations:
-    """Return what maps repeated calls to their originals, for the calls of `session`."""
+    """Return the map of repeated calls to their originals, for the calls of `session`."""
     return Recomputations(session, _regions_around, _graph_task)
 
 

@@ -4,7 +4,7 @@
 Torch compares some of its functions by identity (``op.op is isend`` decides in
 ``batch_isend_irecv`` which argument names the peer), user code imports them by name, and both keep
 them in tables. So the function object stays, with its name, signature and identity, and only its
-code is exchanged: everybody who holds it reaches the diversion, and everybody still compares equal.
+code is exchanged: every reference to it reaches the diversion, and all still compare equal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Method:
 
 
 class _Diversion:
-    """The code that a function gets while it is diverted, and what it runs.
+    """The code of a function while it is diverted, and the handler that it runs.
 
     A function has the same one each time: call stacks are recognised by the code in them, and each
     new code object would make every stack through it a new one.
@@ -69,7 +69,7 @@ def divert(function: Any, handler: Handler) -> Callable[[], None]:
     Args:
         function: a Python function; of a decorated one (``functools.wraps``) the innermost is
             diverted, so that its decorators see the stack they expect.
-        handler: gets the original as a callable of its own, and returns what the caller gets.
+        handler: gets the original as a callable of its own, and returns the result for the caller.
 
     Returns: the undo; it does nothing when other code has exchanged the code since.
 

@@ -67,5 +67,5 @@ def _silence_hook_warning(session: Session) -> None:
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:
-    """Return whether `module` is what ``torch.compile(model)`` returned."""
+    """Return whether `module` is the result of ``torch.compile(model)``."""
     return "torch._dynamo" in sys.modules and type(module).__name__ == "OptimizedModule"

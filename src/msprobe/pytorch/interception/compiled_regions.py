@@ -19,7 +19,7 @@ import torch
 
 from msprobe.capture.session import Session
 
-# What torch's wrapper of a compiled function calls this function.
+# The name by which torch's wrapper of a compiled function calls this function.
 _COMPILED: Final = "fn"
 _graph_task: Final = torch._C._current_graph_task_id
 _SWITCHES: Final = ("_maybe_set_eval_frame", "set_eval_frame")  # the second before torch 2.5

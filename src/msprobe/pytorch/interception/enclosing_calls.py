@@ -96,7 +96,7 @@ class EnclosingCalls(CallSink):
             self._owners.append((opened.born, opened.backward))
 
     def here(self) -> Enclosing:
-        """Return what encloses the kernel that runs now."""
+        """Return the calls around the kernel that runs now."""
         task = _graph_task()
         if self._open and self._open[-1].task == task:
             names = self._open[-1].forward

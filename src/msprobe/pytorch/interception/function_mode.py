@@ -75,7 +75,7 @@ class ApiObserver(TorchFunctionMode):
     Attributes:
         session: receives the events.
         left: takes the mode away.
-        memory: is told what calls do to memory.
+        memory: receives the effects of calls on memory.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ApiObserver(TorchFunctionMode):
         Args:
             session: receives the events.
             adapter: its memo learns of births and writes.
-            table: says what each function is.
+            table: the treatment of each function.
             recomputations: recognises repeated calls of checkpointed code.
             shared: divides gradients among calls.
             redispatch: torch's way to run a function with the mode on inside; None where torch has

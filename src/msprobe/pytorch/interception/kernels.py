@@ -95,7 +95,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     """Turns operators into records.
 
     Attributes:
-        calls: knows what encloses a kernel; a further sink while installed.
+        calls: knows the calls around a kernel; a further sink while installed.
     """
 
     # Otherwise torch refuses to run flex_attention and its like; they are passed on.
@@ -149,7 +149,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             quietly(self._session, "kernel dump", self._device_dump.close)
 
     def next_step(self) -> None:
-        """Forget what belongs to the step that is over."""
+        """Forget the state of the step that is over."""
         self.calls.next_step()
         if self._device_dump is not None:
             self._device_dump.next_step()

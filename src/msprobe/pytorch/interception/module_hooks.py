@@ -311,7 +311,7 @@ class ModuleObserver:
     def begin_compiled(self, frame: FrameType) -> bool:
         """Note that compiled code begins; return whether it is a module that is recorded.
 
-        Its hooks lie inside of what ``module.compile()`` compiles.
+        Its hooks lie inside of the code that ``module.compile()`` compiles.
 
         Args:
             frame: of torch's wrapper of compiled functions.

@@ -69,7 +69,7 @@ _cuda_is_up: Final[Callable[[], bool]] = torch.cuda.is_initialized
 
 
 def make_observer() -> RunObserver:
-    """Return what watches this process; nothing is replaced yet."""
+    """Return the observer of this process; nothing is replaced yet."""
     recorder = RandomRecorder(
         _FUNCTIONS,
         library_path=str(PurePath(torch.__file__).parent),

@@ -72,7 +72,7 @@ class TorchAdapter:
         self._waits = config.task is not Task.OVERFLOW_CHECK
         self._batch: DeviceBatch | None = None
         self._buffers = BufferPool()
-        # Records then hold nothing but what the memo's texts say.
+        # Records then hold nothing but the memo's texts.
         self._is_whole = not (self._md5 or self._slices)
         self._dtype_names: dict[torch.dtype, str] = {}
 

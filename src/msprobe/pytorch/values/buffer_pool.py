@@ -3,7 +3,7 @@
 
 Fresh memory is dear: the system clears each page when it is first touched, which takes several
 times as long as the copy itself. A step that saves its tensors would touch hundreds of megabytes
-of it, although only what waits to be written has to exist at one time.
+of it, although only copies that wait to be written have to exist at one time.
 """
 
 from __future__ import annotations

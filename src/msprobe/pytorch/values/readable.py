@@ -149,7 +149,7 @@ def note_of_stored_values(t: torch.Tensor) -> str | None:
 
 
 def is_wrapper(t: torch.Tensor) -> bool:
-    """Return whether `t` is of a class that redefines what its operators do, such as torchao's."""
+    """Return whether `t` is of a class that redefines its operators, such as torchao's."""
     kind: Any = type(t)
     if kind in PLAIN:
         return False

@@ -77,7 +77,7 @@ def _of_memory(native: Native, t: torch.Tensor, kind: int, item_bytes: int) -> S
 
 
 def _dense(t: torch.Tensor) -> torch.Tensor | str:
-    """Return what can be read of `t`, in real numbers."""
+    """Return the readable elements of `t`, in real numbers."""
     found = readable(t)
     if isinstance(found, str) or not found.is_quantized:
         return found
