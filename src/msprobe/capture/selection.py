@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls are kept: `list`, `scope`, `black_list` and `data_mode` of the active task.
+"""Select calls to keep: `list`, `scope`, `black_list` and `data_mode` of the active task.
 
 Pure bookkeeping over record names; the only state is whether execution is inside the scope.
 """

@@ -11,7 +11,7 @@ from typing import Self
 
 
 class Cause(StrEnum):
-    """Why a difference has its origin, or why a row is close after all.
+    """Reason for the origin of a difference, or for a row being close after all.
 
     Attributes:
         words: its text; ``{}`` is replaced by the record, value or rank that it names.

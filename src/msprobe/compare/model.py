@@ -27,7 +27,7 @@ class Mode(StrEnum):
 
 
 class Status(StrEnum):
-    """How the two values of a row relate.
+    """Relation of the two values of a row.
 
     Attributes:
         is_difference: whether the two values are known to differ.
@@ -50,7 +50,7 @@ class Status(StrEnum):
 
 
 class Origin(StrEnum):
-    """Where the difference of a row comes from."""
+    """Origin of the difference of a row."""
 
     INTRODUCED = "introduced"
     INHERITED = "inherited"
@@ -59,7 +59,7 @@ class Origin(StrEnum):
 
 
 class Match(StrEnum):
-    """How two operations were paired."""
+    """Way in which two operations were paired."""
 
     EXACT = "exact"
     ALIAS = "alias"

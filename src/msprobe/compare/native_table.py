@@ -350,7 +350,7 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 
 
 def _index_text(position: int | None, shape: tuple[int, ...] | None) -> str | None:
-    """Return where in a tensor the element at a flat position lies, ``[0, 3]``."""
+    """Return the index of the element at a flat position of a tensor, ``[0, 3]``."""
     if position is None or shape is None:
         return None
     place: list[int] = []

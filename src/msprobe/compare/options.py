@@ -11,7 +11,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareOptions:
-    """How to compare.
+    """Options of a comparison.
 
     Attributes:
         steps: only these steps of the target; None for all that both sides have.

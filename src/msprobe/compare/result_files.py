@@ -40,7 +40,7 @@ _PLACES: Final = ("", "step*/", "*/step*/")
 
 @contextmanager
 def own_stamp(folder: Path) -> Iterator[str]:
-    """Give the time for the names of one call's files, which no other call into a folder has.
+    """Context with a time for the names of one call's files, unique in the output folder.
 
     Where this second is taken, a later one is.
 

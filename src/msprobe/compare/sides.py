@@ -167,7 +167,7 @@ class Side:
         return user_frames(frames)
 
     def source_line(self, name: str) -> str | None:
-        """Return where in the user's code a call was made, such as ``train.py:12``."""
+        """Return the line of the user's code that made a call, such as ``train.py:12``."""
         frames = map(parse_frame, self.frames(name))
         return next((frame.place for frame in frames if frame is not None), None)
 

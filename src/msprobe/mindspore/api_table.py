@@ -138,7 +138,7 @@ def _is_function(owner: Any, name: str) -> bool:
 
 
 def owner_of(prefix: str) -> Any:
-    """Return where the APIs of a prefix are looked up; None where this MindSpore lacks them."""
+    """Return the owner of the APIs of a prefix; None where this MindSpore lacks them."""
     return next(_owner(group) for group in _GROUPS.values() if group.prefix == prefix)
 
 

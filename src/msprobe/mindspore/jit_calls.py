@@ -56,7 +56,7 @@ def executor_class() -> type | None:
 
 
 def compilations() -> int | None:
-    """Return how many graphs MindSpore holds for jitted code; None where it does not tell."""
+    """Return the number of graphs MindSpore holds for jitted code; None where it is unknown."""
     known = in_homes("ms_compile_cache")
     return None if known is None else len(known)
 

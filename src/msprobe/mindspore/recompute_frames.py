@@ -45,5 +45,5 @@ def _regions_around(frame: FrameType | None) -> Surroundings:
 
 
 def _execution(cell: Any, running: int = 0) -> Owner:
-    """Return which execution of MindSpore's own cell runs: its arguments wait on a stack."""
+    """Return the running execution of MindSpore's own cell: its arguments wait on a stack."""
     return cell, len(cell.args) - running

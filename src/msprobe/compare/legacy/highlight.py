@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows release 8.3.3 colours, and why."""
+"""Colours of rows in the tables of release 8.3.3, with their reasons."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _INHERITED: Final = (Origin.INHERITED, Origin.INPUT)
 
 
 class Level(IntEnum):
-    """How bad a row is."""
+    """Severity of a row."""
 
     PASS = 0
     WARNING = 1

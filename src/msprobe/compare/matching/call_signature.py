@@ -54,7 +54,7 @@ class CallSignatureReader:
 
 
 def likeness(first: CallSignature, second: CallSignature) -> float:
-    """Return how alike two calls of one operation are: 0 for strangers, 1 for the same values."""
+    """Return the likeness of two calls of one operation: 0 (unrelated) to 1 (the same values)."""
     if first.values is not None and first.values == second.values:
         return 1.0
     shapes = _shared_part(first.shapes, second.shapes)
@@ -62,7 +62,7 @@ def likeness(first: CallSignature, second: CallSignature) -> float:
 
 
 def numbers_likeness(first: CallSignature, second: CallSignature) -> float:
-    """Return how alike the statistics of two calls are: 0 to 1, one half if there are none."""
+    """Return the likeness of the statistics of two calls: 0 to 1, one half if there are none."""
     if not first.numbers or not second.numbers:
         return _UNKNOWN
     total = 0.0

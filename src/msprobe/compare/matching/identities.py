@@ -173,7 +173,7 @@ class SharedNames:
         return _swapped(slots) if self.is_swapped else slots
 
     def _known_slots(self, target: RecordName, reference: RecordName) -> Slots:
-        """Return which arguments of an operator two functions take at different places."""
+        """Return the arguments of an operator that two functions take at different positions."""
         first, second = self.target.operator(target), self.reference.operator(reference)
         if first.name != second.name or first.arguments == second.arguments:
             return {}

@@ -199,7 +199,7 @@ def _shortest_edit(a: list[int], b: list[int], span: _Range) -> list[IndexPair] 
 
 
 def _steps_to(furthest: dict[int, int], diagonal: int, n: int, m: int) -> IndexPair:
-    """Return how far on a diagonal a step down leads, and a step right; -1 where there is none."""
+    """Return the positions on a diagonal after a step down and a step right; -1 for no step."""
     down = furthest.get(diagonal + 1, -1)
     if down - diagonal > m:
         down = -1

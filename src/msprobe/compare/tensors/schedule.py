@@ -151,7 +151,7 @@ _Finished = Iterator[tuple[Batch, list[TensorOutcome]]]
 def _finished_batches(
     batches: list[Batch], workers: int | None, scheduler: str | None
 ) -> Iterator[_Finished]:
-    """Give an iterator over the batches as they are done; leave early and the rest is dropped."""
+    """Context with an iterator over finished batches; leaving early drops the others."""
     if scheduler is not None:
         with _cluster(scheduler) as client:
             yield _from_cluster(client, scheduler, batches)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the tensors in two files differ, read in pieces that fit the processor's cache.
+"""Compare the tensors in two files, in pieces that fit the processor's cache.
 
 Equal bytes need one comparison at the speed of memory. Only when a byte differs, or an element is
 NaN or infinite, is every element measured. Memory does not grow with the tensors, unless one is

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large an error an operation may make: by its own rounding, and by passing errors on.
+"""Error bounds of operations: from their own rounding, and from errors of their inputs.
 
 Sizes are L2 norms. A sum of products ``y = x W`` can turn a relative error e of x into an absolute
 error of ``e * |x| * |W|``, which is more than ``e * |y|`` where terms cancel; its own rounding has
@@ -232,7 +232,7 @@ def _slope(result: Operand, peak: float) -> float:
 
 
 def _kernel(family: Family, operands: Sequence[Operand]) -> float:
-    """Return how often a convolution uses each element, as a factor of L2 norms."""
+    """Return the number of uses of each element by a convolution, as a factor of L2 norms."""
     if family is not Family.CONVOLUTION:
         return 1.0
     return max(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which call made a value, on each side: the flow of data through a step.
+"""The flow of data through a step: the call that made each value, on each side.
 
 Values that msprobe recognised carry a `value_id`. Others (parameters, data, dumps of other
 programs) are recognised by a fingerprint of type, shape, statistics and checksum.

@@ -122,7 +122,7 @@ def kind_of_row(comparison: RankComparison, row: Row) -> str:
 
 
 class _Begins:
-    """Where modules begin: the place of the first call inside them."""
+    """Begin of each module: the place of the first call inside it."""
 
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far two tensors are apart as far as max, min, mean and norm can tell.
+"""Errors of tensors by their statistics: max, min, mean and norm.
 
 Each statistic bounds the true error from below: no norm, mean or extreme value can move further
 than the elements do. So the largest of the four relative changes is the best single number, and it
@@ -20,7 +20,7 @@ _INFINITY: Final = math.inf
 
 
 class StatisticsError(NamedTuple):
-    """How far the statistics of two tensors are apart.
+    """Error of one tensor's statistics against another's.
 
     Attributes:
         relative: the largest change relative to the tensor's size; None if none can be compared.
@@ -64,7 +64,7 @@ def is_plain(value: Value) -> bool:
 
 
 class Nonfinite(NamedTuple):
-    """How many elements of a tensor are NaN or infinite.
+    """Counts of NaN and infinite elements of a tensor.
 
     Where only the largest and the least element tell, 1 means some, and a NaN hides the rest.
     """
@@ -106,7 +106,7 @@ def _by_ends(value: Value) -> Nonfinite:
 
 
 def statistics_error(target: Value, reference: Value, allowed: RowTolerance) -> StatisticsError:
-    """Return how far two tensors of the same shape are apart by their statistics.
+    """Return the error between two tensors of the same shape by their statistics.
 
     Non-finite values are left out on both sides: finite_max and finite_min replace max and min.
 

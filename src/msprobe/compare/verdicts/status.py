@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the two values of each row relate: `judge_rows` fills in status, error and finding.
+"""Status of rows: `judge_rows` fills in status, error and finding.
 
 Elements decide where they were read, else checksums, else the four statistics. Everything is
 relative to the size of the tensor, so tiny gradients are judged as sharply as large activations.

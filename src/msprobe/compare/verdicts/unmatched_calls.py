@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that only one side made: which of them matter.
+"""Find the calls without a partner that cause differences.
 
 A call too many or too few is a culprit if a differing value was made by it (or by what follows
 from it) while everything that it took in itself agrees. Extra casts, views and copies that change
@@ -126,7 +126,7 @@ class UnmatchedCalls:
         return False
 
     def settle_rest(self) -> None:
-        """Give the rest of the unmatched calls an origin: those fed with differences inherit."""
+        """Set the origin of the other unmatched calls: those with differing inputs inherit."""
         for call in self._state.calls:
             if call.is_matched or any(row.origin is not None for row in call.rows):
                 continue

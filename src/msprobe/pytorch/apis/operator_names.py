@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling ``a + b`` from ``a.add(b)``.
+"""Distinguish ``a + b`` from ``a.add(b)``.
 
 Both reach a function mode as the same C function. The caller's current instruction tells
 them apart: an operator is an instruction of its own, a method call is a call. The instructions are

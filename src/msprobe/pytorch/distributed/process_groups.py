@@ -47,7 +47,7 @@ class Collective:
 
     @property
     def communication(self) -> Communication:
-        """Which of its buffers are input or output only."""
+        """The roles of its buffers: input or output only."""
         return operator_of(PREFIX, self.api).communication or Communication(flow=Flow.BETWEEN_ALL)
 
 

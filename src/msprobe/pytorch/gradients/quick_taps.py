@@ -112,7 +112,7 @@ def _tap_one_output(
 
 
 def _walk(top: Any, edges: InputEdges) -> dict[Any, tuple[_Reached, ...]] | None:
-    """Return which nodes of the call reach which inputs; None for a call of another kind."""
+    """Return the nodes of the call that reach each input; None for a call of another kind."""
     inner, leaves, born = edges.inner, edges.leaves, edges.born
     reached: dict[Any, tuple[_Reached, ...]] = {}
     taken: list[Any] = []

@@ -192,7 +192,7 @@ class _Arrivals:
             self._handles.append(node.register_hook(partial(self._ran, node)))
 
     def close(self) -> None:
-        """Take the hooks away, and let go of the graph and of the gradient."""
+        """Remove the hooks, and release the graph and the gradient."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -218,7 +218,7 @@ class _Arrivals:
         self._deliver(self._coming[-1] if self._coming else -1)
 
     def _drop_overtaken(self, number: int) -> None:
-        """Give up shares that a later part would have belonged to, but not this one."""
+        """Drop shares that a later part belongs to, but not this one."""
         if not self._coming or self._coming[-1] < number:
             return
         text = "not reachable: its consumers ran in another order than they were made"

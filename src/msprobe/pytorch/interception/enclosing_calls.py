@@ -28,7 +28,7 @@ _current_node: Final = torch._C._current_autograd_node
 
 @dataclass(frozen=True, slots=True)
 class Enclosing:
-    """Where a kernel runs.
+    """The calls around a kernel.
 
     Attributes:
         parent: name of the innermost call around it, None outside of all.

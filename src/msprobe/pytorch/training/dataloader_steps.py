@@ -85,7 +85,7 @@ class LoopFollower:
             self._begin()
 
     def skipped(self, call: str) -> None:
-        """Say once that a call of the user's has no effect."""
+        """Warn once that a call of the user's has no effect."""
         self._warn_once(
             "explicit",
             f"enable_dataloader is true: {call} is skipped, steps follow the DataLoader",

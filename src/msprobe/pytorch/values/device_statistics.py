@@ -68,7 +68,7 @@ class DeviceBatch:
         self._copies: list[tuple[_Rows, torch.Tensor, Any]] = []
 
     def __len__(self) -> int:
-        """Return how many summaries no copy was started for."""
+        """Return the number of summaries whose copy was not started."""
         return sum(len(rows.pending) for rows in (*self._full, *self._open.values()))
 
     def add(self, t: torch.Tensor) -> Summary:

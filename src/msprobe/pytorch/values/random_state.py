@@ -49,7 +49,7 @@ class RandomWatch:
         return generator.get_state()
 
     def report(self, call: Call, calls: Calls, dump: RankDump | None) -> None:
-        """Tell of a call whether it drew numbers; `dump` gets the states that are kept."""
+        """Record whether a call drew random numbers; `dump` gets the states that are kept."""
         drawn: dict[str, JsonTree] = {}
         for generator, before in zip(self._generators, self._before, strict=True):
             if _equal(before, self._state(generator)):

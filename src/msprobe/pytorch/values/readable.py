@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensor holds the elements of a value, and whether its memory may be read at all.
+"""Find the tensor that holds the elements of a value, if its memory may be read.
 
 Reading the wrong thing does not raise, it kills the process: FSDP2 passes tensors whose storage
 was given back. Every reader of element data (statistics, checksums, saved tensors) comes here

@@ -33,7 +33,7 @@ _Slot = tuple[Any, Any]
 
 
 class UnreadTensors:
-    """Says which arguments and results of a call are described without values."""
+    """Finds the arguments and results of a call that are described without values."""
 
     __slots__ = ("_adapter", "_undefined")
 
@@ -101,7 +101,7 @@ def _each(action: Callable[[Tensor], None], value: Any) -> None:
 
 
 def _overwritten(entry: ApiEntry, args: Any, kwargs: Any) -> list[_Slot]:
-    """Return where the arguments are that a call overwrites in full, without reading them."""
+    """Return the positions of arguments that a call overwrites in full, without reading them."""
     found: list[_Slot] = [(kwargs, name) for name in entry.outs if name in kwargs]
     if entry.in_place is InPlace.OVERWRITES or (
         entry.in_place is InPlace.ASSIGNS and _is_whole(args[1])
@@ -111,12 +111,12 @@ def _overwritten(entry: ApiEntry, args: Any, kwargs: Any) -> list[_Slot]:
 
 
 def _first(args: Any, kwargs: Any) -> list[_Slot]:
-    """Return where the first argument of a call is; functions name it ``input`` or ``tensor``."""
+    """Return the position of the first argument; functions name it ``input`` or ``tensor``."""
     return _at(0, "input", args, kwargs) or _at(0, "tensor", args, kwargs)
 
 
 def _at(index: int, name: str, args: Any, kwargs: Any) -> list[_Slot]:
-    """Return where the argument of a position and a name is: nowhere, if it was not passed."""
+    """Return the positions of the argument of a position and a name; none if it was not passed."""
     if index < len(args):
         return [(args, index)]
     return [(kwargs, name)] if name in kwargs else []
