@@ -336,3 +336,31 @@ def test_an_array_of_a_class_of_the_users_is_read_as_numpy_would(tmp_path: Path)
 def test_values_of_torch_are_made_again_from_their_record(value: Any, tmp_path: Path) -> None:
     (record,) = described(tmp_path, [value, 1.5])
     assert rebuild_value(record, MAKERS) == [value, 1.5]
+
+
+def test_keywords_that_are_no_unicode_text_are_recorded(tmp_path: Path) -> None:
+    class Keywords(nn.Module):
+        def forward(self, x: torch.Tensor, **keywords: Any) -> torch.Tensor:
+            return x * keywords["\ud800"]
+
+    with recording(tmp_path, "L0") as run:
+        model = Keywords()
+        with run.step_of(model):
+            model(torch.full((2,), 3.0), **{"\ud800": 2, "after": torch.ones(2)})
+        account, record = run.account(), run.records()["Module.Keywords.forward.0"]
+    assert account["complete"], account
+    assert record["input_args"][0]["Max"] == 3.0
+    assert record["input_kwargs"]["\ud800"] == {"type": "int", "value": 2}
+    assert record["input_kwargs"]["after"]["Max"] == 1.0
+    assert record["output"][0]["Max"] == 6.0
+
+
+def test_tensors_beside_a_container_are_described_and_followed_once(tmp_path: Path) -> None:
+    first, second = (torch.full((2,), value, requires_grad=True) for value in (3.0, 5.0))
+    forward, backward = recorded(
+        tmp_path, first, [second], read=lambda one, others: one * others[0]
+    )
+    assert forward["input_args"][0]["Max"] == 3.0
+    assert forward["input_args"][1][0]["Max"] == 5.0
+    assert backward["output"][0]["Max"] == 10.0
+    assert backward["output"][1][0]["Max"] == 6.0

@@ -836,28 +836,26 @@ static int put_value(Memo *self, struct text *text, PyObject *value, PyObject *f
     return failed ? -1 : 1;
 }
 
-/* End the text of several values: as `msgspec.Raw`, or None where one of them is not plain, and
- * then `found` is as it was. */
-static PyObject *end_values(struct text *text, int outcome, PyObject *found, Py_ssize_t before)
+/* Whether a value may be plain: asked of all values first, so that none is summarised in vain. */
+static int may_be_plain(PyObject *value)
+{
+    PyObject *kind = (PyObject *)Py_TYPE(value);
+    return kind == torch.tensor || kind == torch.parameter || value == Py_None ||
+           PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value) ||
+           PyUnicode_CheckExact(value);
+}
+
+static PyObject *end_values(struct text *text, int outcome)
 {
     PyObject *bytes = end_text(text, outcome <= 0);
-    if (outcome <= 0) {
-        if (outcome < 0 || PyList_SetSlice(found, before, PY_SSIZE_T_MAX, NULL) < 0) return NULL;
-        Py_RETURN_NONE;
-    }
-    PyObject *raw = bytes ? PyObject_CallOneArg(torch.raw, bytes) : NULL;
+    PyObject *raw = bytes && outcome > 0 ? PyObject_CallOneArg(torch.raw, bytes) : NULL;
     Py_XDECREF(bytes);
     return raw;
 }
 
-static PyObject *Memo_describe_list(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+/* The list of positional arguments; NULL, perhaps with an exception, where one is not plain. */
+static PyObject *describe_positional(Memo *self, PyObject *values, PyObject *found)
 {
-    if (nargs != 2 || !PyTuple_Check(args[0]) || !PyList_CheckExact(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "describe_list(values, found)");
-        return NULL;
-    }
-    PyObject *values = args[0], *found = args[1];
-    Py_ssize_t before = PyList_GET_SIZE(found);
     struct text text;
     begin_text(&text);
     int outcome = put(&text, "[") ? -1 : 1;
@@ -868,21 +866,18 @@ static PyObject *Memo_describe_list(Memo *self, PyObject *const *args, Py_ssize_
         Py_XDECREF(place);
     }
     if (outcome > 0 && put(&text, "]")) outcome = -1;
-    return end_values(&text, outcome, found, before);
+    return end_values(&text, outcome);
 }
 
-static PyObject *Memo_describe_dict(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+/* The object of keyword arguments, likewise; none where `values` is NULL. */
+static PyObject *describe_keywords(Memo *self, PyObject *values, PyObject *found)
 {
-    if (nargs != 2 || !PyDict_CheckExact(args[0]) || !PyList_CheckExact(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "describe_dict(values, found)");
-        return NULL;
-    }
-    PyObject *found = args[1], *key, *value;
-    Py_ssize_t before = PyList_GET_SIZE(found), position = 0;
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
     struct text text;
     begin_text(&text);
     int outcome = put(&text, "{") ? -1 : 1;
-    while (outcome > 0 && PyDict_Next(args[0], &position, &key, &value)) {
+    while (outcome > 0 && values && PyDict_Next(values, &position, &key, &value)) {
         PyObject *encoded = PyObject_CallOneArg(torch.encode, key);
         PyObject *place = encoded ? PyTuple_Pack(1, key) : NULL;
         if (!place || (text.used > 1 && put(&text, ",")) ||
@@ -895,7 +890,36 @@ static PyObject *Memo_describe_dict(Memo *self, PyObject *const *args, Py_ssize_
         Py_XDECREF(encoded);
     }
     if (outcome > 0 && put(&text, "}")) outcome = -1;
-    return end_values(&text, outcome, found, before);
+    return end_values(&text, outcome);
+}
+
+static PyObject *Memo_describe_call(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3 || !PyTuple_Check(args[0]) || !PyList_CheckExact(args[2]) ||
+        (args[1] != Py_None && !PyDict_CheckExact(args[1]))) {
+        PyErr_SetString(PyExc_TypeError, "describe_call(args, kwargs | None, found)");
+        return NULL;
+    }
+    PyObject *values = args[0], *keywords = args[1] == Py_None ? NULL : args[1], *found = args[2];
+    PyObject *key, *value;
+    Py_ssize_t position = 0, before = PyList_GET_SIZE(found);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
+        if (!may_be_plain(PyTuple_GET_ITEM(values, i))) Py_RETURN_NONE;
+    while (keywords && PyDict_Next(keywords, &position, &key, &value))
+        if (!PyUnicode_CheckExact(key) || !may_be_plain(value)) Py_RETURN_NONE;
+    PyObject *positional = describe_positional(self, values, found);
+    PyObject *named = positional ? describe_keywords(self, keywords, found) : NULL;
+    PyObject *both = named ? PyTuple_Pack(2, positional, named) : NULL;
+    Py_XDECREF(positional);
+    Py_XDECREF(named);
+    if (both) return both;
+    /* Described one by one, each value can fail, or have a note, by itself. */
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
+        PyErr_Clear();
+    }
+    if (PyList_SetSlice(found, before, PY_SSIZE_T_MAX, NULL) < 0) return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *Memo_born(Memo *self, PyObject *tensor)
@@ -978,12 +1002,10 @@ static PyMethodDef MEMO_METHODS[] = {
      "look(tensor) -> Value of a plain tensor on the CPU, None of any other"},
     {"describe", (PyCFunction)(void (*)(void))Memo_describe, METH_FASTCALL,
      "describe(tensor, requires_grad | None) -> its JSON as msgspec.Raw; None as `look`"},
-    {"describe_list", (PyCFunction)(void (*)(void))Memo_describe_list, METH_FASTCALL,
-     "describe_list(values, found) -> JSON list of plain tensors, numbers, texts and None as "
-     "msgspec.Raw, each tensor appended to `found` with its index and told to `came_in`; None, "
-     "with nothing appended, where one of the values is something else"},
-    {"describe_dict", (PyCFunction)(void (*)(void))Memo_describe_dict, METH_FASTCALL,
-     "describe_dict(values, found) -> as `describe_list`, for keywords: the place is `(key,)`"},
+    {"describe_call", (PyCFunction)(void (*)(void))Memo_describe_call, METH_FASTCALL,
+     "describe_call(args, kwargs | None, found) -> JSON list and object of plain tensors, numbers, "
+     "texts and None as two msgspec.Raw, each tensor appended to `found` with its place (`i` or "
+     "`(key,)`) and told to `came_in`; None, with nothing appended, where there is anything else"},
     {"born", (PyCFunction)Memo_born, METH_O,
      "born(tensor): an observed call made it, unless its storage is known to be older"},
     {"came_in", (PyCFunction)Memo_came_in, METH_O,

@@ -46,7 +46,6 @@ from msprobe.pytorch.values.undefined_memory import UndefinedMemory
 # Exact types whose every property can be read without a detour.
 TENSOR_TYPES: Final = (Tensor, Parameter)
 
-_NO_KEYWORDS: Final = Raw(b"{}")
 _transforms_active: Final = torch._C._are_functorch_transforms_active
 
 
@@ -149,16 +148,10 @@ class TorchAdapter:
             return None
         if type(args) is not tuple or _transforms_active():
             return None
-        positional = self.memo.describe_list(args, found)
-        if positional is None:
+        named = kwargs or None
+        if named is not None and type(named) is not dict:
             return None
-        if not kwargs:
-            return positional, _NO_KEYWORDS
-        named = self.memo.describe_dict(kwargs, found) if type(kwargs) is dict else None
-        if named is None:
-            found.clear()
-            return None
-        return positional, named
+        return self.memo.describe_call(args, named, found)
 
     def _record_plain(
         self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool

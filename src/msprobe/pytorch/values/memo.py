@@ -74,15 +74,14 @@ class Memo(Protocol):
     def all_came_in(self, found: Found) -> None:
         """Note that an observed call received each of the tensors."""
 
-    def describe_list(self, values: tuple[Any, ...], found: Found) -> msgspec.Raw | None:
-        """Return the JSON list of plain tensors, numbers, texts and None.
+    def describe_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, found: Found
+    ) -> tuple[msgspec.Raw, msgspec.Raw] | None:
+        """Return the JSON list and object of plain tensors, numbers, texts and None.
 
-        Each tensor is noted as `came_in`, and appended to `found` with its index. None, with
+        Each tensor is noted as `came_in`, and appended to `found` with its place. None, with
         nothing appended, where one of the values is something else.
         """
-
-    def describe_dict(self, values: dict[str, Any], found: Found) -> msgspec.Raw | None:
-        """Same as `describe_list` for keywords; the place of a tensor is ``(key,)``."""
 
     def wrote(self, tensor: Tensor) -> None:
         """Note that a call may have written to a tensor."""
@@ -128,10 +127,9 @@ class NoMemo:
     def all_came_in(self, found: Found) -> None:
         """Do nothing."""
 
-    def describe_list(self, values: tuple[Any, ...], found: Found) -> None:
-        """Return None."""
-
-    def describe_dict(self, values: dict[str, Any], found: Found) -> None:
+    def describe_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, found: Found
+    ) -> None:
         """Return None."""
 
     def clear(self) -> None:
