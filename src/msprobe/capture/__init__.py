@@ -2,6 +2,7 @@
 """The framework-neutral part of recording: selects, names, numbers and summarises calls.
 
 Entry point: `Session` in ``session.py``, the one mutable object of a run; an adapter (the
-``Adapter`` protocol in ``adapter.py``) feeds `Recorder` with calls and `GradientBook` with
-gradients. May import `msprobe.config` and `msprobe.dump`.
+``Adapter`` protocol in ``adapter.py``) tells `Calls` of calls and `BackwardPasses` of gradients;
+these tell the sinks (``events.py``), of which `Recording` makes the records. May import
+`msprobe.config` and `msprobe.dump`.
 """

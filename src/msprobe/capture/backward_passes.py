@@ -55,9 +55,9 @@ class BackwardPasses:
             position: which one.
             tensor: the whole gradient, every share added up.
         """
-        self.gradients(gradients, graph_task, ((side, position, tensor),))
+        self.take(gradients, graph_task, ((side, position, tensor),))
 
-    def gradients(
+    def take(
         self,
         gradients: Gradients,
         graph_task: int,

@@ -43,7 +43,7 @@ class ParameterOwner:
         """Record a gradient of the parameter, if it is wanted and the step is recorded."""
         owner = self.wanted() if self.session.dump is not None else None
         if owner is not None:
-            self.session.gradients.parameter(
+            self.session.backward.parameter(
                 owner.module, owner.parameter, gradient, of=owner.count, kind=kind
             )
 

@@ -34,7 +34,7 @@ _UNFINISHED_FOR_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class RecordingContext:
     """The objects that a recording uses.
 
     Attributes:
@@ -76,7 +76,7 @@ class Rerun:
 class Recording(CallSink):
     """Records calls and gradients, tensors as statistics."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: RecordingContext) -> None:
         """Create it; `use` says where it writes."""
         self._step = around.step
         self._adapter = around.adapter
@@ -356,7 +356,7 @@ class Recording(CallSink):
 class TensorRecording(Recording):
     """Saves tensors as well: of all records, or of those whose names are wanted."""
 
-    def __init__(self, around: Surroundings, wanted: Sequence[str] = ("",)) -> None:
+    def __init__(self, around: RecordingContext, wanted: Sequence[str] = ("",)) -> None:
         """Create it.
 
         Args:
@@ -377,7 +377,7 @@ class TensorRecording(Recording):
 class OverflowRecording(Recording):
     """Keeps only records in which a NaN or an infinity is seen, and saves their tensors."""
 
-    def __init__(self, around: Surroundings, check: OverflowCheck) -> None:
+    def __init__(self, around: RecordingContext, check: OverflowCheck) -> None:
         """Create it; `check` judges complete records."""
         super().__init__(around)
         self._check = check

@@ -26,7 +26,7 @@ from msprobe.capture.overflow import OverflowCheck, counts
 from msprobe.capture.recording import (
     OverflowRecording,
     Recording,
-    Surroundings,
+    RecordingContext,
     TensorRecording,
 )
 from msprobe.capture.saved_values import SavedValues
@@ -64,7 +64,7 @@ class Session:
         stacks: call stacks seen so far.
         current: the step that events belong to.
         calls: is told of calls; tells the sinks.
-        gradients: is told of gradients; tells the sinks.
+        backward: is told of gradients; tells the sinks.
         recording: the sink that makes the records of the task.
         saved: makes the records of level debug.
         capturing: whether execution is between `start` and `stop`.
@@ -110,7 +110,7 @@ class Session:
         self._dead = False
         self.overflow = _overflow_check(config)
         selection = _selection(config)
-        around = Surroundings(
+        around = RecordingContext(
             step=self.current,
             adapter=adapter,
             describer=Describer(adapter, tensor_types),
@@ -121,7 +121,7 @@ class Session:
         )
         self.recording = _recording_of(config, around, self.overflow)
         self.calls = Calls(self.current, selection, self.recording)
-        self.gradients = BackwardPasses(self.calls, adapter)
+        self.backward = BackwardPasses(self.calls, adapter)
         self.saved = SavedValues(self.recording, self.current, adapter)
         atexit.register(self.close)
 
@@ -156,7 +156,7 @@ class Session:
         self.current.begin(step)
         self.calls.next_step()
         self.recording.next_step()
-        self.gradients.next_step()
+        self.backward.next_step()
         self.saved.next_step()
 
     # -- start, stop, step ---------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Session:
             self.capturing = self.observing = False
             self.attempt("stop", self.undo.close)
             if was_capturing and not inside_backward:
-                self._guarded("stop", self.gradients.close_passes)
+                self._guarded("stop", self.backward.close_passes)
                 self.write_json()
             self._switched_on()
 
@@ -368,7 +368,7 @@ class Session:
         dump = self.dump
         if dump is None:
             return
-        self._guarded("step", self.gradients.close_step)
+        self._guarded("step", self.backward.close_step)
         self._guarded("step", self.saved.close_records)
         self._guarded("step", self._hand_on_waiting)
         written = dump.close()
@@ -417,7 +417,7 @@ def _selection(config: Config) -> Selection:
 
 
 def _recording_of(
-    config: Config, around: Surroundings, overflow: OverflowCheck | None
+    config: Config, around: RecordingContext, overflow: OverflowCheck | None
 ) -> Recording:
     """Return the sink that does the task."""
     if overflow is not None:

@@ -97,7 +97,7 @@ class _NodeTap(msgspec.Struct, eq=False):
         quietly(self.session, "backward", self._after, grad_inputs)
 
     def _before(self, grad_outputs: Sequence[Any]) -> None:
-        book = self.session.gradients
+        book = self.session.backward
         for index, number in self.outputs:
             if (gradient := _at(grad_outputs, number)) is not None:
                 book.gradient(self.gradients, _PASS, SIDE_INPUT, index, gradient)
@@ -106,7 +106,7 @@ class _NodeTap(msgspec.Struct, eq=False):
                 book.gradient(self.gradients, _PASS, SIDE_OUTPUT, position, gradient)
 
     def _after(self, grad_inputs: Sequence[Any]) -> None:
-        book = self.session.gradients
+        book = self.session.backward
         if len(grad_inputs) != len(self.before):
             grad_inputs = _spread(grad_inputs, self.before)
         for slot, position, shares in self.inputs:

@@ -396,4 +396,4 @@ def take_result(session: Session, inputs: Sequence[Any], results: Sequence[Any])
             for index, number, _ in tap.outputs:
                 if number == tensor.output_nr:
                     found.append((tap.gradients, index, gradient))
-    session.gradients.results(found)
+    session.backward.results(found)

@@ -97,7 +97,7 @@ class NodeTap(msgspec.Struct, gc=False, eq=False):
         quietly(self.session, "backward", self._take, grad_inputs, grad_outputs)
 
     def _take(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
-        book = self.session.gradients
+        book = self.session.backward
         memo = self.session.adapter.memo  # type: ignore[attr-defined]
         if memo.active:  # the engine made them inside a backward pass that is observed
             memo.all_born(grad_outputs)
@@ -120,7 +120,7 @@ class NodeTap(msgspec.Struct, gc=False, eq=False):
             else:
                 book.share(self.gradients, _graph_task(), position, gradient, of=shares)
         if arrived:
-            book.gradients(self.gradients, _graph_task(), arrived)
+            book.take(self.gradients, _graph_task(), arrived)
 
 
 class CustomNodeTap(NodeTap, gc=False, eq=False):
@@ -153,7 +153,7 @@ class OutputTap(msgspec.Struct, gc=False, eq=False):
         for number, position in self.passed or ():
             gradient = grad_outputs[number]
             if gradient is not None:
-                tap.session.gradients.gradient(tap.gradients, task, SIDE_OUTPUT, position, gradient)
+                tap.session.backward.gradient(tap.gradients, task, SIDE_OUTPUT, position, gradient)
 
 
 class LeafTap:
@@ -175,7 +175,7 @@ class LeafTap:
 
     def _take(self, gradient: Tensor) -> None:
         tap, task = self._tap, _graph_task()
-        book = tap.session.gradients
+        book = tap.session.backward
         book.gradient(tap.gradients, task, SIDE_INPUT, self.index, gradient)
         for position in self.positions[:1]:
             book.gradient(tap.gradients, task, SIDE_OUTPUT, position, gradient)

@@ -66,7 +66,7 @@ class ParameterGradients(ParameterWatch):
         known = [(parameter, owner) for parameter, owner in wanted if owner is not None]
         per_module = Counter(owner.module for _, owner in known)
         for parameter, owner in known:
-            self._session.gradients.parameter(
+            self._session.backward.parameter(
                 owner.module,
                 owner.parameter,
                 parameter.grad,

@@ -242,6 +242,6 @@ class _Arrivals:
         while self._shares and self._shares[-1].since > coming:
             share = self._shares.pop()
             if self._total is not None:
-                self._session.gradients.gradient(
+                self._session.backward.gradient(
                     share.gradients, _graph_task(), share.side, share.position, self._total
                 )

@@ -37,7 +37,7 @@ from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.left_modes import LeftMode
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
-from msprobe.pytorch.values.memory_books import MemoryBooks
+from msprobe.pytorch.values.memory_effects import MemoryEffects
 from msprobe.pytorch.values.random_state import RandomWatch
 from msprobe.pytorch.values.tensor_search import tensors_in
 
@@ -103,7 +103,7 @@ class ApiObserver(TorchFunctionMode):
         self.left = LeftMode(
             partial(mode_stack.is_installed, self), partial(mode_stack.remove, self)
         )
-        self.memory = MemoryBooks(adapter)
+        self.memory = MemoryEffects(adapter)
         self._table = table
         self._recomputations = recomputations
         self._shared = shared
@@ -201,7 +201,7 @@ class ApiObserver(TorchFunctionMode):
             inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
             inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
             take_result(self.session, inputs, result)
-        self.session.gradients.close_passes()
+        self.session.backward.close_passes()
 
     # -- begin ---------------------------------------------------------------------------------
 

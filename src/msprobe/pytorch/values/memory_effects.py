@@ -15,7 +15,7 @@ from msprobe.pytorch.values.tensor_search import output_slots, tensors_in
 from msprobe.pytorch.values.unread import Arguments, UnreadTensors
 
 
-class MemoryBooks:
+class MemoryEffects:
     """Keeps the memo of values correct while calls read, write, make and hide them."""
 
     __slots__ = ("_adapter", "_memo", "_undefined", "_unread")
