@@ -26,6 +26,8 @@ FRAMEWORK_OF_ADAPTER: Final = {
 FRAMEWORKS: Final = frozenset[str]().union(*FRAMEWORK_OF_ADAPTER.values())
 # What the third column of the table says for a room that may reach all others, inside functions.
 EVERYTHING: Final = "everything, inside functions"
+# Tests see what other rooms see. This extension is imported to check what happens without it.
+PRIVATE_IN_TESTS: Final = {"msprobe.numerics._elementwise"}
 
 
 def import_table() -> dict[str, str]:
@@ -147,6 +149,25 @@ def test_room_says_what_it_is(room: str) -> None:
 def test_rooms_import_only_what_the_table_allows() -> None:
     refused = [text for room, found in all_imports() if (text := refusal(room, found))]
     assert refused == []
+
+
+def is_private(target: str) -> bool:
+    """Return whether a dotted name of ours begins with an underscore in one of its parts."""
+    package, *parts = target.split(".")
+    private = any(part.startswith("_") and not part.startswith("__") for part in parts)
+    return package == "msprobe" and private and target not in PRIVATE_IN_TESTS
+
+
+def test_tests_import_no_private_names() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}: {target}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node, _ in walk(ast.parse(path.read_text(encoding="utf-8")))
+        for target in targets(node, ())
+        if is_private(target)
+    ]
+    assert found == []
+    assert is_private("msprobe.dump.journal._flush")
 
 
 @pytest.mark.parametrize(
