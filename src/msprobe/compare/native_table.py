@@ -11,9 +11,11 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from msprobe.compare.model import OperationPair, Row, row_name
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Match, OperationPair, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.records import JsonTree, Statistic
@@ -24,12 +26,18 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-_BATCH_ROWS: Final = 50_000
+# So few that the values of a batch stay in the processor's cache while its columns are made.
+_BATCH_ROWS: Final = 5_000
 _MAX_VALUE_TEXT: Final = 500
 _KIND_OF_ROLE: Final = {
     Role.PARAMETER: "parameter",
     Role.PARAMETER_GRAD: "parameter_grad",
     Role.SAVED: "saved",
+}
+# Looked up faster than the value of a member of an enumeration is.
+_WORDS: Final[Mapping[str | None, str | None]] = {
+    None: None,
+    **{word: word.value for words in (Status, Origin, Cause, Role, Match) for word in words},
 }
 _TEXT: Final = "String"
 _INTEGER: Final = "Int64"
@@ -161,21 +169,39 @@ def _table_of(rows: Sequence[Row], comparison: RankComparison) -> pl.DataFrame:
     columns |= _side_columns("reference", [row.reference for row in rows])
     if any(row.metrics is not None for row in rows):
         columns |= _metric_columns(rows, columns)
-    of_all = {"step": comparison.step, "rank": str(comparison.rank)}
+    schema = _schema()
     index = pl.Series(places, dtype=pl.UInt32)
-    series = []
-    for name, kind in _schema().items():
-        if name in columns:
-            made = _column(name, columns[name], kind)
-        elif name in of_pairs:
-            made = _column(name, of_pairs[name], kind).gather(index)
-        else:  # the same for all rows; nothing where the mode does not know it
-            made = pl.Series(name, [of_all.get(name)], dtype=kind).new_from_index(0, len(rows))
-        series.append(made)
-    return pl.DataFrame(series)
+    of_pair = {
+        name: _column(name, values, schema.get(name, pl.String)).gather(index)
+        for name, values in of_pairs.items()
+    }
+    of_row = {
+        name: _column(name, values, schema.get(name, pl.String)) for name, values in columns.items()
+    }
+    frame = pl.DataFrame({**of_pair, **of_row}).with_columns(
+        _name("name", "operation", "slot"),
+        _name("target_name", "target_record", "target_slot"),
+        _name("reference_name", "reference_record", "reference_slot"),
+        step=pl.lit(comparison.step),
+        rank=pl.lit(str(comparison.rank)),
+    )
+    # Columns of data that the mode does not know are empty.
+    return frame.select(
+        pl.col(name).cast(kind) if name in frame.columns else pl.lit(None, kind).alias(name)
+        for name, kind in schema.items()
+    )
 
 
-def _column(name: str, values: list[Any], kind: Any) -> pl.Series:
+def _name(name: str, record: str, slot: str) -> pl.Expr:
+    """Return the column of values' names; see `msprobe.compare.model.row_name`."""
+    import polars as pl
+
+    # Where a side lacks the value, the slot is null, and so is the name.
+    whole = pl.concat_str(record, slot, separator=".")
+    return pl.when(pl.col(slot) == "").then(record).otherwise(whole).alias(name)
+
+
+def _column(name: str, values: Sequence[Any], kind: Any) -> pl.Series:
     import polars as pl
 
     try:
@@ -203,7 +229,7 @@ def _pairs_of(rows: Sequence[Row]) -> tuple[list[OperationPair], list[int]]:
 
 def _operation_columns(
     pairs: Sequence[OperationPair], comparison: RankComparison
-) -> dict[str, list[Any]]:
+) -> dict[str, Sequence[Any]]:
     """Return the columns about operations rather than values, and which are backward."""
     sides = [comparison.side_of(pair) for pair in pairs]
     names = [pair.name for pair in pairs]
@@ -212,61 +238,68 @@ def _operation_columns(
     return {
         "order": [pair.position for pair in pairs],
         "operation": names,
+        "target_record": [pair.target for pair in pairs],
+        "reference_record": [pair.reference for pair in pairs],
         "module": [side.module(name) for side, name in of_both],
         "api": [each.class_name or each.path for each in parsed],
-        "match": [pair.match.value for pair in pairs],
+        "match": [_WORDS[pair.match] for pair in pairs],
         "confidence": [pair.confidence for pair in pairs],
         "source": [side.source_line(name) for side, name in of_both],
         "backward": [each.kind is RecordKind.BACKWARD for each in parsed],
     }
 
 
-def _row_columns(rows: Sequence[Row], backward: Sequence[bool]) -> dict[str, list[Any]]:
+def _row_columns(rows: Sequence[Row], backward: Sequence[bool]) -> dict[str, Sequence[Any]]:
     values = [row.value for row in rows]
     return {
-        "name": [
-            row_name(row.pair.name, value.slot) for row, value in zip(rows, values, strict=True)
-        ],
-        "target_name": [row.target_name for row in rows],
-        "reference_name": [row.reference_name for row in rows],
         "kind": [
             _KIND_OF_ROLE.get(value.role) or ("backward" if back else "forward")
             for value, back in zip(values, backward, strict=True)
         ],
-        "role": [value.role.value for value in values],
+        "role": [_WORDS[value.role] for value in values],
         "slot": [value.slot for value in values],
-        "status": [row.status.value for row in rows],
-        "origin": [None if row.origin is None else row.origin.value for row in rows],
+        "status": [_WORDS[row.status] for row in rows],
+        "origin": [_WORDS[row.origin] for row in rows],
         "error": _numbers([row.error for row in rows]),
-        "cause": [None if row.cause is None else row.cause.value for row in rows],
-        "reason": [row.reason for row in rows],
+        "cause": [_WORDS[row.cause] for row in rows],
+        "reason": [row.finding if row.cause is None else row.reason for row in rows],
     }
 
 
-def _side_columns(side: str, values: Sequence[Value | None]) -> dict[str, list[Any]]:
+def _side_columns(side: str, values: Sequence[Value | None]) -> dict[str, Sequence[Any]]:
     # Rows without a partner are few; an empty value spares every column a test for None.
     found = [value or _NO_VALUE for value in values]
+    fields = dict(zip(_FIELDS, zip(*map(_fields_of, found), strict=True), strict=True))
     return {
-        f"{side}_dtype": [value.dtype or value.type or None for value in found],
+        f"{side}_slot": [None if value is None else value.slot for value in values],
+        f"{side}_dtype": [
+            dtype or kind or None
+            for dtype, kind in zip(fields["dtype"], fields["type"], strict=True)
+        ],
         f"{side}_shape": [
-            None if value.shape is None else _shape_text(value.shape) for value in found
+            None if shape is None else _shape_text(shape) for shape in fields["shape"]
         ],
         f"{side}_value": [
             None if value.is_tensor or value is _NO_VALUE else _value_text(value.value)
             for value in found
         ],
-        f"{side}_requires_grad": [value.requires_grad for value in found],
-        f"{side}_max": _numbers([value.max for value in found]),
-        f"{side}_min": _numbers([value.min for value in found]),
-        f"{side}_mean": _numbers([value.mean for value in found]),
-        f"{side}_norm": _numbers([value.norm for value in found]),
-        f"{side}_nan": [value.nan_count for value in found],
-        f"{side}_inf": [value.inf_count for value in found],
-        f"{side}_md5": [value.md5 for value in found],
-        f"{side}_file": [value.data_name for value in found],
+        f"{side}_requires_grad": fields["requires_grad"],
+        **{f"{side}_{name}": _numbers(fields[name]) for name in ("max", "min", "mean", "norm")},
+        f"{side}_nan": fields["nan_count"],
+        f"{side}_inf": [
+            None if above is None and below is None else (above or 0) + (below or 0)
+            for above, below in zip(fields["pos_inf_count"], fields["neg_inf_count"], strict=True)
+        ],
+        f"{side}_md5": fields["md5"],
+        f"{side}_file": fields["data_name"],
     }
 
 
+_FIELDS: Final = (
+    *("dtype", "type", "shape", "requires_grad", "max", "min", "mean", "norm"),
+    *("nan_count", "pos_inf_count", "neg_inf_count", "md5", "data_name"),
+)
+_fields_of: Final = attrgetter(*_FIELDS)
 _NO_VALUE: Final = Value((), "", Role.INPUT, is_tensor=False, type="")
 
 _METRIC_COLUMNS: Final[dict[str, Callable[[ElementMetrics], Any]]] = {
@@ -304,10 +337,12 @@ _COUNT_COLUMNS: Final[dict[str, Callable[[ElementMetrics], int]]] = {
 }
 
 
-def _metric_columns(rows: Sequence[Row], said: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+def _metric_columns(
+    rows: Sequence[Row], said: Mapping[str, Sequence[Any]]
+) -> dict[str, Sequence[Any]]:
     """Return the columns of element metrics; where none were read, counts are those of the dump."""
     metrics = [row.metrics for row in rows]
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, Sequence[Any]] = {
         name: [None if found is None else pick(found) for found in metrics]
         for name, pick in _METRIC_COLUMNS.items()
     }
@@ -325,9 +360,11 @@ def _metric_columns(rows: Sequence[Row], said: Mapping[str, list[Any]]) -> dict[
     return columns
 
 
-def _numbers(values: list[Statistic]) -> list[float | None]:
+def _numbers(values: Sequence[Statistic]) -> Sequence[float | None]:
     """Return numbers as a column holds them; nearly always unchanged."""
-    return [value if type(value) is float or value is None else _number(value) for value in values]
+    if {*map(type, values)} <= {float, type(None)}:
+        return values
+    return [_number(value) for value in values]
 
 
 def _number(value: Statistic | complex) -> float | None:
@@ -338,6 +375,10 @@ def _number(value: Statistic | complex) -> float | None:
         return abs(value) if isinstance(value, complex) else float(value)
     except OverflowError:
         return math.inf
+
+
+# Made once: `json.dumps` makes an encoder at each call.
+_json_text: Final = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
 def _int64(value: int | None) -> int | None:
@@ -361,5 +402,8 @@ def _index_text(position: int | None, shape: tuple[int, ...] | None) -> str | No
 
 
 def _value_text(value: JsonTree) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if type(value) is int:
+        text = str(value)
+    else:
+        text = value if isinstance(value, str) else _json_text(value)
     return text if len(text) <= _MAX_VALUE_TEXT else text[:_MAX_VALUE_TEXT] + "…"

@@ -354,7 +354,7 @@ class _Checker:
         is_backward = parsed.kind is RecordKind.BACKWARD
         if is_backward and forward_name(parsed) not in self._same_calls:
             return  # a gradient depends on the values of the forward call, too
-        values, others = self._side.values(name), self._first.values(name)
+        values, others = self._side.values_of_both(self._first, name)
         if [value.slot for value in values] != [value.slot for value in others]:
             return
         reduced = parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED
@@ -383,7 +383,7 @@ class _Checker:
             return False
         taken = [(a, b) for a, b in zip(values, others, strict=True) if a.role is not Role.OUTPUT]
         tensors = sum(a.is_tensor for a, _ in taken)
-        if not tensors or any(_value_key(a) != _value_key(b) for a, b in taken):
+        if not tensors or any(a is not b and _value_key(a) != _value_key(b) for a, b in taken):
             return False
         if parsed.kind not in (RecordKind.FORWARD, RecordKind.BACKWARD):
             return False

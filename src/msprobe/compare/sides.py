@@ -13,7 +13,7 @@ import msgspec
 from msprobe.compare.model import Mode
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordName, forward_name
-from msprobe.dump.stack_frames import parse_frame, user_frames
+from msprobe.dump.stack_frames import user_frames, user_line
 from msprobe.dump.value_reader import MAX_DEPTH
 from msprobe.dump.values import Role, Value
 from msprobe.errors import UnsupportedError
@@ -160,16 +160,11 @@ class Side:
         Raises:
             DumpFormatError: ``stack.json`` is damaged.
         """
-        frames = self.view.frames(name)
-        if not frames:
-            forward = forward_name(self.parsed(name))
-            frames = self.view.frames(forward) if forward is not None else []
-        return user_frames(frames)
+        return user_frames(self._all_frames(name))
 
     def source_line(self, name: str) -> str | None:
         """Return the line of the user's code that made a call, such as ``train.py:12``."""
-        frames = map(parse_frame, self.frames(name))
-        return next((frame.place for frame in frames if frame is not None), None)
+        return user_line(tuple(self._all_frames(name)))
 
     def values(self, name: str) -> list[Value]:
         """Return the values of a record: inputs, parameters, outputs, gradients of parameters.
@@ -184,6 +179,24 @@ class Side:
             return self._joined_values(self.joined[name])
         found = self.view.records.values_of(name)
         return [value for value in found if value.role is not Role.OTHER]
+
+    def values_of_both(self, other: Side, name: str) -> tuple[list[Value], list[Value]]:
+        """Return the values of a record on this side and on another one; see `values`.
+
+        Where the records are the same, to the byte, they are one list.
+        """
+        values = self.values(name)
+        is_joined = name in self.joined or name in other.joined
+        if not is_joined and self.view.records.has_same(other.view.records, name):
+            return values, values
+        return values, other.values(name)
+
+    def _all_frames(self, name: str) -> list[str]:
+        frames = self.view.frames(name)
+        if not frames:
+            forward = forward_name(self.parsed(name))
+            frames = self.view.frames(forward) if forward is not None else []
+        return frames
 
     def _joined_values(self, joined: JoinedRecord) -> list[Value]:
         records = {part.record for part in joined.slots if part.record in self.view.records}

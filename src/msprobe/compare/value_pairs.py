@@ -29,8 +29,7 @@ def pair_values(target: Side, reference: Side, pair: OperationPair) -> list[Row]
     Raises:
         DumpFormatError: a record is damaged.
     """
-    target_values = _values(target, pair.target, pair.target_slots)
-    reference_values = _values(reference, pair.reference, pair.reference_slots)
+    target_values, reference_values = _values_of_both(target, reference, pair)
     if not reference_values:
         return [Added(pair=pair, target=value) for value in target_values]
     if not target_values:
@@ -71,10 +70,18 @@ def _is_setting(row: Row) -> bool:
     return record is not None and record.startswith("Primitive.")
 
 
-def _values(side: Side, record: str | None, slots: frozenset[str] | None) -> list[Value]:
-    if record is None:
-        return []
-    values = side.values(record)
+def _values_of_both(
+    target: Side, reference: Side, pair: OperationPair
+) -> tuple[list[Value], list[Value]]:
+    if pair.target is not None and pair.target == pair.reference:
+        values, others = target.values_of_both(reference, pair.target)
+    else:
+        values = [] if pair.target is None else target.values(pair.target)
+        others = [] if pair.reference is None else reference.values(pair.reference)
+    return _share(values, pair.target_slots), _share(others, pair.reference_slots)
+
+
+def _share(values: list[Value], slots: frozenset[str] | None) -> list[Value]:
     return values if slots is None else [value for value in values if value.slot in slots]
 
 

@@ -101,9 +101,14 @@ class Records(Mapping[str, Record]):
             DumpFormatError: its text is damaged, or a value is of a wrong type.
         """
         parsed = self.parsed(name)
-        text = self._index.text(name) if name in self._index else None
+        text = self._text(name)
         found = None if text is None else self._reader.read_usual(text, parsed)
         return self._reader.read(self.data(name), parsed) if found is None else found
+
+    def has_same(self, other: Records, name: str) -> bool:
+        """Return whether another dump has the same record, to the byte; False if unsure."""
+        text = self._text(name)
+        return text is not None and text == other._text(name) and self._level == other._level
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in file order: the order of execution."""
@@ -123,6 +128,10 @@ class Records(Mapping[str, Record]):
         if found is None:
             found = self._parsed[name] = parse_record_name(name, level=self._level)
         return found
+
+    def _text(self, name: str) -> bytes | None:
+        """Return the JSON text of a record; None if there is none, or it is parsed already."""
+        return self._index.text(name) if name in self._index else None
 
     def may_list_parameters(self, name: str) -> bool:
         """Return whether a record may have parameters; cheap, errs on the safe side."""

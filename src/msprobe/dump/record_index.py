@@ -22,7 +22,8 @@ from msprobe.json_text import JSON_ERRORS, is_truncated, json_problem, parse_jso
 # The head is a few hundred bytes; the line break after "data":{ must come before this.
 _MAX_HEAD_BYTES: Final = 64 << 10
 _HEAD_END: Final = re.compile(rb'"data"\s*:\s*\{$')
-_LINE_KEY: Final = re.compile(rb'^"((?:[^"\\\n]|\\.)*)"[ \t\r]*:[ \t\r]*', re.MULTILINE)
+# Begins with plain bytes, which are searched for many times as fast as a beginning of a line.
+_LINE_KEY: Final = re.compile(rb'\n"([^"\\\n]*(?:\\.[^"\\\n]*)*)"[ \t\r]*:[ \t\r]*')
 _TAIL: Final = re.compile(rb"\s*\}\s*\}\s*\Z")
 _INDENTED_DATA: Final = re.compile(rb'\n "data": \{(?=\n)')
 _INDENTED_KEY: Final = re.compile(rb'\n  "((?:[^"\\\n]|\\.)*)": ')
@@ -188,11 +189,12 @@ def _scan_lines(path: Path, buffer: bytes) -> RecordIndex | None:
 def _scan_entries(buffer: bytes, start: int, stop: int) -> dict[str, Span] | None:
     if start >= stop:
         return {}
-    keys = list(_LINE_KEY.finditer(buffer, start, stop))
+    # The line break before the first line belongs to its match.
+    keys = list(_LINE_KEY.finditer(buffer, start - 1, stop))
     # Every line begins with a key, and all but the last end with a comma; or it is not ours.
-    if len(keys) != buffer.count(b"\n", start, stop) + 1 or keys[0].start() != start:
+    if len(keys) != buffer.count(b"\n", start - 1, stop) or keys[0].start() != start - 1:
         return None
-    ends = [key.start() - 2 for key in keys[1:]]
+    ends = [key.start() - 1 for key in keys[1:]]
     if any(buffer[end] != _COMMA for end in ends):
         return None
     ends.append(stop - 1 if buffer[stop - 1] == _COMMA else stop)

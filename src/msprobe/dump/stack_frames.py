@@ -71,6 +71,14 @@ def _is_of_framework(text: str) -> bool:
     return frame is not None and frame.is_of_framework
 
 
+# The same few stacks come back, too.
+@lru_cache(maxsize=10_000)
+def user_line(frames: tuple[str, ...]) -> str | None:
+    """Return the innermost line of the user's code, such as ``train.py:12``; None if unknown."""
+    parsed = map(parse_frame, user_frames(frames))
+    return next((frame.place for frame in parsed if frame is not None), None)
+
+
 def user_frames(frames: Sequence[str]) -> list[str]:
     """Return the frames outside frameworks; all of them if there are none outside."""
     return [frame for frame in frames if not _is_of_framework(frame)] or list(frames)

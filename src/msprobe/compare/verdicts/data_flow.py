@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Final
 
 from msprobe.compare.model import Matched, Row
@@ -24,6 +25,9 @@ _COMMON_NUMBERS: Final = (0.0, 1.0, -1.0, 0.5, 2.0)
 _MOST_MAKERS: Final = 16
 
 Fingerprint = Hashable
+
+_target_value: Final[Callable[[Row], Value | None]] = attrgetter("target")
+_reference_value: Final[Callable[[Row], Value | None]] = attrgetter("reference")
 
 
 def fingerprint(value: Value) -> Fingerprint | None:
@@ -161,14 +165,6 @@ class DataFlow:
     def makers(self, row: Row) -> Makers:
         """Return the rows that made a row's value on each side, among those before its call."""
         return Makers(self.target.makers(row), self.reference.makers(row))
-
-
-def _target_value(row: Row) -> Value | None:
-    return row.target
-
-
-def _reference_value(row: Row) -> Value | None:
-    return row.reference
 
 
 class OutsideValues:
