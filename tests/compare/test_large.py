@@ -73,7 +73,7 @@ def test_the_terminal_says_the_same_and_why_there_is_no_spreadsheet(dumps, tmp_p
         return [line for line in lines if "judged by" not in line]
 
     assert answer(many) == answer(few)
-    assert "parquet files because there are 126 rows; --format xlsx or csv" in " ".join(
+    assert "parquet files because there are 126 rows in 6 tables; --format xlsx or csv" in " ".join(
         many.split()
     )
 
@@ -112,6 +112,14 @@ def test_an_error_on_the_way_leaves_no_files(dumps, tmp_path):
     out = tmp_path / "out"
     assert main(["compare", *map(str, dumps), "-o", str(out), "--quiet"]) == 2
     assert list(out.rglob("*")) == []
+
+
+@pytest.mark.parametrize(("most", "suffix"), [(6, "xlsx"), (5, "parquet")])
+def test_many_tables_are_parquet_files(dumps, tmp_path, monkeypatch, most, suffix):
+    monkeypatch.setattr(set_aside, "MANY_TABLES", most)
+    result = msprobe.compare_dumps(*dumps, output=tmp_path / "out")
+    assert len(list((tmp_path / "out").rglob(f"compare_result*.{suffix}"))) == 6
+    assert any("in 6 tables" in note for note in result.summary["notes"]) is (suffix == "parquet")
 
 
 def test_the_time_is_that_of_the_whole_call(dumps, tmp_path):

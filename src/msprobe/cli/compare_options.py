@@ -55,7 +55,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--format",
         choices=("xlsx", "csv", "parquet"),
-        help="format of the table (xlsx; parquet if there are more than 200,000 rows)",
+        help="format of the table (xlsx; parquet above 200,000 rows or 100 tables)",
     )
     group.add_argument("--xlsx", action="store_const", const="xlsx", dest="format", help="default")
     group.add_argument("--html", action="store_true", help="also write a report to click through")

@@ -145,7 +145,7 @@ class CompareResult:
         Args:
             directory: the folder; made if missing.
             table: format of the tables; None for xlsx, or parquet if there are more than 200,000
-                rows.
+                rows, or more than 100 tables.
             html: whether to write a report to click through, too.
             legacy: options for the files of mindstudio-probe.
 
@@ -157,11 +157,12 @@ class CompareResult:
         if not self._has_rows:
             raise UsageError("write() must come before release()")
         began = time.perf_counter()
-        if table is None and is_large(self.summary["rows"]):
+        rows, tables = self.summary["rows"], len(self._comparisons)
+        if table is None and is_large(rows, tables):
             table = "parquet"
             self._note(
-                f"the tables are parquet files because there are {self.summary['rows']:,} rows; "
-                "--format xlsx or csv makes spreadsheets"
+                f"the tables are parquet files because there are {rows:,} rows in {tables:,} "
+                "tables; --format xlsx or csv makes spreadsheets"
             )
         table = table or "xlsx"
         if self._is_set_aside and table != "parquet":

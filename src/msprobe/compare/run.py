@@ -66,7 +66,7 @@ def compare_dumps(
         reference: the trusted one.
         output: folder to write the tables and ``summary.json`` to; None writes nothing.
         table: format of the table: ``xlsx``, ``csv`` or ``parquet``; None for xlsx, or parquet if
-            there are more than 200,000 rows.
+            there are more than 200,000 rows, or more than 100 tables.
         html: whether to write a report to click through, too.
         steps: only these steps of the target; None for all that both have.
         ranks: only these ranks; None for all that both have.

@@ -18,11 +18,13 @@ LARGE_ROWS: Final = 200_000
 """More rows than these are written as parquet unless the user says otherwise: a spreadsheet of that
 size opens slowly, and the rows of a few such steps do not fit into memory.
 """
+MANY_TABLES: Final = 100
+"""The same for more tables than these, one for each rank and step: programs read so many files."""
 
 
-def is_large(rows: int) -> bool:
-    """Return whether a comparison has too many rows for a spreadsheet."""
-    return rows > LARGE_ROWS
+def is_large(rows: int, tables: int = 1) -> bool:
+    """Return whether a comparison has too many rows, or too many tables, for spreadsheets."""
+    return rows > LARGE_ROWS or tables > MANY_TABLES
 
 
 class SetAside:
