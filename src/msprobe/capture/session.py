@@ -22,6 +22,7 @@ from msprobe.capture.account import Account, Step, Written
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward_passes import BackwardPasses
 from msprobe.capture.calls import Calls
+from msprobe.capture.facts import FactCollector
 from msprobe.capture.overflow import OverflowCheck, counts
 from msprobe.capture.recording import (
     OverflowRecording,
@@ -45,6 +46,7 @@ from msprobe.config import (
     reload_dump_enable,
 )
 from msprobe.dump.clearing import drop_rank
+from msprobe.dump.facts import Ended, Ending
 from msprobe.dump.layout import rank_directory
 from msprobe.dump.locking import RankClaim, claim_rank_directory
 from msprobe.dump.writer import DumpHead, DumpWriter, RankDump
@@ -67,6 +69,7 @@ class Session:
         backward: is told of gradients; tells the sinks.
         recording: the sink that makes the records of the task.
         saved: makes the records of level debug.
+        facts: takes what happens around the calls.
         capturing: whether execution is between `start` and `stop`.
         observing: whether calls are observed now: capturing, and inside the token range.
         finished: whether the last wanted step is over; nothing is recorded any more.
@@ -123,6 +126,7 @@ class Session:
         self.calls = Calls(self.current, selection, self.recording)
         self.backward = BackwardPasses(self.calls, adapter)
         self.saved = SavedValues(self.recording, self.current, adapter)
+        self.facts = FactCollector(is_wanted=config.facts)
         atexit.register(self.close)
 
     # -- state ---------------------------------------------------------------------------------
@@ -256,6 +260,8 @@ class Session:
         atexit.unregister(self.close)
 
     def _end_step(self) -> None:
+        if self.capturing:
+            self.facts.ended = Ended(how=Ending.UNSTOPPED)
         self.stop()
         self.attempt("step", self.step_undo.close)
         self._close_dump()
@@ -363,6 +369,7 @@ class Session:
         if self.overflow is not None:
             self.overflow.begin_step()
         self.recording.use(self.dump)
+        self.facts.begin(self.step_number, self.dump)
 
     def _close_dump(self) -> None:
         dump = self.dump
@@ -371,6 +378,7 @@ class Session:
         self._guarded("step", self.backward.close_step)
         self._guarded("step", self.saved.close_records)
         self._guarded("step", self._hand_on_waiting)
+        self._guarded("step", self.facts.finish)
         written = dump.close()
         self.dump = None
         self.recording.use(None)
@@ -397,6 +405,7 @@ class Session:
         self.capturing = self.observing = False
         self.finished = True
         self.dump = None
+        self.facts.forget()
         self.lock = threading.RLock()  # a thread that is not in the child may hold the old one
         self.recording.use(None)
 

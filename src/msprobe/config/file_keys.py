@@ -271,6 +271,21 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
             "`….forward.recompute`."
         ),
     ] = False
+    facts: Annotated[
+        bool,
+        Meta(
+            description="Also write `facts.json`: the training around the calls, such as settings, "
+            "data, optimizer steps."
+        ),
+    ] = True
+    optimizer_apis: Annotated[
+        bool,
+        Meta(
+            description="Also record each API that optimizers and gradient clipping call. Without, "
+            "`facts.json` has one entry for each of their steps; where `facts` is false they leave "
+            "no trace."
+        ),
+    ] = False
     compile: Annotated[
         CompileMode,
         Meta(

@@ -139,6 +139,8 @@ def _resolve(draft: _Draft, file: Path | None) -> Config:
         api_list=parse_api_list(common.api_list, file=file, source=draft.file),
         record_rng=common.record_rng,
         record_recompute=common.record_recompute,
+        facts=common.facts,
+        optimizer_apis=common.optimizer_apis,
         compile=common.compile,
         source=file,
         section=section,

@@ -152,6 +152,8 @@ class Config:
     api_list: Path | None = None
     record_rng: bool = False
     record_recompute: bool = False
+    facts: bool = True
+    optimizer_apis: bool = False
     compile: CompileMode = CompileMode.EAGER
     source: Path | None = None
     section: Section = field(default_factory=StatisticsSection)

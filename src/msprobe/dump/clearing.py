@@ -20,6 +20,7 @@ OWN_FILES: Final = frozenset(
         layout.DEBUG_JSON,
         layout.STACK_JSON,
         layout.CONSTRUCT_JSON,
+        layout.FACTS_JSON,
         layout.ACCOUNT_JSON,
         layout.ERROR_LOG,
         layout.JOURNAL,

@@ -5,10 +5,11 @@
     ["r", order, name, data]              a record
     ["c", call order, name, parent, stack]  a call; parent and stack may be null
     ["s", stack, [frames]]                the frames of a stack
+    ["f", part, value]                    a part of the facts, or an entry of it
 
-A later line of the same kind and name replaces the earlier one. The process may be killed at any
-byte: a last line without its line break is dropped by `read_journal`. Floats may be the bare
-``NaN`` and ``Infinity`` of Python's `json`.
+A later line of the same kind and name replaces the earlier one; facts are all kept, in order. The
+process may be killed at any byte: a last line without its line break is dropped by `read_journal`.
+Floats may be the bare ``NaN`` and ``Infinity`` of Python's `json`, except in facts.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ JOURNAL_VERSION: Final = 1
 _BUFFER_BYTES: Final = 8 << 20
 
 _RECORD_LINE: Final = re.compile(rb'\["r",(-?\d+),("(?:[^"\\]|\\.)*"),')
+_FACT_LINE: Final = re.compile(rb'\["f","([a-z_]+)",')
 _END: Final = b"]\n"
 _ENCODE_TEXT: Final = msgspec.json.Encoder().encode
 
@@ -76,6 +78,10 @@ class Span(msgspec.Struct, gc=False, frozen=True):
     offset: int
     length: int
 
+    def is_within(self, size_bytes: int) -> bool:
+        """Return whether its whole line lies in the first `size_bytes` of the journal."""
+        return self.offset + self.length + len(_END) <= size_bytes
+
 
 OUTSIDE_CONSTRUCT: Final = -1
 
@@ -101,6 +107,7 @@ class JournalIndex:
         records: record name → position of its value.
         calls: record name → its call.
         stacks: stack number → position of its list of frames.
+        facts: part of the facts → positions of its values.
         size_bytes: end of the last line that counts.
     """
 
@@ -108,16 +115,26 @@ class JournalIndex:
     records: dict[str, Span] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
     stacks: dict[int, Span] = field(default_factory=dict)
+    facts: dict[str, list[Span]] = field(default_factory=dict)
     size_bytes: int = 0
 
     def up_to(self, size_bytes: int) -> JournalIndex:
         """Return a copy without entries beyond `size_bytes`, which never reached the disk."""
         copy = JournalIndex(
-            self.head, dict(self.records), dict(self.calls), dict(self.stacks), size_bytes
+            self.head,
+            dict(self.records),
+            dict(self.calls),
+            dict(self.stacks),
+            {part: list(spans) for part, spans in self.facts.items()},
+            size_bytes,
         )
         if size_bytes < self.size_bytes:
             copy.records = _within(copy.records, size_bytes)
             copy.stacks = _within(copy.stacks, size_bytes)
+            copy.facts = {
+                part: [span for span in spans if span.is_within(size_bytes)]
+                for part, spans in copy.facts.items()
+            }
         return copy
 
 
@@ -225,6 +242,15 @@ class Journal:
         if end - self._written > _BUFFER_BYTES:
             self.flush()
 
+    def put_fact(self, part: str, encoded: bytes) -> None:
+        """Append a part of the facts, or an entry of it; raises like `put_record`."""
+        with self._lock:
+            end = self._append(b'["f","%b",%b]\n' % (part.encode(), encoded))
+            span = Span(0, end - len(encoded) - len(_END), len(encoded))
+            self.index.facts.setdefault(part, []).append(span)
+        if end - self._written > _BUFFER_BYTES:
+            self.flush()
+
     def _append(self, line: bytes) -> int:
         self._lines.append(line)
         self.index.size_bytes = end = self.index.size_bytes + len(line)
@@ -328,7 +354,7 @@ class _JournalParser:
 
     def read_line(self, line: bytes, offset: int) -> None:
         try:
-            if not self._read_record(line, offset):
+            if not (self._read_record(line, offset) or self._read_fact(line, offset)):
                 self._read_other(line, offset)
         except (ValueError, TypeError, KeyError, RecursionError):
             self.damaged_lines += 1
@@ -337,12 +363,18 @@ class _JournalParser:
         start = _RECORD_LINE.match(line)
         if start is None:
             return False
-        if not line.endswith(b"]\n"):
-            raise ValueError("cut off")
-        value = line[start.end() : -2]
-        _check(value)
+        value = _value_in(line, start.end())
         order, name = int(start[1]), parse_json(start[2])
         self.index.records[name] = Span(order, offset + start.end(), len(value))
+        return True
+
+    def _read_fact(self, line: bytes, offset: int) -> bool:
+        start = _FACT_LINE.match(line)
+        if start is None:
+            return False
+        value = _value_in(line, start.end())
+        span = Span(0, offset + start.end(), len(value))
+        self.index.facts.setdefault(start[1].decode(), []).append(span)
         return True
 
     def _read_other(self, line: bytes, offset: int) -> None:
@@ -369,6 +401,15 @@ class _JournalParser:
         )
 
 
+def _value_in(line: bytes, start: int) -> bytes:
+    """Return the value at the end of a line, checked to be JSON."""
+    if not line.endswith(_END):
+        raise ValueError("cut off")
+    value = line[start : -len(_END)]
+    _check(value)
+    return value
+
+
 def _check(text: bytes) -> None:
     try:
         _CHECK.decode(text)
@@ -383,6 +424,4 @@ def _all_text(values: list[object]) -> bool:
 
 
 def _within(spans: dict[_Key, Span], size_bytes: int) -> dict[_Key, Span]:
-    return {
-        name: span for name, span in spans.items() if span.offset + span.length + 2 <= size_bytes
-    }
+    return {name: span for name, span in spans.items() if span.is_within(size_bytes)}

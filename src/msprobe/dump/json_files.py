@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build ``dump.json``, ``stack.json`` and ``construct.json`` from a journal.
+"""Build ``dump.json``, ``stack.json``, ``construct.json`` and ``facts.json`` from a journal.
 
 Values are copied as bytes, never parsed: time is linear in the journal's size, and memory stays
 small. Each file appears at once under its name (temporary name, then rename), so that a reader
@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import os
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from msprobe.dump import layout
+from msprobe.dump.facts import Ended, Ending, encode_fact, facts_lines
 from msprobe.dump.journal import (
     OUTSIDE_CONSTRUCT,
     DumpHead,
@@ -54,7 +55,7 @@ def build_from_journal(
     """
     descriptor = os.open(contents.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return build_json_files(contents.index, descriptor, directory, more)
+        return build_json_files(contents.index, descriptor, directory, more, is_left_over=True)
     finally:
         os.close(descriptor)
 
@@ -64,6 +65,8 @@ def build_json_files(
     descriptor: int,
     directory: Path,
     more: Mapping[str, JsonTree] = MappingProxyType({}),
+    *,
+    is_left_over: bool = False,
 ) -> int:
     """Build the JSON files of an index whose journal is open as `descriptor`.
 
@@ -74,6 +77,7 @@ def build_json_files(
         descriptor: the journal.
         directory: the rank folder to write to.
         more: further records; each comes where its call is, or at the end.
+        is_left_over: whether the process that wrote the journal is gone.
 
     Returns:
         The number of bytes written.
@@ -90,12 +94,32 @@ def build_json_files(
         written += _write_lines(
             directory / layout.CONSTRUCT_JSON, b"{", _construct_lines(index), b"}"
         )
+    if index.facts:
+        parts = fact_parts(index, source.read, is_left_over=is_left_over)
+        written += _write_lines(directory / layout.FACTS_JSON, b"{", facts_lines(parts), b"}")
     return written + _write_lines(
         directory / layout.records_file(index.head.level),
         _opening(index.head),
         _record_lines(index, source, more),
         b"}}",
     )
+
+
+def fact_parts(
+    index: JournalIndex, read: Callable[[Span], bytes], *, is_left_over: bool
+) -> dict[str, list[bytes]]:
+    """Return the encoded parts of the facts in a journal.
+
+    Args:
+        index: of the journal.
+        read: returns the bytes of a span.
+        is_left_over: whether the process that wrote the journal is gone: the step was then killed
+            unless it says how it ended.
+    """
+    parts = {part: [read(span) for span in spans] for part, spans in index.facts.items()}
+    if is_left_over:
+        parts.setdefault("ended", [encode_fact(Ended(how=Ending.KILLED))])
+    return parts
 
 
 class _BlockReader:

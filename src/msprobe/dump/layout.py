@@ -5,6 +5,7 @@
         dump.json | debug.json    records (debug.json at level debug)
         stack.json                call stacks
         construct.json            which call ran inside which
+        facts.json                the training around the calls: settings, data, optimizer steps
         account.json              records kept and skipped, bytes, time
         dump_error_info.log       only if msprobe itself failed
         dump_tensor_data/         one file a tensor
@@ -25,6 +26,7 @@ DUMP_JSON: Final = "dump.json"
 DEBUG_JSON: Final = "debug.json"
 STACK_JSON: Final = "stack.json"
 CONSTRUCT_JSON: Final = "construct.json"
+FACTS_JSON: Final = "facts.json"
 ACCOUNT_JSON: Final = "account.json"
 ERROR_LOG: Final = "dump_error_info.log"
 JOURNAL: Final = "journal.jsonl"

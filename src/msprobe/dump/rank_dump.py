@@ -22,6 +22,7 @@ from typing import Final
 
 from msprobe.dump import layout
 from msprobe.dump.background import BackgroundQueue
+from msprobe.dump.facts import encode_fact
 from msprobe.dump.journal import Call, Journal
 from msprobe.dump.json_files import build_json_files
 from msprobe.dump.records import JsonTree, encode
@@ -180,6 +181,20 @@ class RankDump:
         encoded = json.dumps(list(frames), separators=(",", ":")).encode()
         try:
             self._journal.put_frames(stack, encoded)
+        except OSError as exc:
+            self.fail(exc, self._journal.path)
+
+    def put_fact(self, part: str, value: object) -> None:
+        """Write a part of the facts, or an entry of it (see `msprobe.dump.facts.Facts`).
+
+        Raises:
+            UsageError: the dump was closed.
+        """
+        if not self._takes_records or self._journal is None:
+            self._refuse_if_closed()
+            return
+        try:
+            self._journal.put_fact(part, encode_fact(value))
         except OSError as exc:
             self.fail(exc, self._journal.path)
 

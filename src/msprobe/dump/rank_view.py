@@ -13,7 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from msprobe.dump import layout
+from msprobe.dump.facts import Facts, facts_lines, parse_facts
 from msprobe.dump.journal import OUTSIDE_CONSTRUCT, DumpHead, JournalContents, read_journal
+from msprobe.dump.json_files import fact_parts
 from msprobe.dump.locking import is_claimed
 from msprobe.dump.lost_tensors import missing_tensor_files, unrecorded_tensor_files
 from msprobe.dump.record_index import (
@@ -38,6 +40,7 @@ _CACHED: Final = (
     "head",
     "records",
     "call_tree",
+    "facts",
     "account",
     "missing_tensors",
     "unrecorded_tensors",
@@ -257,6 +260,18 @@ class RankView:
         path = self._optional_file(layout.ACCOUNT_JSON)
         return None if path is None else read_json_object(path)
 
+    @cached_property
+    def facts(self) -> Facts | None:
+        """The training around the calls; None where the dump has none, as dumps of other programs.
+
+        Raises:
+            DumpFormatError: ``facts.json`` is damaged.
+        """
+        if self._journal is not None:
+            return self._journal_facts(self._journal)
+        path = self._optional_file(layout.FACTS_JSON)
+        return None if path is None else parse_facts(path, read_bytes(path))
+
     @property
     def incomplete_reason(self) -> str | None:
         """Why records may be missing; None for a dump that was closed in good order."""
@@ -271,7 +286,7 @@ class RankView:
         return None
 
     def ignore_damaged(self) -> list[str]:
-        """Treat damaged ``construct.json``, ``stack.json`` and ``account.json`` as missing.
+        """Treat damaged files beside the records (``construct.json`` …) as missing.
 
         Returns:
             What is wrong with each of them, naming the file.
@@ -280,6 +295,7 @@ class RankView:
         for name, read in (
             (layout.CONSTRUCT_JSON, lambda: self.call_tree),
             (layout.STACK_JSON, lambda: self._frames_by_name),
+            (layout.FACTS_JSON, lambda: self.facts),
             (layout.ACCOUNT_JSON, lambda: self.account),
         ):
             try:
@@ -401,6 +417,17 @@ class RankView:
             for name, call in journal.index.calls.items()
             if call.stack in frames
         }
+
+    def _journal_facts(self, journal: JournalContents) -> Facts | None:
+        if not journal.index.facts:
+            return None
+        text = read_bytes(self.records_path)
+        parts = fact_parts(
+            journal.index,
+            lambda span: text[span.offset : span.offset + span.length],
+            is_left_over=not is_claimed(self.directory),
+        )
+        return parse_facts(self.records_path, b"{%b}" % b",".join(facts_lines(parts)))
 
 
 def find_records_file(directory: Path) -> str:

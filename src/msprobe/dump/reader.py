@@ -25,7 +25,12 @@ logger = logging.getLogger(__name__)
 
 _MODES: Final = ("graph", "pynative")
 _RECORD_FILES: Final = (layout.DUMP_JSON, layout.DEBUG_JSON, layout.JOURNAL)
-_SIDE_FILES: Final = (layout.STACK_JSON, layout.CONSTRUCT_JSON, layout.ACCOUNT_JSON)
+_SIDE_FILES: Final = (
+    layout.STACK_JSON,
+    layout.CONSTRUCT_JSON,
+    layout.FACTS_JSON,
+    layout.ACCOUNT_JSON,
+)
 
 
 def open_dump(path: str | os.PathLike[str]) -> Dump:

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about the training around the recorded calls: ``facts.json`` (format: docs/formats.md).
+
+Each part of the file is written to the journal as soon as it is known, so a killed process keeps
+what it knew. Numbers that JSON lacks are the words ``NaN``, ``Infinity`` and ``-Infinity``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from msprobe.errors import DumpFormatError
+from msprobe.json_text import JSON_ERRORS, parse_json, strict
+
+FACTS_VERSION: Final = 1
+
+Number = float | None
+Projections = list[float | None] | None
+# Settings of optimizers are open by nature: numbers, switches, texts, lists of these.
+Option = Any
+
+
+class Ending(StrEnum):
+    """How the recording of a step ended.
+
+    `UNSTOPPED`: the step or the process ended without a call of ``stop``.
+    """
+
+    WHOLE = "whole"
+    INTERRUPTED = "interrupted"
+    UNSTOPPED = "unstopped"
+    KILLED = "killed"
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a step ended.
+
+    Attributes:
+        how: the kind of end.
+        exception: class and text of the exception that interrupted it.
+        record: name of the record of the innermost call that the exception left.
+    """
+
+    how: Ending
+    exception: str | None = None
+    record: str | None = None
+
+
+class Modes(msgspec.Struct, frozen=True, kw_only=True):
+    """Flags of the model when the step starts.
+
+    Attributes:
+        training: ``training`` of the model (name ``""``), and of each module that differs from
+            the one around it.
+        autocast: device type → type of autocast; only devices where it is on.
+        grad_enabled: whether gradients are recorded.
+        requires_grad_false: names of the frozen parameters.
+    """
+
+    training: dict[str, bool] = {}
+    autocast: dict[str, str] = {}
+    grad_enabled: bool = True
+    requires_grad_false: list[str] = []
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters and buffers when the step starts, by column.
+
+    Attributes:
+        name: as ``model.named_parameters()`` has it.
+        kind: ``parameter`` or ``buffer``.
+        shape: its shape.
+        dtype: its element type.
+        requires_grad: whether it is trained.
+        checksum: of its bytes; None where they cannot be read.
+        norm: its L2 norm.
+        projections: see docs/metrics.md.
+        same_as: name of the earlier one that is the same tensor.
+    """
+
+    name: list[str] = []
+    kind: list[str] = []
+    shape: list[list[int]] = []
+    dtype: list[str] = []
+    requires_grad: list[bool] = []
+    checksum: list[str | None] = []
+    norm: list[Number] = []
+    projections: list[Projections] = []
+    same_as: list[str | None] = []
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that enters the model from outside.
+
+    Attributes:
+        micro: number of the micro batch in the step.
+        record: name of the record of the model's call.
+        where: its place among the arguments, ``input.0.input_ids``.
+        shape: its shape.
+        dtype: its element type.
+        checksum: of its bytes; None where they cannot be read.
+        max: largest element.
+        min: smallest element.
+        mean: arithmetic mean.
+        norm: L2 norm.
+        projections: see docs/metrics.md.
+        index: number of the batch in the data loader, where this is followed.
+    """
+
+    micro: int
+    record: str | None
+    where: str
+    shape: list[int]
+    dtype: str
+    checksum: str | None = None
+    max: float | int | bool | None = None
+    min: float | int | bool | None = None
+    mean: Number = None
+    norm: Number = None
+    projections: Projections = None
+    index: int | None = None
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """A root of a backward pass.
+
+    Attributes:
+        micro: number of the backward pass in the step.
+        value: its value; of several elements the sum.
+        shape: its shape.
+        dtype: its element type.
+    """
+
+    micro: int
+    value: Number
+    shape: list[int]
+    dtype: str
+
+
+class Clip(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="clip"):
+    """A call that limits gradients.
+
+    Attributes:
+        function: its name.
+        max: the limit, of the norm or of each element.
+        norm_type: order of the norm; None where elements are limited.
+        total_norm: the norm before; None where elements are limited.
+        parameters: how many parameters it was given.
+    """
+
+    function: str
+    max: Number
+    norm_type: Number = None
+    total_norm: Number = None
+    parameters: int = 0
+
+
+class Scaler(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="scaler"):
+    """An update of a gradient scaler.
+
+    Attributes:
+        scale: the scale of the step.
+        skipped: whether an optimizer's step was skipped because of an infinity or NaN.
+        new_scale: the scale of the next step.
+    """
+
+    scale: Number
+    skipped: bool | None
+    new_scale: Number
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="schedule"):
+    """A step of a learning-rate scheduler.
+
+    Attributes:
+        class_name: its class (key ``class``).
+        last_epoch: its counter afterwards.
+        lr: the learning rate of each group afterwards.
+    """
+
+    class_name: str = msgspec.field(name="class")
+    last_epoch: int | None
+    lr: list[Number]
+
+
+class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of the parameters of an optimizer step, by column.
+
+    Attributes:
+        checksum: of the bytes of each; None where they cannot be read.
+        norm: the L2 norm of each.
+        projections: see docs/metrics.md.
+    """
+
+    checksum: list[str | None] = []
+    norm: list[Number] = []
+    projections: list[Projections] = []
+
+
+class OptimizerGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of parameters with common settings.
+
+    Attributes:
+        options: every setting of the group, as ``lr``, ``betas``, ``weight_decay``.
+        parameters: positions of its parameters in the columns.
+    """
+
+    options: dict[str, Option]
+    parameters: list[int]
+
+
+class OptimizedParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of an optimizer step, by column, in the order of the groups.
+
+    Attributes:
+        name: as ``model.named_parameters()`` has it; ``optimizer.0.group.0.3`` where unknown.
+        shape: shape of each.
+        dtype: element type of each.
+        has_gradient: whether it had a gradient.
+        steps: the step count in its state, before the step.
+        gradient: the gradients as the optimizer got them.
+        state: name of a state → its values before the step; None where a parameter lacks it.
+        before: the parameters before the step.
+        after: the parameters after it.
+        samples: some elements of each: ``index`` (flat positions), ``before``, ``gradient``,
+            each state, ``after``.
+        notes: parameter → why its values are missing.
+    """
+
+    name: list[str] = []
+    shape: list[list[int]] = []
+    dtype: list[str] = []
+    has_gradient: list[bool] = []
+    steps: list[Number] = []
+    gradient: Fingerprints = Fingerprints()
+    state: dict[str, Fingerprints] = {}
+    before: Fingerprints = Fingerprints()
+    after: Fingerprints = Fingerprints()
+    samples: dict[str, list[list[int | float | None] | None]] = {}
+    notes: dict[str, str] = {}
+
+
+class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="optimizer"):
+    """A call of ``optimizer.step()``.
+
+    Attributes:
+        class_name: its class with its module (key ``class``).
+        number: which optimizer of the run, in the order of their first steps.
+        call: which call of its ``step`` in this step of the run.
+        groups: settings of its groups.
+        parameters: what it did to each parameter.
+    """
+
+    class_name: str = msgspec.field(name="class")
+    number: int
+    call: int
+    groups: list[OptimizerGroup] = []
+    parameters: OptimizedParameters = OptimizedParameters()
+
+
+Event = Clip | Scaler | Schedule | OptimizerStep
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything in ``facts.json``; a part that was not observed has its default.
+
+    Attributes:
+        version: of the format.
+        step: number of the step.
+        ended: how it ended; None while it is still being recorded.
+        settings: versions, environment and switches of the run.
+        random: name of a random generator → checksum of its state when the step starts.
+        modes: flags of the model when the step starts.
+        parameters: parameters and buffers when the step starts.
+        data: tensors that entered the model.
+        loss: roots of the backward passes.
+        events: clipping, scaling, schedules and optimizer steps, in order.
+    """
+
+    version: int = FACTS_VERSION
+    step: int | None = None
+    ended: Ended | None = None
+    settings: dict[str, str] = {}
+    random: dict[str, str | None] = {}
+    modes: Modes | None = None
+    parameters: Parameters | None = None
+    data: list[Data] = []
+    loss: list[Loss] = []
+    events: list[Event] = []
+
+    def optimizer_steps(self) -> list[OptimizerStep]:
+        """Return the optimizer steps, in order."""
+        return [event for event in self.events if isinstance(event, OptimizerStep)]
+
+
+LIST_PARTS: Final = ("data", "loss", "events")
+"""Parts of which every journal line adds an entry; of the others the last line counts."""
+_PARTS: Final = tuple(name for name in Facts.__struct_fields__ if name != "version")
+
+
+def encode_fact(value: object) -> bytes:
+    """Return a part, or an entry of a list part, as one line of strict JSON."""
+    tree = strict(msgspec.to_builtins(value))
+    # Not msgspec: names and paths may hold lone surrogates.
+    return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
+
+
+def facts_lines(parts: Mapping[str, Sequence[bytes]]) -> Iterator[bytes]:
+    """Yield the lines inside the object of ``facts.json``, without commas.
+
+    Args:
+        parts: encoded parts; of a list part every entry, of any other the last one counts.
+    """
+    yield b'"version": %d' % FACTS_VERSION
+    for name in _PARTS:
+        entries = parts.get(name)
+        if name in LIST_PARTS:
+            yield b'"%b": [%b]' % (name.encode(), b",\n".join(entries or ()))
+        elif entries:
+            yield b'"%b": %b' % (name.encode(), entries[-1])
+
+
+def parse_facts(path: Path, text: bytes) -> Facts:
+    """Return the facts in the text of a ``facts.json``.
+
+    Args:
+        path: named in errors.
+        text: of the file.
+
+    Raises:
+        DumpFormatError: it is damaged, or of a newer version.
+    """
+    try:
+        tree = parse_json(text)
+        version = msgspec.convert(tree, _Version).version
+        if version > FACTS_VERSION:
+            raise DumpFormatError(
+                path, f"of version {version}, newer than this msprobe can read ({FACTS_VERSION})"
+            )
+        # Not strict: numbers may be the words NaN, Infinity and -Infinity.
+        return msgspec.convert(tree, Facts, strict=False)
+    except JSON_ERRORS as exc:
+        raise DumpFormatError(path, f"holds no facts: {exc}") from exc
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int = FACTS_VERSION
