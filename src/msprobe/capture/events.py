@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from msprobe.capture.call import Call
     from msprobe.capture.stacks import Stack
     from msprobe.capture.values import Found, Position
+    from msprobe.dump.facts import OptimizerStep
     from msprobe.dump.records import JsonTree
 
 
@@ -106,6 +107,14 @@ class CallSink:
             parameter: its name in the module, ``weight``.
             tensor: the gradient.
             is_last: whether every parameter of the module has one now.
+        """
+
+    # -- training ------------------------------------------------------------------------------
+
+    def optimizer_step(self, step: OptimizerStep) -> None:
+        """Take the record of a step of an optimizer, when all its numbers are known.
+
+        For parameters on an accelerator that is when the step of the run ends.
         """
 
     # -- the run -------------------------------------------------------------------------------

@@ -282,8 +282,8 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Also record each API that optimizers and gradient clipping call. Without, "
-            "`facts.json` has one entry for each of their steps; where `facts` is false they leave "
-            "no trace."
+            "`facts.json` has one entry for each of their steps. No effect where `facts` is false: "
+            "then each API is recorded."
         ),
     ] = False
     compile: Annotated[

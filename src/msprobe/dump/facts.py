@@ -8,6 +8,7 @@ what it knew. Numbers that JSON lacks are the words ``NaN``, ``Infinity`` and ``
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -306,9 +307,27 @@ _PARTS: Final = tuple(name for name in Facts.__struct_fields__ if name != "versi
 
 def encode_fact(value: object) -> bytes:
     """Return a part, or an entry of a list part, as one line of strict JSON."""
-    tree = strict(msgspec.to_builtins(value))
-    # Not msgspec: names and paths may hold lone surrogates.
-    return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
+    tree = msgspec.to_builtins(value)
+    try:
+        if not _holds_nonfinite(tree):
+            return _FAST.encode(tree)
+    except UnicodeEncodeError:  # a lone surrogate, as in undecodable file names
+        pass
+    return json.dumps(strict(tree), allow_nan=False, separators=(",", ":")).encode()
+
+
+def _holds_nonfinite(tree: Any) -> bool:
+    """Return whether a NaN or infinity may be in a tree; columns of numbers are quick."""
+    if isinstance(tree, float):
+        return not math.isfinite(tree)
+    if isinstance(tree, dict):
+        return any(map(_holds_nonfinite, tree.values()))
+    if isinstance(tree, list):
+        try:
+            return not math.isfinite(sum(tree))
+        except (TypeError, OverflowError):
+            return any(map(_holds_nonfinite, tree))
+    return False
 
 
 def facts_lines(parts: Mapping[str, Sequence[bytes]]) -> Iterator[bytes]:
@@ -347,6 +366,9 @@ def parse_facts(path: Path, text: bytes) -> Facts:
         return msgspec.convert(tree, Facts, strict=False)
     except JSON_ERRORS as exc:
         raise DumpFormatError(path, f"holds no facts: {exc}") from exc
+
+
+_FAST: Final = msgspec.json.Encoder()
 
 
 class _Version(msgspec.Struct, frozen=True):

@@ -32,6 +32,8 @@ from msprobe.pytorch.interception.function_mode import ApiObserver, torch_redisp
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.kernels import ApisAboveKernels, KernelObserver
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
+from msprobe.pytorch.training.optimizer_steps import OptimizerSteps
+from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.values.adapter import TorchAdapter
 
 logger = logging.getLogger(__name__)
@@ -83,6 +85,8 @@ class Observer:
             self.apis = self._observer_of(ApisAboveKernels(table), redispatch)
             self.kernels = KernelObserver(session, adapter, table)
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
+        self._optimizers = OptimizerSteps(session, self._go_to_sleep)
+        self._training_calls = TrainingCalls(session, self._go_to_sleep)
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
         self._names: ModuleNames | None = None
         self._parameters = self._watch_of(ModuleNames()) if self._records_modules else None
@@ -100,6 +104,7 @@ class Observer:
     def watch(self, models: Sequence[nn.Module]) -> None:
         """Record the modules that these models consist of now, from the next `install` on."""
         self._models = tuple(map(weakref.ref, models))
+        self._optimizers.watch(models)
         if not self._records_modules:
             return
         keeps_compiled = self._session.config.compile is CompileMode.MODULES_ONLY
@@ -153,6 +158,9 @@ class Observer:
         for parameters in (self._parameters, self._only_parameters):
             if parameters is not None:
                 quietly(session, "watching parameters", parameters.install)
+        if session.config.facts:
+            session.attempt("hooking optimizers", self._optimizers.install)
+            session.attempt("hooking training calls", self._training_calls.install)
         if self.collectives is not None:
             session.attempt("hooking collectives", self._install_collectives, self.collectives)
         if self.kernels is not None:
@@ -163,6 +171,13 @@ class Observer:
         if stays_compiled:
             self._adapter.memo.active = False  # compiled code writes without telling
             session.attempt("compiled code", self._regions.install)
+
+    def _go_to_sleep(self, has_closure: bool) -> Callable[[], None]:
+        """Record no calls of an optimizer, which is summarised; return how to end that."""
+        config = self._session.config
+        if self.apis is None or config.optimizer_apis or config.level is Level.L2:
+            return lambda: None
+        return self.apis.go_to_sleep(wakes_with_grad=has_closure)
 
     def _step_aside(self, frame: FrameType, back: ExitStack) -> None:
         """Remove the hooks and modes that compiled code would run into.

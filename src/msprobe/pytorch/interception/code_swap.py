@@ -80,7 +80,7 @@ def divert(function: Any, handler: Handler) -> Callable[[], None]:
     inner = inspect.unwrap(function)
     if not isinstance(inner, FunctionType) or inner.__code__.co_freevars not in _FREE_VARIABLES:
         raise TypeError(f"{function!r} is not a plain Python function")
-    original = _copy(inner)
+    original = copy_function(inner)
     before = inner.__code__
     diversion = _diversions.get(inner)
     if diversion is None or diversion.code is before:  # diverted already: once more
@@ -104,7 +104,8 @@ def divert(function: Any, handler: Handler) -> Callable[[], None]:
     return undo
 
 
-def _copy(function: FunctionType) -> FunctionType:
+def copy_function(function: FunctionType) -> FunctionType:
+    """Return another function object with the same code, globals, defaults and closure."""
     copy = FunctionType(
         function.__code__,
         function.__globals__,

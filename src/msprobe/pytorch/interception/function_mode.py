@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -109,6 +109,8 @@ class ApiObserver(TorchFunctionMode):
         self._shared = shared
         self._risk = session.config.risk_level
         self._keeps_rng = session.config.record_rng
+        self._asleep = 0
+        self._inside = 0
         self._redispatch = redispatch
 
     def is_on(self) -> bool:
@@ -172,8 +174,49 @@ class ApiObserver(TorchFunctionMode):
         if not in_own_thread or not session.observing or mode_stack.is_installed(self):
             yield
             return
-        with self:
+        with self._back_on():
             yield
+
+    @contextmanager
+    def _back_on(self) -> Iterator[None]:
+        """Put the mode on top of the stack, which it left to handle a call."""
+        self._inside += 1
+        try:
+            with self:
+                yield
+        finally:
+            self._inside -= 1
+
+    # -- sleep ---------------------------------------------------------------------------------
+
+    def go_to_sleep(self, *, wakes_with_grad: bool) -> Callable[[], None]:
+        """Record no calls that this thread makes from now on, until the result is called.
+
+        Args:
+            wakes_with_grad: whether calls with gradients on are recorded all the same.
+
+        Returns: how to end it; a second call does nothing.
+        """
+        session = self.session
+        if threading.get_ident() != session.thread or not mode_stack.is_installed(self):
+            return _do_nothing
+        back = ExitStack()
+        if wakes_with_grad or self._inside or torch._C._current_graph_task_id() != -1:
+            self._asleep += 1
+            back.callback(self._wake_lightly)
+        else:
+            mode_stack.remove(self)
+            back.callback(self._wake)
+        return back.close
+
+    def _wake_lightly(self) -> None:
+        self._asleep -= 1
+
+    def _wake(self) -> None:
+        session = self.session
+        if session.capturing and threading.get_ident() == session.thread:
+            self.memory.forget()  # written unseen
+            mode_stack.install_lowest(self)
 
     def _go_inside(
         self,
@@ -188,7 +231,7 @@ class ApiObserver(TorchFunctionMode):
             # put back where torch enters its engine (see `inside_backward`).
             result = func(*args, **kwargs)
         else:
-            with self:
+            with self._back_on():
                 result = self._redispatch(func, types, args, kwargs)
         if torch._C._current_graph_task_id() == -1:
             quietly(self.session, "backward end", self._backward_ended, func, args, kwargs, result)
@@ -214,7 +257,7 @@ class ApiObserver(TorchFunctionMode):
         kwargs: Mapping[str, Any],
     ) -> OpenCall | None:
         session = self.session
-        if session.muted or not self._is_wanted(entry):
+        if session.muted or (self._asleep and not with_grad) or not self._is_wanted(entry):
             return None
         stack = session.stacks.at(frame)
         if stack.traits.internal:
@@ -317,6 +360,10 @@ class ApiObserver(TorchFunctionMode):
                 is_one_api=True,
             )
         calls.end(call)
+
+
+def _do_nothing() -> None:
+    """Do nothing."""
 
 
 def _caller(frame: FrameType) -> FrameType:

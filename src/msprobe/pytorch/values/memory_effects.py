@@ -44,6 +44,10 @@ class MemoryEffects:
         """Return the result of a call as it is to be described."""
         return self._unread.in_result(entry, args, kwargs, result) if self._undefined else result
 
+    def forget(self) -> None:
+        """Forget every value: calls that were not seen may have written anywhere."""
+        self._adapter.forget_values()
+
     # -- effects of a call ---------------------------------------------------------------------
 
     def note_received(self, found: Found) -> None:

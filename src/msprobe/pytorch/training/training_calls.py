@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record gradient clipping, updates of gradient scalers, and steps of learning-rate schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from functools import partial
+from types import GeneratorType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import lr_scheduler
+
+from msprobe.capture.session import Session
+from msprobe.dump.facts import Clip, Event, Number, Scaler, Schedule
+from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.interception.traceable_swap import divert_traceably
+from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.values.readable import PLAIN
+from msprobe.pytorch.values.tensor_columns import TensorColumns
+
+Arguments = tuple[Any, ...]
+Original = Callable[..., Any]
+Wake = Callable[[], None]
+
+
+class TrainingCalls:
+    """Takes such calls from `install` until the step of the run ends."""
+
+    def __init__(self, session: Session, go_to_sleep: Callable[[bool], Wake]) -> None:
+        """Create it; the arguments are those of `OptimizerSteps`."""
+        self._session = session
+        self._go_to_sleep = go_to_sleep
+        self._inside = False
+        self._installed = False
+
+    def install(self) -> None:
+        """Watch the functions until the step ends."""
+        if self._installed:
+            return
+        self._installed = True
+        self._session.step_undo.callback(self._removed)
+        for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
+            function = getattr(torch.nn.utils, name, None)
+            if function is not None:
+                self._divert(function, partial(self._clip, name))
+        self._divert(torch.amp.GradScaler.update, self._scale)
+        for kind in vars(lr_scheduler).values():
+            if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler):
+                step = vars(kind).get("step")
+                if step is not None:
+                    self._divert(step, self._schedule)
+
+    def _divert(self, function: Any, handler: Callable[..., Any]) -> None:
+        undo = self._session.attempt("watching training calls", divert_traceably, function, handler)
+        if undo is not None:
+            self._session.step_undo.callback(undo)
+
+    def _removed(self) -> None:
+        self._installed = False
+
+    # -- the diversions ------------------------------------------------------------------------
+
+    def _clip(self, name: str, original: Original, args: Arguments, _kwargs: Any) -> Any:
+        if self._inside or is_tracing():
+            return original(*args)
+        count, args = _counted(args)
+        with self._observed():
+            result = original(*args)
+        quietly(self._session, "clipping", self._take_clip, name, count, args, result)
+        return result
+
+    def _take_clip(self, name: str, count: int, args: Arguments, result: Any) -> None:
+        limits_norm = name != "clip_grad_value_"
+        total_norm = None
+        if limits_norm:
+            total_norm = args[2] if name == "clip_grads_with_norm_" else result
+
+        def made(numbers: list[Number]) -> Clip:
+            maximum, norm_type, norm = numbers
+            return Clip(
+                function=name,
+                max=maximum,
+                norm_type=norm_type,
+                total_norm=norm,
+                parameters=count,
+            )
+
+        norm_type = float(args[2]) if name == "clip_grad_norm_" else None
+        self._append(_Numbers([args[1], norm_type, total_norm]), made)
+
+    def _scale(self, original: Original, args: Arguments, _kwargs: Any) -> Any:
+        scaler = args[0]
+        if self._inside or is_tracing() or not scaler.is_enabled():
+            return original(*args)
+        before = quietly(self._session, "scaler", _scale_and_found, scaler)
+        result = original(*args)
+        if before is not None:
+            quietly(self._session, "scaler", self._take_scale, before, scaler)
+        return result
+
+    def _take_scale(self, before: _Numbers, scaler: Any) -> None:
+        after = _Numbers([scaler._scale])
+
+        def made(numbers: list[Number]) -> Scaler:
+            scale, *found = numbers
+            skipped = any(found) if found else None
+            return Scaler(scale=scale, skipped=skipped, new_scale=after.wait()[0])
+
+        self._append(before, made, after.is_ready)
+
+    def _schedule(self, original: Original, args: Arguments, _kwargs: Any) -> Any:
+        # One that is made steps for the first time.
+        if self._inside or is_tracing() or getattr(args[0], "_is_initial", False):
+            return original(*args)
+        with self._observed():
+            result = original(*args)
+        quietly(self._session, "schedule", self._take_schedule, args[0])
+        return result
+
+    def _take_schedule(self, scheduler: Any) -> None:
+        kind, last_epoch = type(scheduler), getattr(scheduler, "last_epoch", None)
+
+        def made(numbers: list[Number]) -> Schedule:
+            return Schedule(
+                class_name=f"{kind.__module__}.{kind.__qualname__}",
+                last_epoch=last_epoch,
+                lr=numbers,
+            )
+
+        self._append(_Numbers([group["lr"] for group in scheduler.optimizer.param_groups]), made)
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Let the calls inside make no records of their own."""
+        wake = self._go_to_sleep(False)
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+            wake()
+
+    def _append(
+        self, numbers: _Numbers, made: Callable[[list[Number]], Event], is_ready: bool = True
+    ) -> None:
+        def waited() -> Event:
+            return made(numbers.wait())
+
+        entry = waited() if numbers.is_ready and is_ready else waited
+        self._session.facts.append("events", entry)
+
+
+class _Numbers:
+    """Numbers and tensors of one number; those on a device come later."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        # One over several ranks holds a part of the number only.
+        self._columns = TensorColumns([one if type(one) in PLAIN else None for one in values])
+
+    @property
+    def is_ready(self) -> bool:
+        return self._columns.is_ready
+
+    def wait(self) -> list[Number]:
+        self._columns.wait()
+        return [
+            float(one) if isinstance(one, int | float) else row[0] if row else None
+            for one, row in zip(self._values, self._columns.samples, strict=True)
+        ]
+
+
+def _scale_and_found(scaler: Any) -> _Numbers:
+    """Return the scale, and for each optimizer and device whether it found an infinity or NaN."""
+    states = scaler._per_optimizer_states.values()
+    found = [one for state in states for one in state["found_inf_per_device"].values()]
+    return _Numbers([scaler._scale, *found])
+
+
+def _counted(args: Arguments) -> tuple[int, Arguments]:
+    """Return how many parameters the first argument holds, and arguments that still hold them."""
+    parameters, *rest = args
+    if isinstance(parameters, Tensor):
+        return 1, args
+    if isinstance(parameters, Sized):
+        return len(parameters), args
+    items = list(parameters)
+    # Torch warns of a generator that has nothing left.
+    again = (one for one in items) if isinstance(parameters, GeneratorType) else items
+    return len(items), (again, *rest)
