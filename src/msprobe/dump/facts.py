@@ -307,26 +307,28 @@ _PARTS: Final = tuple(name for name in Facts.__struct_fields__ if name != "versi
 
 def encode_fact(value: object) -> bytes:
     """Return a part, or an entry of a list part, as one line of strict JSON."""
-    tree = msgspec.to_builtins(value)
     try:
-        if not _holds_nonfinite(tree):
-            return _FAST.encode(tree)
+        if not _holds_nonfinite(value):
+            return _FAST.encode(value)
     except UnicodeEncodeError:  # a lone surrogate, as in undecodable file names
         pass
-    return json.dumps(strict(tree), allow_nan=False, separators=(",", ":")).encode()
+    tree = strict(msgspec.to_builtins(value))
+    return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _holds_nonfinite(tree: Any) -> bool:
     """Return whether a NaN or infinity may be in a tree; columns of numbers are quick."""
-    if isinstance(tree, float):
-        return not math.isfinite(tree)
-    if isinstance(tree, dict):
-        return any(map(_holds_nonfinite, tree.values()))
     if isinstance(tree, list):
         try:
             return not math.isfinite(sum(tree))
         except (TypeError, OverflowError):
             return any(map(_holds_nonfinite, tree))
+    if isinstance(tree, float):
+        return not math.isfinite(tree)
+    if isinstance(tree, dict):
+        return any(map(_holds_nonfinite, tree.values()))
+    if isinstance(tree, msgspec.Struct):
+        return any(map(_holds_nonfinite, msgspec.structs.astuple(tree)))
     return False
 
 

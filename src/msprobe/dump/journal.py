@@ -108,6 +108,7 @@ class JournalIndex:
         calls: record name → its call.
         stacks: stack number → position of its list of frames.
         facts: part of the facts → positions of its values.
+        fact_bytes: size of the lines of facts.
         size_bytes: end of the last line that counts.
     """
 
@@ -116,6 +117,7 @@ class JournalIndex:
     calls: dict[str, Call] = field(default_factory=dict)
     stacks: dict[int, Span] = field(default_factory=dict)
     facts: dict[str, list[Span]] = field(default_factory=dict)
+    fact_bytes: int = 0
     size_bytes: int = 0
 
     def up_to(self, size_bytes: int) -> JournalIndex:
@@ -126,6 +128,7 @@ class JournalIndex:
             dict(self.calls),
             dict(self.stacks),
             {part: list(spans) for part, spans in self.facts.items()},
+            self.fact_bytes,
             size_bytes,
         )
         if size_bytes < self.size_bytes:
@@ -244,8 +247,10 @@ class Journal:
 
     def put_fact(self, part: str, encoded: bytes) -> None:
         """Append a part of the facts, or an entry of it; raises like `put_record`."""
+        line = b'["f","%b",%b]\n' % (part.encode(), encoded)
         with self._lock:
-            end = self._append(b'["f","%b",%b]\n' % (part.encode(), encoded))
+            end = self._append(line)
+            self.index.fact_bytes += len(line)
             span = Span(0, end - len(encoded) - len(_END), len(encoded))
             self.index.facts.setdefault(part, []).append(span)
         if end - self._written > _BUFFER_BYTES:

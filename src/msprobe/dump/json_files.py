@@ -55,7 +55,8 @@ def build_from_journal(
     """
     descriptor = os.open(contents.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return build_json_files(contents.index, descriptor, directory, more, is_left_over=True)
+        facts = build_facts(contents.index, descriptor, directory, is_left_over=True)
+        return facts + build_json_files(contents.index, descriptor, directory, more)
     finally:
         os.close(descriptor)
 
@@ -65,10 +66,8 @@ def build_json_files(
     descriptor: int,
     directory: Path,
     more: Mapping[str, JsonTree] = MappingProxyType({}),
-    *,
-    is_left_over: bool = False,
 ) -> int:
-    """Build the JSON files of an index whose journal is open as `descriptor`.
+    """Build the JSON files of an index whose journal is open as `descriptor`, but for the facts.
 
     The file of records comes last: where it is new, the others are too.
 
@@ -77,7 +76,6 @@ def build_json_files(
         descriptor: the journal.
         directory: the rank folder to write to.
         more: further records; each comes where its call is, or at the end.
-        is_left_over: whether the process that wrote the journal is gone.
 
     Returns:
         The number of bytes written.
@@ -94,15 +92,35 @@ def build_json_files(
         written += _write_lines(
             directory / layout.CONSTRUCT_JSON, b"{", _construct_lines(index), b"}"
         )
-    if index.facts:
-        parts = fact_parts(index, source.read, is_left_over=is_left_over)
-        written += _write_lines(directory / layout.FACTS_JSON, b"{", facts_lines(parts), b"}")
     return written + _write_lines(
         directory / layout.records_file(index.head.level),
         _opening(index.head),
         _record_lines(index, source, more),
         b"}}",
     )
+
+
+def build_facts(
+    index: JournalIndex, descriptor: int, directory: Path, *, is_left_over: bool = False
+) -> int:
+    """Build ``facts.json`` of an index whose journal is open as `descriptor`, if it has any.
+
+    Args:
+        index: of the journal.
+        descriptor: the journal.
+        directory: the rank folder to write to.
+        is_left_over: whether the process that wrote the journal is gone.
+
+    Returns:
+        The number of bytes written.
+
+    Raises:
+        OSError: the journal cannot be read or the folder cannot be written.
+    """
+    if not index.facts:
+        return 0
+    parts = fact_parts(index, _BlockReader(descriptor).read, is_left_over=is_left_over)
+    return _write_lines(directory / layout.FACTS_JSON, b"{", facts_lines(parts), b"}")
 
 
 def fact_parts(

@@ -23,8 +23,8 @@ from typing import Final
 from msprobe.dump import layout
 from msprobe.dump.background import BackgroundQueue
 from msprobe.dump.facts import encode_fact
-from msprobe.dump.journal import Call, Journal
-from msprobe.dump.json_files import build_json_files
+from msprobe.dump.journal import Call, Journal, JournalIndex
+from msprobe.dump.json_files import build_facts, build_json_files
 from msprobe.dump.records import JsonTree, encode
 from msprobe.dump.tensor_store import MAX_LINKS, TensorPayload, TensorStore
 from msprobe.errors import DumpWriteError, UsageError
@@ -109,7 +109,8 @@ class RankDump:
         self._tensors_failed = False
         self._lost_files: set[str] = set()
         self._built_size = -1
-        self._built_bytes = 0
+        self._built_records = -1  # the part of it that is no facts
+        self._built_bytes = {"facts": 0, "records": 0}
         self._build_s = 0.0
         self._built_at = 0.0
         self._account = WriteAccount()
@@ -384,7 +385,7 @@ class RankDump:
         if index.size_bytes == self._built_size:
             return True
         try:
-            self._built_bytes = build_json_files(index, journal.descriptor, self.directory)
+            self._build_files(index, journal.descriptor)
         except OSError as exc:
             self.fail(exc, self.directory)
             return False
@@ -393,6 +394,18 @@ class RankDump:
         self._built_at = time.monotonic()
         self._build_s = self._built_at - started
         return True
+
+    def _build_files(self, index: JournalIndex, descriptor: int) -> None:
+        """Build the files; those of the records only when there are new ones since the last time.
+
+        A step of an optimizer comes behind ``stop``, which has built them all.
+        """
+        self._built_bytes["facts"] = build_facts(index, descriptor, self.directory)
+        records_size = index.size_bytes - index.fact_bytes
+        if records_size != self._built_records:
+            size = build_json_files(index, descriptor, self.directory)
+            self._built_bytes["records"] = size
+            self._built_records = records_size
 
     def _finish(self) -> None:
         # Only here, behind all submitted tasks: they may still put something.
@@ -406,7 +419,7 @@ class RankDump:
             self._journal.close()
             if is_built:
                 remove_quietly(self._journal.path)
-        self._add(bytes_written=self._built_bytes)
+        self._add(bytes_written=sum(self._built_bytes.values()))
         self._account = replace(
             self._account, errors=list(self._problems), complete=not self._problems
         )

@@ -17,6 +17,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from msprobe.capture.statistics import NATIVE
+from msprobe.dump.crc import crc32
 from msprobe.dump.facts import Fingerprints, Number, Projections
 from msprobe.pytorch.values.checksum import crc32_hex, memory_at
 from msprobe.pytorch.values.device_streams import current_stream, stream_context
@@ -41,6 +43,13 @@ _FORMATS: Final = {
     torch.int16: "h",
     torch.int8: "b",
     torch.uint8: "B",
+    torch.bfloat16: "H",
+    torch.float16: "H",
+}
+_KINDS: Final = {
+    dtype: kind
+    for name, kind in (NATIVE.kinds.items() if NATIVE is not None else ())
+    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
 _HALVES: Final = (torch.bfloat16, torch.float16)
 
@@ -108,10 +117,7 @@ class TensorColumns:
     def _take(self, place: int, tensor: Tensor) -> None:
         memory = memory_of(tensor)
         if memory is not None:
-            self.elements[place] = tensor.numel()
-            self.norm[place] = summarise(tensor).norm
-            self.checksum[place] = crc32_hex(tensor)
-            self.samples[place] = _samples_of_memory(tensor, *memory)
+            self._take_memory(place, tensor, *memory)
             return
         found = readable(tensor)
         if isinstance(found, str):
@@ -131,6 +137,19 @@ class TensorColumns:
         self.checksum[place] = crc32_hex(tensor)
         if _has_elements(tensor, found):
             self.samples[place] = [view.item() for view in _element_views(found)]
+
+    def _take_memory(self, place: int, tensor: Tensor, address: int, size_bytes: int) -> None:
+        """Read a plain contiguous CPU tensor where it lies."""
+        self.elements[place] = count = tensor.numel()
+        dtype = tensor.dtype
+        kind = _KINDS.get(dtype)
+        if kind is None or NATIVE is None:
+            self.norm[place] = summarise(tensor).norm
+        else:
+            self.norm[place] = NATIVE.stats(kind, address, count)[3]
+        memory = memory_at(address, size_bytes)
+        self.checksum[place] = f"{crc32(memory):08x}"
+        self.samples[place] = _samples_of_memory(tensor, dtype, count, memory)
 
     def _take_from_device(self, device: torch.device, places: list[int]) -> None:
         """Queue norms and elements of these tensors, all floating-point ones, on their device."""
@@ -179,21 +198,15 @@ def _has_elements(tensor: Tensor, found: Tensor) -> bool:
     return tensor.layout is torch.strided and not found.is_complex() and not found.is_quantized
 
 
-def _samples_of_memory(tensor: Tensor, address: int, size_bytes: int) -> Row | None:
-    count = tensor.numel()
-    if not count:
-        return []
+def _samples_of_memory(tensor: Tensor, dtype: torch.dtype, count: int, memory: Any) -> Row | None:
     index = sample_index(count)
-    dtype = tensor.dtype
-    if dtype in _HALVES:
-        words = memory_at(address, size_bytes).cast("B").cast("H")
-        return _halves(words[index.start : index.stop : index.step].tolist(), dtype)
     code = _FORMATS.get(dtype)
     if code is None:
         return None if dtype.is_complex else [view.item() for view in _element_views(tensor)]
-    elements: Any = memory_at(address, size_bytes).cast("B").cast(code)  # type: ignore[call-overload]
-    found: Row = elements[index.start : index.stop : index.step].tolist()
-    return found
+    if not count:
+        return []
+    elements = memory.cast("B").cast(code)[index.start : index.stop : index.step].tolist()
+    return _halves(elements, dtype) if dtype in _HALVES else elements
 
 
 def _halves(words: list[int], dtype: torch.dtype) -> Row:
