@@ -309,7 +309,7 @@ def test_three_hundred_lists_inside_each_other_are_no_problem(tmp_path: Path) ->
 def test_optimisers_and_clipping_own_their_calls(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-    with recording(tmp_path, "mix") as run:
+    with recording(tmp_path, "mix", optimizer_apis=True) as run:
         with run.step_of(model):
             model(BATCH).sum().backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
