@@ -50,8 +50,9 @@ def dump(
     run = build()
     if plant is not None:
         plant(run)
-    # Waiting threads cost more than the whole of such small models.
-    with threads(1), recording(folder, level, task) as debugged:
+    # Waiting threads cost more than the whole of such small models. The calls of optimizers and
+    # of clipping are part of the programs that the faults are planted in.
+    with threads(1), recording(folder, level, task, optimizer_apis=True) as debugged:
         torch.manual_seed(SEED + 1)
         for _ in range(steps):
             with debugged.step_of(run.model), around():

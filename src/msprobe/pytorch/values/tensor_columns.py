@@ -129,14 +129,16 @@ class TensorColumns:
             note = f"a part of shape {list(found.shape)}"
         if note is not None:
             self.notes[place] = note
-        if not found.is_cpu:
+        if not found.numel():
+            self.samples[place] = []
+        elif not found.is_cpu:
             self._device[found.device].append(place)
             self._found[place] = found
-            return
-        self.norm[place] = summarise(found).norm
-        self.checksum[place] = crc32_hex(tensor)
-        if _has_elements(tensor, found):
-            self.samples[place] = [view.item() for view in _element_views(found)]
+        else:
+            self.norm[place] = summarise(found).norm
+            self.checksum[place] = crc32_hex(tensor)
+            if _has_elements(tensor, found):
+                self.samples[place] = [view.item() for view in _element_views(found)]
 
     def _take_memory(self, place: int, tensor: Tensor, address: int, size_bytes: int) -> None:
         """Read a plain contiguous CPU tensor where it lies."""
@@ -160,9 +162,10 @@ class TensorColumns:
             by_type[self._found[place].dtype].append(place)
         pieces: list[Tensor] = []
         puts: list[tuple[list[Any], int, int]] = []
-        for group in by_type.values():
+        for dtype, group in by_type.items():
             tensors = [self._found[place] for place in group]
-            norms = torch._foreach_norm(tensors, 2, dtype=torch.float32)
+            accumulate = dtype if dtype is torch.float64 else torch.float32
+            norms = torch._foreach_norm(tensors, 2, dtype=accumulate)
             pieces.append(torch.stack(norms).to(wide))
             puts += [(self.norm, place, -1) for place in group]
             views = [view for tensor in tensors for view in _sampled(tensor)]
