@@ -231,6 +231,31 @@ def test_a_closure_gives_the_gradient_of_its_last_evaluation(tmp_path, debugger)
     assert not any(name.startswith(("Tensor.dot", "Torch.cat", "Torch.dot")) for name in names)
 
 
+def test_a_recording_that_begins_in_the_closure_has_the_step(tmp_path, debugger):
+    run = debugger()
+    model = network()
+    before = copy.deepcopy(list(model.parameters()))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def closure():
+        run.start(model)
+        loss = model(BATCH).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    torch.relu(BATCH)
+    run.stop()
+    run.step()
+    (step,) = facts_of(tmp_path).optimizer_steps()
+    check(step.parameters.before, before)
+    check(step.parameters.gradient, [p.grad for p in model.parameters()])
+    check(step.parameters.after, list(model.parameters()))
+    names = records_of(tmp_path)
+    assert "Torch.relu.0.forward" in names
+    assert not any("addcdiv" in name or "sqrt" in name for name in names)
+
+
 def test_a_base_class_that_steps_too_is_one_step(tmp_path, debugger):
     class Scaled(torch.optim.SGD):
         def step(self, closure=None):

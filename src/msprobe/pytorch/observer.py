@@ -158,9 +158,6 @@ class Observer:
         for parameters in (self._parameters, self._only_parameters):
             if parameters is not None:
                 quietly(session, "watching parameters", parameters.install)
-        if session.config.facts:
-            session.attempt("hooking optimizers", self._optimizers.install)
-            session.attempt("hooking training calls", self._training_calls.install)
         if self.collectives is not None:
             session.attempt("hooking collectives", self._install_collectives, self.collectives)
         if self.kernels is not None:
@@ -168,6 +165,9 @@ class Observer:
         if self.apis is not None:
             session.attempt("function mode", self._install_mode, self.apis)
             session.attempt("hooking autograd", self._install_diversions, self.apis)
+        if session.config.facts:
+            session.attempt("hooking optimizers", self._optimizers.install)
+            session.attempt("hooking training calls", self._training_calls.install)
         if stays_compiled:
             self._adapter.memo.active = False  # compiled code writes without telling
             session.attempt("compiled code", self._regions.install)

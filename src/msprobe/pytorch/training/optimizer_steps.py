@@ -7,10 +7,12 @@ whatever is wrapped around it (accelerate, DeepSpeed, FSDP, schedulers).
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -41,6 +43,14 @@ _NO_OPTIONS: Final = ("params", "param_names")
 _STEP: Final = "step"
 _MAX_OPTION_ELEMENTS: Final = 16
 _WHERE: Final = "optimizer step"
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+# The code around every step of every optimizer.
+_STEP_CODE: Final = Optimizer.profile_hook_step(_nothing).__code__
 
 
 class OptimizerSteps:
@@ -77,6 +87,8 @@ class OptimizerSteps:
         undo.callback(self._removed)
         undo.callback(register_optimizer_step_pre_hook(self._before).remove)
         undo.callback(register_optimizer_step_post_hook(self._after).remove)
+        for optimizer in _stepping_now():
+            self._start(optimizer, has_closure=True)
 
     def _removed(self) -> None:
         self._installed = False
@@ -95,9 +107,12 @@ class OptimizerSteps:
             running.depth += 1
             return None
         has_closure = any(map(callable, (*args, *kwargs.values())))
+        return args, _Arguments(kwargs, self._start(optimizer, has_closure=has_closure))
+
+    def _start(self, optimizer: Optimizer, *, has_closure: bool) -> _Running:
         running = _Running(optimizer, self._running, self._go_to_sleep(has_closure))
         quietly(self._session, _WHERE, self._begin, optimizer, has_closure, running)
-        return args, _Arguments(kwargs, running)
+        return running
 
     def _begin(self, optimizer: Optimizer, has_closure: bool, running: _Running) -> None:
         if not self._session.facts.is_open:
@@ -154,6 +169,19 @@ class OptimizerSteps:
             return step
 
         session.facts.append("events", made() if draft.is_ready else made)
+
+
+def _stepping_now() -> list[Optimizer]:
+    """Return the optimizers in whose closure this runs: Lightning trains there."""
+    found: dict[int, Optimizer] = {}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _STEP_CODE:
+            optimizer = frame.f_locals.get("self")
+            if isinstance(optimizer, Optimizer):
+                found[id(optimizer)] = optimizer
+        frame = frame.f_back
+    return list(found.values())
 
 
 class _Running:

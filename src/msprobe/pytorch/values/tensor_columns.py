@@ -131,6 +131,7 @@ class TensorColumns:
             self.notes[place] = note
         if not found.numel():
             self.samples[place] = []
+            self.checksum[place] = crc32_hex(found)
         elif not found.is_cpu:
             self._device[found.device].append(place)
             self._found[place] = found
