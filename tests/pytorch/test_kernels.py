@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from builders.recordings import Recording, Setting, observed, read
+from builders.recordings import Recording, Setting, observed, read, recording
 
 pytestmark = pytest.mark.torch
 
@@ -109,7 +109,7 @@ def test_numbers_count_each_operator_from_zero_in_each_step(tmp_path: Path) -> N
 def test_kernels_belong_to_the_calls_that_level_mix_names(tmp_path: Path) -> None:
     trees = {}
     for level in ("L2", "mix"):
-        with observed(tmp_path / level, Setting(level, "statistics")) as run:
+        with recording(tmp_path / level, level, optimizer_apis=True) as run:
             model = Model()
             with run.step_of(model):
                 train_once(model)
