@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cost of facts.json: CPU time of training steps with and without it, taken in turns.
+
+    python benchmarks/facts.py                  # GPT at mix, stop() on either side of the optimizer
+    python benchmarks/facts.py --case small-ops --level L0
+
+Each round runs every variant once, so that whatever else the machine does touches all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import statistics
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import torch
+from bench_models import WORKLOADS, Workload, build
+
+from msprobe.config import load_config
+from msprobe.pytorch.run import Run
+
+# name -> keys of config.json (None: msprobe is not used), and whether stop() follows the optimizer
+VARIANTS: Final[dict[str, tuple[dict[str, Any] | None, bool]]] = {
+    "plain": (None, False),
+    "stop before the optimizer": ({}, False),
+    "stop before, no facts": ({"facts": False}, False),
+    "stop behind the optimizer": ({}, True),
+    "stop behind, its APIs recorded": ({"optimizer_apis": True}, True),
+}
+WARM_UP: Final = 2
+
+
+def run_of(folder: Path, level: str, keys: dict[str, Any]) -> Run:
+    folder.mkdir()
+    path = folder / "config.json"
+    path.write_text(json.dumps({"level": level, "dump_path": str(folder / "dump"), **keys}))
+    return Run(load_config(path))
+
+
+def train_once(work: Workload, run: Run | None, *, stops_behind: bool) -> None:
+    if run is not None:
+        run.start((work.model,), None, None)
+    work.optimizer.zero_grad()
+    work.forward().backward()
+    if run is not None and not stops_behind:
+        run.stop()
+    work.optimizer.step()
+    if run is not None:
+        run.stop()
+        run.step()
+
+
+def measure(case: str, level: str, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """Return the CPU seconds of each step of each variant."""
+    work = build(case)
+    runs = {
+        name: None if keys is None else run_of(folder / str(place), level, keys)
+        for place, (name, (keys, _)) in enumerate(VARIANTS.items())
+    }
+    found: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for number in range(rounds + WARM_UP):
+        for name, (_, stops_behind) in VARIANTS.items():
+            gc.collect()
+            started = time.process_time()
+            train_once(work, runs[name], stops_behind=stops_behind)
+            if number >= WARM_UP:
+                found[name].append(time.process_time() - started)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", choices=WORKLOADS, default="gpt")
+    parser.add_argument("--level", choices=("L0", "L1", "mix"), default="mix")
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    logging.disable(logging.INFO)
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        found = measure(args.case, args.level, args.rounds, Path(folder))
+    plain = found["plain"]
+    for name, times in found.items():
+        ratio = statistics.median(a / b for a, b in zip(times, plain, strict=True))
+        print(f"{name:34} {statistics.median(times) * 1e3:8.1f} ms  {ratio:6.3f}x")
+
+
+if __name__ == "__main__":
+    main()
