@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from msprobe.capture.ending import StepEnding, remark
+from msprobe.dump.facts import Ended, Ending
 from msprobe.dump.records import JsonTree
 
 
@@ -39,6 +41,7 @@ class Account:
         expected: runs in which calls of the model should have been seen; empty for none.
         misses_model: whether none was seen all the same.
         spent_s: seconds of the training thread that capture cost.
+        is_whole: whether the step came to its end.
     """
 
     step: int
@@ -49,23 +52,28 @@ class Account:
     expected: str = ""
     misses_model: bool = False
     spent_s: float = 0.0
+    is_whole: bool = True
 
     def note(self, text: str) -> None:
         """Add a fact; adding it twice changes nothing."""
         self.notes[text] = None
 
-    def close(self, *, saw_calls: bool) -> None:
+    def close(self, ended: Ended, *, saw_calls: bool) -> None:
         """End the step.
 
         Args:
+            ended: how it ended.
             saw_calls: whether a call was seen, recorded or not.
         """
+        self.is_whole = ended.how is Ending.WHOLE
+        if (text := remark(ended)) is not None:
+            self.note(text)
         self.misses_model = bool(self.expected) and not saw_calls and not self.records
         if self.misses_model:
             self.note(f"{self.expected} ran, and no call of the model was seen")
 
     def _is_complete(self, written: Written) -> bool:
-        return written.complete and not self.errors and not self.misses_model
+        return written.complete and self.is_whole and not (self.errors or self.misses_model)
 
     def as_json(self, written: Written) -> dict[str, JsonTree]:
         """Return the content of ``account.json``."""
@@ -106,6 +114,66 @@ def _size(size_bytes: int) -> str:
     return f"{size:.2f} GB"
 
 
+@dataclass(slots=True)
+class RunTotals:
+    """Counts over all steps of a run, for the warning at its end.
+
+    Attributes:
+        started: first and last step in which recording was asked for; None before.
+        is_other_rank: whether the configuration leaves this rank out.
+        has_opened: whether a step was recorded.
+        records: records written.
+        skipped: calls that made no record, by reason.
+    """
+
+    started: tuple[int, int] | None = None
+    is_other_rank: bool = False
+    has_opened: bool = False
+    records: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def start(self, step: int) -> None:
+        """Note that recording was asked for in a step."""
+        first, last = self.started or (step, step)
+        self.started = (min(first, step), max(last, step))
+
+    def add(self, account: Account) -> None:
+        """Add a step that is over."""
+        self.records += account.records
+        self.skipped += account.skipped
+
+    def why_nothing(self, wanted: Sequence[int]) -> str | None:
+        """Return why nothing was recorded; None if something was, or if this rank is not wanted.
+
+        Args:
+            wanted: the steps to record, sorted; empty for all.
+        """
+        if self.is_other_rank or self.records:
+            return None
+        if self.started is None:
+            return "no DataLoader gave this thread a batch"
+        if self.has_opened:
+            reasons = ", ".join(f"{count} ({why})" for why, count in self.skipped.items())
+            return f"the configuration leaves out all calls: {reasons}" if reasons else None
+        first, last = self.started
+        ran = f"step {first}" if first == last else f"steps {first} to {last}"
+        if any(first <= step <= last for step in wanted) or not wanted:
+            return f"dump_enable was not true in {ran}"
+        return f"the configuration wants step {_spelled(wanted)}, and start() was called in {ran}"
+
+
+def _spelled(steps: Sequence[int]) -> str:
+    """Return sorted numbers as ranges, ``3-5, 8``."""
+    ranges: list[list[int]] = []
+    for step in steps:
+        if ranges and step == ranges[-1][1] + 1:
+            ranges[-1][1] = step
+        else:
+            ranges.append([step, step])
+    shown = [f"{first}-{last}" if last > first else str(first) for first, last in ranges[:8]]
+    return ", ".join(shown) + (" …" if len(ranges) > 8 else "")
+
+
 class Step:
     """The step that events belong to now.
 
@@ -113,9 +181,10 @@ class Step:
         number: counted by the user's `step`.
         account: its counts.
         next_order: returns the next place in the order of its records and calls.
+        ending: judges how it ends.
     """
 
-    __slots__ = ("account", "next_order", "number")
+    __slots__ = ("account", "ending", "next_order", "number")
 
     def __init__(self) -> None:
         """Create it as step 0."""
@@ -126,3 +195,4 @@ class Step:
         self.number = number
         self.account = Account(number)
         self.next_order: Callable[[], int] = itertools.count().__next__
+        self.ending = StepEnding(self.next_order)

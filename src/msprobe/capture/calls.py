@@ -217,6 +217,8 @@ class Calls:
         if scope is not None and not scope.end(call.forward_name) and not call.keeps_inputs:
             call.keeps_forward = False
         self.sink.raised(call, error)
+        if not call.is_recompute:
+            self.step.ending.call_raised(call, error, is_outermost=not self.modules)
 
     def _leave(self, call: Call) -> None:
         # A call that never told its end (KeyboardInterrupt skips torch's hooks) goes with it.

@@ -254,7 +254,9 @@ class DebuggerFront:
         after the backward pass.
         """
         with lock:
-            cls._running().stop()
+            run = cls._running()
+            run.session.current.ending.stopped()
+            run.stop()
 
     @classmethod
     def forward_backward_dump_end(cls) -> None:
@@ -314,18 +316,22 @@ class DebuggerFront:
 
 
 def _warn_of_missing_calls(place: Place) -> None:
-    """Warn at exit of methods that the program never called, except in forked children."""
+    """Warn at exit of a run that recorded nothing, or never ended a step; not in forked children."""
     run: RunParts | None = place.run
-    if run is None or run.session is not current_session() or run.session.finished:
+    if run is None or run.session is not current_session() or run.session.is_forked:
         return
-    if run.config.level is Level.DEBUG or run.config.enable_dataloader:
+    if run.config.level is Level.DEBUG:
         return
-    if "start" not in place.called:
+    session = run.session
+    is_explicit = not run.config.enable_dataloader
+    if is_explicit and "start" not in place.called:
         logger.warning("start() was never called: nothing was recorded")
-    elif "step" not in place.called:
+    elif (reason := session.totals.why_nothing(run.config.step)) is not None:
+        logger.warning("nothing was recorded: %s", reason)
+    elif is_explicit and "step" not in place.called:
         logger.warning(
             "step() was never called: all that was recorded counts as step %d",
-            run.session.step_number,
+            session.step_number,
         )
 
 

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from msprobe.capture.account import Account, Step, Written
+from msprobe.capture.account import Account, RunTotals, Step, Written
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward_passes import BackwardPasses
 from msprobe.capture.calls import Calls
@@ -46,7 +46,6 @@ from msprobe.config import (
     reload_dump_enable,
 )
 from msprobe.dump.clearing import drop_rank
-from msprobe.dump.facts import Ended, Ending
 from msprobe.dump.layout import rank_directory
 from msprobe.dump.locking import RankClaim, claim_rank_directory
 from msprobe.dump.writer import DumpHead, DumpWriter, RankDump
@@ -65,6 +64,7 @@ class Session:
         adapter: the framework.
         stacks: call stacks seen so far.
         current: the step that events belong to.
+        totals: counts over all steps.
         calls: is told of calls; tells the sinks.
         backward: is told of gradients; tells the sinks.
         recording: the sink that makes the records of the task.
@@ -73,6 +73,7 @@ class Session:
         capturing: whether execution is between `start` and `stop`.
         observing: whether calls are observed now: capturing, and inside the token range.
         finished: whether the last wanted step is over; nothing is recorded any more.
+        is_forked: whether this process is a forked child, which records nothing.
         undo: removes hooks and wrappers; closed by `stop`.
         step_undo: removes those that must last until the step ends (hooks on parameters).
         run_undo: removes those that last for the whole run; closed by `close`.
@@ -100,12 +101,14 @@ class Session:
         self.capturing = False
         self.observing = False
         self.finished = False
+        self.is_forked = False
         self.thread = 0
         self.lock = threading.RLock()
         self.spending_since: float | None = None
         self.muted = 0
         self.dump: RankDump | None = None
         self.current = Step()
+        self.totals = RunTotals()
         self._writer: DumpWriter | None = None
         self._claims: dict[int | None, RankClaim] = {}
         self._warned_of_rank = False
@@ -174,8 +177,10 @@ class Session:
         Returns:
             Whether observing begins: the adapter then installs its hooks.
         """
+        self.totals.start(self.step_number)
         if self.capturing or not self._open_if_wanted(rank):
             return False
+        self.current.ending.started()
         self._guarded("start", self.adapter.prepare)
         self.capturing = self.observing = True
         self.thread = threading.get_ident()
@@ -204,6 +209,7 @@ class Session:
         if rank is None:
             rank = self.adapter.current_rank()
         if not self._wants_rank(rank):
+            self.totals.is_other_rank = True
             return False
         self._open(rank)
         return True
@@ -249,6 +255,7 @@ class Session:
         """End the session: nothing is observed afterwards, everything is on disk."""
         if self._dead:
             return
+        self.current.ending.at_exit()
         self._end_step()
         self.run_undo.close()
         self._dead = True
@@ -260,8 +267,10 @@ class Session:
         atexit.unregister(self.close)
 
     def _end_step(self) -> None:
-        if self.capturing:
-            self.facts.ended = Ended(how=Ending.UNSTOPPED)
+        ending = self.current.ending
+        ending.passing()
+        if self.config.enable_dataloader:  # the loop's next request, or its end, ends a step
+            ending.is_stopped = True
         self.stop()
         self.attempt("step", self.step_undo.close)
         self._close_dump()
@@ -352,6 +361,7 @@ class Session:
     def _open(self, rank: int | None) -> None:
         if self.dump is not None:
             return
+        self.totals.has_opened = True
         if self._writer is None:
             self._writer = DumpWriter()
             # At exit, handlers run in reverse: ours must come before the writer's.
@@ -378,12 +388,13 @@ class Session:
         self._guarded("step", self.backward.close_step)
         self._guarded("step", self.saved.close_records)
         self._guarded("step", self._hand_on_waiting)
+        ended = self.facts.ended = self.current.ending.judge()
         self._guarded("step", self.facts.finish)
         written = dump.close()
         self.dump = None
         self.recording.use(None)
         account = self.account
-        account.close(saw_calls=self.calls.any_began)
+        account.close(ended, saw_calls=self.calls.any_began)
         # Device statistics count when their copy is asked for, overflow checks when kept.
         facts = Written(
             size_bytes=written.bytes_written,
@@ -398,10 +409,11 @@ class Session:
             fields |= counts(self.overflow)
         dump.write_account(fields)
         logger.info(account.line(facts))
+        self.totals.add(account)
 
     def forget(self) -> None:
         """Take no further part in the run: this is a forked child, such as a loader's worker."""
-        self._dead = True
+        self._dead = self.is_forked = True
         self.capturing = self.observing = False
         self.finished = True
         self.dump = None
