@@ -21,7 +21,7 @@ def events():
 
 @pytest.fixture
 def watching(events):
-    undo = watch_data_loaders(lambda: events.append("request"), lambda: events.append("batch"))
+    undo = watch_data_loaders(lambda: events.append("request"), lambda _: events.append("batch"))
     yield
     undo()
 
@@ -48,7 +48,7 @@ def test_batches_and_random_numbers_are_those_of_an_unwatched_loader(events):
         return batches, torch.rand(2).tolist()
 
     plain = epoch()
-    undo = watch_data_loaders(lambda: events.append(1), lambda: None)
+    undo = watch_data_loaders(lambda: events.append(1), lambda _: None)
     watched = epoch()
     undo()
     assert watched == plain
@@ -72,7 +72,7 @@ def test_a_loader_inside_a_dataset_is_no_step_of_its_own(events, watching):
 
 
 def test_the_callbacks_can_end_the_run(events):
-    def leave():
+    def leave(_):
         raise SystemExit(0)
 
     undo = watch_data_loaders(lambda: events.append("request"), leave)
@@ -112,7 +112,7 @@ def test_other_threads_are_left_alone_and_mentioned_once(events, watching, caplo
 
 def test_it_is_undone_by_identity(events):
     before = _BaseDataLoaderIter.__dict__["__next__"]
-    undo = watch_data_loaders(lambda: None, lambda: None)
+    undo = watch_data_loaders(lambda: None, lambda _: None)
     assert _BaseDataLoaderIter.__dict__["__next__"] is not before
     undo()
     undo()

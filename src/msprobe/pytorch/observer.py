@@ -34,6 +34,8 @@ from msprobe.pytorch.interception.kernels import ApisAboveKernels, KernelObserve
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.training.optimizer_steps import OptimizerSteps
 from msprobe.pytorch.training.training_calls import TrainingCalls
+from msprobe.pytorch.training.losses import Losses
+from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.values.adapter import TorchAdapter
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Observer:
         session: Session,
         adapter: TorchAdapter,
         table: ApiTable,
+        batch_index: Callable[[], int | None],
         *,
         redispatch: Callable[..., Any] | None = torch_redispatch,
     ) -> None:
@@ -65,6 +68,7 @@ class Observer:
             session: receives the calls and gradients.
             adapter: reads tensors.
             table: the treatment of each function.
+            batch_index: see `ModelCalls`.
             redispatch: see `ApiObserver`.
         """
         self._session = session
@@ -74,6 +78,8 @@ class Observer:
         self._regions = CompiledRegions(session, self._step_aside)
         self._backward = BackwardEntry()
         self._shared = SharedEdges(session, self._backward)
+        self._model_calls = ModelCalls(session, batch_index)
+        self._losses = Losses(session)
         level = session.config.level
         self.apis: ApiObserver | None = None
         self.collectives: CollectiveRecorder | None = None
@@ -105,6 +111,7 @@ class Observer:
         """Record the modules that these models consist of now, from the next `install` on."""
         self._models = tuple(map(weakref.ref, models))
         self._optimizers.watch(models)
+        self._model_calls.watch(models)
         if not self._records_modules:
             return
         keeps_compiled = self._session.config.compile is CompileMode.MODULES_ONLY
@@ -154,6 +161,8 @@ class Observer:
         session = self._session
         session.attempt("recursion limit", self._headroom.install, session)
         session.attempt("hooking modules", self._install_modules, token_range)
+        if not self._losses.is_installed:
+            session.attempt("hooking backward", self._losses.install, self._backward)
         stays_compiled = bool(session.attempt("compiled code", run_eagerly, session))
         for parameters in (self._parameters, self._only_parameters):
             if parameters is not None:
@@ -210,7 +219,14 @@ class Observer:
                 gate = TokenGate(session, root, token_range, self._adapter.forget_values)
         names = self._names if self._only is None else self._only
         modules = ModuleObserver(
-            session, names, self.recomputations, self._shared, self.apis, gate, self._headroom
+            session,
+            names,
+            self.recomputations,
+            self._shared,
+            self.apis,
+            gate,
+            self._headroom,
+            self._model_calls,
         )
         modules.hides = None if self._only is None else self._names
         modules.install()
@@ -254,6 +270,7 @@ class Observer:
     def next_step(self) -> None:
         """Forget the state of the step that is over."""
         self.recomputations.next_step()
+        self._model_calls.next_step()
         self._adapter.memo.next_step()
         if self.kernels is not None:
             self.kernels.next_step()

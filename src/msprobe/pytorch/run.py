@@ -55,7 +55,9 @@ class Run:
         self.table = ApiTable.from_yaml(
             config.api_list, config.custom_op_namespaces, config.section.black_list
         )
-        self.observer = Observer(self.session, self.adapter, self.table, redispatch=redispatch)
+        self.observer = Observer(
+            self.session, self.adapter, self.table, self._batch_index, redispatch=redispatch
+        )
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
         apis = self.observer.apis
         hidden = HiddenApis(apis) if apis is not None else None
@@ -86,6 +88,9 @@ class Run:
     def lacks_model(self) -> bool:
         """Whether the level records modules and no model is known yet."""
         return not self.models and self.config.level in (Level.L0, Level.MIX)
+
+    def _batch_index(self) -> int | None:
+        return None if self.loop is None else self.loop.batch_index
 
     def begin(self, token_range: tuple[int, int] | None, rank: int | None) -> None:
         """Begin to observe the models given so far, if the step is wanted."""

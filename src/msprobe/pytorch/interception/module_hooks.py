@@ -37,6 +37,7 @@ from msprobe.pytorch.interception.compiled import is_compiled_module
 from msprobe.pytorch.interception.function_mode import ApiObserver
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.values.tensor_search import tensors_in
 
 _is_compiling: Final = torch.compiler.is_compiling
@@ -171,6 +172,7 @@ class ModuleObserver:
         apis: ApiObserver | None,
         gate: TokenGate | None,
         headroom: Headroom,
+        model_calls: ModelCalls,
     ) -> None:
         """Create it, not yet installed.
 
@@ -182,6 +184,7 @@ class ModuleObserver:
             apis: the function mode, which steps aside for fused kernels.
             gate: limits observation to some forward calls of the root model.
             headroom: keeps room for the frames of hooked modules.
+            model_calls: follows the outermost calls.
         """
         self._session = session
         self.names = names
@@ -191,6 +194,7 @@ class ModuleObserver:
         self._apis = apis
         self._gate = gate
         self._headroom = headroom
+        self._model_calls = model_calls
         self._open: list[_Open] = []
         self._hooks = ExitStack()
 
@@ -221,6 +225,7 @@ class ModuleObserver:
     def _stop(self) -> None:
         calls = self._session.calls
         calls.close_lost = None
+        self._model_calls.close()
         self._close_lost(self._session.stacks.at(calling_frame()))
         self._open.clear()
 
@@ -248,6 +253,16 @@ class ModuleObserver:
             with_grad = torch.is_grad_enabled()
             frame = sys._getframe(1)
             quietly(session, "module begin", self._begin, module, base, frame, with_grad, args)
+        if self._model_calls.is_outermost(module):
+            quietly(session, "data", self._begin_outermost, module, sys._getframe(1), args)
+
+    def _begin_outermost(
+        self, module: nn.Module, frame: FrameType, args: tuple[Any, ...]
+    ) -> None:
+        opened = self._open[-1] if self._open else None
+        call = opened.call if opened is not None and opened.module is module else None
+        record = call.forward_name if call is not None and call.keeps_forward else None
+        self._model_calls.begin(module, args, _keyword_arguments(frame), record)
 
     def _begin(
         self,
@@ -328,12 +343,16 @@ class ModuleObserver:
             return False
         with_grad = torch.is_grad_enabled()
         quietly(session, "module begin", self._begin, module, base, frame, with_grad, args)
+        if self._model_calls.is_outermost(module):
+            quietly(session, "data", self._begin_outermost, module, frame, args)
         return True
 
     def end_compiled(self, frame: FrameType) -> None:
         """Note that the compiled module returned, or raised."""
         session, variables = self._session, frame.f_locals
         module, finished = variables["fn"].__self__, "result" in variables
+        if self._model_calls.is_open_here(module):
+            quietly(session, "data", self._model_calls.end, finished)
         quietly(session, "module end", self._finish, module, finished, variables.get("result"))
 
     # -- after ---------------------------------------------------------------------------------
@@ -343,10 +362,12 @@ class ModuleObserver:
         if _is_compiling():  # the compiler would follow us into our own objects
             return
         try:
-            if not self._has_open(module):
-                return
             session = self._session
             finished = len(rest) == 2
+            if self._model_calls.is_open_here(module):
+                quietly(session, "data", self._model_calls.end, finished)
+            if not self._has_open(module):
+                return
             quietly(session, "module end", self._finish, module, finished, rest[-1])
         except RecursionError:  # one of the user's is being raised; an outer call ends this one
             return

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def watch_data_loaders(
-    on_request: Callable[[], None], on_batch: Callable[[], None]
+    on_request: Callable[[], None], on_batch: Callable[[int], None]
 ) -> Callable[[], None]:
     """Call back around each batch that a `DataLoader` hands to the training loop.
 
@@ -29,6 +29,7 @@ def watch_data_loaders(
     Args:
         on_request: the loop asks for its next batch, so whatever it did with the last one is over.
         on_batch: the batch is there and about to be handed out; not called when there is none left.
+            It gets the number of the batch in this pass over the data.
 
     Returns: the undo; calling it twice is harmless.
 
@@ -53,7 +54,7 @@ def watch_data_loaders(
 
 
 def _following(
-    original: Callable[[Any], Any], on_request: Callable[[], None], on_batch: Callable[[], None]
+    original: Callable[[Any], Any], on_request: Callable[[], None], on_batch: Callable[[int], None]
 ) -> Callable[[Any], Any]:
     home = (os.getpid(), threading.get_ident())
     is_inside = False
@@ -77,7 +78,7 @@ def _following(
         try:
             on_request()
             batch = original(iterator)
-            on_batch()
+            on_batch(iterator._num_yielded - 1)
         finally:
             is_inside = False
         return batch

@@ -40,14 +40,18 @@ class LoopFollower:
 
     After the last wanted step the program ends, at the next batch. A loop that takes no further
     batch comes to its own end.
+
+    Attributes:
+        batch_index: number of the current batch in its pass over the data; None before the first.
     """
 
-    __slots__ = ("_has_batch", "_run", "_warned")
+    __slots__ = ("_has_batch", "_run", "_warned", "batch_index")
 
     def __init__(self, run: Steps) -> None:
         """Follow the data loaders of this thread until the session of `run` is closed."""
         self._run = run
         self._has_batch = False
+        self.batch_index: int | None = None
         self._warned: set[str] = set()
         run.session.run_undo.callback(watch_data_loaders(self._requested, self._arrived))
 
@@ -56,8 +60,9 @@ class LoopFollower:
             self._has_batch = False
             self._run.end_step()
 
-    def _arrived(self) -> None:
+    def _arrived(self, index: int) -> None:
         run = self._run
+        self.batch_index = index
         last = run.config.last_step
         if last is not None and run.session.step_number > last:
             logger.info("enable_dataloader: step %d was the last one wanted; the run ends", last)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the roots of each backward pass: the losses of the step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from msprobe.capture.ending import Work
+from msprobe.capture.session import Session
+from msprobe.dump.facts import Loss
+from msprobe.pytorch.interception.backward_entry import BackwardEntry
+from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.values.fingerprint import Fingerprint
+
+_MOST_ENTRIES: Final = 1000  # of one step: a Jacobian takes a backward pass for each row
+_graph_task: Final = torch._C._current_graph_task_id
+
+
+class Losses:
+    """Takes the roots of the backward passes that the training starts.
+
+    Attributes:
+        is_installed: whether backward passes are watched.
+    """
+
+    __slots__ = ("_count", "_entries", "_session", "is_installed")
+
+    def __init__(self, session: Session) -> None:
+        """Create it.
+
+        Args:
+            session: gets the values, and learns of exceptions.
+        """
+        self._session = session
+        self.is_installed = False
+        self._count = 0
+        self._entries = 0
+
+    def install(self, entry: BackwardEntry) -> None:
+        """Watch backward passes until the step ends."""
+        undo = self._session.step_undo
+        self.is_installed = entry.open(undo, self._around)
+        undo.callback(self._removed)
+
+    def _removed(self) -> None:
+        self.is_installed = False
+        self._count = self._entries = 0
+
+    @contextmanager
+    def _around(self, roots: Sequence[Any], _gradients: Sequence[Any]) -> Iterator[None]:
+        session = self._session
+        if _graph_task() != -1 or threading.get_ident() != session.thread:
+            yield
+            return
+        quietly(session, "loss", self._take, roots)
+        ending = session.current.ending
+        try:
+            yield
+        except BaseException:
+            ending.left(Work.BACKWARD)
+            raise
+        ending.succeeded(Work.BACKWARD)
+
+    def _take(self, roots: Sequence[Any]) -> None:
+        micro = self._count
+        self._count += 1
+        facts = self._session.facts
+        if not facts.is_open:
+            return
+        for root in roots[: _MOST_ENTRIES - self._entries]:
+            if not isinstance(root, torch.Tensor):  # torch can begin at an edge of the graph
+                continue
+            self._entries += 1
+            print_ = Fingerprint(root.detach())
+            shape, dtype = list(root.shape), str(root.dtype)
+            deferred = partial(_loss, micro, shape, dtype, print_, root.numel())
+            facts.append("loss", deferred() if print_.is_ready else deferred)
+
+
+def _loss(micro: int, shape: list[int], dtype: str, print_: Fingerprint, elements: int) -> Loss:
+    print_.wait()
+    mean = print_.summary.mean
+    value = None if mean is None else mean * elements
+    return Loss(micro=micro, value=value, shape=shape, dtype=dtype)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follow the calls that the training makes of its model: their data, and whether they succeed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from msprobe.capture.ending import Work
+from msprobe.capture.session import Session
+from msprobe.capture.values import Found, Position
+from msprobe.dump.facts import Data
+from msprobe.pytorch.values.fingerprint import Fingerprint
+from msprobe.pytorch.values.tensor_search import tensors_in
+
+_MOST_ENTRIES: Final = 1000  # of one step
+_CALL_CODE: Final = nn.Module._call_impl.__code__
+_graph_task: Final = torch._C._current_graph_task_id
+
+
+class ModelCalls:
+    """The outermost calls of a model and its modules, one at a time.
+
+    Usually they are calls of the model itself. Where a trainer calls parts of the model (Lightning
+    does), they are calls of these parts.
+
+    Attributes:
+        opened: the module whose call is open; None between calls.
+    """
+
+    __slots__ = (
+        "_batch_index", "_count", "_depth", "_entries", "_modules", "_session", "opened",
+    )  # fmt: skip
+
+    def __init__(self, session: Session, batch_index: Callable[[], int | None]) -> None:
+        """Create it without a model.
+
+        Args:
+            session: gets the data, and learns of exceptions.
+            batch_index: returns the number of the current batch in the data loader, if known.
+        """
+        self._session = session
+        self._batch_index = batch_index
+        self._modules: frozenset[int] = frozenset()
+        self.opened: nn.Module | None = None
+        self._depth = 0
+        self._count = 0
+        self._entries = 0
+
+    def watch(self, models: Sequence[nn.Module]) -> None:
+        """Follow the calls of these models from now on."""
+        self._modules = frozenset(id(module) for model in models for module in model.modules())
+
+    def next_step(self) -> None:
+        """Begin to count anew."""
+        self._count = self._entries = 0
+        self.close()
+
+    def close(self) -> None:
+        """Forget the open call."""
+        self.opened = None
+        self._depth = 0
+
+    def is_outermost(self, module: nn.Module) -> bool:
+        """Return whether a call of `module` that begins now is an outermost one.
+
+        A backward pass makes none: it repeats calls whose activations were not kept.
+        """
+        if self.opened is None:
+            return id(module) in self._modules and _graph_task() == -1
+        if self.opened is module:
+            if not _is_running(module):  # a KeyboardInterrupt left the last one, unknown to hooks
+                self.close()
+                return True
+            self._depth += 1
+        return False
+
+    def begin(
+        self,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        record: str | None,
+    ) -> None:
+        """Take the data of an outermost call.
+
+        Args:
+            module: the module that is called.
+            args: the positional arguments.
+            kwargs: the keyword arguments.
+            record: name of the call's record.
+        """
+        self.opened = module
+        facts = self._session.facts
+        micro, index = self._count, self._batch_index()
+        self._count += 1
+        if not facts.is_open:
+            return
+        found: Found = []
+        tensors_in(args, kwargs, found)
+        for tensor, position in found[: _MOST_ENTRIES - self._entries]:
+            if tensor.grad_fn is not None:  # a result of recorded calls, no data
+                continue
+            self._entries += 1
+            entry = partial(
+                Data,
+                micro=micro,
+                record=record,
+                where=_where(position),
+                shape=list(tensor.shape),
+                dtype=str(tensor.dtype),
+                index=index,
+            )
+            print_ = Fingerprint(tensor)
+            deferred = partial(_filled, entry, print_)
+            facts.append("data", deferred() if print_.is_ready else deferred)
+
+    def end(self, finished: bool) -> None:
+        """Note that the open call, or one of the same module inside, returned or raised."""
+        if self._depth:
+            self._depth -= 1
+            return
+        self.opened = None
+        ending = self._session.current.ending
+        if finished:
+            ending.succeeded(Work.FORWARD)
+        else:
+            ending.left(Work.FORWARD)
+
+    def is_open_here(self, module: nn.Module) -> bool:
+        """Return whether the open call is one of `module` in this thread."""
+        return self.opened is module and threading.get_ident() == self._session.thread
+
+
+def _filled(entry: Callable[..., Data], print_: Fingerprint) -> Data:
+    print_.wait()
+    summary = print_.summary
+    return entry(
+        checksum=print_.checksum,
+        max=summary.max,
+        min=summary.min,
+        mean=summary.mean,
+        norm=summary.norm,
+    )
+
+
+def _where(position: Position) -> str:
+    parts = position if isinstance(position, tuple) else (position,)
+    side = "input" if isinstance(parts[0], int) else "kwargs"
+    return ".".join((side, *map(str, parts)))
+
+
+def _is_running(module: nn.Module) -> bool:
+    """Return whether the call of `module` that begins now is made inside another call of it."""
+    calls, frame = 0, sys._getframe(1)
+    while frame is not None and calls < 2:
+        if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is module:
+            calls += 1
+        frame = frame.f_back  # type: ignore[assignment]
+    return calls == 2
