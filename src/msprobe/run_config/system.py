@@ -29,13 +29,14 @@ _LEVELS: Final = (
 )
 
 
-def collect_system(directory: Path | None = None) -> dict[str, str]:
+def collect_system(directory: Path | None = None, *, asks_devices: bool = True) -> dict[str, str]:
     """Return facts about the machine and the code.
 
     Runs ``git`` and ``nvidia-smi`` or ``npu-smi`` where there are any, each for 10 s at most.
 
     Args:
         directory: where the training's code lies; None for the current folder.
+        asks_devices: whether to run the latter two, which may take seconds.
     """
     directory = Path.cwd() if directory is None else directory
     found = {
@@ -48,7 +49,7 @@ def collect_system(directory: Path | None = None) -> dict[str, str]:
         "cpu.count": str(os.cpu_count()),
         "cpu.instructions": _cpu_instructions(),
         **{name: _text_of(path) for name, path in _FILES.items()},
-        "devices": _devices(),
+        "devices": _devices() if asks_devices else "",
         **_git(directory),
     }
     return {name: text for name, text in found.items() if text}

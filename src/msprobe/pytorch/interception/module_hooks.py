@@ -256,9 +256,7 @@ class ModuleObserver:
         if self._model_calls.is_outermost(module):
             quietly(session, "data", self._begin_outermost, module, sys._getframe(1), args)
 
-    def _begin_outermost(
-        self, module: nn.Module, frame: FrameType, args: tuple[Any, ...]
-    ) -> None:
+    def _begin_outermost(self, module: nn.Module, frame: FrameType, args: tuple[Any, ...]) -> None:
         opened = self._open[-1] if self._open else None
         call = opened.call if opened is not None and opened.module is module else None
         record = call.forward_name if call is not None and call.keeps_forward else None

@@ -13,11 +13,12 @@ import torch
 from msprobe.dump.records import JsonTree
 from msprobe.pytorch.interception.guard import unnoticed
 from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.training.torch_settings import generator_states, torch_settings
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.statistics import summarise
 from msprobe.run_config.model_watch import leaf_of
 from msprobe.run_config.observing import RunObserver, launched_as, parts_in
-from msprobe.run_config.random_recording import RandomFunctions, RandomRecorder, state_checksum
+from msprobe.run_config.random_recording import RandomFunctions, RandomRecorder
 
 # Not dropout: `torch.jit.script` compiles it with the functions that use it, and would refuse ours.
 _FUNCTIONS: Final = (
@@ -65,9 +66,6 @@ def _introduce_to_jit(noted: Any, original: Any) -> Callable[[], None]:
     return forget
 
 
-_cuda_is_up: Final[Callable[[], bool]] = torch.cuda.is_initialized
-
-
 def make_observer() -> RunObserver:
     """Return the observer of this process; nothing is replaced yet."""
     recorder = RandomRecorder(
@@ -88,21 +86,7 @@ class _Torch:
         return launched_as("RANK", "WORLD_SIZE")
 
     def facts(self) -> dict[str, str]:
-        backends = torch.backends
-        cudnn: Any = backends.cudnn  # its functions have no types
-        return {
-            "torch.version": str(torch.__version__),
-            "torch.cuda": str(torch.version.cuda),
-            "torch.cudnn": str(cudnn.version() if cudnn.is_available() else None),
-            "torch.deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
-            "torch.cudnn_deterministic": str(cudnn.deterministic),
-            "torch.cudnn_benchmark": str(cudnn.benchmark),
-            "torch.cudnn_allow_tf32": str(cudnn.allow_tf32),
-            "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
-            "torch.default_dtype": str(torch.get_default_dtype()),
-            "torch.cpu_threads": str(torch.get_num_threads()),
-            "torch.cpu_capability": backends.cpu.get_cpu_capability(),
-        }
+        return torch_settings()
 
     def parts_of(self, model: Any) -> Sequence[torch.nn.Module]:
         return parts_in(model, torch.nn.Module, "torch.nn.Module")
@@ -116,11 +100,7 @@ class _Torch:
         return leaf_of(value.shape, str(value.dtype), summarise(value), crc32_hex(value))
 
     def generator_states(self) -> Iterator[tuple[str, str]]:
-        yield "cpu", state_checksum(torch.get_rng_state().numpy().tobytes())
-        if _cuda_is_up():
-            for number in range(torch.cuda.device_count()):
-                state = torch.cuda.get_rng_state(number)
-                yield f"cuda:{number}", state_checksum(state.numpy().tobytes())
+        return generator_states()
 
     def is_tracing(self) -> bool:
         return is_tracing()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the settings of torch that decide how numbers are computed, and its random generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+
+from msprobe.run_config.random_recording import state_checksum
+
+_cuda: Final[Any] = torch.backends.cuda
+_cudnn: Final[Any] = torch.backends.cudnn
+
+_OF_THE_PROCESS: Final[Mapping[str, Callable[[], object]]] = {
+    "torch.version": lambda: torch.__version__,
+    "torch.cuda": lambda: torch.version.cuda,
+    "torch.cudnn": lambda: _cudnn.version() if _cudnn.is_available() else None,
+    "torch.cpu_capability": torch.backends.cpu.get_cpu_capability,
+}
+_SWITCHES: Final[Mapping[str, Callable[[], object]]] = {
+    "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+    "torch.deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
+    "torch.cudnn_enabled": lambda: _cudnn.enabled,
+    "torch.cudnn_deterministic": lambda: _cudnn.deterministic,
+    "torch.cudnn_benchmark": lambda: _cudnn.benchmark,
+    "torch.cudnn_allow_tf32": lambda: _cudnn.allow_tf32,
+    "torch.float32_matmul_precision": torch.get_float32_matmul_precision,
+    "torch.reduced_bf16_reduction": lambda: _cuda.matmul.allow_bf16_reduced_precision_reduction,
+    "torch.reduced_fp16_reduction": lambda: _cuda.matmul.allow_fp16_reduced_precision_reduction,
+    "torch.flash_attention": lambda: _cuda.flash_sdp_enabled(),
+    "torch.efficient_attention": lambda: _cuda.mem_efficient_sdp_enabled(),
+    "torch.math_attention": lambda: _cuda.math_sdp_enabled(),
+    "torch.mkldnn": torch._C._get_mkldnn_enabled,
+    "torch.default_dtype": torch.get_default_dtype,
+    "torch.cpu_threads": torch.get_num_threads,
+}
+
+
+def torch_settings() -> dict[str, str]:
+    """Return versions and switches of torch."""
+    return {**_read(_OF_THE_PROCESS), **torch_switches()}
+
+
+def torch_switches() -> dict[str, str]:
+    """Return the settings of torch that a program may change at any time."""
+    return _read(_SWITCHES)
+
+
+def _read(table: Mapping[str, Callable[[], object]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, read in table.items():
+        try:
+            found[name] = str(read())
+        except (RuntimeError, AttributeError):  # another version; old and new switches mixed
+            continue
+    return found
+
+
+def generator_states() -> Iterator[tuple[str, str]]:
+    """Yield torch's default generators with checksums of their states; draws nothing."""
+    yield "cpu", _state(torch.default_generator)
+    for kind in ("cuda", "npu", "xpu"):
+        device: Any = getattr(torch, kind, None)
+        if device is None or not device.is_initialized():
+            continue
+        for number, generator in enumerate(device.default_generators):
+            yield f"{kind}:{number}", _state(generator)
+
+
+def _state(generator: torch.Generator) -> str:
+    return state_checksum(generator.get_state().numpy().tobytes())
