@@ -316,7 +316,7 @@ class DebuggerFront:
 
 
 def _warn_of_missing_calls(place: Place) -> None:
-    """Warn at exit of a run that recorded nothing, or never ended a step; not in forked children."""
+    """Warn at exit of a run that recorded nothing or never ended a step, not in forked children."""
     run: RunParts | None = place.run
     if run is None or run.session is not current_session() or run.session.is_forked:
         return

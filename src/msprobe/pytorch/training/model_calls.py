@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from msprobe.capture.ending import Work
 from msprobe.capture.session import Session

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""facts.json: settings, random states, flags, parameters, data and losses of a step."""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from contextlib import suppress
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import msprobe
+from msprobe.capture.session import reset_session
+from msprobe.pytorch import PrecisionDebugger
+
+LEVELS = ["L0", "L1", "mix"]
+
+
+class Net(nn.Module):
+    """Tied weights, a buffer, a frozen parameter, and a part that does not train."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(300, 32)
+        self.norm = nn.BatchNorm1d(32)
+        self.drop = nn.Dropout()
+        self.head = nn.Linear(32, 300, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.tensor(float("inf")), requires_grad=False)
+
+    def forward(self, ids, *, mask):
+        return self.head(self.drop(self.norm(self.embed(ids)))) * mask
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = Net()
+    model.drop.eval()
+    return model
+
+
+@pytest.fixture
+def make(tmp_path):
+    def construct(level="mix", **settings):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"level": level, "dump_path": str(tmp_path), **settings}))
+        return PrecisionDebugger(config_path=path)
+
+    yield construct
+    reset_session()
+
+
+IDS = torch.arange(6) * 7
+MASK = torch.ones(6, 1)
+
+
+def one_step(debugger, model, optimizer=None):
+    debugger.start(model)
+    loss = model(IDS, mask=MASK).square().mean()
+    loss.backward()
+    debugger.stop()
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+    debugger.step()
+    return loss
+
+
+def facts(tmp_path, step=0):
+    return msprobe.open_dump(tmp_path).step(step).rank().facts
+
+
+def crc(array):
+    return f"{zlib.crc32(np.ascontiguousarray(array).tobytes()):08x}"
+
+
+def assert_parameters_are(found, model):
+    expected = [
+        *((name, "parameter", p) for name, p in model.named_parameters(remove_duplicate=False)),
+        *((name, "buffer", b) for name, b in model.named_buffers()),
+    ]
+    names = dict(zip(found.name, range(len(found.name)), strict=True))
+    assert set(names) == {name for name, _, _ in expected}
+    for name, kind, tensor in expected:
+        at = names[name]
+        array = tensor.detach().numpy()
+        assert (found.kind[at], found.shape[at], found.dtype[at], found.requires_grad[at]) == (
+            kind,
+            list(tensor.shape),
+            str(tensor.dtype),
+            tensor.requires_grad,
+        )
+        assert found.checksum[at] == crc(array)
+        assert found.norm[at] == pytest.approx(np.linalg.norm(array.astype(np.float64).ravel()))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_parameters_are_those_at_the_start_of_each_step(level, make, model, tmp_path):
+    debugger = make(level)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for step in range(3):
+        before = torch.save(model.state_dict(), tmp_path / f"{step}.pt")
+        one_step(debugger, model, optimizer)
+    del before
+    for step in range(3):
+        found = facts(tmp_path, step).parameters
+        model.load_state_dict(torch.load(tmp_path / f"{step}.pt"))
+        assert_parameters_are(found, model)
+        tied = dict(zip(found.name, found.same_as, strict=True))
+        assert {name: first for name, first in tied.items() if first} == {
+            "head.weight": "embed.weight"
+        }
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.data.mul_(1.5),
+        lambda weight: weight.detach().numpy().__imul__(1.5),
+        lambda weight: setattr(weight, "data", weight.data * 2),
+    ],
+    ids=["data", "numpy", "swapped"],
+)
+def test_writes_that_torch_does_not_count_are_seen(write, make, model, tmp_path):
+    debugger = make("L0")
+    one_step(debugger, model)
+    write(model.embed.weight)
+    torch.save(model.state_dict(), tmp_path / "now.pt")
+    one_step(debugger, model)
+    model.load_state_dict(torch.load(tmp_path / "now.pt"))
+    assert_parameters_are(facts(tmp_path, 1).parameters, model)
+
+
+def test_flags_of_the_model(make, model, tmp_path):
+    debugger = make("L1")
+    debugger.start(model)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        debugger.stop()
+        debugger.step()
+        debugger.start(model)
+    debugger.stop()
+    debugger.step()
+    modes = facts(tmp_path).modes
+    assert modes.training == {"": True, "drop": False}
+    assert modes.requires_grad_false == ["scale"]
+    assert (modes.autocast, modes.grad_enabled) == ({}, True)
+    modes = facts(tmp_path, 1).modes
+    assert (modes.autocast, modes.grad_enabled) == ({"cpu": "torch.bfloat16"}, False)
+
+
+def test_random_states_tell_draws_and_draw_nothing(make, model, tmp_path):
+    debugger = make("L1")
+    draws = [
+        lambda: None,
+        random.random,
+        np.random.rand,  # noqa: NPY002
+        lambda: torch.rand(1),
+    ]
+    for draw in draws:
+        draw()
+        states = (random.getstate(), torch.get_rng_state())
+        one_step(debugger, model.eval())
+        assert random.getstate() == states[0]
+        assert torch.equal(torch.get_rng_state(), states[1])
+    found = [facts(tmp_path, step).random for step in range(4)]
+    assert set(found[0]) >= {"python", "numpy", "cpu"}
+    changed = [{key for key in b if a[key] != b[key]} for a, b in pairwise(found)]
+    assert changed == [{"python"}, {"numpy"}, {"cpu"}]
+
+
+def test_settings_hide_secrets_and_follow_switches(make, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_API_TOKEN", "sk-0123456789abcdef")
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    debugger = make("L1")
+    one_step(debugger, model)
+    torch.use_deterministic_algorithms(True)
+    try:
+        one_step(debugger, model)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    settings = [facts(tmp_path, step).settings for step in range(2)]
+    assert settings[0]["env.OMP_PROC_BIND"] == "close"
+    assert "0123456789" not in settings[0]["env.MY_API_TOKEN"]
+    assert settings[0]["torch.version"] == torch.__version__
+    assert settings[0]["package.numpy"] == np.__version__
+    changed = {key for key, text in settings[0].items() if settings[1][key] != text}
+    assert changed == {"torch.deterministic_algorithms"}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_data_and_losses_of_each_micro_batch(level, make, model, tmp_path):
+    debugger = make(level)
+    losses = []
+    debugger.start(model)
+    for number in range(2):
+        loss = model(IDS + number, mask=MASK).square().mean()
+        losses.append(loss.item())
+        if number == 1:
+            debugger.stop()
+        loss.backward()  # seen after stop(), too
+    debugger.step()
+    found = facts(tmp_path)
+    assert [(one.micro, one.where) for one in found.data] == [
+        (number, where) for number in range(2) for where in ("input.0", "kwargs.mask")
+    ]
+    for one in found.data:
+        value = (IDS + one.micro if one.where == "input.0" else MASK).numpy()
+        assert one.checksum == crc(value)
+        assert (one.max, one.min, one.mean) == (value.max(), value.min(), value.mean())
+        assert one.norm == pytest.approx(np.linalg.norm(value.astype(np.float64)))
+        expected = None if level == "L1" else f"Module.Net.forward.{one.micro}"
+        assert one.record == expected
+    assert [(one.micro, one.value, one.shape) for one in found.loss] == [
+        (number, loss, []) for number, loss in enumerate(losses)
+    ]
+
+
+def test_a_trainer_that_calls_parts_of_the_model(make, model, tmp_path):
+    class Lightning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = model
+            self.criterion = nn.MSELoss()
+
+        def training_step(self, ids, target):
+            return self.criterion(self.net(ids, mask=MASK), target)
+
+    debugger, module, target = make("L1"), Lightning(), torch.zeros(6, 300)
+    debugger.start(module)
+    module.training_step(IDS, target).backward()
+    debugger.stop()
+    debugger.step()
+    assert [(one.micro, one.where, one.checksum) for one in facts(tmp_path).data] == [
+        (0, "input.0", crc(IDS)),
+        (0, "kwargs.mask", crc(MASK)),
+        (1, "input.1", crc(target)),
+    ]
+
+
+def test_batches_of_a_followed_loader_have_their_number(make, tmp_path):
+    loader = DataLoader(TensorDataset(torch.arange(12.0).view(6, 2)), batch_size=2)
+    model = nn.Linear(2, 1)
+    debugger = make("L0", enable_dataloader=True, step=[1, 4])
+    debugger.start(model)
+    with suppress(SystemExit):  # the last wanted step ends the run
+        for _epoch in range(2):
+            for (batch,) in loader:
+                model(batch).sum().backward()
+    assert [facts(tmp_path, step).data[0].index for step in (1, 4)] == [1, 1]
+
+
+def test_nothing_is_written_if_facts_are_off(make, model, tmp_path):
+    one_step(make("mix", facts=False), model)
+    assert facts(tmp_path) is None
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_odd_tensors_are_noted(make, tmp_path):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lazy = nn.LazyLinear(3)
+            self.meta = nn.Parameter(torch.empty(2, 3, device="meta"))
+            self.register_buffer("sparse", torch.eye(3).to_sparse())
+            self.register_buffer(
+                "quantised", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+            )
+            self.register_buffer("empty", torch.empty(0))
+            self.register_buffer("half", torch.tensor([1.5, float("nan")], dtype=torch.bfloat16))
+            self.register_buffer("gaps", torch.arange(6.0).view(2, 3).T)
+
+    debugger, model = make("L0"), Odd()
+    debugger.start(model)
+    debugger.stop()
+    debugger.step()
+    found = facts(tmp_path).parameters
+    at = {name: number for number, name in enumerate(found.name)}
+    assert found.checksum[at["lazy.weight"]] is None
+    assert found.checksum[at["meta"]] is None
+    assert found.shape[at["meta"]] == [2, 3]
+    assert found.norm[at["sparse"]] == pytest.approx(3**0.5)
+    assert found.checksum[at["empty"]] == "00000000"
+    assert np.isnan(found.norm[at["half"]])
+    assert found.checksum[at["gaps"]] == crc(model.gaps)
+    assert found.checksum[at["quantised"]] is not None
+    assert msprobe.open_dump(tmp_path).step(0).rank().account["errors"] == {}
