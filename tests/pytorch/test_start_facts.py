@@ -160,7 +160,7 @@ def test_random_states_tell_draws_and_draw_nothing(make, model, tmp_path):
     draws = [
         lambda: None,
         random.random,
-        np.random.rand,  # noqa: NPY002
+        np.random.rand,
         lambda: torch.rand(1),
     ]
     for draw in draws:
