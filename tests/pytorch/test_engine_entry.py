@@ -3,6 +3,7 @@
 
 import functools
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,16 +100,18 @@ def test_the_function_and_its_replacements_by_others_stay(without_redispatch):
     torch.autograd._engine_run_backward = theirs
     try:
         run.stop()
+        run.step()
         assert torch.autograd._engine_run_backward is theirs
         assert ENTRY.__code__ is code
     finally:
         torch.autograd._engine_run_backward = ENTRY
 
 
-def test_it_is_not_diverted_where_torch_can_redispatch(tmp_path):
+def test_it_is_not_diverted_where_torch_can_redispatch_and_no_loss_is_wanted(tmp_path):
     reset_session()
     code = ENTRY.__code__
-    run = Run(load_config(None, task="statistics", dump_path=str(tmp_path), level="L1"))
+    config = load_config(None, task="statistics", dump_path=str(tmp_path), level="L1")
+    run = Run(replace(config, facts=False))
     use_session(run.session)
     try:
         run.start((), None, None)

@@ -273,7 +273,7 @@ def test_odd_tensors_are_noted(make, tmp_path):
                 "quantised", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
             )
             self.register_buffer("empty", torch.empty(0))
-            self.register_buffer("half", torch.tensor([1.5, float("nan")], dtype=torch.bfloat16))
+            self.register_buffer("halves", torch.tensor([1.5, float("nan")], dtype=torch.bfloat16))
             self.register_buffer("gaps", torch.arange(6.0).view(2, 3).T)
 
     debugger, model = make("L0"), Odd()
@@ -287,7 +287,7 @@ def test_odd_tensors_are_noted(make, tmp_path):
     assert found.shape[at["meta"]] == [2, 3]
     assert found.norm[at["sparse"]] == pytest.approx(3**0.5)
     assert found.checksum[at["empty"]] == "00000000"
-    assert np.isnan(found.norm[at["half"]])
+    assert np.isnan(found.norm[at["halves"]])
     assert found.checksum[at["gaps"]] == crc(model.gaps)
     assert found.checksum[at["quantised"]] is not None
     assert msprobe.open_dump(tmp_path).step(0).rank().account["errors"] == {}

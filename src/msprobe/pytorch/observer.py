@@ -32,10 +32,10 @@ from msprobe.pytorch.interception.function_mode import ApiObserver, torch_redisp
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.kernels import ApisAboveKernels, KernelObserver
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
-from msprobe.pytorch.training.optimizer_steps import OptimizerSteps
-from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
+from msprobe.pytorch.training.optimizer_steps import OptimizerSteps
+from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.values.adapter import TorchAdapter
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Observer:
             self.apis = self._observer_of(ApisAboveKernels(table), redispatch)
             self.kernels = KernelObserver(session, adapter, table)
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
-        self._optimizers = OptimizerSteps(session, self._go_to_sleep)
+        self._optimizers = OptimizerSteps(session, self._go_to_sleep, adapter.prints)
         self._training_calls = TrainingCalls(session, self._go_to_sleep)
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
         self._names: ModuleNames | None = None
@@ -161,7 +161,7 @@ class Observer:
         session = self._session
         session.attempt("recursion limit", self._headroom.install, session)
         session.attempt("hooking modules", self._install_modules, token_range)
-        if not self._losses.is_installed:
+        if session.facts.is_open and not self._losses.is_installed:
             session.attempt("hooking backward", self._losses.install, self._backward)
         stays_compiled = bool(session.attempt("compiled code", run_eagerly, session))
         for parameters in (self._parameters, self._only_parameters):

@@ -61,7 +61,7 @@ class Run:
             self.session, self.adapter, self.table, self._batch_index, redispatch=redispatch
         )
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
-        self.start_state = StartState(self.session)
+        self.start_state = StartState(self.session, self.adapter.prints)
         apis = self.observer.apis
         hidden = HiddenApis(apis) if apis is not None else None
         self.custom_apis = CustomApis(hidden, self.session.run_undo)

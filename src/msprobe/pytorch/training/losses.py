@@ -16,7 +16,8 @@ from msprobe.capture.session import Session
 from msprobe.dump.facts import Loss
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.guard import quietly
-from msprobe.pytorch.values.fingerprint import Fingerprint
+from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.values.fingerprint import Fingerprint, shape_of
 
 _MOST_ENTRIES: Final = 1000  # of one step: a Jacobian takes a backward pass for each row
 _graph_task: Final = torch._C._current_graph_task_id
@@ -55,7 +56,7 @@ class Losses:
     @contextmanager
     def _around(self, roots: Sequence[Any], _gradients: Sequence[Any]) -> Iterator[None]:
         session = self._session
-        if _graph_task() != -1 or threading.get_ident() != session.thread:
+        if is_tracing() or _graph_task() != -1 or threading.get_ident() != session.thread:
             yield
             return
         quietly(session, "loss", self._take, roots)
@@ -78,7 +79,7 @@ class Losses:
                 continue
             self._entries += 1
             print_ = Fingerprint(root.detach())
-            shape, dtype = list(root.shape), str(root.dtype)
+            shape, dtype = shape_of(root), str(root.dtype)
             deferred = partial(_loss, micro, shape, dtype, print_, root.numel())
             facts.append("loss", deferred() if print_.is_ready else deferred)
 

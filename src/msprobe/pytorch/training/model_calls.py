@@ -16,7 +16,7 @@ from msprobe.capture.ending import Work
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found, Position
 from msprobe.dump.facts import Data
-from msprobe.pytorch.values.fingerprint import Fingerprint
+from msprobe.pytorch.values.fingerprint import Fingerprint, shape_of
 from msprobe.pytorch.values.tensor_search import tensors_in
 
 _MOST_ENTRIES: Final = 1000  # of one step
@@ -55,7 +55,14 @@ class ModelCalls:
 
     def watch(self, models: Sequence[nn.Module]) -> None:
         """Follow the calls of these models from now on."""
-        self._modules = frozenset(id(module) for model in models for module in model.modules())
+        found: dict[int, nn.Module] = {}
+        waiting = list(models)
+        while waiting:
+            module = waiting.pop()
+            if id(module) not in found:
+                found[id(module)] = module
+                waiting += [inner for inner in module._modules.values() if inner is not None]
+        self._modules = frozenset(found)
 
     def next_step(self) -> None:
         """Begin to count anew."""
@@ -113,7 +120,7 @@ class ModelCalls:
                 micro=micro,
                 record=record,
                 where=_where(position),
-                shape=list(tensor.shape),
+                shape=shape_of(tensor),
                 dtype=str(tensor.dtype),
                 index=index,
             )

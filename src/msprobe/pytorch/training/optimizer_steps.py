@@ -34,6 +34,7 @@ from msprobe.dump.facts import (
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.training.parameter_names import parameter_names
+from msprobe.pytorch.values.known_prints import KnownPrints
 from msprobe.pytorch.values.tensor_columns import Row, TensorColumns, sample_index
 
 Wake = Callable[[], None]
@@ -56,14 +57,18 @@ _STEP_CODE: Final = Optimizer.profile_hook_step(_nothing).__code__
 class OptimizerSteps:
     """Takes the steps of optimizers from `install` until the step of the run ends."""
 
-    def __init__(self, session: Session, go_to_sleep: Callable[[bool], Wake]) -> None:
+    def __init__(
+        self, session: Session, go_to_sleep: Callable[[bool], Wake], prints: KnownPrints
+    ) -> None:
         """Create it.
 
         Args:
             session: its facts get the records.
             go_to_sleep: makes the calls of an optimizer go unrecorded, given whether a closure
                 of the user's runs among them; returns how to end that. May be ended twice.
+            prints: of parameters that have not changed.
         """
+        self._prints = prints
         self._session = session
         self._go_to_sleep = go_to_sleep
         self._models: Sequence[weakref.ref[nn.Module]] = ()
@@ -122,7 +127,8 @@ class OptimizerSteps:
             self._names = parameter_names(models)
         number = self._numbers.setdefault(optimizer, len(self._numbers))
         names = _names_of(optimizer, number, self._names)
-        draft = _Draft(optimizer, (number, self._calls[number]), names, has_closure)
+        place = (number, self._calls[number])
+        draft = _Draft(optimizer, place, names, has_closure, self._prints)
         self._calls[number] += 1
         running.draft = draft
         self._read_last(optimizer, draft, running.undo)
@@ -224,8 +230,14 @@ class _Draft:
     """The record of an optimizer's step while it runs."""
 
     def __init__(
-        self, optimizer: Optimizer, place: tuple[int, int], names: list[str], has_closure: bool
+        self,
+        optimizer: Optimizer,
+        place: tuple[int, int],
+        names: list[str],
+        has_closure: bool,
+        prints: KnownPrints,
     ) -> None:
+        self._prints = prints
         self._optimizer = optimizer
         self._place = place
         self._names = names
@@ -253,7 +265,7 @@ class _Draft:
             tensors = [value if isinstance(value, Tensor) else None for value in values]
             if any(tensor is not None for tensor in tensors):
                 self._states[str(name)] = TensorColumns(tensors)
-        self._before = TensorColumns(self._parameters)
+        self._before = TensorColumns(self._parameters, self._prints)
         if not self._has_closure:
             self._read_gradients()
 
@@ -262,7 +274,7 @@ class _Draft:
         if self._after is None:
             if self._has_closure:  # which has computed the gradients meanwhile
                 self._read_gradients()
-            self._after = TensorColumns(self._parameters)
+            self._after = TensorColumns(self._parameters, self._prints, were_written=True)
 
     def _read_gradients(self) -> None:
         gradients = [p.grad for p in self._parameters]

@@ -3,27 +3,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from msprobe.capture.facts import FactCollector
 from msprobe.capture.session import Session
-from msprobe.dump.facts import Modes, Parameters, encode_fact
+from msprobe.dump.facts import Modes, Parameters
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.training.torch_settings import (
     generator_states,
     torch_settings,
     torch_switches,
 )
-from msprobe.pytorch.values.fingerprint import KnownPrints, start_norms
-from msprobe.pytorch.values.readable import PLAIN
+from msprobe.pytorch.values.fingerprint import shape_of
+from msprobe.pytorch.values.known_prints import KnownPrints
+from msprobe.pytorch.values.tensor_columns import TensorColumns
 from msprobe.run_config.collecting import collect_settings
 from msprobe.run_config.random_recording import python_and_numpy_states
 
@@ -32,27 +28,22 @@ _PARAMETER, _BUFFER = "parameter", "buffer"
 
 
 class StartState:
-    """Puts the state at the start of each recorded step into its facts.
+    """Puts the state at the start of each recorded step into its facts."""
 
-    Attributes:
-        prints: of parameters that have not changed since they were read.
-    """
+    __slots__ = ("_dump", "_fixed", "_prints", "_session")
 
-    __slots__ = ("_dump", "_fixed", "_session", "_settings", "_switches", "prints")
-
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, prints: KnownPrints) -> None:
         """Create it; nothing is read.
 
         Args:
             session: gets the facts.
+            prints: of parameters that have not changed since they were read.
         """
         self._session = session
-        self.prints = KnownPrints()
+        self._prints = prints
         self._dump: object = None
         # Environment, packages and the rest are the same for the whole run.
         self._fixed: dict[str, str] | None = None
-        self._switches: dict[str, str] = {}
-        self._settings = msgspec.Raw()
 
     def collect(self, models: Sequence[nn.Module]) -> None:
         """Put the state of the step, unless it has begun before."""
@@ -69,11 +60,7 @@ class StartState:
     def _put_settings(self) -> None:
         if self._fixed is None:
             self._fixed = {**torch_settings(), **collect_settings()}
-        switches = torch_switches()
-        if switches != self._switches:
-            self._switches = switches
-            self._settings = msgspec.Raw(encode_fact({**self._fixed, **switches}))
-        self._session.facts.put("settings", self._settings)
+        self._session.facts.put("settings", {**self._fixed, **torch_switches()})
 
     def _put_random_states(self) -> None:
         states = dict([*python_and_numpy_states(), *generator_states()])
@@ -98,26 +85,28 @@ class StartState:
         self._put_parameters(found)
 
     def _put_parameters(self, found: _Contents) -> None:
-        columns = Parameters(same_as=found.same_as)
-        names, kinds, shapes, dtypes = columns.name, columns.kind, columns.shape, columns.dtype
-        trained, prints = columns.requires_grad, []
-        for name, tensor, kind in found.tensors:
-            names.append(name)
-            kinds.append(kind)
-            shapes.append(_shape(tensor))
-            dtypes.append(str(tensor.dtype))
-            trained.append(tensor.requires_grad)
-            prints.append(self.prints.read(tensor))
-        columns.checksum.extend([one.checksum for one in prints])
-        columns.norm.extend([one.norm for one in prints])
-        columns.projections.extend([one.projections for one in prints])
-        self.prints.drop_dead()
-        waiting = _device_norms([tensor for _, tensor, _ in found.tensors], columns.norm)
-        facts = self._session.facts
-        if waiting is None:
-            facts.put("parameters", _encoded(columns))
+        tensors = [tensor for _, tensor, _ in found.tensors]
+        columns = TensorColumns(tensors, self._prints)
+        self._prints.drop_dead()
+        parameters = Parameters(
+            name=[name for name, _, _ in found.tensors],
+            kind=[kind for _, _, kind in found.tensors],
+            shape=[shape_of(tensor) for tensor in tensors],
+            dtype=[str(tensor.dtype) for tensor in tensors],
+            requires_grad=[tensor.requires_grad for tensor in tensors],
+            checksum=columns.checksum,
+            norm=columns.norm,
+            projections=columns.fingerprints().projections,
+            same_as=found.same_as,
+        )
+        if columns.is_ready:
+            self._session.facts.put("parameters", parameters)
         else:
-            self._session.step_undo.callback(_put_waiting, facts, columns, waiting)
+            self._session.step_undo.callback(self._put_waiting, columns, parameters)
+
+    def _put_waiting(self, columns: TensorColumns, parameters: Parameters) -> None:
+        columns.wait()
+        self._session.facts.put("parameters", parameters)
 
 
 class _Contents:
@@ -166,14 +155,6 @@ class _Contents:
                 self.same_as.append(None if first is name else first)
 
 
-def _shape(tensor: Tensor) -> list[int]:
-    if isinstance(tensor, UninitializedTensorMixin):
-        return []
-    if type(tensor).__name__ == "DTensor":
-        return list(tensor._local_tensor.shape)  # type: ignore[attr-defined]
-    return list(tensor.shape)
-
-
 def _autocast() -> Iterator[tuple[str, str]]:
     for device in ("cpu", "cuda", "npu", "xpu"):
         try:
@@ -181,59 +162,3 @@ def _autocast() -> Iterator[tuple[str, str]]:
                 yield device, str(torch.get_autocast_dtype(device))
         except RuntimeError:  # this torch knows no such device
             continue
-
-
-def _device_norms(
-    tensors: Sequence[Tensor], norms: list[float | None]
-) -> Callable[[], None] | None:
-    """Start computing the norms of tensors on accelerators.
-
-    Args:
-        tensors: all tensors.
-        norms: gets the norms at the positions of their tensors.
-
-    Returns:
-        A function that waits for them and fills them in; None where there are none.
-    """
-    groups: dict[tuple[torch.device, bool], list[int]] = {}
-    for position, tensor in enumerate(tensors):
-        if (
-            type(tensor) in PLAIN
-            and tensor.is_floating_point()
-            and tensor.device.type
-            not in (
-                "cpu",
-                "meta",
-            )
-        ):
-            key = (tensor.device, tensor.dtype is torch.float64)
-            groups.setdefault(key, []).append(position)
-    if not groups:
-        return None
-    started = [
-        (positions, start_norms([tensors[position] for position in positions]))
-        for positions in groups.values()
-    ]
-
-    def fill() -> None:
-        for positions, collect in started:
-            for position, norm in zip(positions, collect(), strict=True):
-                norms[position] = norm
-
-    return fill
-
-
-def _put_waiting(facts: FactCollector, columns: Parameters, fill: Callable[[], None]) -> None:
-    fill()
-    facts.put("parameters", _encoded(columns))
-
-
-def _encoded(columns: Parameters) -> Parameters | msgspec.Raw:
-    """Return the columns as JSON, by the quick encoder unless it would change something."""
-    numbers = [norm for norm in columns.norm if norm is not None]
-    for pair in columns.projections:
-        numbers += [number for number in pair or () if number is not None]
-    if all(map(math.isfinite, numbers)):
-        with suppress(UnicodeEncodeError):  # a name with lone surrogates
-            return msgspec.Raw(msgspec.json.encode(columns))
-    return columns

@@ -37,6 +37,7 @@ from msprobe.pytorch.interception.stack_traits import classify
 from msprobe.pytorch.values.buffer_pool import BufferPool
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.describing import describe, placements_of, tensor_type
+from msprobe.pytorch.values.known_prints import KnownPrints
 from msprobe.pytorch.values.memo import FoundOut, Value, new_memo
 from msprobe.pytorch.values.readable import readable
 from msprobe.pytorch.values.statistics import DeviceBatch, summarise
@@ -55,12 +56,14 @@ class TorchAdapter:
     Attributes:
         memo: summaries of values that have not changed.
         undefined: which memory holds nothing yet.
+        prints: checksums and norms of parameters.
     """
 
     def __init__(self, config: Config) -> None:
         """Create it for one configuration."""
         self.memo = new_memo()
         self.undefined = UndefinedMemory()
+        self.prints = KnownPrints()
         self._md5 = False
         self._slices: tuple[Slice, ...] = ()
         section = config.section

@@ -22,6 +22,7 @@ from msprobe.dump.crc import crc32
 from msprobe.dump.facts import Fingerprints, Number, Projections
 from msprobe.pytorch.values.checksum import crc32_hex, memory_at
 from msprobe.pytorch.values.device_streams import current_stream, stream_context
+from msprobe.pytorch.values.known_prints import KnownPrints, Print
 from msprobe.pytorch.values.readable import (
     PLAIN,
     memory_of,
@@ -71,14 +72,24 @@ class TensorColumns:
         notes: position → why numbers are missing, or what they are of.
     """
 
-    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Tensor | None],
+        known: KnownPrints | None = None,
+        *,
+        were_written: bool = False,
+    ) -> None:
         """Read tensors as they are now; on an accelerator the work is queued there.
 
         Grad mode must be off, and torch functions of subclasses and the user's modes disabled.
 
         Args:
             tensors: any tensors; a None makes an empty row.
+            known: spares reading what has not changed, and learns what is read; None for neither.
+            were_written: whether they have certainly changed, perhaps without torch's counting.
         """
+        self._known = known
+        self._asks = known is not None and not were_written
         count = len(tensors)
         self.checksum: list[str | None] = [None] * count
         self.norm: list[Number] = [None] * count
@@ -145,13 +156,20 @@ class TensorColumns:
         """Read a plain contiguous CPU tensor where it lies."""
         self.elements[place] = count = tensor.numel()
         dtype = tensor.dtype
-        kind = _KINDS.get(dtype)
-        if kind is None or NATIVE is None:
-            self.norm[place] = summarise(tensor).norm
-        else:
-            self.norm[place] = NATIVE.stats(kind, address, count)[3]
-        memory = memory_at(address, size_bytes)
-        self.checksum[place] = f"{crc32(memory):08x}"
+        memory, known = memory_at(address, size_bytes), self._known
+        found = (
+            known.find(tensor, address, size_bytes) if known is not None and self._asks else None
+        )
+        if found is None:
+            kind = _KINDS.get(dtype)
+            if kind is None or NATIVE is None:
+                norm = summarise(tensor).norm
+            else:
+                norm = NATIVE.stats(kind, address, count)[3]
+            found = Print(f"{crc32(memory):08x}", norm)
+            if known is not None:
+                known.put(tensor, address, size_bytes, found)
+        self.checksum[place], self.norm[place] = found
         self.samples[place] = _samples_of_memory(tensor, dtype, count, memory)
 
     def _take_from_device(self, device: torch.device, places: list[int]) -> None:
