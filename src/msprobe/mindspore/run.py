@@ -31,6 +31,7 @@ from msprobe.mindspore.graph_taps import are_visible
 from msprobe.mindspore.jit_calls import JitCalls, compilations, name_of
 from msprobe.mindspore.observer import Observer
 from msprobe.mindspore.stack_traits import is_of_user_or_layer
+from msprobe.mindspore.start_state import StartState
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Run:
         table = ApiTable(config.api_list, config.section.black_list)
         self.observer = Observer(self.session, table)
         self.custom_apis = CustomApis(self.observer.apis, self.session.run_undo)
+        self._start_state = StartState(self.session)
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
         self._static_graph: GraphObserver | None = None
         # Of cells in compiled parts of the dynamic graph.
@@ -108,6 +110,7 @@ class Run:
         if self._records_cells:
             self._watch_compiled_parts()
         if self.session.start(rank=rank):
+            self._start_state.collect(self.models)
             self.observer.watch(self.models)
             self.observer.install(token_range)
         # Also in steps that are not wanted: what is compiled then serves the others, too.
@@ -134,7 +137,10 @@ class Run:
         are separate. Where a model has compiled cells, the other half has a folder, too.
         """
         config = replace(self.config, dump_path=self.config.dump_path / "graph", level=Level.L0)
+        # The facts of the run are in the other half.
+        config = replace(config, facts=False)
         session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
+        session.totals = self.session.totals
         self.session.run_undo.callback(session.close)
         return session
 
@@ -208,6 +214,7 @@ class Run:
         self.session.undo.callback(self._static_graph.take_out_cells)
         self.session.step_undo.callback(self._static_graph.end_step)
         if self.session.start(rank=rank):
+            self._start_state.collect(self.models)
             self._static_graph.begin()
 
     def end_forward_backward(self) -> None:

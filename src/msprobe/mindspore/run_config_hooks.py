@@ -39,6 +39,21 @@ def make_observer() -> RunObserver:
     return RunObserver(_MindSpore(), RandomRecorder((_SEEDING,), library_path=mindspores_folder))
 
 
+def mindspore_settings() -> dict[str, str]:
+    """Return the version and the context of MindSpore."""
+    names = ("mode", "device_target", "deterministic")
+    return {
+        "mindspore.version": str(mindspore.__version__),
+        **{f"mindspore.{name}": str(mindspore.get_context(name)) for name in names},
+    }
+
+
+def generator_states() -> Iterator[tuple[str, str]]:
+    """Yield MindSpore's seed and the checksum of its generator's state; draws nothing."""
+    yield "seed", str(mindspore.get_seed())
+    yield "default", state_checksum(mindspore.get_rng_state().asnumpy().tobytes())
+
+
 class _MindSpore:
     """MindSpore as `RunObserver` sees it."""
 
@@ -49,11 +64,7 @@ class _MindSpore:
         return rank, int(get_group_size())
 
     def facts(self) -> dict[str, str]:
-        names = ("mode", "device_target", "deterministic")
-        return {
-            "mindspore.version": str(mindspore.__version__),
-            **{f"mindspore.{name}": str(mindspore.get_context(name)) for name in names},
-        }
+        return mindspore_settings()
 
     def parts_of(self, model: Any) -> Sequence[nn.Cell]:
         holders = (list, tuple, nn.CellList)
@@ -77,8 +88,7 @@ class _MindSpore:
         return leaf_of(value.shape, dtype_name(value), summarise_array(values), crc32_hex(values))
 
     def generator_states(self) -> Iterator[tuple[str, str]]:
-        yield "seed", str(mindspore.get_seed())
-        yield "default", state_checksum(mindspore.get_rng_state().asnumpy().tobytes())
+        return generator_states()
 
     def is_tracing(self) -> bool:
         return False  # `parts_of` refuses graph mode

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collect the state in which a step starts: settings, random generators, flags, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from mindspore import nn
+from msprobe.capture.array_statistics import summarise_array
+from msprobe.capture.session import Session
+from msprobe.dump.facts import Modes, Parameters
+from msprobe.mindspore.adapter import on_host, values_of
+from msprobe.mindspore.describing import dtype_name
+from msprobe.mindspore.guard import quietly
+from msprobe.mindspore.run_config_hooks import generator_states, mindspore_settings
+from msprobe.mindspore.tensor_payload import crc32_hex
+from msprobe.run_config.collecting import collect_settings
+from msprobe.run_config.random_recording import python_and_numpy_states
+
+Print = tuple[str | None, float | None]
+_NOTHING: Final[Print] = (None, None)
+
+
+def print_of(tensor: Any) -> Print:
+    """Return checksum and norm of a tensor; of one on an accelerator neither.
+
+    Values on an accelerator are not asked for: the program would wait for them.
+    """
+    if not on_host():
+        return _NOTHING
+    values = values_of(tensor)
+    if values is None:  # its initialiser has not run
+        return _NOTHING
+    norm = summarise_array(values).norm
+    return crc32_hex(values), None if norm is None else float(norm)
+
+
+class StartState:
+    """Puts the state at the start of each recorded step into its facts."""
+
+    __slots__ = ("_dump", "_fixed", "_session")
+
+    def __init__(self, session: Session) -> None:
+        """Create it; nothing is read.
+
+        Args:
+            session: gets the facts.
+        """
+        self._session = session
+        self._dump: object = None
+        # Environment, packages and the rest are the same for the whole run.
+        self._fixed: dict[str, str] | None = None
+
+    def collect(self, models: Sequence[nn.Cell]) -> None:
+        """Put the state of the step, unless it has begun before."""
+        session = self._session
+        if not session.facts.is_open or session.dump is self._dump:
+            return
+        self._dump = session.dump
+        quietly(session, "settings", self._put_settings)
+        quietly(session, "random states", self._put_random_states)
+        if models:
+            quietly(session, "state of the model", self._put_model, models)
+
+    def _put_settings(self) -> None:
+        if self._fixed is None:
+            self._fixed = collect_settings()
+        self._session.facts.put("settings", {**mindspore_settings(), **self._fixed})
+
+    def _put_random_states(self) -> None:
+        states: dict[str, str | None] = dict([*python_and_numpy_states(), *generator_states()])
+        self._session.facts.put("random", states)
+
+    def _put_model(self, models: Sequence[nn.Cell]) -> None:
+        training: dict[str, bool] = {}
+        named: list[tuple[str, Any]] = []
+        for index, model in enumerate(models):
+            prefix = f"{index}." if len(models) > 1 else ""
+            _add_flags(model, prefix, None, training, set())
+            named += [(prefix + name, value) for name, value in model.parameters_and_names()]
+        frozen = [name for name, parameter in named if not parameter.requires_grad]
+        facts = self._session.facts
+        facts.put("modes", Modes(training=training, requires_grad_false=frozen))
+        prints = [print_of(parameter) for _, parameter in named]
+        parameters = Parameters(
+            name=[name for name, _ in named],
+            kind=["parameter"] * len(named),
+            shape=[list(parameter.shape) for _, parameter in named],
+            dtype=[dtype_name(parameter) for _, parameter in named],
+            requires_grad=[bool(parameter.requires_grad) for _, parameter in named],
+            checksum=[checksum for checksum, _ in prints],
+            norm=[norm for _, norm in prints],
+            projections=[None] * len(named),
+            same_as=[None] * len(named),  # MindSpore names a parameter once
+        )
+        facts.put("parameters", parameters)
+
+
+def _add_flags(
+    cell: nn.Cell, path: str, around: bool | None, flags: dict[str, bool], open_cells: set[int]
+) -> None:
+    """Add the training flag of a cell, and of each inside that differs from the one around it."""
+    if bool(cell.training) is not around:
+        flags[path[:-1]] = bool(cell.training)
+    open_cells.add(id(cell))
+    inner: Mapping[str, nn.Cell | None] = cell._cells
+    for name, one in inner.items():
+        if one is not None and id(one) not in open_cells:
+            _add_flags(one, f"{path}{name}.", bool(cell.training), flags, open_cells)
+    open_cells.discard(id(cell))
