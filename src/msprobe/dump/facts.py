@@ -20,6 +20,8 @@ from msprobe.errors import DumpFormatError
 from msprobe.json_text import JSON_ERRORS, parse_json, strict
 
 FACTS_VERSION: Final = 1
+SAMPLES: Final = 8
+"""Elements kept of each parameter of an optimizer, at most."""
 
 Number = float | None
 Projections = list[float | None] | None
@@ -303,6 +305,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 LIST_PARTS: Final = ("data", "loss", "events")
 """Parts of which every journal line adds an entry; of the others the last line counts."""
 _PARTS: Final = tuple(name for name in Facts.__struct_fields__ if name != "version")
+
+
+def sample_index(count: int) -> range:
+    """Return the flat positions of the elements kept of `count`: evenly spread, first included."""
+    step = max((count - 1) // (SAMPLES - 1), 1)
+    return range(0, min(count, SAMPLES * step), step)
 
 
 def encode_fact(value: object) -> bytes:

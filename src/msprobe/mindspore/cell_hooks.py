@@ -114,7 +114,7 @@ class CellObserver:
         for cell, name in self._names.items():
             hooks = _CellHooks(self, name)
             handles.append(cell.register_forward_pre_hook(hooks.before, with_kwargs=True))
-            handles.append(_call_at_end(cell, hooks.after))
+            handles.append(call_at_end(cell, hooks.after))
 
     def suspend(self) -> None:
         """Take the hooks off the cells: code compiled meanwhile must not find them."""
@@ -220,7 +220,7 @@ class _CellHooks:
         self._observer.end(cell, output)
 
 
-def _call_at_end(cell: nn.Cell, hook: Callable[..., None]) -> Any:
+def call_at_end(cell: nn.Cell, hook: Callable[..., None]) -> Any:
     """Have a cell call `hook` when it returns or raises; return the handle.
 
     A cell with a `bprop` of its own calls the forward hooks that it has, but registers none

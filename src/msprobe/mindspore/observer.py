@@ -19,6 +19,8 @@ from msprobe.mindspore.cell_hooks import CellNames, CellObserver
 from msprobe.mindspore.free_primitives import FreePrimitives
 from msprobe.mindspore.immediate_operators import ImmediateOperators
 from msprobe.mindspore.jit_calls import name_of
+from msprobe.mindspore.model_calls import ModelCalls
+from msprobe.mindspore.optimizer_steps import OptimizerSteps
 from msprobe.mindspore.parameter_gradients import ParameterGradients
 from msprobe.mindspore.primitive_calls import PrimitiveObserver
 from msprobe.mindspore.recompute_frames import recomputations
@@ -53,6 +55,8 @@ class Observer:
         self._names: CellNames | None = None
         self._parameters: ParameterGradients | None = None
         self._cells: CellObserver | None = None
+        self._model_calls = ModelCalls(session)
+        self._optimizers = OptimizerSteps(session)
 
     def watch(self, models: Sequence[nn.Cell]) -> None:
         """Record the cells of these models from the next `install` on."""
@@ -91,6 +95,9 @@ class Observer:
             passes = self._parameters.passes if self._parameters is not None else None
             self._cells = CellObserver(session, names, self._recomputations, models, gate, passes)
             self._cells.install()
+        if session.facts.is_open:
+            self._model_calls.install(models)
+            self._optimizers.install(models)
         if self._parameters is not None:
             self._parameters.install()
         if self._primitives is not None:
@@ -122,6 +129,7 @@ class Observer:
     def _step_aside(self) -> None:
         if self.apis is not None:
             self.apis.remove()
+        self._model_calls.suspend()
         if self._cells is not None:
             self._cells.suspend()
         if self._parameters is not None:
@@ -132,5 +140,6 @@ class Observer:
             self._parameters.resume()
         if self._cells is not None:
             self._cells.resume()
+        self._model_calls.resume()
         if self.apis is not None:
             self.apis.install()

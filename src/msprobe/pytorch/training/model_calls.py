@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from msprobe.capture.ending import Work
+from msprobe.capture.model_data import MOST_ENTRIES, argument_place
 from msprobe.capture.session import Session
-from msprobe.capture.values import Found, Position
+from msprobe.capture.values import Found
 from msprobe.dump.facts import Data
 from msprobe.pytorch.values.fingerprint import Fingerprint, shape_of
 from msprobe.pytorch.values.tensor_search import tensors_in
 
-_MOST_ENTRIES: Final = 1000  # of one step
 _CALL_CODE: Final = nn.Module._call_impl.__code__
 _graph_task: Final = torch._C._current_graph_task_id
 
@@ -111,7 +111,7 @@ class ModelCalls:
             return
         found: Found = []
         tensors_in(args, kwargs, found)
-        for tensor, position in found[: _MOST_ENTRIES - self._entries]:
+        for tensor, position in found[: MOST_ENTRIES - self._entries]:
             if tensor.grad_fn is not None:  # a result of recorded calls, no data
                 continue
             self._entries += 1
@@ -119,7 +119,7 @@ class ModelCalls:
                 Data,
                 micro=micro,
                 record=record,
-                where=_where(position),
+                where=argument_place(position),
                 shape=shape_of(tensor),
                 dtype=str(tensor.dtype),
                 index=index,
@@ -155,12 +155,6 @@ def _filled(entry: Callable[..., Data], print_: Fingerprint) -> Data:
         mean=summary.mean,
         norm=summary.norm,
     )
-
-
-def _where(position: Position) -> str:
-    parts = position if isinstance(position, tuple) else (position,)
-    side = "input" if isinstance(parts[0], int) else "kwargs"
-    return ".".join((side, *map(str, parts)))
 
 
 def _is_running(module: nn.Module) -> bool:

@@ -30,12 +30,13 @@ from msprobe.dump.facts import (
     OptimizerGroup,
     OptimizerStep,
     Option,
+    sample_index,
 )
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.training.parameter_names import parameter_names
 from msprobe.pytorch.values.known_prints import KnownPrints
-from msprobe.pytorch.values.tensor_columns import Row, TensorColumns, sample_index
+from msprobe.pytorch.values.tensor_columns import Row, TensorColumns
 
 Wake = Callable[[], None]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from msprobe.capture.statistics import NATIVE
 from msprobe.dump.crc import crc32
-from msprobe.dump.facts import Fingerprints, Number, Projections
+from msprobe.dump.facts import Fingerprints, Number, Projections, sample_index
 from msprobe.pytorch.values.checksum import crc32_hex, memory_at
 from msprobe.pytorch.values.device_streams import current_stream, stream_context
 from msprobe.pytorch.values.known_prints import KnownPrints, Print
@@ -30,9 +30,6 @@ from msprobe.pytorch.values.readable import (
     readable,
 )
 from msprobe.pytorch.values.statistics import summarise
-
-SAMPLES: Final = 8
-"""Elements kept of each tensor, at most."""
 
 Row = list[int | float | None]
 
@@ -53,12 +50,6 @@ _KINDS: Final = {
     if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
 _HALVES: Final = (torch.bfloat16, torch.float16)
-
-
-def sample_index(count: int) -> range:
-    """Return the flat positions of the elements kept of `count`: evenly spread, first included."""
-    step = max((count - 1) // (SAMPLES - 1), 1)
-    return range(0, min(count, SAMPLES * step), step)
 
 
 class TensorColumns:

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record each call of MindSpore's optimizers in the dynamic graph.
+
+Hooks of the optimizers' cells see their gradients. Values are read on the CPU only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from mindspore import Parameter, Tensor, nn
+from msprobe.capture.session import Session
+from msprobe.dump.facts import (
+    Fingerprints,
+    Number,
+    OptimizedParameters,
+    OptimizerGroup,
+    OptimizerStep,
+    Option,
+    sample_index,
+)
+from msprobe.mindspore.adapter import on_host, values_of
+from msprobe.mindspore.compiled.cells import living_cells
+from msprobe.mindspore.compiled.optimizers import is_optimizer
+from msprobe.mindspore.describing import dtype_name
+from msprobe.mindspore.guard import quietly
+from msprobe.mindspore.jit_calls import is_compiling
+from msprobe.mindspore.start_state import print_of
+
+# Attributes of every cell, and some of every optimizer, are no settings.
+_NO_OPTIONS: Final = frozenset(
+    (*vars(nn.Cell()), "global_step", "learning_rate", "param_length", "skip_auto_parallel_compile")
+)
+_WHERE: Final = "optimizer step"
+
+Row = list[int | float | None]
+
+
+class OptimizerSteps:
+    """Takes the calls of optimizers from `install` until the step of the run ends."""
+
+    def __init__(self, session: Session) -> None:
+        """Create it.
+
+        Args:
+            session: its facts get the records.
+        """
+        self._session = session
+        self._hooked: set[int] = set()
+        self._calls: Counter[int] = Counter()
+        self._numbers: dict[int, int] = {}
+        self._draft: _Draft | None = None
+
+    def install(self, models: Sequence[nn.Cell]) -> None:
+        """Watch the living optimizers until the step ends.
+
+        Args:
+            models: optimizers that train none of their parameters are left out; all count if there
+                is no model.
+        """
+        session = self._session
+        if not self._hooked:
+            session.step_undo.callback(self._forget)
+        trained = {id(one) for model in models for one in model.get_parameters()}
+        for cell in living_cells():
+            if id(cell) in self._hooked or not is_optimizer(cell):
+                continue
+            if trained and not any(id(one) in trained for one in cell.parameters):
+                continue
+            self._hooked.add(id(cell))
+            undo = session.step_undo
+            undo.callback(cell.register_forward_pre_hook(self._before).remove)
+            undo.callback(cell.register_forward_hook(self._after).remove)
+
+    def _forget(self) -> None:
+        self._hooked.clear()
+        self._calls.clear()
+        self._draft = None
+
+    def _before(self, optimizer: nn.Cell, args: tuple[Any, ...]) -> None:
+        if self._draft is None and not is_compiling():
+            self._draft = quietly(self._session, _WHERE, self._begin, optimizer, args)
+
+    def _begin(self, optimizer: nn.Cell, args: tuple[Any, ...]) -> _Draft:
+        number = self._numbers.setdefault(id(optimizer), len(self._numbers))
+        call = self._calls[number]
+        self._calls[number] += 1
+        given = args[0] if args else ()
+        gradients = list(given) if isinstance(given, tuple | list) else [given]
+        return _Draft(optimizer, number, call, gradients)
+
+    def _after(self, optimizer: nn.Cell, _args: tuple[Any, ...], _output: Any) -> None:
+        draft = self._draft
+        if draft is not None and draft.optimizer is optimizer:
+            self._draft = None
+            quietly(self._session, _WHERE, self._finish, draft)
+
+    def _finish(self, draft: _Draft) -> None:
+        self._session.facts.append("events", draft.step())
+
+
+class _Draft:
+    """The record of one call of an optimizer.
+
+    Attributes:
+        optimizer: the optimizer that runs.
+    """
+
+    def __init__(self, optimizer: Any, number: int, call: int, gradients: Sequence[Any]) -> None:
+        """Read everything that the optimizer changes next."""
+        self.optimizer = optimizer
+        self._place = (number, call)
+        self._parameters = list(optimizer.parameters)
+        count = len(self._parameters)
+        self._gradients = _Columns([*gradients, *[None] * count][:count])
+        self._before = _Columns(self._parameters)
+        self._states = {
+            name: _Columns(values) for name, values in _states(optimizer, self._parameters).items()
+        }
+        self._groups = list(_groups(optimizer))
+        counts = getattr(optimizer, "global_step", None)
+        self._steps: Number = None
+        if counts is not None and on_host():
+            self._steps = float(counts.asnumpy().reshape(-1)[0])
+
+    def step(self) -> OptimizerStep:
+        """Return the record, with the parameters as they are now."""
+        parameters = self._parameters
+        after = _Columns(parameters)
+        kind = type(self.optimizer)
+        columns = {
+            "before": self._before,
+            "gradient": self._gradients,
+            **self._states,
+            "after": after,
+        }
+        samples: dict[str, list[Row | None]] = {
+            "index": [list(sample_index(int(one.size))) for one in parameters],
+            **{name: one.samples for name, one in columns.items()},
+        }
+        return OptimizerStep(
+            class_name=f"{kind.__module__}.{kind.__qualname__}",
+            number=self._place[0],
+            call=self._place[1],
+            groups=self._groups,
+            parameters=OptimizedParameters(
+                name=[one.name for one in parameters],
+                shape=[list(one.shape) for one in parameters],
+                dtype=[dtype_name(one) for one in parameters],
+                has_gradient=self._gradients.are_there,
+                steps=[self._steps] * len(parameters),
+                gradient=self._gradients.prints,
+                state={name: one.prints for name, one in self._states.items()},
+                before=self._before.prints,
+                after=after.prints,
+                samples=samples,
+            ),
+        )
+
+
+class _Columns:
+    """Numbers of some tensors, by column; None for what is no tensor."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self.are_there = [isinstance(one, Tensor) for one in tensors]
+        prints = [print_of(one) if isinstance(one, Tensor) else (None, None) for one in tensors]
+        self.prints = Fingerprints(
+            checksum=[checksum for checksum, _ in prints],
+            norm=[norm for _, norm in prints],
+            projections=[None] * len(prints),
+        )
+        self.samples: list[Row | None] = [
+            _samples(one) if isinstance(one, Tensor) else None for one in tensors
+        ]
+
+
+def _samples(tensor: Any) -> Row | None:
+    values = values_of(tensor) if on_host() else None
+    if values is None or values.dtype.kind == "c":
+        return None
+    some = values.reshape(-1)[list(sample_index(values.size))]
+    wide = some if some.dtype.kind in "biuf" else some.astype(np.float32)
+    row: Row = wide.tolist()
+    return row
+
+
+def _states(optimizer: Any, parameters: Sequence[Any]) -> dict[str, list[Any]]:
+    """Return name of a state → its tensors, by parameter: ``moment1.fc.weight`` is of two parts."""
+    places = {one.name: place for place, one in enumerate(parameters)}
+    own = {id(one) for one in parameters}
+    found: dict[str, list[Any]] = {}
+    for one in optimizer.get_parameters():
+        if id(one) in own:
+            continue
+        state, _, name = one.name.partition(".")
+        if name in places:
+            found.setdefault(state, [None] * len(parameters))[places[name]] = one
+    return found
+
+
+def _groups(optimizer: Any) -> Iterator[OptimizerGroup]:
+    """Yield the groups of an optimizer, parameters of equal settings together."""
+    places = {id(one): place for place, one in enumerate(optimizer.parameters)}
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is not None:  # those of mindspore.experimental
+        for group in groups:
+            options = {key: _described(value) for key, value in group.items() if key != "params"}
+            members = [places[id(one)] for one in group["params"] if id(one) in places]
+            yield OptimizerGroup(options=options, parameters=members)
+        return
+    common = {
+        key: shown
+        for key, value in _attributes(optimizer).items()
+        if (shown := _described(value)) is not None
+    }
+    together: dict[str, tuple[dict[str, Option], list[int]]] = {}
+    for place in range(len(places)):
+        own = {
+            "lr": _described(_of_parameter(optimizer, "lr", "learning_rate", place)),
+            "weight_decay": _described(
+                _of_parameter(optimizer, "weight_decay", "weight_decay", place)
+            ),
+        }
+        together.setdefault(repr(own), ({**common, **own}, []))[1].append(place)
+    for options, members in together.values():
+        yield OptimizerGroup(options=options, parameters=members)
+
+
+def _attributes(optimizer: Any) -> Mapping[str, Any]:
+    """Return the attributes that may be settings: numbers, switches, texts, tensors of them."""
+    own = {id(one) for one in optimizer.parameters}
+    parameters = {key: value for key, value in optimizer._params.items() if id(value) not in own}
+    return {
+        key: value
+        for key, value in {**vars(optimizer), **parameters}.items()
+        if key not in _NO_OPTIONS and not key.startswith(("_", "is_group", "dynamic_"))
+    }
+
+
+def _of_parameter(optimizer: Any, name: str, common: str, place: int) -> Any:
+    by_parameter = getattr(optimizer, f"group_{name}", None)
+    if by_parameter is not None and len(by_parameter) > place:
+        return by_parameter[place]
+    return getattr(optimizer, common, None)
+
+
+def _described(value: Any) -> Option:
+    """Return a setting in the form in which it is written; None for what is no setting."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list) and all(isinstance(one, int | float) for one in value):
+        return list(value)
+    if isinstance(value, nn.Cell):  # a schedule
+        return f"<{type(value).__name__}>"
+    if isinstance(value, Tensor | Parameter) and value.size == 1 and on_host():
+        return value.asnumpy().reshape(-1)[0].item()
+    return None
