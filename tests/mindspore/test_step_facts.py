@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""facts.json of MindSpore: the state at the start, data, optimizer steps, how the step ended."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mindspore
+from mindspore import Tensor, nn
+from msprobe import open_dump
+from msprobe.dump.facts import Ending, OptimizerStep
+from msprobe.mindspore import PrecisionDebugger
+
+pytestmark = pytest.mark.mindspore
+
+BATCH = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+
+
+def crc(array: Any) -> str:
+    return f"{zlib.crc32(np.ascontiguousarray(array).tobytes()):08x}"
+
+
+@pytest.fixture
+def net() -> nn.Cell:
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    mindspore.set_seed(3)
+    net = nn.SequentialCell(nn.Dense(4, 3), nn.Dropout(p=0.5))
+    net.set_train()
+    net[1].set_train(False)
+    return net
+
+
+def facts(tmp_path: Path, step: int = 0) -> Any:
+    return open_dump(tmp_path).step(step).rank().facts
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_state_data_and_optimizer_steps(level: str, net: nn.Cell, tmp_path: Path) -> None:
+    optimizer = nn.Adam(net.trainable_params(), learning_rate=0.1, beta2=0.99)
+    gradients_of = mindspore.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)
+    debugger = PrecisionDebugger(dump_path=tmp_path, level=level)
+    values, gradients = [], []
+    for _ in range(2):
+        values.append([one.asnumpy().copy() for one in optimizer.parameters])
+        debugger.start(net)
+        _, found = gradients_of(Tensor(BATCH))
+        debugger.stop()
+        gradients.append([one.asnumpy().copy() for one in found])
+        optimizer(found)  # seen after stop(), too
+        debugger.step()
+    values.append([one.asnumpy().copy() for one in optimizer.parameters])
+
+    for step in range(2):
+        known = facts(tmp_path, step)
+        assert known.ended.how is Ending.WHOLE
+        assert known.modes.training == {"": True, "1": False}
+        assert known.settings["mindspore.version"] == mindspore.__version__
+        assert set(known.random) == {"python", "numpy", "seed", "default"}
+        assert known.parameters.name == [one.name for one in optimizer.parameters]
+        assert known.parameters.checksum == [crc(one) for one in values[step]]
+        (entry,) = known.data
+        assert (entry.micro, entry.where, entry.checksum) == (0, "input.0", crc(BATCH))
+        assert (entry.record is None) == (level == "L1")
+        (event,) = known.events
+        assert isinstance(event, OptimizerStep)
+        assert event.class_name == "mindspore.nn.optim.adam.Adam"
+        (group,) = event.groups
+        assert group.parameters == [0, 1]
+        assert group.options["lr"] == pytest.approx(0.1)
+        assert group.options["beta2"] == pytest.approx(0.99)
+        columns = event.parameters
+        assert columns.steps == [step, step]
+        assert columns.gradient.checksum == [crc(one) for one in gradients[step]]
+        assert columns.before.checksum == [crc(one) for one in values[step]]
+        assert columns.after.checksum == [crc(one) for one in values[step + 1]]
+        assert set(columns.state) == {"moment1", "moment2"}
+        index = columns.samples["index"][0]
+        assert columns.samples["after"][0] == values[step + 1][0].reshape(-1)[index].tolist()
+
+
+def test_an_interrupted_step(tmp_path: Path) -> None:
+    class Picky(nn.Cell):
+        def construct(self, x: Tensor) -> Tensor:
+            raise ValueError("too wide")
+
+    debugger, net = PrecisionDebugger(dump_path=tmp_path, level="L0"), Picky()
+    debugger.start(net)
+    with pytest.raises(ValueError, match="too wide"):
+        net(Tensor(BATCH))
+    debugger.stop()
+    debugger.step()
+    ended = facts(tmp_path).ended
+    assert (ended.how, ended.record) == (Ending.INTERRUPTED, "Cell.Picky.forward.0")
+    assert ended.exception == "ValueError: too wide"
