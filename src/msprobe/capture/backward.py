@@ -6,7 +6,7 @@ Each backward pass over a call (a retained graph, a double backward) is one of i
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -76,15 +76,16 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
     @classmethod
     def expect(cls, call: Call, arguments: int, positions: list[Position]) -> Gradients:
         """Return it for a call with this many positional arguments and tensors at these places."""
-        flat = all(type(position) is int for position in positions)
+        for position in positions:
+            if type(position) is not int:
+                break
+        else:
+            return cls(call, arguments, ())
+        keywords = (p for p in positions if type(p) is tuple and type(p[0]) is str)
         return cls(
             call,
-            arguments if flat else layout_of(arguments, positions),
-            ()
-            if flat
-            else tuple(
-                ".".join(map(str, p)) for p in positions if type(p) is tuple and type(p[0]) is str
-            ),
+            layout_of(arguments, positions),
+            tuple(".".join(map(str, place)) for place in keywords),
         )
 
     def remark(self, side: str, position: Position, text: str, *, only_null: bool = False) -> None:
@@ -105,8 +106,11 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
             if self._others is None:
                 self._others = {}
             self._others[self._task] = self._pass
+        name = self.call.backward_name
         self._task = graph_task
-        self._pass = BackwardPass(self, later_pass(self.call.backward_name, self._count), order)
+        self._pass = BackwardPass(
+            self, later_pass(name, self._count) if self._count else name, order, self.expected
+        )
         self._count += 1
         return self._pass
 
@@ -121,42 +125,30 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
                 others[task] = CLOSED
 
 
-class BackwardPass:
+class BackwardPass(msgspec.Struct, eq=False):
     """One backward pass over a call.
 
     Attributes:
         gradients: the gradients of its call.
         name: of its record.
         order: where it began, among the records of the step.
-        draft: the record in the making, which the recording keeps here.
         remaining: gradients still expected.
+        draft: the record in the making, which the recording keeps here.
         in_scope: whether it began inside the recorded range.
         arrived: a bit for each output of the call whose gradient has come.
         shares: per input that several consumers inside the call give a share of its gradient, how
             many have come and their sum (a private copy).
     """
 
-    __slots__ = (
-        "arrived",
-        "draft",
-        "gradients",
-        "in_scope",
-        "name",
-        "order",
-        "remaining",
-        "shares",
-    )
-
-    def __init__(self, gradients: Gradients, name: str, order: int) -> None:
-        self.gradients = gradients
-        self.name = name
-        self.order = order
-        self.draft: Draft | None = None
-        self.remaining = gradients.expected
-        self.in_scope = True
-        self.arrived = 0
-        self.shares: dict[Position, tuple[int, Any]] = {}
+    gradients: Gradients
+    name: str
+    order: int
+    remaining: int
+    draft: Draft | None = None
+    in_scope: bool = True
+    arrived: int = 0
+    shares: dict[Position, tuple[int, Any]] = msgspec.field(default_factory=dict)
 
 
-# Stands for every pass whose record was handed on.
-CLOSED: Final = BackwardPass.__new__(BackwardPass)
+# In the place of every pass whose record was handed on.
+CLOSED: Final = BackwardPass(cast("Gradients", None), "", 0, 0)

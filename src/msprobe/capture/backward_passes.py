@@ -55,37 +55,38 @@ class BackwardPasses:
             position: which one.
             tensor: the whole gradient, every share added up.
         """
-        self.take(gradients, graph_task, ((side, position, tensor),))
+        self.take(gradients, graph_task, ((tensor, side, position),))
 
     def take(
         self,
         gradients: Gradients,
         graph_task: int,
-        arrived: Sequence[tuple[str, Position, Any]],
+        arrived: Sequence[tuple[Any, str, Position]],
     ) -> None:
-        """Take several gradients of one call: side, position and tensor of each, see `gradient`."""
+        """Take several gradients of one call: tensor, side and position of each, see `gradient`."""
         if gradients.call.step != self._step.number:
             return  # a graph kept over the end of its step: its record is already closed
         current = gradients.pass_of(graph_task) or self._open_pass(gradients, graph_task)
         if current is CLOSED:
             return
-        for side, position, tensor in arrived:
-            self._hand_on(current, side, position, tensor)
+        self._hand_on(current, arrived)
         current.remaining -= len(arrived)
         if current.remaining <= 0 and (gradients.has_input_edges or not gradients.call.is_module):
             del self._open[current]
             self._finish(current)
 
-    def _hand_on(self, current: BackwardPass, side: str, position: Position, tensor: Any) -> None:
-        mode = self._calls.selection.data_mode
-        if side == SIDE_INPUT:
-            assert type(position) is int
-            current.arrived |= 1 << position
-            is_wanted = mode.input
-        else:
-            is_wanted = mode.output
-        if is_wanted and not current.gradients.call.only_bounds:
-            self._calls.sink.gradient(current, side, position, tensor)
+    def _hand_on(self, current: BackwardPass, arrived: Iterable[tuple[Any, str, Position]]) -> None:
+        mode, tell = self._calls.selection.data_mode, self._calls.sink.gradient
+        is_followed = current.gradients.call.only_bounds  # for the scope, and not recorded
+        for tensor, side, position in arrived:
+            if side == SIDE_INPUT:
+                assert type(position) is int
+                current.arrived |= 1 << position
+                is_wanted = mode.input
+            else:
+                is_wanted = mode.output
+            if is_wanted and not is_followed:
+                tell(current, side, position, tensor)
 
     def results(self, found: Iterable[tuple[Gradients, int, Any]]) -> None:
         """Take gradients that a backward pass returned instead of delivering them to hooks.
@@ -156,10 +157,11 @@ class BackwardPasses:
     def _finish(self, current: BackwardPass) -> None:
         call = current.gradients.call
         current.gradients.close_pass(current)
-        for position, (_, total) in current.shares.items():
-            # The other consumers of this input took no part in this pass.
-            self._hand_on(current, SIDE_OUTPUT, position, total)
-        current.shares.clear()
+        if current.shares:  # the other consumers of these inputs took no part in this pass
+            shares, current.shares = current.shares, {}
+            self._hand_on(
+                current, [(total, SIDE_OUTPUT, place) for place, (_, total) in shares.items()]
+            )
         if self._calls.end_backward(call, began_inside=current.in_scope):
             self._calls.sink.backward_end(current)
         else:

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients
@@ -27,9 +26,9 @@ from msprobe.capture.backward_record import gradient_path
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found, Position
+from msprobe.pytorch.gradients.graph_search import CUSTOM_NODE, Edge, find_edges
 from msprobe.pytorch.gradients.node_taps import (
     CustomNodeTap,
-    Edge,
     LeafTap,
     NodeTap,
     OutputTap,
@@ -38,10 +37,9 @@ from msprobe.pytorch.gradients.node_taps import (
     leave_mark,
     marks,
 )
-from msprobe.pytorch.gradients.shared_edges import ACCUMULATES, Share, SharedEdges
+from msprobe.pytorch.gradients.shared_edges import Share, SharedEdges
 
 _sequence_number: Final = torch._C._autograd._get_sequence_nr
-_CUSTOM_NODE: Final[Any] = BackwardCFunction  # by its stub it could be no Node
 _WRITES_TO_VIEW: Final = "CopySlices"  # the node that a base gets with it
 _HANDED_THROUGH: Final = "pass-through: includes later uses of the input itself"
 _CHANGED_VIEW: Final = "a view changed in place: its gradient may reach its base alone"
@@ -49,18 +47,26 @@ _NOT_THIS_VIEW: Final = "no gradient came to this view: it was not used, or chan
 
 
 class InputEdges:
-    """The autograd edges of the inputs of a call, taken before the call.
+    """The inputs of a call and their autograd edges, taken before the call.
 
     Attributes:
+        call: the call.
+        found: its inputs.
+        arguments: how many positional ones it has.
+        is_one_api: whether no code of the user's runs inside.
         inner: positions by edge, for inputs that were computed.
         leaves: positions by ``id`` of the leaf tensor.
         born: the sequence number at entry; older nodes lie outside the call.
         stale: positions whose edge cannot be read (a stale view).
     """
 
-    __slots__ = ("born", "inner", "leaves", "stale")
+    __slots__ = ("arguments", "born", "call", "found", "inner", "is_one_api", "leaves", "stale")
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, call: Call, found: Found, arguments: int, *, is_one_api: bool) -> None:
+        self.call = call
+        self.found = found
+        self.arguments = arguments
+        self.is_one_api = is_one_api
         self.inner: dict[tuple[Node | None, int], list[Position]] = {}
         self.leaves: dict[int, list[Position]] = {}
         self.stale: list[Position] = []
@@ -78,63 +84,39 @@ class InputEdges:
             else:
                 self.inner.setdefault((node, tensor.output_nr), []).append(position)
 
+    def expected_gradients(self) -> Gradients:
+        """Return the gradients of the call, without one so far."""
+        positions = [position for _, position in self.found]
+        return Gradients.expect(self.call, self.arguments, positions)
+
 
 class Tapping:
     """Attaches the taps of one call."""
 
     __slots__ = (
         "_based",
-        "_call",
         "_edges",
-        "_found",
         "_gradients",
         "_handed",
         "_hits",
-        "_is_one_api",
         "_outputs",
         "_passed",
         "_session",
         "_shared",
         "_taps",
-        "_used",
     )
 
-    def __init__(
-        self,
-        session: Session,
-        shared: SharedEdges,
-        call: Call,
-        edges: InputEdges,
-        found: Found,
-        arguments: int,
-        *,
-        is_one_api: bool,
-    ) -> None:
-        """Prepare it.
-
-        Args:
-            session: receives the gradients.
-            shared: divides gradients among calls.
-            call: the call.
-            edges: of its inputs.
-            found: its inputs.
-            arguments: how many positional ones it has.
-            is_one_api: whether no code of the user's runs inside.
-        """
+    def __init__(self, session: Session, shared: SharedEdges, edges: InputEdges) -> None:
+        """Prepare it; see `quick_taps.tap_gradients`."""
         self._session = session
         self._shared = shared
-        self._call = call
-        self._is_one_api = is_one_api
         self._edges = edges
-        self._found = found
-        self._gradients = Gradients.expect(call, arguments, [position for _, position in found])
+        self._gradients = edges.expected_gradients()
         self._taps: dict[Node, NodeTap] = {}
         # The index of each output by its edge, and by that of its base where this one is tapped.
         self._outputs: dict[Edge, int] = {}
         # The edge of a view by that of its base, where this one is tapped.
         self._based: dict[Edge, Edge] = {}
-        # Outputs that nodes inside the call consume.
-        self._used: list[Edge] = []
         # Inputs that an API hands through, and (by their list of positions) a module.
         self._passed: dict[Node, list[tuple[int, Position]]] = {}
         self._handed: set[int] = set()
@@ -155,8 +137,6 @@ class Tapping:
         for position in self._edges.stale:
             gradients.remark(SIDE_OUTPUT, position, "not reachable: a stale view")
         self._walk(start)
-        for edge in self._used:
-            self._divide(edge)
         gradients.expected += len(self._hits)
         gradients.has_input_edges = bool(self._hits or self._passed or self._handed)
         self._register()
@@ -198,10 +178,10 @@ class Tapping:
         node = base.grad_fn
         if node is None or node._sequence_nr() < self._edges.born:
             return False
-        if not self._is_one_api and not is_all_of_its_base(edge):
+        if not self._edges.is_one_api and not is_all_of_its_base(edge):
             self._gradients.remark(SIDE_INPUT, index, _NOT_THIS_VIEW, only_null=True)
             return False
-        received = next((position for one, position in self._found if one is view), None)
+        received = next((position for one, position in self._edges.found if one is view), None)
         base_edge = (node, base.output_nr)
         region = Region.of(base, view, is_all=received is None)
         if base_edge in self._based:
@@ -256,7 +236,7 @@ class Tapping:
     def _pass_through(self, index: int, edge: Edge, positions: list[Position]) -> None:
         self._gradients.expected += 1
         self._same(positions)
-        if self._call.is_module:
+        if self._edges.call.is_module:
             self._hand_through(index, positions, partial(self._shared.add, *edge))
             return
         self._gradients.remark(SIDE_INPUT, index, "pass-through: all consumers of the input")
@@ -278,7 +258,7 @@ class Tapping:
         positions = self._edges.leaves.get(id(output), [])
         self._gradients.expected += 1 + bool(positions)
         self._same(positions)
-        if self._call.is_module:
+        if self._edges.call.is_module:
             self._hand_through(index, positions, partial(self._shared.add_leaf, output))
             return
         self._gradients.remark(SIDE_INPUT, index, "pass-through: all consumers of the leaf")
@@ -310,32 +290,13 @@ class Tapping:
 
     # -- inputs --------------------------------------------------------------------------------
 
-    def _walk(self, todo: list[Node]) -> None:
-        inner, leaves, born = self._edges.inner, self._edges.leaves, self._edges.born
-        outputs = self._outputs
-        seen: set[Node] = set()
-        while todo:
-            node = todo.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            for slot, edge in enumerate(node.next_functions):
-                parent: Any = edge[0]  # torch's stubs know neither `variable` nor `metadata`
-                if parent is None:
-                    continue
-                positions = inner.get(edge) if inner else None
-                if positions is not None:
-                    self._hit(node, slot, positions)
-                    continue
-                number = parent._sequence_nr()
-                if number >= ACCUMULATES:
-                    positions = leaves.get(id(parent.variable)) if leaves else None
-                    if positions is not None:
-                        self._hit(node, slot, positions)
-                elif number >= born:
-                    if edge in outputs:
-                        self._used.append(edge)
-                    todo.append(parent)
+    def _walk(self, start: list[Node]) -> None:
+        edges = self._edges
+        hits, used = find_edges(start, edges.inner, edges.leaves, self._outputs, edges.born, 0)
+        for node, slot, positions in hits:
+            self._hit(node, slot, positions)
+        for edge in used:
+            self._divide(edge)
 
     def _hit(
         self, node: Node, slot: int, positions: list[Position], region: Region | None = None
@@ -365,7 +326,7 @@ class Tapping:
             passed = self._passed.get(node)
             if not (tap.inputs or tap.outputs):
                 continue
-            if isinstance(node, _CUSTOM_NODE):
+            if isinstance(node, CUSTOM_NODE):
                 self._register_custom(node, tap, passed)
             elif tap.inputs and not passed:
                 node.register_hook(tap)

@@ -18,12 +18,11 @@ from torch.autograd.graph import Node
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients
 from msprobe.capture.session import Session
 from msprobe.capture.values import Position
+from msprobe.pytorch.gradients.graph_search import Edge
 from msprobe.pytorch.interception.guard import quietly
 
 _graph_task: Final = torch._C._current_graph_task_id
 _METADATA_KEY: Final = "msprobe"
-# A node of the graph and the number of one of its outputs.
-Edge = tuple[Node, int]
 
 
 class Region:
@@ -98,17 +97,13 @@ class NodeTap(msgspec.Struct, gc=False, eq=False):
 
     def _take(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
         book = self.session.backward
-        memo = self.session.adapter.memo  # type: ignore[attr-defined]
-        if memo.active:  # the engine made them inside a backward pass that is observed
-            memo.all_born(grad_outputs)
-            memo.all_born(grad_inputs)
-        arrived: list[tuple[str, Position, Tensor]] = []
+        arrived: list[tuple[Tensor, str, Position]] = []
         for index, number, region in self.outputs:
             gradient = grad_outputs[number]
             if gradient is not None:
                 if region is not None:
                     gradient = region.take(gradient)
-                arrived.append((SIDE_INPUT, index, gradient))
+                arrived.append((gradient, SIDE_INPUT, index))
         for slot, position, shares, region in self.inputs:
             gradient = grad_inputs[slot]
             if gradient is None:
@@ -116,10 +111,12 @@ class NodeTap(msgspec.Struct, gc=False, eq=False):
             if region is not None:
                 gradient = region.take(gradient)
             if shares == 1:
-                arrived.append((SIDE_OUTPUT, position, gradient))
+                arrived.append((gradient, SIDE_OUTPUT, position))
             else:
                 book.share(self.gradients, _graph_task(), position, gradient, of=shares)
         if arrived:
+            # The engine made them, inside a backward pass that is observed.
+            self.session.adapter.memo.all_born(arrived)  # type: ignore[attr-defined]
             book.take(self.gradients, _graph_task(), arrived)
 
 

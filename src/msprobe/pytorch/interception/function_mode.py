@@ -287,7 +287,7 @@ class ApiObserver(TorchFunctionMode):
         opened = OpenCall(call)
         self._take_inputs(opened, args, kwargs, entry)
         if with_grad and call.keeps_gradients and not _functorch_active():
-            opened.edges = InputEdges(opened.found)
+            opened.edges = InputEdges(call, opened.found, len(args), is_one_api=True)
         return opened
 
     def _is_wanted(self, entry: ApiEntry) -> bool:
@@ -333,14 +333,13 @@ class ApiObserver(TorchFunctionMode):
             result = args[0]
         memory.note_result(entry, result)
         shown = memory.shown_result(entry, args, kwargs, result)
-        self.close_call(opened, len(args), result, shown)
+        self.close_call(opened, result, shown)
 
-    def close_call(self, opened: OpenCall, arguments: int, result: Any, shown: Any) -> None:
+    def close_call(self, opened: OpenCall, result: Any, shown: Any) -> None:
         """Describe the result of a call, tap its gradients and hand its record on.
 
         Args:
             opened: the call.
-            arguments: how many positional arguments it has.
             result: the result.
             shown: the result as it is to be described.
         """
@@ -349,16 +348,7 @@ class ApiObserver(TorchFunctionMode):
         if opened.random is not None:
             opened.random.report(call, calls, self.session.dump)
         if opened.edges is not None:
-            tap_gradients(
-                self.session,
-                self._shared,
-                call,
-                opened.edges,
-                opened.found,
-                arguments,
-                result,
-                is_one_api=True,
-            )
+            tap_gradients(self.session, self._shared, opened.edges, result)
         calls.end(call)
 
 

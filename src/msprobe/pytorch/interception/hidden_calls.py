@@ -108,7 +108,7 @@ def _end(
     # Kernels that torch does not know, called inside, may have written to any of these.
     apis.memory.distrust((args, result), kwargs)
     if opened is not None:
-        apis.close_call(opened, len(args), result, result)
+        apis.close_call(opened, result, result)
 
 
 @contextmanager

@@ -129,7 +129,6 @@ class _Open:
     """A module call between its begin and its end."""
 
     __slots__ = (
-        "arguments",
         "call",
         "edges",
         "found",
@@ -140,11 +139,10 @@ class _Open:
         "thread",
     )
 
-    def __init__(self, module: nn.Module, call: Call | None, stack: Stack, arguments: int) -> None:
+    def __init__(self, module: nn.Module, call: Call | None, stack: Stack) -> None:
         self.module = module
         self.call = call
         self.stack = stack
-        self.arguments = arguments
         self.found: Found = []
         self.edges: InputEdges | None = None
         # Another thread may call the same module meanwhile, unrecorded.
@@ -281,7 +279,7 @@ class ModuleObserver:
         call = None
         if base is not None or not session.muted:
             call = self._recomputations.begin(name, stack, frame, is_module=base is not None)
-        opened = _Open(module, call, stack, len(args))
+        opened = _Open(module, call, stack)
         self._open.append(opened)
         if fused and self._apis is not None and mode_stack.is_installed(self._apis):
             mode_stack.remove(self._apis)
@@ -296,7 +294,8 @@ class ModuleObserver:
             return
         if not is_searched:
             tensors_in(args, kwargs, opened.found)
-        opened.edges = InputEdges(opened.found)
+        is_one_api = type(module).forward is nn.Linear.forward
+        opened.edges = InputEdges(call, opened.found, len(args), is_one_api=is_one_api)
 
     def _may_be_fused(
         self,
@@ -413,16 +412,7 @@ class ModuleObserver:
         if opened.is_lazy and call.is_module:
             calls.part(call, "parameters", _own_parameters(opened.module))
         if opened.edges is not None:
-            tap_gradients(
-                self._session,
-                self._shared,
-                call,
-                opened.edges,
-                opened.found,
-                opened.arguments,
-                output,
-                is_one_api=type(opened.module).forward is nn.Linear.forward,
-            )
+            tap_gradients(self._session, self._shared, opened.edges, output)
         calls.end(call)
 
 

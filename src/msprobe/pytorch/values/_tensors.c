@@ -81,7 +81,8 @@ static const struct msprobe_native_api *native;
 
 #define NAMES(X)                                                                                \
     X(is_cpu) X(layout) X(dtype) X(shape) X(stride) X(data_ptr) X(storage_offset) X(_version)   \
-    X(requires_grad) X(untyped_storage) X(nbytes) X(_cdata) X(is_neg) X(is_conj) X(_weak_ref)
+    X(requires_grad) X(untyped_storage) X(nbytes) X(_cdata) X(is_neg) X(is_conj) X(_weak_ref)   \
+    X(_sequence_nr) X(next_functions) X(variable)
 static struct {
 #define FIELD(name) PyObject *name;
     NAMES(FIELD)
@@ -116,6 +117,14 @@ static int flag(PyObject *object, PyObject *name)
     int truth = value == Py_True ? 1 : value == Py_False ? 0 : PyObject_IsTrue(value);
     Py_DECREF(value);
     return truth;
+}
+
+/* Whether a tensor may have a storage, as those of other layouts have none; -1 with an exception. */
+static int is_strided(PyObject *tensor)
+{
+    PyObject *layout = PyObject_GetAttr(tensor, names.layout);
+    Py_XDECREF(layout); /* layouts live as long as torch */
+    return layout ? layout == torch.strided : -1;
 }
 
 static int call_flag(PyObject *object, PyObject *name)
@@ -202,9 +211,8 @@ static int read_view(PyObject *tensor, struct view *view)
         return 0;
     int on_cpu = flag(tensor, names.is_cpu);
     if (on_cpu <= 0) return on_cpu;
-    PyObject *layout = PyObject_GetAttr(tensor, names.layout);
-    Py_XDECREF(layout); /* layouts live as long as torch */
-    if (layout != torch.strided) return layout ? 0 : -1;
+    int strided = is_strided(tensor);
+    if (strided <= 0) return strided;
     if (torch.is_cow != Py_None) {
         /* Reading the address would make the copy that torch has put off. */
         PyObject *is_cow = PyObject_CallOneArg(torch.is_cow, tensor);
@@ -245,19 +253,18 @@ typedef struct {
     PyObject_HEAD
     int64_t id;          /* the same wherever this value appears in the step; 0 when unknown */
     PyObject *numbers;   /* (max, min, mean, norm, counts or None) */
-    PyObject *head;      /* bytes of its JSON from "type" to "Norm" */
-    PyObject *tail;      /* bytes of its JSON behind "md5", with the brace */
-    PyObject *texts[2];  /* its whole JSON, without and with requires_grad */
+    PyObject *text;      /* bytes of its JSON, with requires_grad false */
+    size_t split;        /* where that "false" begins in it */
+    PyObject *raws[2];   /* its JSON as `msgspec.Raw`, without and with requires_grad */
     PyObject *md5, *file, *summary;
 } Value;
 
 static void Value_dealloc(Value *self)
 {
     Py_XDECREF(self->numbers);
-    Py_XDECREF(self->head);
-    Py_XDECREF(self->tail);
-    Py_XDECREF(self->texts[0]);
-    Py_XDECREF(self->texts[1]);
+    Py_XDECREF(self->text);
+    Py_XDECREF(self->raws[0]);
+    Py_XDECREF(self->raws[1]);
     Py_XDECREF(self->md5);
     Py_XDECREF(self->file);
     Py_XDECREF(self->summary);
@@ -355,7 +362,9 @@ static const char *const COUNTS[] = {",\"nan_count\":", ",\"pos_inf_count\":",
                                      ",\"neg_inf_count\":", ",\"finite_max\":",
                                      ",\"finite_min\":"};
 
-/* Write head and tail of a value's JSON; fields and their order are those of `TensorRecord`. */
+#define IS_FALSE "false"
+
+/* Write a value's JSON; fields and their order are those of `TensorRecord`. */
 static int write_value(Value *value, const struct view *view)
 {
     PyObject *encoded = PyObject_CallOneArg(torch.encode, value->numbers);
@@ -371,9 +380,9 @@ static int write_value(Value *value, const struct view *view)
         token++; /* the bracket */
         failed = put_numbers(&text, value->numbers, STATISTICS, 4, &token);
     }
-    value->head = end_text(&text, failed);
-    begin_text(&text);
-    failed = failed || !value->head;
+    failed = failed || put(&text, ",\"requires_grad\":");
+    value->split = text.used;
+    failed = failed || put(&text, IS_FALSE);
     if (!failed && view->count && !is_dense(view, 1))
         failed = put_sizes(&text, ",\"stride\":", view->ndim, view->strides);
     if (!failed && value->id)
@@ -382,28 +391,35 @@ static int write_value(Value *value, const struct view *view)
         token++;
         failed = put_numbers(&text, counts, COUNTS, 5, &token);
     }
-    value->tail = end_text(&text, failed || put(&text, "}"));
+    value->text = end_text(&text, failed || put(&text, "}"));
     Py_DECREF(encoded);
-    return value->tail ? 0 : -1;
+    return value->text ? 0 : -1;
+}
+
+/* Put the JSON of a value. */
+static int put_value_text(struct text *text, const Value *value, int requires_grad)
+{
+    const char *json = PyBytes_AS_STRING(value->text), *rest = json + value->split;
+    if (requires_grad) {
+        if (put_bytes(text, json, value->split) || put(text, "true")) return -1;
+        json = rest + strlen(IS_FALSE);
+    }
+    return put_bytes(text, json, (size_t)(PyBytes_AS_STRING(value->text) - json) +
+                                     (size_t)PyBytes_GET_SIZE(value->text));
 }
 
 /* Return a value's JSON as `msgspec.Raw`. */
 static PyObject *value_text(Value *self, int requires_grad)
 {
-    PyObject *known = self->texts[requires_grad];
-    if (known) return Py_NewRef(known);
-    const char *middle = requires_grad ? ",\"requires_grad\":true" : ",\"requires_grad\":false";
-    Py_ssize_t head = PyBytes_GET_SIZE(self->head), tail = PyBytes_GET_SIZE(self->tail);
-    Py_ssize_t between = (Py_ssize_t)strlen(middle);
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, head + between + tail);
-    if (!bytes) return NULL;
-    char *out = PyBytes_AS_STRING(bytes);
-    memcpy(out, PyBytes_AS_STRING(self->head), (size_t)head);
-    memcpy(out + head, middle, (size_t)between);
-    memcpy(out + head + between, PyBytes_AS_STRING(self->tail), (size_t)tail);
-    PyObject *raw = PyObject_CallOneArg(torch.raw, bytes);
-    Py_DECREF(bytes);
-    return Py_XNewRef(self->texts[requires_grad] = raw);
+    if (!self->raws[requires_grad]) {
+        struct text text;
+        begin_text(&text);
+        PyObject *bytes = requires_grad ? end_text(&text, put_value_text(&text, self, 1))
+                                        : Py_NewRef(self->text);
+        self->raws[requires_grad] = bytes ? PyObject_CallOneArg(torch.raw, bytes) : NULL;
+        Py_XDECREF(bytes);
+    }
+    return Py_XNewRef(self->raws[requires_grad]);
 }
 
 static PyObject *Value_get_summary(Value *self, void *closure)
@@ -585,33 +601,33 @@ static uint64_t storage_address(PyObject *tensor, PyObject **storage)
     return *storage ? address : 0;
 }
 
-/* Return the entry of a tensor's storage, made if there is none; NULL with an exception. */
-static struct storage *enter_storage(Memo *self, PyObject *tensor, int was_born)
+/* Return the entry of a storage, made if there is none; NULL with an exception. */
+static struct storage *enter_object(Memo *self, uint64_t address, PyObject *object, int was_born)
 {
-    PyObject *object;
-    uint64_t address = storage_address(tensor, &object);
-    if (!object) return NULL;
     /* A known one is alive or at least not given back: the weak reference keeps its address. */
     struct storage *storage = table_get(&self->storages, address);
-    if (storage) {
-        Py_DECREF(object);
-        return storage;
-    }
-    if (self->storages.count >= PRUNE_AT && prune(self) < 0) goto fail;
-    if (!(storage = PyMem_Calloc(1, sizeof *storage))) goto fail;
+    if (storage) return storage;
+    if (self->storages.count >= PRUNE_AT && prune(self) < 0) return NULL;
+    if (!(storage = PyMem_Calloc(1, sizeof *storage))) return (void *)PyErr_NoMemory();
     storage->address = address;
     storage->was_born = (uint8_t)was_born;
     storage->weak_ref = PyObject_CallMethodNoArgs(object, names._weak_ref);
     if (!storage->weak_ref || table_put(&self->storages, storage) < 0) {
         if (storage->weak_ref) free_storage(storage);
         else PyMem_Free(storage);
-        goto fail;
+        return NULL;
     }
-    Py_DECREF(object);
     return storage;
-fail:
-    Py_DECREF(object);
-    return NULL;
+}
+
+/* Return the entry of a tensor's storage, made if there is none; NULL with an exception. */
+static struct storage *enter_storage(Memo *self, PyObject *tensor, int was_born)
+{
+    PyObject *object;
+    uint64_t address = storage_address(tensor, &object);
+    struct storage *storage = object ? enter_object(self, address, object, was_born) : NULL;
+    Py_XDECREF(object);
+    return storage;
 }
 
 /* Return the version of a tensor; -1 without an exception where torch keeps none. */
@@ -690,8 +706,9 @@ static int remember(Memo *self, const struct view *view, struct storage *storage
 }
 
 /* Return the `Value` of a plain tensor, made if need be; NULL without an exception when the
- * tensor is none of which this module reads the memory. */
-static Value *look(Memo *self, PyObject *tensor)
+ * tensor is none of which this module reads the memory. `comes_in` says whether an observed call
+ * receives it: a storage not seen before is not remembered then. */
+static Value *look(Memo *self, PyObject *tensor, int comes_in)
 {
     struct view view;
     if (read_view(tensor, &view) <= 0) return NULL;
@@ -702,6 +719,7 @@ static Value *look(Memo *self, PyObject *tensor)
     int64_t version = -1;
     Value *value = NULL;
     PyObject *numbers = NULL;
+    if (comes_in && self->active && !enter_object(self, address, storage_object, 0)) goto done;
     if (self->active && (PyObject *)Py_TYPE(tensor) == torch.tensor && view.count)
         storage = table_get(&self->storages, address);
     if (storage && storage->was_born && !storage->is_banned) version = version_of(tensor);
@@ -722,6 +740,7 @@ static Value *look(Memo *self, PyObject *tensor)
         if (value && version >= 0 && remember(self, &view, storage, version, value) < 0)
             Py_CLEAR(value);
     }
+done:
     Py_DECREF(storage_object);
     return value;
 }
@@ -729,9 +748,9 @@ static Value *look(Memo *self, PyObject *tensor)
 /* ---- methods --------------------------------------------------------------------------------- */
 
 /* Look at a tensor; None where it cannot be read, which another way of reading explains. */
-static PyObject *look_or_none(Memo *self, PyObject *tensor)
+static PyObject *look_or_none(Memo *self, PyObject *tensor, int comes_in)
 {
-    Value *value = look(self, tensor);
+    Value *value = look(self, tensor, comes_in);
     if (value) return (PyObject *)value;
     if (PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_MemoryError)) return NULL;
@@ -742,12 +761,17 @@ static PyObject *look_or_none(Memo *self, PyObject *tensor)
 
 static PyObject *Memo_look(Memo *self, PyObject *tensor)
 {
-    return look_or_none(self, tensor);
+    return look_or_none(self, tensor, 0);
 }
 
-static PyObject *describe(Memo *self, PyObject *tensor, PyObject *requires_grad)
+static PyObject *Memo_describe(Memo *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    PyObject *value = look_or_none(self, tensor);
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "describe(tensor, requires_grad)");
+        return NULL;
+    }
+    PyObject *tensor = args[0], *requires_grad = args[1];
+    PyObject *value = look_or_none(self, tensor, 0);
     if (!value || value == Py_None) return value;
     int wanted = requires_grad == Py_None ? flag(tensor, names.requires_grad)
                                           : PyObject_IsTrue(requires_grad);
@@ -756,26 +780,11 @@ static PyObject *describe(Memo *self, PyObject *tensor, PyObject *requires_grad)
     return text;
 }
 
-static PyObject *Memo_describe(Memo *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    if (nargs == 2) return describe(self, args[0], args[1]);
-    PyErr_SetString(PyExc_TypeError, "describe(tensor, requires_grad)");
-    return NULL;
-}
-
-/* Whether a tensor may have a storage: those of other layouts have none. */
-static int may_be_known(PyObject *tensor)
-{
-    PyObject *layout = PyObject_GetAttr(tensor, names.layout);
-    Py_XDECREF(layout);
-    return layout == torch.strided;
-}
-
 /* Enter the storage of a tensor; what has none is passed over. */
 static struct storage *enter(Memo *self, PyObject *tensor, int was_born)
 {
     struct storage *storage = NULL;
-    if (self->active && may_be_known(tensor)) storage = enter_storage(self, tensor, was_born);
+    if (self->active && is_strided(tensor) > 0) storage = enter_storage(self, tensor, was_born);
     if (!storage) PyErr_Clear();
     return storage;
 }
@@ -817,22 +826,17 @@ static int put_value(Memo *self, struct text *text, PyObject *value, PyObject *f
 {
     if ((PyObject *)Py_TYPE(value) != torch.tensor && (PyObject *)Py_TYPE(value) != torch.parameter)
         return put_scalar(text, value);
-    PyObject *raw = describe(self, value, Py_None);
-    if (!raw || raw == Py_None) {
-        Py_XDECREF(raw);
-        return raw ? 0 : -1;
+    PyObject *known = look_or_none(self, value, 1);
+    if (!known || known == Py_None) {
+        Py_XDECREF(known);
+        return known ? 0 : -1;
     }
-    Py_buffer view;
-    int failed = PyObject_GetBuffer(raw, &view, PyBUF_SIMPLE) < 0;
-    if (!failed) {
-        failed = put_bytes(text, view.buf, (size_t)view.len);
-        PyBuffer_Release(&view);
-    }
-    Py_DECREF(raw);
+    int wanted = flag(value, names.requires_grad);
+    int failed = wanted < 0 || put_value_text(text, (Value *)known, wanted);
+    Py_DECREF(known);
     PyObject *pair = failed ? NULL : PyTuple_Pack(2, value, place);
     if (!pair || PyList_Append(found, pair) < 0) failed = 1;
     Py_XDECREF(pair);
-    if (!failed) enter(self, value, 0);
     return failed ? -1 : 1;
 }
 
@@ -961,7 +965,7 @@ static PyObject *Memo_came_in(Memo *self, PyObject *tensor)
 
 static PyObject *Memo_wrote(Memo *self, PyObject *tensor)
 {
-    if (self->active && self->storages.count && may_be_known(tensor)) {
+    if (self->active && self->storages.count && is_strided(tensor) > 0) {
         PyObject *object;
         struct storage *storage = table_get(&self->storages, storage_address(tensor, &object));
         if (storage) storage->epoch++;
@@ -1068,7 +1072,127 @@ static PyObject *setup(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* ---- the graph of a call --------------------------------------------------------------------- */
+
+/* Return the sequence number of a node, -1 with an exception; that of an AccumulateGrad is huge. */
+static uint64_t sequence_number(PyObject *node)
+{
+    PyObject *number = PyObject_CallMethodNoArgs(node, names._sequence_nr);
+    if (!number) return (uint64_t)-1;
+    uint64_t value = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return value;
+}
+
+/* A search, see `find_edges` in METHODS; all references are borrowed but the last three. */
+struct search {
+    PyObject *inner, *leaves, *outputs, *custom;
+    uint64_t born, accumulates;
+    Py_ssize_t most;
+    PyObject *seen, *hits, *used;
+};
+
+/* Return the positions at an edge as a borrowed reference; NULL, perhaps with an exception. */
+static PyObject *positions_at(struct search *search, PyObject *edge, PyObject *parent,
+                              uint64_t *number)
+{
+    if (PyDict_GET_SIZE(search->inner)) {
+        PyObject *positions = PyDict_GetItemWithError(search->inner, edge);
+        if (positions || PyErr_Occurred()) return positions;
+    }
+    *number = sequence_number(parent);
+    if (PyErr_Occurred() || *number < search->accumulates || !PyDict_GET_SIZE(search->leaves))
+        return NULL;
+    PyObject *variable = PyObject_GetAttr(parent, names.variable);
+    PyObject *key = variable ? PyLong_FromVoidPtr(variable) : NULL;
+    Py_XDECREF(variable);
+    PyObject *positions = key ? PyDict_GetItemWithError(search->leaves, key) : NULL;
+    Py_XDECREF(key);
+    return positions;
+}
+
+/* Whether these positions are one, and none of the hits so far has them. */
+static int is_hit_once(const struct search *search, PyObject *positions)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(search->hits); i++)
+        if (PyTuple_GET_ITEM(PyList_GET_ITEM(search->hits, i), 2) == positions) return 0;
+    return PyObject_Length(positions) == 1;
+}
+
+/* Look at the edge behind a slot of a node: 1, 0 to give the search up, -1 with an exception. */
+static int look_behind(struct search *search, PyObject *node, Py_ssize_t slot, PyObject *edge,
+                       PyObject *todo)
+{
+    PyObject *parent = PyTuple_GET_ITEM(edge, 0);
+    if (parent == Py_None) return 1;
+    uint64_t number = 0;
+    PyObject *positions = positions_at(search, edge, parent, &number);
+    if (positions) {
+        if (search->most && !is_hit_once(search, positions)) return 0;
+        PyObject *hit = Py_BuildValue("(OnO)", node, slot, positions);
+        int failed = !hit || PyList_Append(search->hits, hit) < 0;
+        Py_XDECREF(hit);
+        return failed ? -1 : 1;
+    }
+    if (PyErr_Occurred()) return -1;
+    if (number < search->born || number >= search->accumulates) return 1;
+    int is_output = PyDict_Contains(search->outputs, edge);
+    if (is_output < 0 || (is_output && PyList_Append(search->used, edge) < 0)) return -1;
+    return PyList_Append(todo, parent) < 0 ? -1 : 1;
+}
+
+static int look_at(struct search *search, PyObject *node, PyObject *todo)
+{
+    int is_seen = PySet_Contains(search->seen, node);
+    if (is_seen) return is_seen < 0 ? -1 : search->most == 0;
+    if (search->most && (PySet_GET_SIZE(search->seen) == search->most ||
+                         PyObject_TypeCheck(node, (PyTypeObject *)search->custom)))
+        return 0;
+    if (PySet_Add(search->seen, node) < 0) return -1;
+    PyObject *edges = PyObject_GetAttr(node, names.next_functions);
+    if (!edges) return -1;
+    int outcome = 1;
+    for (Py_ssize_t slot = 0; slot < PyTuple_GET_SIZE(edges) && outcome > 0; slot++)
+        outcome = look_behind(search, node, slot, PyTuple_GET_ITEM(edges, slot), todo);
+    Py_DECREF(edges);
+    return outcome;
+}
+
+static PyObject *find_edges(PyObject *module, PyObject *args)
+{
+    struct search search = {0};
+    unsigned long long born, accumulates;
+    PyObject *start, *result = NULL;
+    if (!PyArg_ParseTuple(args, "KO!O!O!O!O!Kn", &accumulates, &PyType_Type, &search.custom,
+                          &PyList_Type, &start, &PyDict_Type, &search.inner, &PyDict_Type,
+                          &search.leaves, &PyDict_Type, &search.outputs, &born, &search.most))
+        return NULL;
+    search.born = born;
+    search.accumulates = accumulates;
+    search.seen = PySet_New(NULL);
+    search.hits = PyList_New(0);
+    search.used = PyList_New(0);
+    PyObject *todo = PyList_GetSlice(start, 0, PY_SSIZE_T_MAX);
+    int outcome = search.seen && search.hits && search.used && todo ? 1 : -1;
+    while (outcome > 0 && PyList_GET_SIZE(todo)) {
+        Py_ssize_t last = PyList_GET_SIZE(todo) - 1;
+        PyObject *node = Py_NewRef(PyList_GET_ITEM(todo, last));
+        outcome = PyList_SetSlice(todo, last, last + 1, NULL) < 0 ? -1 : look_at(&search, node, todo);
+        Py_DECREF(node);
+    }
+    if (outcome > 0) result = PyTuple_Pack(2, search.hits, search.used);
+    else if (outcome == 0) result = Py_NewRef(Py_None);
+    Py_XDECREF(search.seen);
+    Py_XDECREF(search.hits);
+    Py_XDECREF(search.used);
+    Py_XDECREF(todo);
+    return result;
+}
+
 static PyMethodDef METHODS[] = {
+    {"find_edges", find_edges, METH_VARARGS,
+     "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
+     "msprobe.pytorch.gradients.graph_search"},
     {"setup", setup, METH_VARARGS,
      "setup(Tensor, Parameter, strided, is_cow | None, expired, free_weak_ref, encode, Raw, "
      "summary_of, kinds, dlpack_table | None): what is needed of torch; call it once"},

@@ -62,6 +62,7 @@ class TorchAdapter:
     def __init__(self, config: Config) -> None:
         """Create it for one configuration."""
         self.memo = new_memo()
+        self._describe = self.memo.describe
         self.undefined = UndefinedMemory()
         self.prints = KnownPrints()
         self._md5 = False
@@ -130,11 +131,13 @@ class TorchAdapter:
     ) -> TensorRecord | Raw:
         """Return the record of a tensor; see `msprobe.capture.adapter.Adapter`."""
         try:
-            if type(tensor) in TENSOR_TYPES and not _transforms_active() and not tensor.is_nested:
-                if self._is_whole and draft.files is None and draft.held is None:
-                    text = self.memo.describe(tensor, False if is_gradient else None)
-                    if text is not None:
-                        return text
+            transforms = _transforms_active()
+            is_saved = draft.files is not None or draft.held is not None
+            if self._is_whole and not (is_saved or transforms):
+                text = self._describe(tensor, False if is_gradient else None)
+                if text is not None:
+                    return text
+            if type(tensor) in TENSOR_TYPES and not transforms and not tensor.is_nested:
                 return self._record_plain(tensor, draft, path, is_gradient=is_gradient)
             with _outside_transforms():
                 return self._record_unusual(tensor, draft, path, is_gradient=is_gradient)

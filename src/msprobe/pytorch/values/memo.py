@@ -68,8 +68,8 @@ class Memo(Protocol):
     def came_in(self, tensor: Tensor) -> None:
         """Note that an observed call received a tensor: its storage was made elsewhere, if new."""
 
-    def all_born(self, values: Sequence[Tensor | None]) -> None:
-        """Note the birth of each tensor of a list or tuple."""
+    def all_born(self, values: Sequence[tuple[Tensor, *tuple[Any, ...]]]) -> None:
+        """Note the birth of the first of each tuple."""
 
     def all_came_in(self, found: Found) -> None:
         """Note that an observed call received each of the tensors."""
@@ -121,7 +121,7 @@ class NoMemo:
 
     came_in = wrote = ban = born
 
-    def all_born(self, values: Sequence[Tensor | None]) -> None:
+    def all_born(self, values: Sequence[tuple[Tensor, *tuple[Any, ...]]]) -> None:
         """Do nothing."""
 
     def all_came_in(self, found: Found) -> None:
@@ -168,10 +168,11 @@ def _load() -> Any:
     return module
 
 
-_TENSORS: Final = _load()
+TENSORS: Final = _load()
+"""The C extension; None without it."""
 
 
 def new_memo() -> Memo:
     """Return an empty memo that is not active."""
-    memo: Memo = NoMemo() if _TENSORS is None else _TENSORS.Memo()
+    memo: Memo = NoMemo() if TENSORS is None else TENSORS.Memo()
     return memo
