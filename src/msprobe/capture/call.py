@@ -16,57 +16,39 @@ if TYPE_CHECKING:
     from msprobe.capture.statistics import Summary
 
 
-class Draft:
+class Draft(msgspec.Struct, eq=False):
     """A record in the making.
 
     Attributes:
         name: record name.
-        stem: the beginning of the names of its tensor files; as a rule the record name.
-        parts: the JSON object so far.
         order: place among the records of the step.
+        suffix: of the names of its tensor files.
         files: where the values of its tensors are saved; None when they are not.
+        stem: the beginning of the names of its tensor files, where that is not the record name.
+        parts: a dict of parts; for a value that the user saved, its description.
         nonfinite: whether a float in it is NaN or infinite (decides how it is encoded).
         overflow: whether a tensor in it holds NaN or an infinity.
         error: text of an error while a tensor of it was described, None without one.
         waiting: summaries that the device has not delivered yet, with the records to fill.
-        suffix: of the names of its tensor files.
         held: copies of tensors put aside until it is known whether they are saved (overflow
             check), with record and path; None when nothing waits for such a decision.
     """
 
-    __slots__ = (
-        "error",
-        "files",
-        "held",
-        "name",
-        "nonfinite",
-        "order",
-        "overflow",
-        "parts",
-        "stem",
-        "suffix",
-        "waiting",
-    )
+    name: str
+    order: int
+    suffix: str = ".pt"
+    files: RankDump | None = None
+    stem: str | None = None
+    parts: JsonTree = msgspec.field(default_factory=dict)
+    nonfinite: bool = False
+    overflow: bool = False
+    error: BaseException | None = None
+    waiting: list[Any] | None = None
+    held: list[tuple[TensorPayload, TensorRecord, str]] | None = None
 
-    def __init__(
-        self, name: str, order: int, files: RankDump | None = None, suffix: str = ".pt"
-    ) -> None:
-        self.name = name
-        self.suffix = suffix
-        self.stem = name
-        # A dict of parts; for a value that the user saved, its description.
-        self.parts: JsonTree = {}
-        self.order = order
-        self.files = files
-        self.nonfinite = False
-        self.overflow = False
-        self.error: BaseException | None = None
-        self.waiting: list[Any] | None = None
-        self.held: list[tuple[TensorPayload, TensorRecord, str]] | None = None
-
-    def file_name(self, path: str) -> str:
+    def file_name(self, path: str, suffix: str | None = None) -> str:
         """Return the file name of the tensor at `path`, such as ``input.0``."""
-        return safe_file_name(f"{self.stem}.{path}{self.suffix}")
+        return safe_file_name(f"{self.stem or self.name}.{path}{suffix or self.suffix}")
 
     def save(self, payload: TensorPayload, record: TensorRecord, path: str) -> str:
         """Hand the value of the tensor at `path` to the writer; its record names the file."""

@@ -80,6 +80,8 @@ class Recording(CallSink):
         """Create it; `use` says where it writes."""
         self._step = around.step
         self._adapter = around.adapter
+        self._record_tensor = around.adapter.record_tensor
+        self._suffix = around.adapter.tensor_suffix
         self._describer = around.describer
         self._data_mode = around.data_mode
         self._keeps_construct = around.keeps_construct
@@ -109,7 +111,7 @@ class Recording(CallSink):
 
     def new_draft(self, name: str, order: int) -> Draft:
         """Return a new record."""
-        return Draft(name, order, suffix=self._adapter.tensor_suffix)
+        return Draft(name, order, self._suffix)
 
     def keeps(self, draft: Draft) -> bool:
         """Return whether a record that is complete is written."""
@@ -231,7 +233,7 @@ class Recording(CallSink):
         draft = backward.draft
         if draft is not None:
             path = gradient_path(side, position)
-            described = self._adapter.record_tensor(tensor, draft, path, is_gradient=True)
+            described = self._record_tensor(tensor, draft, path, is_gradient=True)
             place(draft.parts, side, position, described)
 
     def backward_end(self, backward: BackwardPass) -> None:
@@ -258,7 +260,7 @@ class Recording(CallSink):
         draft = self._parameters.get(name)
         if draft is None:
             draft = self._parameters[name] = self.new_draft(name, self._step.next_order())
-        described = self._adapter.record_tensor(tensor, draft, parameter, is_gradient=True)
+        described = self._record_tensor(tensor, draft, parameter, is_gradient=True)
         draft.parts[parameter] = [described]
         if is_last:
             del self._parameters[name]

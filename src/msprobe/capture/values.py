@@ -18,7 +18,6 @@ from msprobe.capture.adapter import Adapter
 from msprobe.capture.call import Draft
 from msprobe.capture.nested import FLAT, Place, Walk, is_spread
 from msprobe.dump.array_file import ArrayFile, fits_archive
-from msprobe.dump.layout import safe_file_name
 from msprobe.dump.records import JsonTree, TensorRecord
 from msprobe.dump.value_types import (
     describe_scalar,
@@ -218,7 +217,7 @@ def describe_array(array: np.ndarray[Any, Any], draft: Draft, path: str) -> Json
     if draft.files is not None and draft.held is None and array.size and not array.dtype.hasobject:
         # Arrays that cannot be tensors, such as text, go to a file of NumPy's.
         suffix = draft.suffix if fits_archive(array) else ".npy"
-        described["data_name"] = name = safe_file_name(f"{draft.stem}.{path}{suffix}")
+        described["data_name"] = name = draft.file_name(path, suffix)
         draft.files.put_tensor(name, ArrayFile(np.array(array, order="C", copy=True)))
     if array.size == 0 or array.dtype.kind not in "biuf":
         return described

@@ -214,15 +214,11 @@ class Journal:
         Raises:
             OSError: the file cannot be written (only when this call had to flush).
         """
-        start = b'["r",%d,%b,' % (order, encode_text(name))
+        line = b'["r",%d,%b,%b]\n' % (order, encode_text(name), encoded)
         size = len(encoded)
         with self._lock:
-            # In pieces: the value's bytes are copied only once, when the lines are joined.
-            self._lines += (start, encoded, _END)
-            index = self.index
-            offset = index.size_bytes + len(start)
-            index.size_bytes = end = offset + size + len(_END)
-            index.records[name] = Span(order, offset, size)
+            end = self._append(line)
+            self.index.records[name] = Span(order, end - size - len(_END), size)
         if end - self._written > _BUFFER_BYTES:
             self.flush()
 

@@ -29,8 +29,8 @@ from msprobe.dump.journal import (
 from msprobe.dump.records import JsonTree, encode
 from msprobe.files import write_whole
 
-_BLOCK_BYTES: Final = 64 << 10
-_CACHED_BLOCKS: Final = 256  # 16 MiB: records come nearly in the order in which they were written
+_BLOCK_BYTES: Final = 1 << 20
+_CACHED_BLOCKS: Final = 16  # 16 MiB: records come nearly in the order in which they were written
 _CHUNK_BYTES: Final = 1 << 20
 _LAST: Final = 1 << 62  # order of records that come behind all calls
 
@@ -150,8 +150,15 @@ class _BlockReader:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._last = b""  # the block that was read last, and where it begins
+        self._begin = 0
 
     def read(self, span: Span) -> bytes:
+        start = span.offset - self._begin
+        value = self._last[start : start + span.length] if start >= 0 else b""
+        return value if len(value) == span.length else self._read_elsewhere(span)
+
+    def _read_elsewhere(self, span: Span) -> bytes:
         first, start = divmod(span.offset, _BLOCK_BYTES)
         end = start + span.length
         if end <= _BLOCK_BYTES:
@@ -171,6 +178,7 @@ class _BlockReader:
             self._blocks[number] = block
             if len(self._blocks) > _CACHED_BLOCKS:
                 self._blocks.popitem(last=False)
+        self._last, self._begin = block, number * _BLOCK_BYTES
         return block
 
 
@@ -179,20 +187,19 @@ def _write_lines(path: Path, opening: bytes, lines: Iterable[bytes], closing: by
 
 
 def _chunks(opening: bytes, lines: Iterable[bytes], closing: bytes) -> Iterator[bytes]:
-    pieces = [opening]
-    size = 0
-    separator = b"\n"
+    waiting: list[bytes] = []
+    start, size = opening + b"\n", 0
     for line in lines:
-        pieces.append(separator)
-        pieces.append(line)
-        separator = b",\n"
+        waiting.append(line)
         size += len(line)
         if size >= _CHUNK_BYTES:
-            yield b"".join(pieces)
-            pieces.clear()
-            size = 0
-    pieces.append(b"\n" + closing if separator == b",\n" else closing)
-    yield b"".join(pieces)
+            yield start + b",\n".join(waiting)
+            waiting.clear()
+            start, size = b",\n", 0
+    if waiting:
+        yield start + b",\n".join(waiting) + b"\n" + closing
+    else:
+        yield b"\n" + closing if start == b",\n" else opening + closing
 
 
 def _opening(head: DumpHead) -> bytes:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -178,10 +178,8 @@ class RankDump:
             return
         if not self._extra_info:
             return
-        # Not msgspec: source lines and paths may hold lone surrogates.
-        encoded = json.dumps(list(frames), separators=(",", ":")).encode()
         try:
-            self._journal.put_frames(stack, encoded)
+            self._journal.put_frames(stack, _encode_frames(tuple(frames)))
         except OSError as exc:
             self.fail(exc, self._journal.path)
 
@@ -480,6 +478,12 @@ class RankDump:
         text = f"{name} holds something that JSON has no form for: {exc}"
         self.log_error(f"record {type(exc).__name__}", text)
         return json.dumps(_plain(data), separators=(",", ":")).encode()
+
+
+@lru_cache(maxsize=1024)  # the stacks of one step are those of the next
+def _encode_frames(frames: tuple[str, ...]) -> bytes:
+    # Not msgspec: source lines and paths may hold lone surrogates.
+    return json.dumps(frames, separators=(",", ":")).encode()
 
 
 def _plain(tree: JsonTree) -> JsonTree:

@@ -17,7 +17,7 @@ _TRACERS: Final = frozenset({"FakeTensorMode", "ProxyTorchDispatchMode", "Functi
 _cuda_is_up: Final[Callable[[], bool]] = torch.cuda.is_initialized
 _stream_capturing: Final = (
     getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
-    if torch.backends.cuda.is_built()
+    if torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
     else None
 )
 
