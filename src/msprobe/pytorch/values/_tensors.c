@@ -20,6 +20,8 @@
  * Nothing here knows torch's headers. A tensor's memory is read through its DLPack table (DLPack 1.2,
  * "C exchange API"), or through its Python attributes where torch has no such table. The caller
  * guarantees that torch functions are disabled, so that no attribute reaches a mode of the user's.
+ *
+ * `find_edges` searches the autograd graph of a call, by the Python attributes of its nodes.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
