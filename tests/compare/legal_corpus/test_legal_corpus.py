@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is nothing blamed where two programs compute the same, each in its own way?
+
+Each pair is recorded with task tensor, and compared by its elements and by its statistics alone.
+The scores are printed; docs/performance.md has them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fault_corpus.dumping import Summary, as_statistics, compare, dump  # noqa: E402
+from fault_corpus.models import Task  # noqa: E402
+
+from .models import LEGAL_FAMILIES  # noqa: E402
+from .pairs import LEGAL_PAIRS, LegalPair  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+
+class Recorder:
+    """Records programs, each only once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+        self.record = cache(self._record)
+
+    def _record(
+        self,
+        family: str,
+        change: Callable[[Task], object],
+        around: Callable[[], Any],
+        level: str,
+        steps: int,
+        task: str,
+    ) -> Path:
+        self._count += 1
+        return dump(
+            self._folder / str(self._count),
+            LEGAL_FAMILIES[family],
+            task=task,
+            plant=change,
+            level=level,
+            steps=steps,
+            around=around,
+        )
+
+    def compare(self, pair: LegalPair) -> Iterator[tuple[str, Summary]]:
+        """Yield the words for a comparison of a pair, and its summary."""
+        tasks = pair.tasks or ("tensor", "tensor")
+        target = self.record(
+            pair.family, pair.target, pair.around, pair.level, pair.steps, tasks[0]
+        )
+        plain = LegalPair(name="", family="").around
+        reference = self.record(
+            pair.family, pair.reference, plain, pair.level, pair.steps, tasks[1]
+        )
+        yield f"{pair.title}, {' against '.join(dict.fromkeys(tasks))}", compare(target, reference)
+        if pair.tasks is None:
+            self._count += 1
+            folders = [self._folder / f"{self._count}-{side}" for side in ("target", "reference")]
+            sides = (
+                as_statistics(dump, folder)
+                for dump, folder in zip((target, reference), folders, strict=True)
+            )
+            yield f"{pair.title}, statistics", compare(*sides)
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
+    logger = logging.getLogger("msprobe")
+    before = logger.level
+    logger.setLevel(logging.ERROR)  # a hundred recordings have little to say
+    yield Recorder(tmp_path_factory.mktemp("legal"))
+    logger.setLevel(before)
+
+
+@pytest.mark.parametrize("pair", LEGAL_PAIRS, ids=lambda pair: pair.title)
+def test_no_call_is_blamed(recorder: Recorder, pair: LegalPair) -> None:
+    for words, summary in recorder.compare(pair):
+        assert not [(each["row"], each["reason"]) for each in summary["introduced"]], words
