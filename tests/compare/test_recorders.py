@@ -155,13 +155,16 @@ def test_a_gradient_that_comes_into_a_call_is_compared(tmp_path: Path) -> None:
 
 
 def test_another_argument_is_no_matter_of_recorders(tmp_path: Path) -> None:
-    def pad(**kwargs: object) -> dict[str, object]:
+    def pad(made: float = 1.0, **kwargs: object) -> dict[str, object]:
         given = {key: {"type": "str", "value": value} for key, value in kwargs.items()}
-        return {"Functional.pad.0.forward": forward([tensor()], [tensor()], **given)}
+        made_of = forward([tensor()], [tensor(number=made)], **given)
+        return {"Functional.pad.0.forward": made_of}
 
     default = written(tmp_path / "default", pad(), pad(mode="constant"))
-    other = written(tmp_path / "other", pad(), pad(mode="reflect"))
+    other = written(tmp_path / "other", pad(), pad(2.0, mode="reflect"))
 
+    argument = "Functional.pad.0.forward.input.mode"
     assert differences(default) == []
-    assert differences(other) == [("Functional.pad.0.forward.input.mode", "missing")]
+    assert (argument, "missing") in differences(other)
+    assert other.summary["introduced"][0]["row"] == argument
     assert other.summary["introduced"][0]["cause"] == "argument"

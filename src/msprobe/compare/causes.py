@@ -34,8 +34,12 @@ class Cause(StrEnum):
     ARGUMENT = "argument", "the call was given another argument"
     TAKEN_FROM_TENSOR = "taken_from_tensor", "taken from a tensor that differs"
 
+    NO_EFFECT = "no_effect", "without consequence: the result of the call shows none"
+    SAME_LIMIT = "same_limit", "the limit of a type on both sides: it stands for what is left out"
+
     # Values that come into a call
     MODEL_INPUT = "model_input", "came in with the model's input"
+    OTHER_SPLIT = "other_split", "the batch is split into another number of micro batches"
     OUTSIDE = "outside", "came in from outside the recorded calls"
     UNRECORDED_CODE = "unrecorded_code", "made by code that was not recorded"
     OTHER_VALUE = "other_value", "fed with {}"
@@ -89,6 +93,11 @@ class Cause(StrEnum):
 
     # Calls that only one side makes
     USED_CALL = "used_call", "only the {} makes this call, and what uses its result differs"
+    REORDERING_CALL = (
+        "reordering_call",
+        "only the {} makes this call; it puts the elements into another order, and what uses its "
+        "result differs",
+    )
     CUTTING_CALL = (
         "cutting_call",
         "only the {} makes this call, and cuts the graph: no gradient flows back through it",

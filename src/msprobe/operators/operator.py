@@ -125,6 +125,9 @@ class Operator:
         reads_shape_only: of a tensor that comes first it takes the shape and the type.
         in_place: its effect on the memory of its first argument, when it is called in place; None
             where it only changes it.
+        divisor: position of the tensor by whose elements it divides those of the one before it;
+            None for all others.
+        state_arguments: names of numbers that have their effect in a buffer, not in the result.
         reorders: it can hand on the same elements in another order.
         may_vary: on an accelerator it may give other last bits in every run.
         communication: how it moves values between ranks; None for everything else.
@@ -142,6 +145,8 @@ class Operator:
     allocates: bool = False
     reads_shape_only: bool = False
     in_place: InPlace | None = None
+    divisor: int | None = None
+    state_arguments: tuple[str, ...] = ()
     reorders: bool = False
     may_vary: bool = False
     communication: Communication | None = None

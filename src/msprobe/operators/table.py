@@ -91,13 +91,14 @@ TABLE: Final = (
     _ops(
         """add:addn:tensor_add:assign_add:inplace_add:bias_add
         sub=subtract:assign_sub:inplace_sub rsub sum:reduce_sum nansum cumsum diff trace lerp
-        addcmul addcdiv foreach_add foreach_sub index_add:inplace_index_add
+        addcmul foreach_add foreach_sub index_add:inplace_index_add
         scatter_add:unsorted_segment_sum scatter_reduce
         interpolate=upsample
             :resize_bilinear:resize_bicubic:resize_linear1d:resize_nearest_neighbor
         fold:col2im:batch_to_space_nd fft ifft rfft irfft fft2 ifft2 rfft2 stft istft""",
         Family.ADDITIVE,
     ),
+    _ops("addcdiv foreach_addcdiv", Family.ADDITIVE, divisor=2),
     _ops("unfold:im2col", Family.ADDITIVE, _LOW),
     _ops(
         """mean=average:reduce_mean nanmean avg_pool1d avg_pool2d:avg_pool avg_pool3d
@@ -107,9 +108,13 @@ TABLE: Final = (
     # Products, quotients, powers
     _ops("mul=multiply foreach_mul", Family.MULTIPLYING),
     _ops(
-        """div=divide=true_divide=truediv:real_div:truncate_div:xdivy rtruediv foreach_div
-        neg=negative square pow rpow reciprocal:inv sqrt rsqrt scale glu""",
+        """rtruediv neg=negative square pow rpow reciprocal:inv sqrt rsqrt scale glu""",
         Family.PRODUCT,
+    ),
+    _ops(
+        "div=divide=true_divide=truediv:real_div:truncate_div:xdivy foreach_div",
+        Family.PRODUCT,
+        divisor=1,
     ),
     # Smooth, with a bounded slope
     _ops("gelu:fast_gelu fast_gelu", Family.LIPSCHITZ, kin="gelu"),
@@ -221,6 +226,7 @@ TABLE: Final = (
         _CORE,
         kin="batch_norm",
         arguments=_NORM,
+        state_arguments=("momentum",),
     ),
     _ops("native_batch_norm", Family.NORMALISING, _CORE, kin="batch_norm"),
     _ops("sync_batch_norm", Family.NORMALISING, kin="batch_norm"),
@@ -229,6 +235,7 @@ TABLE: Final = (
         Family.NORMALISING,
         _CORE,
         arguments=_NORM,
+        state_arguments=("momentum",),
     ),
     _ops("group_norm", Family.NORMALISING, _CORE, arguments="input num_groups weight bias"),
     _ops(

@@ -185,7 +185,9 @@ class GptBlock(nn.Module):
         super().__init__()
         self.ln1, self.attn = nn.LayerNorm(width), GptAttention(width, heads)
         self.ln2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln1(x))

@@ -7,6 +7,7 @@ are rounding.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -260,7 +261,7 @@ def resumed(task: Task) -> None:
     trained_before(task)
     assert task.optimizer is not None
     weights = {name: value.clone() for name, value in task.model.state_dict().items()}
-    state = task.optimizer.state_dict()
+    state = copy.deepcopy(task.optimizer.state_dict())
     trained_before(task)
     task.model.load_state_dict(weights)
     task.optimizer = torch.optim.AdamW(task.model.parameters(), lr=1.0)
@@ -360,7 +361,9 @@ LEGAL_PAIRS: tuple[LegalPair, ...] = (
         reference=without_draws,
     ),
     LegalPair(
-        name="other dropout in evaluation", family="bert", target=evaluated(0.5),
+        name="other dropout in evaluation",
+        family="bert",
+        target=evaluated(0.5),
         reference=evaluated(0.1),
     ),
     LegalPair(name="loss in two calls", family="bert", target=log_softmax_loss),

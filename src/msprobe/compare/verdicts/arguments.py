@@ -8,6 +8,7 @@ import re
 from typing import Final
 
 from msprobe.compare.model import Matched, Status
+from msprobe.compare.verdicts.limits import are_same_limit
 from msprobe.dump.records import JsonTree
 from msprobe.dump.values import UNREADABLE, Value
 from msprobe.numerics.number_types import Kind, kind_of
@@ -78,6 +79,10 @@ def _judge_mixed(row: Matched) -> None:
 def _judge_numbers(row: Matched, target: float, reference: float) -> None:
     if target == reference:
         row.status, row.error = Status.EQUAL, 0.0
+        return
+    if are_same_limit(target, reference):
+        row.status, row.error = Status.CLOSE, None
+        row.finding = f"{_shown(target)} against {_shown(reference)}, both the limit of a type"
         return
     is_float = float in (type(target), type(reference))
     scale = abs(reference) or abs(target)

@@ -10,6 +10,7 @@ from typing import Final
 
 from msprobe.compare.model import OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.sides import Side
 from msprobe.dump.record_names import RecordKind, RecordName, backward_name, forward_name
 from msprobe.dump.values import Role
 from msprobe.operators.operator import Operator
@@ -137,6 +138,25 @@ class Calls:
         return any(
             self._comparison.target.parsed(name).is_module for name in self._comparison.target.names
         )
+
+    @cached_property
+    def split_batches(self) -> bool:
+        """Whether the sides split one batch into different numbers of micro batches."""
+        target, reference = (
+            self._batches(side) for side in (self._comparison.target, self._comparison.reference)
+        )
+        return len(target) != len(reference) and 0 < sum(target) == sum(reference)
+
+    @staticmethod
+    def _batches(side: Side) -> list[int]:
+        """Return the size of the first dimension of the data, for each call of the model."""
+        sizes = []
+        for name in side.names:
+            parsed = side.parsed(name)
+            if parsed.is_module and parsed.kind is RecordKind.FORWARD and not side.parent(name):
+                shapes = [value.shape for value in side.values(name) if value.role is Role.INPUT]
+                sizes += [shape[0] for shape in shapes[:1] if shape]
+        return sizes
 
     @cached_property
     def _target_parents(self) -> frozenset[str | None]:

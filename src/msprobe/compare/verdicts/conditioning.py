@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from msprobe.compare.model import Matched, Row
+from msprobe.compare.verdicts.limits import is_limit
 from msprobe.dump.values import Value
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.operator import Family
@@ -43,6 +44,7 @@ class Operand:
         error: L2 norm of the difference.
         largest_error: largest difference of an element.
         peak: largest absolute value.
+        least: smallest absolute value, as far as the signs tell: zero where both signs occur.
         spread: L2 norm after the mean was subtracted.
         count: number of elements.
         shape: shape of the reference.
@@ -53,6 +55,7 @@ class Operand:
     error: float
     largest_error: float
     peak: float
+    least: float
     spread: float
     count: int
     shape: tuple[int, ...]
@@ -90,6 +93,7 @@ def operand_of(row: Row) -> Operand | None:
         error=error,
         largest_error=largest,
         peak=peak,
+        least=_least_size(reference),
         spread=spread,
         count=count,
         shape=reference.shape or (),
@@ -98,18 +102,27 @@ def operand_of(row: Row) -> Operand | None:
 
 
 def _sizes(value: Value) -> tuple[float | None, float, float]:
-    """Return norm, norm without the mean, and peak of the finite elements."""
-    ends = [abs(float(end)) for end in value.finite_ends if end is not None]
+    """Return norm, norm without the mean, and peak of the finite elements, limits left out."""
+    known = [end for end in value.finite_ends if end is not None]
+    ends = [abs(float(end)) for end in known if not is_limit(end)]
     peak = max(ends, default=0.0)
     count = max(math.prod(value.shape or ()), 1)
     norm, mean = value.norm, value.mean
-    if not isinstance(norm, (int, float)) or not math.isfinite(norm):
+    has_limit = len(ends) < len(known)
+    if has_limit or not isinstance(norm, (int, float)) or not math.isfinite(norm):
         return (peak * math.sqrt(count) if ends else None), peak * math.sqrt(count), peak
     size = float(norm)
     if not isinstance(mean, (int, float)) or not math.isfinite(mean):
         return size, size, peak
     rest = size * size - count * float(mean) ** 2
     return size, math.sqrt(max(rest, (_LEAST_SPREAD * size) ** 2)), peak
+
+
+def _least_size(value: Value) -> float:
+    largest, least = value.finite_ends
+    if largest is None or least is None or least <= 0 <= largest:
+        return 0.0
+    return min(abs(float(largest)), abs(float(least)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +183,29 @@ def forward_bound(family: Family, operands: Sequence[Operand], result: Operand) 
             own = out * (8 if family is Family.COMPOSITE else 2)
             passed = _UNKNOWN_GROWTH * relative * result.size
             return Bound(own, passed + sum(op.error for op in operands))
+
+
+def quotient_error(
+    numerator: Operand, divisor: Operand, factor: float, result: Operand
+) -> float | None:
+    """Return the L2 error that errors of single elements can make in ``factor * a / b``.
+
+    Where divisors are tiny, such as in Adam for gradients that are zero up to rounding, small
+    errors of small elements become large ones, which no norm of the inputs shows.
+
+    Args:
+        numerator: a.
+        divisor: b.
+        factor: a number.
+        result: the output.
+
+    Returns:
+        None where divisors may be zero, so that nothing can be said.
+    """
+    if not divisor.least:
+        return None
+    error = numerator.largest_error + numerator.peak * divisor.largest_error / divisor.least
+    return abs(factor) * error / divisor.least * math.sqrt(result.count)
 
 
 def backward_bound(

@@ -17,7 +17,13 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Missing, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import backward_bound, operand_of
-from msprobe.compare.verdicts.origin_state import OriginState, mark, settle_as_close, settle_like
+from msprobe.compare.verdicts.origin_state import (
+    OriginState,
+    lost_gradient,
+    mark,
+    settle_as_close,
+    settle_like,
+)
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
@@ -134,7 +140,7 @@ class GradientFlow:
         forward = state.calls.forward_of(call)
         if forward is None or not forward.is_matched:
             return False
-        cut = any(_lost_gradient(row) for row in forward.outputs)
+        cut = any(lost_gradient(row) for row in forward.outputs)
         lost_before = self._lost_before(forward)
         explained = state.has_difference and not cut
         for row in call.rows:
@@ -159,14 +165,14 @@ class GradientFlow:
             return False
         place = row.value.argument
         for incoming in forward.inputs:
-            if incoming.value.argument != place or not _lost_gradient(incoming):
+            if incoming.value.argument != place or not lost_gradient(incoming):
                 continue
             makers = state.flow.makers(incoming)
             if self._unmatched.blame_cut({*makers.target, *makers.reference}):
                 return True
             common = makers.common
             # Where the maker's own result still requires one, it was detached on the way.
-            if common is not None and _lost_gradient(state.rows[common]):
+            if common is not None and lost_gradient(state.rows[common]):
                 return self._has_backward(state.calls.of(state.rows[common]))
         return False
 
@@ -185,12 +191,12 @@ class GradientFlow:
         """
         state = self._state
         for row in forward.inputs:
-            if not _lost_gradient(row):
+            if not lost_gradient(row):
                 continue
             makers = state.flow.makers(row)
             if self._unmatched.blame_cut({*makers.target, *makers.reference}):
                 return True
-            if makers.common is not None and _lost_gradient(state.rows[makers.common]):
+            if makers.common is not None and lost_gradient(state.rows[makers.common]):
                 return True
         return False
 
@@ -282,9 +288,3 @@ class GradientFlow:
             if row.value.role is Role.PARAMETER_GRAD:
                 found[self._state.calls.parse(row.pair).base].append(row)
         return found
-
-
-def _lost_gradient(row: Row) -> bool:
-    """Return whether a value requires a gradient on one side only."""
-    flags = {value.requires_grad for value in row.values}
-    return flags == {True, False}

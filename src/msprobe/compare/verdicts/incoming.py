@@ -38,7 +38,10 @@ class Incoming:
         self._gradients = gradients
 
     def judge(self, call: Call) -> None:
-        """Set the origin of all inputs and parameters of a call that differ."""
+        """Set the origin of all inputs and parameters of a call that differ.
+
+        Other arguments become suspects: the results of the call have to show their effect.
+        """
         tensors_agree = True
         others: list[Row] = []
         for row in call.inputs:
@@ -51,8 +54,9 @@ class Incoming:
             else:
                 self._judge_tensor(call, row)
                 tensors_agree = tensors_agree and not row.status.is_difference
-        for row in others:
-            self._judge_argument(call, row, tensors_agree)
+        suspects = [row for row in others if self._is_suspect(call, row, tensors_agree)]
+        if suspects:
+            self._state.suspects[call.start] = suspects
 
     def _judge_parameter(self, row: Row) -> None:
         state = self._state
@@ -62,20 +66,20 @@ class Incoming:
             return
         mark(row, Origin.INTRODUCED, Cause.PARAMETER)
 
-    def _judge_argument(self, call: Call, row: Row, tensors_agree: bool) -> None:
-        """Judge an argument that is no tensor."""
+    def _is_suspect(self, call: Call, row: Row, tensors_agree: bool) -> bool:
+        """Judge an argument that is no tensor, and return whether it may be at fault itself."""
         has_same_signature = call.pair.match in (Match.EXACT, Match.ALIGNED)
         if not has_same_signature and not isinstance(row, Matched):
-            return
+            return False
         makers = self._state.flow.makers(row)
         if makers.target or makers.reference:
             mark(row, Origin.INHERITED, Cause.TAKEN_FROM_TENSOR)
-            return
+            return False
         is_size = all(value.type in ("int", "torch.Size", "slice") for value in row.values)
         if is_size and not tensors_agree:
             mark(row, Origin.INHERITED)
-            return
-        mark(row, Origin.INTRODUCED, Cause.ARGUMENT)
+            return False
+        return True
 
     def _judge_tensor(self, call: Call, row: Row) -> None:
         if row.value.slot.startswith(_RANDOM_STATE):
@@ -104,6 +108,9 @@ class Incoming:
     def _judge_wiring(self, call: Call, row: Row, makers: Makers) -> None:
         """Judge a value that different calls made on the two sides."""
         state = self._state
+        if _is_other_batch(row) and state.calls.split_batches:
+            mark(row, Origin.INPUT, Cause.OTHER_SPLIT)
+            return
         blamed = explained = False
         for index in (*makers.target[:1], *makers.reference[:1]):
             maker = state.rows[index]
@@ -213,3 +220,11 @@ class Incoming:
         if call.parsed.is_module or part not in ("input", "kwargs"):
             return False
         return call.operator.takes_state(argument)
+
+
+def _is_other_batch(row: Row) -> bool:
+    """Return whether two tensors have another number of samples, and else the same shape."""
+    if row.status is not Status.SHAPE:
+        return False
+    shapes = [value.shape or () for value in row.values]
+    return len({len(shape) for shape in shapes}) == 1 and len({shape[1:] for shape in shapes}) == 1

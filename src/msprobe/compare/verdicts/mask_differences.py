@@ -35,7 +35,8 @@ def has_doubtful_mask(state: OriginState, call: Call) -> bool:
             if source is None:
                 continue
             maker = state.calls.of(state.rows[source])
-            if any(_matters(each) for each in maker.inputs):
+            # Of an argument that differs statistics of the mask show nothing.
+            if state.convict(maker.start) or any(_matters(each) for each in maker.inputs):
                 return True
             if maker.start not in seen:
                 seen.add(maker.start)

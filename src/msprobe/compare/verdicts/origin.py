@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Final
 
 from msprobe.compare.causes import Cause
+from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.calls import Call, Calls
@@ -24,13 +25,16 @@ from msprobe.compare.verdicts.conditioning import (
     backward_bound,
     forward_bound,
     operand_of,
+    quotient_error,
 )
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
+from msprobe.compare.verdicts.limits import differs_in_limit_alone
 from msprobe.compare.verdicts.mask_differences import has_doubtful_mask
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
+    lost_gradient,
     mark,
     name_of,
     settle_as_close,
@@ -101,9 +105,16 @@ class _Search:
             seen = call.start + len(call.rows)
             self._judge(call)
             self._note(call.rows)
+        self._clear_suspects()
         self._blame_parts()
         self._unmatched.settle_rest()
         retract_inconsequential(state.calls)
+
+    def _clear_suspects(self) -> None:
+        """Clear the arguments whose calls showed no effect of them."""
+        for suspects in self._state.suspects.values():
+            for row in suspects:
+                row.cause = Cause.NO_EFFECT
 
     def _blame_parts(self) -> None:
         """Blame a part for its input where the module around it makes nothing that differs."""
@@ -116,6 +127,10 @@ class _Search:
 
     def _judge(self, call: Call) -> None:
         kind = call.parsed.kind
+        for row in call.rows:
+            if differs_in_limit_alone(row):
+                settle_as_close(row, Cause.SAME_LIMIT)
+                row.error = None
         if any(row.value.role is Role.SAVED for row in call.rows):
             self._judge_saved(call)
         elif kind in PARAMETER_GRADIENTS:
@@ -130,6 +145,8 @@ class _Search:
         else:
             self._incoming.judge(call)
             self._judge_outputs(call)
+            if call.start in self._state.suspects and self._acts_unseen(call):
+                self._state.convict(call.start)
 
     def _note_close(self, rows: Iterable[Row]) -> None:
         state = self._state
@@ -146,6 +163,8 @@ class _Search:
                 # Nothing but the optimizer uses the gradient of a parameter.
                 if row.origin is Origin.INTRODUCED or row.value.role is not Role.PARAMETER_GRAD:
                     state.has_difference = state.has_difference or row.origin is not None
+                if row.origin is Origin.INTRODUCED:
+                    state.note_blamed(row)
             elif row.error is not None and row.error > state.worst_close:
                 state.worst_close = row.error
 
@@ -176,7 +195,8 @@ class _Search:
         if source is not None:
             self._share_fate(row, source)
             return
-        if incoming.has_faulty_argument:
+        if incoming.suspect is not None and self._shows_argument(call, row, incoming):
+            state.convict(incoming.suspect)
             mark(row, Origin.INTRODUCED)
             return
         if row.status is Status.MISSING or row.status is Status.ADDED:
@@ -197,6 +217,46 @@ class _Search:
             mark(row, origin)
         else:
             self._judge_size(call, row, incoming)
+
+    def _shows_argument(self, call: Call, row: Row, incoming: _Arrivals) -> bool:
+        """Return whether a result differs by more than the tensors that came in explain.
+
+        The arguments of a module take effect in the calls inside it, where these are recorded.
+        """
+        state = self._state
+        if call.parsed.is_module and state.calls.has_inner(call):
+            is_told_inside = state.calls.records_apis or call.pair.name in state.blamed_inside
+            if is_told_inside:
+                return False
+        if row.status is Status.NONFINITE:
+            return not incoming.has_nonfinite and incoming.worst_error < _LARGE_ERROR
+        if row.status is not Status.DIFFERS:
+            return not incoming.is_broken
+        if not incoming.is_inexact:
+            return True
+        result = operand_of(row)
+        if result is None or row.error is None or row.error <= incoming.worst_error:
+            return False
+        bound = self._bound(call, row, incoming, result)
+        return result.error > _SAFETY * (bound.own + bound.passed_on)
+
+    def _acts_unseen(self, call: Call) -> bool:
+        """Return whether the effect of an argument may be where the record does not show it.
+
+        A call may change a buffer, random state or the graph; calls without a result do nothing
+        else.
+        """
+        shown = [row for row in call.outputs if row.holds_tensor]
+        if not shown or (
+            any(map(lost_gradient, shown)) and not any(map(lost_gradient, call.inputs))
+        ):
+            return not (call.parsed.is_module and self._state.calls.has_inner(call))
+        names = call.operator.state_arguments
+        signature = signature_of(call.parsed.base)
+        return any(
+            signature.name_of(row.value.argument) in names
+            for row in self._state.suspects[call.start]
+        )
 
     def _share_fate(self, row: Row, source: int) -> None:
         maker = self._state.rows[source]
@@ -236,12 +296,12 @@ class _Search:
             origin = Origin.INHERITED if incoming.differs else Origin.INTRODUCED
             mark(row, origin, self._randomness(call, incoming))
             return
-        bound = self._bound(call, incoming, result)
+        bound = self._bound(call, row, incoming, result)
         may_settle = not (self._is_exact_mode or incoming.differs)
         if may_settle and result.error <= _SAFETY * bound.own:
             settle_as_close(row, Cause.ROUNDING)
             return
-        explained = _SAFETY * bound.own + self._safety * bound.passed_on
+        explained = self._explained(bound)
         if incoming.is_inexact and (result.error <= explained or self._is_exact_mode):
             if may_settle and row.error <= incoming.worst_error:
                 settle_as_close(row, Cause.CLOSE_INPUTS)
@@ -257,14 +317,20 @@ class _Search:
         else:
             mark(row, Origin.INTRODUCED, self._randomness(call, incoming))
 
-    def _bound(self, call: Call, incoming: _Arrivals, result: Operand) -> Bound:
+    def _bound(self, call: Call, row: Row, incoming: _Arrivals, result: Operand) -> Bound:
         family = call.operator.family
         has_inner = call.parsed.is_module and self._state.calls.has_inner(call)
         if has_inner:
             family = Family.COMPOSITE
         if call.is_backward:
             return backward_bound(family, incoming.incoming, incoming.saved, result)
-        return forward_bound(family, incoming.incoming, result)
+        bound = forward_bound(family, incoming.incoming, result)
+        if call.operator.divisor is None or result.error <= self._explained(bound):
+            return bound
+        return Bound(bound.own, bound.passed_on + _quotient_error(call, row, result))
+
+    def _explained(self, bound: Bound) -> float:
+        return _SAFETY * bound.own + self._safety * bound.passed_on
 
     def _randomness(self, call: Call, incoming: _Arrivals) -> Cause | None:
         """Return the cause that a call may have: it draws random numbers."""
@@ -282,11 +348,13 @@ class _Arrivals:
         is_inexact: something is not exactly equal.
         is_broken: something differs in shape or kind, or is missing.
         has_nonfinite: something is NaN or infinite on one side only.
-        has_faulty_argument: an argument that is no tensor is at fault.
+        suspect: call with an argument, no tensor, that may be at fault: index of its first row.
         worst_error: largest relative error.
     """
 
-    def __init__(self, own: Sequence[Row], saved: Sequence[Row]) -> None:
+    def __init__(
+        self, own: Sequence[Row], saved: Sequence[Row], suspect: int | None = None
+    ) -> None:
         self._own = own
         self._saved = saved
         self.differs = False
@@ -294,19 +362,22 @@ class _Arrivals:
         self.is_broken = False
         self.has_nonfinite = False
         self.worst_error = 0.0
+        self.suspect = suspect
         for rows in (own, saved):
             for row in rows:
                 if row.status is not Status.EQUAL:
                     self._take_inexact(row)
-        self.has_faulty_argument = any(
-            row.origin is Origin.INTRODUCED and not row.holds_tensor for row in own
-        )
 
     @classmethod
     def of(cls, state: OriginState, call: Call) -> _Arrivals:
         """Return the summary of the inputs of a call."""
-        forward = state.calls.forward_of(call) if call.is_backward else None
-        return cls(call.inputs, () if forward is None else forward.rows)
+        if not call.is_backward:
+            return cls(call.inputs, (), call.start if call.start in state.suspects else None)
+        forward = state.calls.forward_of(call)
+        if forward is None:
+            return cls(call.inputs, ())
+        suspect = forward.start if forward.start in state.suspects else None
+        return cls(call.inputs, forward.rows, suspect)
 
     @cached_property
     def incoming(self) -> list[Operand]:
@@ -339,6 +410,31 @@ class _Arrivals:
             self.is_broken |= row.status is not Status.DIFFERS
         if row.error is not None and math.isfinite(row.error):
             self.worst_error = max(self.worst_error, row.error)
+
+
+def _quotient_error(call: Call, row: Row, result: Operand) -> float:
+    """Return the error of a division by tiny elements; 0 where it is not known."""
+    divisor = call.operator.divisor
+    assert divisor is not None
+    place = row.value.argument.rpartition(".")[2]
+    found = {}
+    for position in (divisor - 1, divisor, divisor + 1):
+        names = (str(position), f"{position}.{place}")
+        found[position] = next((each for each in call.inputs if each.value.argument in names), None)
+    numerator, by = (
+        None if (each := found[position]) is None else operand_of(each)
+        for position in (divisor - 1, divisor)
+    )
+    if numerator is None or by is None:
+        return 0.0
+    return quotient_error(numerator, by, _factor(call, found[divisor + 1]), result) or 0.0
+
+
+def _factor(call: Call, row: Row | None) -> float:
+    """Return the number by which a quotient is multiplied: the step size of an optimizer."""
+    named = row or next((each for each in call.inputs if each.value.argument == "value"), None)
+    number = None if named is None else named.value.value
+    return float(number) if isinstance(number, (int, float)) else 1.0
 
 
 def _has_zero_between(value: Value) -> bool:

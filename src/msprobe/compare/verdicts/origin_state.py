@@ -26,6 +26,9 @@ class OriginState:
         worst_close: largest relative error of a row before it that is close.
         blamed_parents: modules whose own code made a difference: name → the row that shows it.
         fed: values that a call was wrongly fed with → the row that shows it.
+        suspects: arguments that differ, of calls whose results so far show no effect of it; by the
+            first row of the call.
+        blamed_inside: records with a culprit inside, as their own side calls them.
     """
 
     comparison: RankComparison
@@ -36,6 +39,8 @@ class OriginState:
     worst_close: float = 0.0
     blamed_parents: dict[str, Row] = field(default_factory=dict)
     fed: dict[Hashable, Row] = field(default_factory=dict)
+    suspects: dict[int, list[Row]] = field(default_factory=dict)
+    blamed_inside: set[str] = field(default_factory=set)
 
     @property
     def rows(self) -> list[Row]:
@@ -47,6 +52,28 @@ class OriginState:
         if row.status is not Status.DIFFERS or row.error is None:
             return False
         return row.error <= factor * self.worst_close
+
+    def convict(self, start: int) -> bool:
+        """Blame the arguments of a call that were under suspicion.
+
+        Args:
+            start: index of the first row of the call.
+
+        Returns:
+            Whether there were any.
+        """
+        suspects = self.suspects.pop(start, ())
+        for row in suspects:
+            mark(row, Origin.INTRODUCED, Cause.ARGUMENT)
+            self.note_blamed(row)
+        return bool(suspects)
+
+    def note_blamed(self, row: Row) -> None:
+        """Remember the records around a culprit."""
+        parent = self.calls.parent(row.pair)
+        while parent is not None and parent not in self.blamed_inside:
+            self.blamed_inside.add(parent)
+            parent = self.calls.parent_of(parent, is_target=row.pair.target is not None)
 
     def explains(self, index: int) -> bool:
         """Return whether the value of an earlier row differs, so that its users must too."""
@@ -75,3 +102,9 @@ def settle_like(row: Row, maker: Row) -> None:
 def name_of(state: OriginState, index: int) -> str:
     """Return the record that a row belongs to, for messages."""
     return state.rows[index].pair.name
+
+
+def lost_gradient(row: Row) -> bool:
+    """Return whether a value requires a gradient on one side only."""
+    flags = {value.requires_grad for value in row.values}
+    return flags == {True, False}

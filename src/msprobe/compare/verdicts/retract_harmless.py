@@ -2,71 +2,121 @@
 """Retract origins in calls that change no result.
 
 A module may be written in another way: other calls inside, other values between them, and yet the
-same result. Such calls are no culprits. Arguments and parameters that differ stay blamed: their
-effect may show elsewhere (a momentum, an index to ignore) or later.
+same result and the same gradients. What differs inside is another way to compute the same.
+Parameters that differ stay blamed, as do arguments whose effect is not in the result of their call
+(a momentum): it may show elsewhere or later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Final
+
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row
 from msprobe.compare.verdicts.calls import Call, Calls
-from msprobe.dump.record_names import RecordKind
+from msprobe.dump.record_names import RecordKind, forward_name, parse_record_name
 from msprobe.dump.values import Role
+
+# Causes that concern gradients, though the forward call is blamed.
+_OF_GRADIENTS: Final = (Cause.CUTTING_CALL,)
 
 
 def retract_inconsequential(calls: Calls) -> None:
-    """Clear the origin of calls whose innermost module that both sides have makes the same result.
+    """Clear the origins in calls inside a module whose results agree, and whose gradients do.
 
-    Only forward calls are looked at; their backward records are judged by themselves.
+    For a forward call the results of the innermost module that both sides have are enough: what
+    its gradients do is judged by itself.
     """
-    agreeing: dict[str, bool] = {}
+    agreement = _Agreement(calls)
     for call in calls:
-        if call.parsed.kind is not RecordKind.FORWARD or call.parsed.is_module:
+        if call.parsed.kind not in (RecordKind.FORWARD, RecordKind.BACKWARD):
             continue
-        blamed = [row for row in call.rows if row.origin is Origin.INTRODUCED]
-        if not blamed or any(_stays(row) for row in blamed):
+        found = [row for row in call.rows if row.origin not in (None, Origin.INPUT)]
+        if not found or any(_stays(call, row) for row in found):
             continue
-        module = _enclosing(calls, call)
-        if module is None:
-            continue
-        name = module.pair.name
-        if name not in agreeing:
-            agreeing[name] = _agrees(module)
-        if agreeing[name]:
-            for row in call.rows:
-                if row.origin is Origin.INTRODUCED:
-                    row.origin, row.cause, row.subject = None, Cause.HARMLESS, name
+        is_forward = not call.is_backward and all(row.cause not in _OF_GRADIENTS for row in found)
+        module = agreement.around(call, needs_gradients=not is_forward)
+        if module is not None:
+            for row in found:
+                row.origin, row.cause, row.subject = None, Cause.HARMLESS, module.pair.name
 
 
-def _stays(row: Row) -> bool:
-    """Return whether a row is blamed for an argument that is no tensor."""
-    if row.value.role is not Role.INPUT:
+def _stays(call: Call, row: Row) -> bool:
+    """Return whether a row is blamed for something that takes effect elsewhere."""
+    if row.origin is not Origin.INTRODUCED:
         return False
-    return not row.holds_tensor
+    if row.value.role is Role.PARAMETER or row.cause is Cause.REORDERING_CALL:
+        return True
+    is_argument = row.value.role is Role.INPUT and not row.holds_tensor
+    return is_argument and not any(each.status.is_difference for each in call.outputs)
 
 
-def _enclosing(calls: Calls, call: Call) -> Call | None:
-    """Return the innermost module around a call that both sides recorded."""
-    names = ((call.pair.target, True), (call.pair.reference, False))
-    around = [_module_around(calls, name, side) for name, side in names if name is not None]
-    first, last = around[0], around[-1]
-    # A call of another module on either side is no inner matter of one of them.
-    if first is None or last is None or first.start != last.start:
+class _Agreement:
+    """The modules whose results and gradients agree."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._results: dict[int, bool] = {}
+        self._gradients: dict[int, bool] = {}
+        self._paths = {
+            calls.parse(row.pair).path
+            for row in calls.rows
+            if row.value.role is Role.PARAMETER_GRAD
+            and row.status.is_difference
+            and row.pair.is_matched
+        }
+
+    def around(self, call: Call, *, needs_gradients: bool) -> Call | None:
+        """Return the innermost module around a call that agrees; None if there is none."""
+        for number, module in enumerate(self._enclosing(call)):
+            if self._have_equal_results(module) and (
+                (number == 0 and not needs_gradients) or self._have_equal_gradients(module)
+            ):
+                return module
         return None
-    return first
 
+    def _enclosing(self, call: Call) -> Iterator[Call]:
+        """Yield the modules around a call that both sides recorded, from the innermost."""
+        names = ((call.pair.target, True), (call.pair.reference, False))
+        around = [list(self._modules_around(name, side)) for name, side in names if name]
+        for modules in zip(*around, strict=False):
+            # A call of another module on either side is no inner matter of one of them.
+            if len({module.start for module in modules}) > 1:
+                return
+            yield modules[0]
 
-def _module_around(calls: Calls, name: str, is_target: bool) -> Call | None:
-    parent = calls.parent_of(name, is_target=is_target)
-    while parent is not None:
-        found = calls.named(parent, is_target=is_target)
-        if found is not None and found.is_matched and found.parsed.is_module:
-            return found
-        parent = calls.parent_of(parent, is_target=is_target)
-    return None
+    def _modules_around(self, name: str, is_target: bool) -> Iterator[Call]:
+        calls = self._calls
+        # A backward record lies inside backward records, if any: its forward call tells more.
+        name = forward_name(parse_record_name(name)) or name
+        parent = calls.parent_of(name, is_target=is_target)
+        while parent is not None:
+            found = calls.named(parent, is_target=is_target)
+            if found is not None and found.is_matched and found.parsed.is_module:
+                yield found
+            parent = calls.parent_of(parent, is_target=is_target)
 
+    def _have_equal_results(self, module: Call) -> bool:
+        found = self._results.get(module.start)
+        if found is None:
+            outputs = [row for row in module.rows if row.value.role is Role.OUTPUT]
+            found = bool(outputs) and not any(row.status.is_difference for row in outputs)
+            self._results[module.start] = found
+        return found
 
-def _agrees(module: Call) -> bool:
-    outputs = [row for row in module.rows if row.value.role is Role.OUTPUT]
-    return bool(outputs) and not any(row.status.is_difference for row in outputs)
+    def _have_equal_gradients(self, module: Call) -> bool:
+        found = self._gradients.get(module.start)
+        if found is None:
+            found = self._gradients[module.start] = self._compare_gradients(module)
+        return found
+
+    def _compare_gradients(self, module: Call) -> bool:
+        for is_target in (True, False):
+            backward = self._calls.backward_of(module, is_target=is_target)
+            if backward is not None and any(row.status.is_difference for row in backward.rows):
+                return False
+        path = module.parsed.path
+        if not path:
+            return not self._paths
+        return not any(each == path or each.startswith(f"{path}.") for each in self._paths)

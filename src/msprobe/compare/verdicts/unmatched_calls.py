@@ -67,7 +67,7 @@ class UnmatchedCalls:
             maker: index of the row of the unmatched call that holds the value.
         """
         chain = self._chain_of(self._state.calls.of(self._state.rows[maker]))
-        if chain.is_fed_with_difference:
+        if chain.is_fed_with_difference or self._state.calls.split_batches:
             return Blame.EARLIER
         roots = chain.telling or chain.moving
         for position in roots:
@@ -96,7 +96,9 @@ class UnmatchedCalls:
                 mark(row, Origin.INTRODUCED, Cause.NAN_CALL)
 
     def blame_hidden(self, call: Call) -> bool:
-        """Blame an unmatched call upstream that put the elements of a value into another order.
+        """Blame a call upstream that put the elements of a value into another order.
+
+        That is a call that only one side makes, or one with another argument.
 
         Statistics do not see such a change; results computed from the value show it further on.
 
@@ -117,13 +119,18 @@ class UnmatchedCalls:
                 makers = state.flow.makers(row)
                 for index in {*makers.target[:1], *makers.reference[:1]}:
                     maker = state.calls.of(state.rows[index])
-                    if not maker.is_matched and maker.operator.reorders:
-                        self._blame(index)
+                    if maker.operator.reorders and self._reordered(maker, index):
                         return True
                     if maker.start not in seen:
                         seen.add(maker.start)
                         waiting.append(maker)
         return False
+
+    def _reordered(self, maker: Call, index: int) -> bool:
+        if maker.is_matched:
+            return self._state.convict(maker.start)
+        self._blame(index, Cause.REORDERING_CALL)
+        return True
 
     def settle_rest(self) -> None:
         """Set the origin of the other unmatched calls: those with differing inputs inherit."""
