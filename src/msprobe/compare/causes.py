@@ -41,6 +41,8 @@ class Cause(StrEnum):
     MODEL_INPUT = "model_input", "came in with the model's input"
     OTHER_SPLIT = "other_split", "the batch is split into another number of micro batches"
     OUTSIDE = "outside", "came in from outside the recorded calls"
+    UNTRACED = "untraced"
+    LIKELY = "likely", "made by code that was not recorded, from values hardly nearer to each other"
     UNRECORDED_CODE = "unrecorded_code", "made by code that was not recorded"
     OTHER_VALUE = "other_value", "fed with {}"
     UNRECORDED_VALUE = "unrecorded_value", "fed with {}"
@@ -109,6 +111,11 @@ class Cause(StrEnum):
     EARLIER_STEP = (
         "earlier_step",
         "an earlier step updated it with a gradient that was not the same",
+    )
+    EARLIER_RESULT = "earlier_result", "made in an earlier step, from values that differ"
+    STEP_GROWTH = (
+        "step_growth",
+        "an earlier step updated it with a gradient that was not the same, but hardly enough so",
     )
     LEFT_BEHIND = "left_behind", "perhaps left behind by an earlier step, which differs"
     OTHER_UPDATE = (

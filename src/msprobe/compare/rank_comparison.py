@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from msprobe.compare.model import Mode, OperationPair, Row
 
 if TYPE_CHECKING:
     from msprobe.compare.sides import Side
+    from msprobe.compare.verdicts.proof import Proof
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class RankComparison:
         mode: the data by which values are judged.
         pairs: all operations, in order of execution.
         rows: all values, grouped by operation in the order of `pairs`.
+        growths: error relative to that of the inputs, of rows where this is too much; by `id`.
+        proof: whether the differences are rounding; None before the summary was made.
         table: file of the table of `rows`, where they were set aside.
     """
 
@@ -35,6 +38,8 @@ class RankComparison:
     mode: Mode
     pairs: list[OperationPair]
     rows: list[Row]
+    growths: dict[int, float] = field(default_factory=dict)
+    proof: Proof | None = None
     table: Path | None = None
 
     def side_of(self, pair: OperationPair) -> Side:
@@ -44,6 +49,6 @@ class RankComparison:
     def set_aside(self, table: Path) -> None:
         """Release the rows, whose table is in a file, and all data read from the dumps."""
         self.table = table
-        self.pairs, self.rows = [], []
+        self.pairs, self.rows, self.growths = [], [], {}
         self.target.unload()
         self.reference.unload()

@@ -16,6 +16,7 @@ from msprobe.compare.model import Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.history import History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
+from msprobe.compare.verdicts.proof import prove
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 
@@ -40,17 +41,25 @@ class Across:
                 for row in comparison.rows:
                     if row.origin is Origin.INTRODUCED:
                         _revise(comparison, row, history)
+                    elif row.cause is Cause.OUTSIDE and history.handed_on(row):
+                        mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
             history.add(comparison)
         if len(ranks) > 1:
             _settle_ranks(ranks)
+        for comparison in ranks:
+            comparison.proof = prove(comparison)
 
 
 def _revise(comparison: RankComparison, row: Row, history: History) -> None:
     """Let a value that came from outside inherit from the step before."""
     role = row.value.role
     if role is Role.PARAMETER:
-        if history.explains(parameter_of(comparison, row)):
-            mark(row, Origin.INHERITED, Cause.EARLIER_STEP)
+        key = parameter_of(comparison, row)
+        if history.explains(key):
+            is_likely = history.handed_on(row) or (
+                row.error is not None and row.error <= history.likely_error(key)
+            )
+            mark(row, Origin.INHERITED, Cause.EARLIER_STEP if is_likely else Cause.STEP_GROWTH)
         else:
             row.cause = Cause.OTHER_UPDATE
     elif history.inexact and role is Role.INPUT and row.cause is Cause.UNRECORDED_VALUE:

@@ -62,7 +62,7 @@ class GradientFlow:
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
             return
         if state.has_difference and call.parsed.is_module:
-            mark(row, Origin.INHERITED)
+            mark(row, Origin.INHERITED, state.cause_if_unlikely(row, _UNRECORDED_GROWTH))
             return
         mark(row, Origin.INTRODUCED, Cause.CHANGED_GRADIENT if shares else Cause.OTHER_START)
 
@@ -91,7 +91,7 @@ class GradientFlow:
         elif shares and self._is_sum_of(row, shares):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
         elif not shares and (state.has_difference or state.may_have_grown(row, _UNRECORDED_GROWTH)):
-            mark(row, Origin.INHERITED)
+            mark(row, Origin.INHERITED, state.cause_if_unlikely(row, _UNRECORDED_GROWTH))
         elif not isinstance(row, Matched):
             side = "target" if isinstance(row, Missing) else "reference"
             mark(row, Origin.INTRODUCED, Cause.NO_PARAMETER_GRADIENT, side)
@@ -203,7 +203,7 @@ class GradientFlow:
     def _judge_unknown(self, call: Call, row: Row) -> None:
         state = self._state
         if state.has_difference or state.may_have_grown(row, _UNRECORDED_GROWTH):
-            mark(row, Origin.INHERITED)
+            mark(row, Origin.INHERITED, state.cause_if_unlikely(row, _UNRECORDED_GROWTH))
         else:
             mark(row, Origin.INTRODUCED, Cause.UNEXPLAINED_GRADIENT)
 

@@ -3,11 +3,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Final
 
-from msprobe.compare.model import Row, Status
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.verdicts.data_flow import fingerprints
 from msprobe.dump.values import Role
+
+# How far an update may enlarge the relative error of a gradient: where terms of it cancel.
+_GROWTH: Final = 50.0
 
 Parameter = tuple[str, str]
 """A module, and the name of one of its parameters."""
@@ -21,11 +29,15 @@ class History:
         inexact: whether any value of them was not exactly equal.
         parameters: whether each was exactly equal when last seen.
         gradients: parameter → whether its gradient was exactly equal, in all steps.
+        errors: parameter → largest relative error of it and of its gradient.
+        results: pairs of values that calls outside the model made: what an optimizer keeps.
     """
 
     inexact: bool = False
     parameters: dict[Parameter, bool] = field(default_factory=dict)
     gradients: dict[Parameter, bool] = field(default_factory=dict)
+    errors: dict[Parameter, float] = field(default_factory=dict)
+    results: set[Hashable] = field(default_factory=set)
 
     def add(self, comparison: RankComparison) -> None:
         """Take in a step that was judged."""
@@ -35,10 +47,31 @@ class History:
                 self.inexact = True
             role = row.value.role
             if role is Role.PARAMETER:
-                self.parameters[parameter_of(comparison, row)] = is_equal
+                key = parameter_of(comparison, row)
+                self.parameters[key] = is_equal
             elif role is Role.PARAMETER_GRAD:
                 key = parameter_of(comparison, row)
                 self.gradients[key] = self.gradients.get(key, True) and is_equal
+            else:
+                if role is Role.OUTPUT and not is_equal and _is_explained(comparison, row):
+                    self.results.add(fingerprints(row))
+                continue
+            if row.error:
+                self.errors[key] = max(self.errors.get(key, 0.0), row.error)
+
+    def handed_on(self, row: Row) -> bool:
+        """Return whether a row holds the two values that a call of an earlier step made.
+
+        Only calls count whose own differences are explained.
+        """
+        both = fingerprints(row)
+        return both != (None, None) and both in self.results
+
+    def likely_error(self, key: Parameter) -> float:
+        """Return the relative error of a parameter that earlier steps make likely, at most."""
+        if key not in self.gradients:
+            return math.inf
+        return _GROWTH * self.errors.get(key, 0.0)
 
     def explains(self, key: Parameter) -> bool:
         """Return whether earlier steps explain that a parameter differs now.
@@ -52,6 +85,13 @@ class History:
         if key in self.gradients:
             return not self.gradients[key]
         return self.inexact
+
+
+def _is_explained(comparison: RankComparison, row: Row) -> bool:
+    """Return whether a call outside the model made the two values of a row, and not by a fault."""
+    if row.origin not in (None, Origin.INHERITED) or row.cause is Cause.UNTRACED:
+        return False
+    return row.pair.is_matched and comparison.side_of(row.pair).parent(row.pair.name) is None
 
 
 def parameter_of(comparison: RankComparison, row: Row) -> Parameter:

@@ -129,7 +129,7 @@ class Incoming:
             return
         one_sided = not (makers.target and makers.reference)
         if one_sided and (state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH)):
-            mark(row, Origin.INHERITED)
+            mark(row, Origin.INHERITED, state.cause_if_unlikely(row, UNRECORDED_GROWTH))
             return
         parent = None if call.is_backward else state.calls.parent(call.pair)
         if parent is not None and not state.calls.records_apis:
@@ -200,7 +200,8 @@ class Incoming:
             mark(row, Origin.INPUT, Cause.OUTSIDE)
             return
         if state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH):
-            mark(row, Origin.INHERITED, Cause.UNRECORDED_CODE)
+            likely = state.cause_if_unlikely(row, UNRECORDED_GROWTH) is None
+            mark(row, Origin.INHERITED, Cause.LIKELY if likely else Cause.UNRECORDED_CODE)
             return
         if state.calls.records_apis:
             self._blame_feeding(

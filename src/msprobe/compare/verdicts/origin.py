@@ -52,6 +52,8 @@ _SAFETY: Final = 4.0
 _SAFETY_OF_STATISTICS: Final = 30.0
 # NaN and Inf can follow from differences of this relative size; smaller ones do not explain them.
 _LARGE_ERROR: Final = 0.5
+# What a module may make of the errors of its inputs, where its calls do not tell.
+_NEAR: Final = 10.0
 
 
 def find_origins(comparison: RankComparison) -> None:
@@ -165,6 +167,8 @@ class _Search:
                     state.has_difference = state.has_difference or row.origin is not None
                 if row.origin is Origin.INTRODUCED:
                     state.note_blamed(row)
+                elif row.origin is Origin.INHERITED and row.cause is not Cause.UNTRACED:
+                    state.worst_inherited = max(state.worst_inherited, row.error or 0.0)
             elif row.error is not None and row.error > state.worst_close:
                 state.worst_close = row.error
 
@@ -206,7 +210,8 @@ class _Search:
             mark(row, Origin.INHERITED, Cause.DOUBTFUL_MASK)
             return
         if call.parsed.is_module and state.calls.has_inner(call) and state.has_difference:
-            mark(row, Origin.INHERITED)
+            is_explained = incoming.is_near(row)
+            mark(row, Origin.INHERITED, None if is_explained else Cause.UNTRACED)
             return
         if row.cause is Cause.LONE_PRECISION and not incoming.differs:
             mark(row, Origin.INTRODUCED)
@@ -312,6 +317,9 @@ class _Search:
                 mark(row, Origin.INHERITED)
             else:
                 mark(row, Origin.AMPLIFIED, *_growth(result, incoming))
+                if incoming.worst_error:
+                    growth = result.relative / incoming.worst_error
+                    self._state.comparison.growths[id(row)] = growth
         elif self._sees_statistics_only and self._unmatched.blame_hidden(call):
             mark(row, Origin.INHERITED, Cause.REORDERED)
         else:
@@ -388,6 +396,14 @@ class _Arrivals:
     def saved(self) -> list[Operand]:
         """Tensors of the forward call, for a backward record."""
         return [operand for operand in map(operand_of, self._saved) if operand is not None]
+
+    def is_near(self, row: Row) -> bool:
+        """Return whether a result is hardly further apart than what came in."""
+        if row.status is not Status.DIFFERS or row.error is None:
+            return False
+        result = operand_of(row)
+        rounding = 0.0 if result is None else result.epsilon
+        return row.error <= _NEAR * max(self.worst_error, rounding)
 
     @property
     def reaches_zero(self) -> bool:

@@ -24,6 +24,7 @@ class OriginState:
         outside: values that no call made.
         has_difference: whether any row before the present operation differs.
         worst_close: largest relative error of a row before it that is close.
+        worst_inherited: the same of rows that differ as the values do that they are made of.
         blamed_parents: modules whose own code made a difference: name → the row that shows it.
         fed: values that a call was wrongly fed with → the row that shows it.
         suspects: arguments that differ, of calls whose results so far show no effect of it; by the
@@ -37,6 +38,7 @@ class OriginState:
     outside: OutsideValues
     has_difference: bool = False
     worst_close: float = 0.0
+    worst_inherited: float = 0.0
     blamed_parents: dict[str, Row] = field(default_factory=dict)
     fed: dict[Hashable, Row] = field(default_factory=dict)
     suspects: dict[int, list[Row]] = field(default_factory=dict)
@@ -52,6 +54,18 @@ class OriginState:
         if row.status is not Status.DIFFERS or row.error is None:
             return False
         return row.error <= factor * self.worst_close
+
+    def cause_if_unlikely(self, row: Row, factor: float) -> Cause | None:
+        """Return the cause of a difference whose source is not recorded.
+
+        Returns:
+            None where it is small enough to follow from the errors before it.
+        """
+        if self.may_have_grown(row, factor):
+            return None
+        if row.status is not Status.DIFFERS or row.error is None:
+            return Cause.UNTRACED
+        return None if row.error <= 2 * self.worst_inherited else Cause.UNTRACED
 
     def convict(self, start: int) -> bool:
         """Blame the arguments of a call that were under suspicion.

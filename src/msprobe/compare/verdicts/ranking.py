@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind
@@ -58,6 +59,86 @@ def rank_culprits(culprits: Sequence[Culprit]) -> list[Culprit]:
             culprit.comparison.step,
             culprit.place,
         ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CulpritGroup:
+    """Culprits that are one mistake: same line, kind, argument, and difference.
+
+    Attributes:
+        culprits: the best one first.
+        kind: as in `Culprit`.
+        cause: the reason for the origin, None if status and origin are enough.
+        call: the API or the class of the module, such as ``Tensor.mul_``.
+        argument: place of the value in its call, such as ``input.1``.
+        source: line of the user's code.
+        finding: the difference, where it is the same in all of them; else empty.
+    """
+
+    culprits: tuple[Culprit, ...]
+    kind: str
+    cause: Cause | None
+    call: str
+    argument: str
+    source: str | None
+    finding: str
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.culprits)
+
+    @property
+    def words(self) -> str:
+        """The group in a line: ``22 x Tensor.mul_: 0.9998 instead of 0.9999, optimizer.py:41``."""
+        what = f"{self.count} x {self.call}" if self.count > 1 else self.call
+        shown = f"{what}: {self.finding}" if self.finding else what
+        return f"{shown}, {self.source}" if self.source else shown
+
+
+def culprit_groups(culprits: Sequence[Culprit]) -> list[CulpritGroup]:
+    """Return culprits grouped by source line, kind, cause, call and argument.
+
+    Args:
+        culprits: ranked, the best one first; groups are in the order of their first culprits.
+    """
+    found: dict[Hashable, list[Culprit]] = {}
+    for culprit in culprits:
+        found.setdefault(_group_key(culprit), []).append(culprit)
+    return [_group(each) for each in found.values()]
+
+
+def _group_key(culprit: Culprit) -> Hashable:
+    row = culprit.row
+    is_argument = row.value.role is Role.INPUT and not row.holds_tensor
+    return (
+        culprit.source,
+        culprit.kind,
+        row.cause,
+        _call_name(culprit),
+        row.value.slot,
+        # Two different numbers in one line are two mistakes.
+        row.finding if is_argument else "",
+    )
+
+
+def _call_name(culprit: Culprit) -> str:
+    parsed = culprit.comparison.side_of(culprit.row.pair).parsed(culprit.row.pair.name)
+    return parsed.class_name or f"{parsed.prefix}.{parsed.path}"
+
+
+def _group(culprits: Sequence[Culprit]) -> CulpritGroup:
+    first = culprits[0]
+    findings = {each.row.finding for each in culprits}
+    return CulpritGroup(
+        culprits=tuple(culprits),
+        kind=first.kind,
+        cause=first.row.cause,
+        call=_call_name(first),
+        argument=first.row.value.slot,
+        source=first.source,
+        finding=first.row.finding if len(findings) == 1 else "",
     )
 
 

@@ -13,6 +13,7 @@ from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.across import Across
 from msprobe.compare.verdicts.next_steps import SHOWN_INPUTS, next_steps, notes_on
+from msprobe.compare.verdicts.proof import Jump, Proof
 from msprobe.compare.verdicts.ranking import Culprit, culprits_of, kind_of_row, rank_culprits
 
 SCHEMA_VERSION: Final = 1
@@ -127,6 +128,31 @@ def _part(comparison: RankComparison) -> dict[str, Any]:
         "counts": {str(status): counts[status] for status in Status},
         "origins": {str(origin): origins[origin] for origin in Origin},
         "first_difference": None if first is None else _difference(comparison, first),
+        "proof": None if comparison.proof is None else _proof(comparison.proof),
+    }
+
+
+def _proof(proof: Proof) -> dict[str, Any]:
+    return {
+        "is_rounding": proof.is_rounding,
+        "has_two_precisions": proof.has_two_precisions,
+        "differing": proof.differing,
+        "total": proof.total,
+        "worst": None if proof.worst is None else _jump(proof.worst),
+        "jumps": [_jump(jump) for jump in proof.jumps],
+    }
+
+
+def _jump(jump: Jump) -> dict[str, Any]:
+    return {
+        "kind": str(jump.kind),
+        "row": jump.row,
+        "name": jump.record,
+        "module": jump.module,
+        "source": jump.source,
+        "order": jump.order,
+        "error": jump.error,
+        "growth": _number(jump.growth),
     }
 
 

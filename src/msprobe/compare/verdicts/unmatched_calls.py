@@ -96,7 +96,8 @@ class UnmatchedCalls:
                 mark(row, Origin.INTRODUCED, Cause.NAN_CALL)
 
     def blame_hidden(self, call: Call) -> bool:
-        """Blame a call upstream that put the elements of a value into another order.
+        """Blame a call upstream whose effect statistics do not show: on the order of elements, or
+        on a mask.
 
         That is a call that only one side makes, or one with another argument.
 
@@ -119,16 +120,20 @@ class UnmatchedCalls:
                 makers = state.flow.makers(row)
                 for index in {*makers.target[:1], *makers.reference[:1]}:
                     maker = state.calls.of(state.rows[index])
-                    if maker.operator.reorders and self._reordered(maker, index):
+                    if self._acts_hidden(maker, index):
                         return True
                     if maker.start not in seen:
                         seen.add(maker.start)
                         waiting.append(maker)
         return False
 
-    def _reordered(self, maker: Call, index: int) -> bool:
+    def _acts_hidden(self, maker: Call, index: int) -> bool:
+        """Blame a call, if statistics hide what it does and it is not the same on both sides."""
         if maker.is_matched:
-            return self._state.convict(maker.start)
+            hides = maker.operator.reorders or self._state.rows[index].value.dtype == "bool"
+            return hides and self._state.convict(maker.start)
+        if not maker.operator.reorders:
+            return False
         self._blame(index, Cause.REORDERING_CALL)
         return True
 

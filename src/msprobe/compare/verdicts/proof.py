@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Proof`: whether the differences of a step and rank are rounding, and else where they jump.
+
+Rounding is proved if every difference is explained: by the rounding of the call that made it, or by
+the differences of its inputs, along the data flow up to values that agree. Everything else is a
+*jump*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Role
+from msprobe.numerics.number_types import epsilon_of
+
+if TYPE_CHECKING:
+    from msprobe.compare.rank_comparison import RankComparison
+
+_MOST_JUMPS: Final = 20
+# Rounding errors that grew so far, in units of the type's resolution, are not rounding any more.
+_FARTHEST: Final = 1e5
+_LARGEST: Final = 0.5
+# Inherited differences with these causes follow from something that was not recorded.
+_UNTRACED: Final = (
+    Cause.UNTRACED,
+    Cause.UNRECORDED_CODE,
+    Cause.OTHER_USERS,
+    Cause.LEFT_BEHIND,
+    Cause.REORDERED,
+    Cause.DOUBTFUL_MASK,
+    Cause.CUT_BEFORE,
+    Cause.RANDOM_STATE,
+)
+
+
+class JumpKind(StrEnum):
+    """Kind of a difference that its inputs do not explain."""
+
+    CALL = "call"
+    """The result of a call differs by more than its inputs explain."""
+    ARGUMENT = "argument"
+    """An argument that is no tensor differs, and the result of its call shows it."""
+    PARAMETER = "parameter"
+    """A parameter differs, and no earlier step explains it."""
+    STEP = "step"
+    """A parameter differs by more than its gradients in earlier steps make likely."""
+    DATA = "data"
+    """The data differ when they come in."""
+    UNMATCHED = "unmatched"
+    """Only one side makes a call, and values around it differ."""
+    STRUCTURE = "structure"
+    """A value is missing, or has another shape, type or NaN."""
+    UNTRACED = "untraced"
+    """Where the value comes from was not recorded."""
+    SIZE = "size"
+    """The result of a call is much further apart than rounding gets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jump:
+    """A difference that its inputs do not explain.
+
+    Attributes:
+        kind: why it is not explained.
+        row: name of the value.
+        record: name of the record.
+        module: path of the innermost module around it.
+        source: line of the user's code, None if not recorded.
+        order: place of the call in the order of execution.
+        error: relative error, None where it has no size.
+        growth: error relative to the largest one of the call's inputs; infinite where these agree,
+            None where it is not known.
+    """
+
+    kind: JumpKind
+    row: str
+    record: str
+    module: str
+    source: str | None
+    order: int
+    error: float | None
+    growth: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Evidence on whether the differences of a step and rank are rounding.
+
+    Attributes:
+        jumps: differences that are not explained, in order of execution, at most 20.
+        total: how many there are.
+        worst: the jump that is furthest beyond its inputs; None if there is none.
+        differing: how many values differ with consequence.
+        has_two_precisions: whether calls of the sides ran in types of different precision.
+    """
+
+    jumps: tuple[Jump, ...]
+    total: int
+    worst: Jump | None
+    differing: int
+    has_two_precisions: bool
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether every difference is explained by rounding, perhaps of a coarser type."""
+        return self.total == 0
+
+
+def prove(comparison: RankComparison) -> Proof:
+    """Return the evidence on a step and rank, after its origins were found."""
+    found = list(_jumps(comparison))
+    jumps = [_jump(comparison, row, kind) for row, kind in found]
+    return Proof(
+        jumps=tuple(jumps[:_MOST_JUMPS]),
+        total=len(jumps),
+        worst=max(jumps, key=_height, default=None),
+        differing=sum(
+            row.status.is_difference and row.origin is not None for row in comparison.rows
+        ),
+        has_two_precisions=any(map(_has_two_precisions, comparison.rows)),
+    )
+
+
+def _jumps(comparison: RankComparison) -> Iterator[tuple[Row, JumpKind]]:
+    # Gradients and updates may be zero up to rounding, and then differ by any relative size.
+    end = _end_of_forward(comparison)
+    for row in comparison.rows:
+        if row.origin is not None:
+            kind = _kind_of(row)
+            if kind is None and row.pair.position < end and _is_far_apart(row):
+                kind = JumpKind.SIZE
+            if kind is not None:
+                yield row, kind
+
+
+def _end_of_forward(comparison: RankComparison) -> float:
+    """Return the place of the first backward record."""
+    for pair in comparison.pairs:
+        if comparison.side_of(pair).parsed(pair.name).kind is RecordKind.BACKWARD:
+            return pair.position
+    return math.inf
+
+
+def _kind_of(row: Row) -> JumpKind | None:
+    """Return why a row with an origin is not explained; None if it is."""
+    if row.origin is Origin.INPUT:
+        return JumpKind.DATA
+    if row.origin is Origin.INTRODUCED:
+        return _kind_of_culprit(row)
+    if row.origin is Origin.AMPLIFIED:
+        return JumpKind.CALL
+    if row.cause is Cause.STEP_GROWTH:
+        return JumpKind.STEP
+    if row.cause in _UNTRACED:
+        return JumpKind.UNTRACED
+    if row.status is Status.DIFFERS or not row.holds_tensor:
+        return None
+    return JumpKind.STRUCTURE if row.pair.is_matched else JumpKind.UNMATCHED
+
+
+def _kind_of_culprit(row: Row) -> JumpKind:
+    if row.value.role is Role.PARAMETER:
+        return JumpKind.PARAMETER
+    if row.cause is Cause.ARGUMENT:
+        return JumpKind.ARGUMENT
+    return JumpKind.CALL if row.pair.is_matched else JumpKind.UNMATCHED
+
+
+def _is_far_apart(row: Row) -> bool:
+    """Return whether a result is further apart than rounding gets."""
+    if row.error is None or row.value.role is not Role.OUTPUT:
+        return False
+    epsilon = max(epsilon_of(value.dtype) for value in row.values)
+    return row.error > min(_FARTHEST * epsilon, _LARGEST)
+
+
+def _jump(comparison: RankComparison, row: Row, kind: JumpKind) -> Jump:
+    side, record = comparison.side_of(row.pair), row.pair.name
+    growth = comparison.growths.get(id(row))
+    if growth is None and row.origin is Origin.INTRODUCED:
+        growth = math.inf
+    return Jump(
+        kind=kind,
+        row=row.name,
+        record=record,
+        module=side.module(record),
+        source=side.source_line(record),
+        order=row.pair.position,
+        error=row.error if row.error is not None and math.isfinite(row.error) else None,
+        growth=growth,
+    )
+
+
+def _height(jump: Jump) -> tuple[float, float, int]:
+    return (jump.growth or 0.0, jump.error or 0.0, -jump.order)
+
+
+def _has_two_precisions(row: Row) -> bool:
+    if not isinstance(row, Matched) or row.target.dtype == row.reference.dtype:
+        return False
+    target, reference = row.values
+    return 0 < epsilon_of(target.dtype) != epsilon_of(reference.dtype) > 0
