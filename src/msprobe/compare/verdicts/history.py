@@ -91,7 +91,9 @@ def _is_explained(comparison: RankComparison, row: Row) -> bool:
     """Return whether a call outside the model made the two values of a row, and not by a fault."""
     if row.origin not in (None, Origin.INHERITED) or row.cause is Cause.UNTRACED:
         return False
-    return row.pair.is_matched and comparison.side_of(row.pair).parent(row.pair.name) is None
+    side = comparison.side_of(row.pair)
+    parent = side.parent(row.pair.name)
+    return row.pair.is_matched and (parent is None or not side.parsed(parent).is_module)
 
 
 def parameter_of(comparison: RankComparison, row: Row) -> Parameter:
