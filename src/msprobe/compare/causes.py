@@ -123,6 +123,7 @@ class Cause(StrEnum):
         "the parameter itself differs; its gradient agreed in the steps before: it was updated "
         "differently",
     )
+    OPTIMIZER_STEP = "optimizer_step", "an optimizer step before made it differ"
     OTHER_RANK = "other_rank", "rank {} put a difference in"
     REPLICA_PARAMETER = "replica_parameter", "a parameter that replicas should share differs"
     REPLICA_GRADIENT = "replica_gradient", "a reduced gradient that replicas should share differs"

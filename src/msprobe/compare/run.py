@@ -24,7 +24,7 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.ranks import ViewPair, pair_views
 from msprobe.compare.recorders import LeftOut, have_two_recorders, leave_out_unrecorded
 from msprobe.compare.sides import Side
-from msprobe.dump.dump_steps import DumpStep
+from msprobe.dump.dump_steps import Dump, DumpStep
 from msprobe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ def run_comparison(
         if framework is not None:
             comparer.check_framework(comparisons, framework)
         comparer.check_processing(comparisons)
+        comparer.summary.add_world_sizes(*map(_world_size, dumps))
         summary = comparer.summary.finish(
             target=str(target),
             reference=str(reference),
@@ -324,6 +325,10 @@ class _Comparer:
         found = {comparison.target.framework for comparison in comparisons} - {framework, ""}
         if found:
             self.notes.append(f"-f {framework} was given, but the target is of {min(found)}")
+
+
+def _world_size(dump: Dump) -> int:
+    return max(len(step.ranks) for step in dump.steps.values())
 
 
 def _sides_of(pair: ViewPair) -> tuple[Side, Side]:

@@ -9,16 +9,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Final
 
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.verdicts.history import History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
 from msprobe.compare.verdicts.proof import prove
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
+
+# Causes of values that were there before the step, and differ.
+_OUTSIDE: Final = (
+    Cause.PARAMETER,
+    Cause.OTHER_UPDATE,
+    Cause.STEP_GROWTH,
+    Cause.OUTSIDE,
+    Cause.MODEL_INPUT,
+)
 
 
 class Across:
@@ -27,11 +38,12 @@ class Across:
     def __init__(self) -> None:
         self._histories: dict[int | str, History] = {}
 
-    def settle(self, ranks: Sequence[RankComparison]) -> None:
+    def settle(self, ranks: Sequence[RankComparison], training: TrainingHistory) -> None:
         """Revise the origins of one step.
 
         Args:
             ranks: all of its ranks, with the origins of single ones. Steps come in their order.
+            training: the optimizer steps before, and the batches of this step.
         """
         for comparison in ranks:
             history = self._histories.get(comparison.rank)
@@ -43,6 +55,7 @@ class Across:
                         _revise(comparison, row, history)
                     elif row.cause is Cause.OUTSIDE and history.handed_on(row):
                         mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
+            _inherit_updates(comparison, training)
             history.add(comparison)
         if len(ranks) > 1:
             _settle_ranks(ranks)
@@ -64,6 +77,27 @@ def _revise(comparison: RankComparison, row: Row, history: History) -> None:
             row.cause = Cause.OTHER_UPDATE
     elif history.inexact and role is Role.INPUT and row.cause is Cause.UNRECORDED_VALUE:
         mark(row, Origin.INHERITED, Cause.LEFT_BEHIND)
+
+
+def _inherit_updates(comparison: RankComparison, training: TrainingHistory) -> None:
+    """Let parameters inherit from the optimizer steps before, where these were recorded."""
+    updated = training.updated(comparison.rank)
+    if not any(updated.values()):
+        return
+    has_same_data = training.has_same_data(comparison.rank)
+    for row in comparison.rows:
+        if row.cause not in _OUTSIDE or row.origin is None:
+            continue
+        if row.origin is Origin.INPUT:
+            # At level L1 a parameter is a value from outside, as the data are.
+            is_explained = has_same_data
+        else:
+            _, argument = parameter_of(comparison, row)
+            path = comparison.side_of(row.pair).parsed(row.pair.name).path
+            # APIs do not tell which parameter they are given.
+            is_explained = updated.get(f"{path}.{argument}" if path else argument, True)
+        if is_explained:
+            mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
 
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Match, Mode, Origin, Row, Status
+from msprobe.compare.model import Match, Mode, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.numerics.tolerances import Tolerances
@@ -22,36 +22,14 @@ SHOWN_INPUTS: Final = 3
 """Names of inputs that differ which are shown; there may be many."""
 
 
-def next_steps(
-    counts: Mapping[str, int],
-    origins: Mapping[str, int],
-    culprits: Sequence[Culprit],
-    inputs: Sequence[str],
-) -> list[str]:
-    """Return the next things to run or look at, most useful first; empty if nothing differs.
+def for_culprit(culprit: Culprit, total: int, *, same_seeds: bool = False) -> list[str]:
+    """Return the next things to run or look at, most useful first.
 
     Args:
-        counts: how many rows have each status.
-        origins: how many rows have each origin.
-        culprits: the best one first.
-        inputs: names of rows with the origin `Origin.INPUT`, some of them if there are many.
+        culprit: the best one.
+        total: how many calls introduce a difference.
+        same_seeds: the generators are known to agree when the step starts.
     """
-    if culprits:
-        # The same operation in another step or rank is no other one.
-        return _for_culprit(culprits[0], len({each.row.pair.name for each in culprits}))
-    if origins[Origin.INPUT]:
-        return [_for_inputs(inputs, origins[Origin.INPUT])]
-    if any(origins.values()):
-        return [
-            "no call introduced a difference: what differs is rounding that adds up. Compare "
-            "both runs with one of higher precision to see which is nearer to it",
-        ]
-    if counts[Status.ADDED] or counts[Status.MISSING]:
-        return ["the sides make different calls, without consequence for any value"]
-    return []
-
-
-def _for_culprit(culprit: Culprit, total: int) -> list[str]:
     comparison, row = culprit.comparison, culprit.row
     side = comparison.side_of(row.pair)
     record = row.pair.name
@@ -65,7 +43,11 @@ def _for_culprit(culprit: Culprit, total: int) -> list[str]:
             "parameter is initialised and updated"
         )
     elif row.cause is Cause.RANDOM_NUMBERS:
-        steps.append("seed both runs alike (seed_all) and compare again")
+        steps.append(
+            "look for random numbers that only one side draws earlier in this step"
+            if same_seeds
+            else "seed both runs alike (seed_all) and compare again"
+        )
     elif comparison.mode is not Mode.TENSOR:
         scope = f"of module {culprit.module}" if culprit.module else "around it"
         steps.append(f"capture the calls {scope} with task tensor, and compare their elements")
@@ -73,11 +55,17 @@ def _for_culprit(culprit: Culprit, total: int) -> list[str]:
         others = (
             "another call introduces one" if total == 2 else f"{total - 1} others introduce some"
         )
-        steps.append(f"mend this one first; {others}, too")
+        steps.append(f"fix this one first; {others}, too")
     return steps
 
 
-def _for_inputs(names: Sequence[str], total: int) -> str:
+def for_inputs(names: Sequence[str], total: int) -> str:
+    """Return the next thing to do where the inputs of the model differ.
+
+    Args:
+        names: names of rows that show it, some of them if there are many.
+        total: how many there are.
+    """
     shown = ", ".join(names[:SHOWN_INPUTS]) + (" …" if total > SHOWN_INPUTS else "")
     return (
         f"the data differ when they come in ({shown}): feed both runs with the same batch in the "

@@ -11,10 +11,23 @@ from typing import Any, Final
 
 from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.history import TrainingHistory
+from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.across import Across
-from msprobe.compare.verdicts.next_steps import SHOWN_INPUTS, next_steps, notes_on
+from msprobe.compare.verdicts.next_steps import SHOWN_INPUTS, notes_on
+from msprobe.compare.verdicts.observations import StepObservations, observe
 from msprobe.compare.verdicts.proof import Jump, Proof
-from msprobe.compare.verdicts.ranking import Culprit, culprits_of, kind_of_row, rank_culprits
+from msprobe.compare.verdicts.ranking import (
+    Culprit,
+    CulpritGroup,
+    culprit_groups,
+    culprits_of,
+    kind_of_row,
+    rank_culprits,
+)
+from msprobe.compare.verdicts.scope import Scope
+from msprobe.compare.verdicts.verdict import Findings, find_verdict
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 SCHEMA_VERSION: Final = 1
 _MOST_LISTED: Final = 100
@@ -36,6 +49,9 @@ class Summary:
         self._missing: list[str] = []
         self._unmatched: Counter[str] = Counter()
         self._notes: list[str] = []
+        self._training = TrainingHistory()
+        self._steps: list[StepObservations] = []
+        self._scope = Scope()
 
     def add(self, ranks: Sequence[RankComparison]) -> None:
         """Take in a step, and settle its origins: only here all ranks are together.
@@ -43,7 +59,9 @@ class Summary:
         Args:
             ranks: all of its ranks, judged, with origins. Steps come in their order.
         """
-        self._across.settle(ranks)
+        pairs = self._facts_of(ranks)
+        self._training.add_data(pairs)
+        self._across.settle(ranks, self._training)
         for comparison in ranks:
             if not self._parts:
                 self._mode = comparison.mode
@@ -51,6 +69,29 @@ class Summary:
             self._culprits += culprits_of(comparison)
             self._notes += notes_on(comparison)
             self._add_names(comparison)
+            self._scope.add(comparison)
+        observed = [observe(comparison) for comparison in ranks]
+        self._steps += observed
+        self._training.add(pairs, {each.rank: each.is_exact for each in observed})
+
+    def add_world_sizes(self, target: int, reference: int) -> None:
+        """Take in how many ranks the two dumps have."""
+        self._scope.add_world_sizes(target, reference)
+
+    def _facts_of(self, ranks: Sequence[RankComparison]) -> list[FactsPair]:
+        pairs = []
+        for comparison in ranks:
+            target, reference = comparison.target.view.facts, comparison.reference.view.facts
+            if target is not None and reference is not None:
+                step, rank = comparison.step, comparison.rank
+                pairs.append(FactsPair(step=step, rank=rank, target=target, reference=reference))
+            elif target is not reference:
+                side = "target" if target is None else "reference"
+                self._notes.append(
+                    f"the {side} holds no facts about its training: settings, data and "
+                    "optimizers were not compared"
+                )
+        return pairs
 
     def _add_names(self, comparison: RankComparison) -> None:
         inputs = (row.name for row in comparison.rows if row.origin is Origin.INPUT)
@@ -85,6 +126,21 @@ class Summary:
         culprits = rank_culprits(self._culprits)
         counts = _total([part["counts"] for part in parts], Status)
         origins = _total([part["origins"] for part in parts], Origin)
+        entries = [_introduced(culprit) for culprit in culprits[:_MOST_LISTED]]
+        verdict = find_verdict(
+            Findings(
+                counts=counts,
+                culprits=culprits,
+                inputs=self._inputs,
+                has_same_data=self._training.has_same_data(),
+                facts=self._training.differences(),
+                steps=self._steps,
+                changed_steps=frozenset(self._training.changed_steps),
+                scope=self._scope.words(),
+                paired=self._scope.paired,
+                meanings=self._training.meanings,
+            )
+        )
         firsts = [found for part in parts if (found := part["first_difference"]) is not None]
         return {
             "schema_version": SCHEMA_VERSION,
@@ -92,8 +148,10 @@ class Summary:
             "mode": str(self._mode),
             "target": target,
             "reference": reference,
+            "verdict": verdict.as_json(),
             "equal": not any(counts[status] for status in Status if status.is_difference)
-            and not counts[Status.UNREAD],
+            and not counts[Status.UNREAD]
+            and verdict.verdict in (VerdictClass.EQUAL, VerdictClass.PRECISION),
             "counts": counts,
             "origins": origins,
             "rows": sum(part["rows"] for part in parts),
@@ -101,15 +159,16 @@ class Summary:
             "first_difference": min(
                 firsts, key=lambda found: (found["step"], found["order"]), default=None
             ),
-            "introduced": [_introduced(culprit) for culprit in culprits[:_MOST_LISTED]],
+            "introduced": entries,
             "introduced_total": len(culprits),
+            "culprit_groups": [_group(group) for group in culprit_groups(culprits)[:_MOST_LISTED]],
             "unmatched": {
                 "target": self._unmatched["target"],
                 "reference": self._unmatched["reference"],
                 "operations": {"added": self._added, "missing": self._missing},
             },
             "comparisons": parts,
-            "next_steps": next_steps(counts, origins, culprits, self._inputs),
+            "next_steps": list(verdict.next),
             "notes": list(dict.fromkeys([*notes, *self._notes])),
             "elapsed_s": round(elapsed_s, 3),
             "bytes_read": bytes_read,
@@ -208,6 +267,20 @@ def _introduced(culprit: Culprit) -> dict[str, Any]:
         "order": row.pair.position,
         "cause": None if row.cause is None else str(row.cause),
         "reason": row.reason,
+    }
+
+
+def _group(group: CulpritGroup) -> dict[str, Any]:
+    first = _introduced(group.culprits[0])
+    return {
+        "count": group.count,
+        "kind": group.kind,
+        "cause": first["cause"],
+        "reason": first["reason"],
+        "source": group.source,
+        "call": group.call,
+        "argument": group.argument,
+        "first": first,
     }
 
 

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences of the batches that two runs were fed with, over all compared steps."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
+from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of
+from msprobe.compare.training.start import FactsPair
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.facts import Data
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.numerics.number_types import kind_of
+
+# Sums of the same elements in another order agree this far.
+_SAME_SUM: Final = 1e-6
+_FARTHEST_SHIFT: Final = 64
+_NEXT: Final = ("feed both runs with the same batches in the same order, then compare again",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A micro batch of both sides; a side that lacks it has no tensors."""
+
+    step: int
+    micro: int
+    target: Sequence[Data]
+    reference: Sequence[Data]
+
+    @property
+    def keys(self) -> tuple[Hashable, Hashable]:
+        """Keys that equal batches share."""
+        return tuple(map(_key, self.target)), tuple(map(_key, self.reference))
+
+
+class DataHistory:
+    """The batches of one rank, step after step."""
+
+    def __init__(self, rank: int | str) -> None:
+        self._rank = rank
+        self._batches: list[_Batch] = []
+        self._uneven: FactDifference | None = None
+        self._is_recorded = True
+
+    def add(self, pair: FactsPair) -> None:
+        """Take in the batches of a step."""
+        sides = [_by_micro(facts.data) for facts in (pair.target, pair.reference)]
+        if not all(sides):
+            self._is_recorded = False
+            return
+        counts = len(sides[0]), len(sides[1])
+        if counts[0] != counts[1]:
+            is_split = _is_split(pair.target.data, pair.reference.data)
+            if self._uneven is None:
+                self._uneven = self._difference(
+                    pair.step,
+                    f"step {pair.step} has {counts[0]} micro batch{'es' * (counts[0] > 1)} in the "
+                    f"target, {counts[1]} in the reference"
+                    + ("; they hold the same samples" if is_split else ""),
+                    Effect.NONE if is_split else Effect.CERTAIN,
+                )
+            if is_split:
+                return
+        for micro in range(min(counts)):
+            self._batches.append(_Batch(pair.step, micro, sides[0][micro], sides[1][micro]))
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both sides recorded their batches in all steps, and all are equal."""
+        return self._is_recorded and not any(b.keys[0] != b.keys[1] for b in self._batches)
+
+    def differences(self) -> Iterator[FactDifference]:
+        """Yield what differs in the batches: the first one, and what all of them say of it."""
+        if self._uneven is not None:
+            yield self._uneven
+        differing = [batch for batch in self._batches if batch.keys[0] != batch.keys[1]]
+        apart = [batch for batch in differing if not _is_rounding(batch)]
+        if not apart:
+            if differing:
+                words = (
+                    f"the data of {len(differing)} batches agree within rounding, not to the bit"
+                )
+                yield self._difference(differing[0].step, words, Effect.NONE)
+            return
+        yield self._difference(
+            apart[0].step,
+            self._order_words(apart) or self._batch_words(apart),
+            record=(apart[0].target or apart[0].reference)[0].record,
+        )
+
+    def _difference(
+        self, step: int, words: str, effect: Effect = Effect.CERTAIN, record: str | None = None
+    ) -> FactDifference:
+        return FactDifference(
+            verdict=VerdictClass.DATA,
+            moment=Moment.DATA,
+            step=step,
+            rank=self._rank,
+            words=words,
+            effect=effect,
+            record=record,
+            next=_NEXT,
+        )
+
+    def _order_words(self, apart: Sequence[_Batch]) -> str:
+        """Return how the order of the batches differs; empty where the batches do."""
+        targets, references = ([batch.keys[side] for batch in self._batches] for side in (0, 1))
+        first = apart[0]
+        moved = Counter(b.keys[0] for b in apart) == Counter(b.keys[1] for b in apart)
+        if moved and len(apart) > 1:
+            return f"the same {len(apart)} batches come in another order (since step {first.step})"
+        shift = _shift(targets, references)
+        if shift:
+            count = f"{abs(shift)} batch{'es' * (abs(shift) > 1)}"
+            return (
+                f"the target is {count} {'ahead of' if shift > 0 else 'behind'} the reference "
+                f"(since step {first.step})"
+            )
+        known = {key: batch for batch in self._batches for key in batch.keys[1:]}
+        if first.keys[0] in known:
+            other = known[first.keys[0]]
+            return f"{_place(first)} is the batch that the reference has in step {other.step}" + (
+                f", micro batch {other.micro}" if other.micro else ""
+            )
+        return ""
+
+    def _batch_words(self, apart: Sequence[_Batch]) -> str:
+        batch = apart[0]
+        changed = [
+            _tensor_words(target, reference)
+            for target, reference in _tensors(batch)
+            if _key(target) != _key(reference)
+        ]
+        total = len(self._batches)
+        share = f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
+        if not changed:
+            return f"{_place(batch)} holds other tensors{share}"
+        return f"{_place(batch)} differs: {'; '.join(changed[:2])}{share}"
+
+
+def _place(batch: _Batch) -> str:
+    micro = f"micro batch {batch.micro} of " if batch.micro else "the batch of "
+    return f"{micro}step {batch.step}"
+
+
+def _by_micro(data: Sequence[Data]) -> list[list[Data]]:
+    found: dict[int, list[Data]] = {}
+    for each in data:
+        found.setdefault(each.micro, []).append(each)
+    return list(found.values())
+
+
+def _is_split(target: Sequence[Data], reference: Sequence[Data]) -> bool:
+    """Return whether the same samples are only divided into other micro batches."""
+    totals = [_totals(side) for side in (target, reference)]
+    return totals[0].keys() == totals[1].keys() and all(
+        count == totals[1][where][0] and abs(size - totals[1][where][1]) <= _SAME_SUM * size
+        for where, (count, size) in totals[0].items()
+    )
+
+
+def _totals(data: Sequence[Data]) -> dict[str, tuple[float, float]]:
+    """Return place among the arguments → how many elements all batches hold, and their squares."""
+    found: dict[str, tuple[float, float]] = {}
+    for each in data:
+        count, size = found.get(each.where, (0.0, 0.0))
+        square = (each.norm or 0.0) ** 2
+        found[each.where] = count + math.prod(each.shape), size + square
+    return found
+
+
+def _key(data: Data) -> Hashable:
+    """Return a key that equal tensors share."""
+    content = data.checksum or (data.max, data.min, data.mean, data.norm)
+    return tuple(data.shape), data.dtype, content
+
+
+def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
+    """Return the tensors of both sides in pairs: by their places, else in order."""
+    references = {each.where: each for each in batch.reference}
+    if {each.where for each in batch.target} == references.keys():
+        return [(each, references[each.where]) for each in batch.target]
+    return list(zip(batch.target, batch.reference, strict=False))
+
+
+def _is_rounding(batch: _Batch) -> bool:
+    if len(batch.target) != len(batch.reference):
+        return False
+    return all(
+        target.shape == reference.shape
+        and kind_of(normal_dtype(target.dtype)) is kind_of(normal_dtype(reference.dtype))
+        and _change(target, reference).is_rounding
+        for target, reference in _tensors(batch)
+    )
+
+
+def _change(target: Data, reference: Data) -> Change:
+    return change_of(_fingerprint(target), _fingerprint(reference))
+
+
+def _fingerprint(data: Data) -> Fingerprint:
+    return Fingerprint(data.dtype, data.checksum, data.norm, data.projections)
+
+
+def _tensor_words(target: Data, reference: Data) -> str:
+    """Return how two tensors of a batch differ."""
+    where = target.where
+    if target.shape != reference.shape:
+        if target.shape[1:] == reference.shape[1:] and target.shape and reference.shape:
+            return f"{where} holds {target.shape[0]} samples instead of {reference.shape[0]}"
+        return f"{where} has the shape {shown(target.shape)} instead of {shown(reference.shape)}"
+    if target.dtype != reference.dtype:
+        return f"{where} is {target.dtype} instead of {reference.dtype}"
+    if _is_permuted(target, reference):
+        return f"{where} holds the same values in another order"
+    for name in ("mean", "norm", "max", "min"):
+        numbers = getattr(target, name), getattr(reference, name)
+        if None not in numbers and numbers[0] != numbers[1]:
+            return f"{name} of {where} is {shown(numbers[0])} instead of {shown(numbers[1])}"
+    size = _change(target, reference).words
+    return f"{where} differs {size}".rstrip()
+
+
+def _is_permuted(target: Data, reference: Data) -> bool:
+    """Return whether two tensors hold the same values, as far as sums and extremes tell."""
+    pairs = [(target.mean, reference.mean), (target.norm, reference.norm)]
+    return (
+        target.max == reference.max
+        and target.min == reference.min
+        and math.prod(target.shape) > 1
+        and all(
+            a is not None and b is not None and abs(a - b) <= _SAME_SUM * abs(b) for a, b in pairs
+        )
+    )
+
+
+def _shift(target: Sequence[Hashable], reference: Sequence[Hashable]) -> int:
+    """Return by how many batches the target is ahead of the reference; 0 where it is not."""
+    for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
+        for ahead in (distance, -distance):
+            early, late = (target, reference) if ahead > 0 else (reference, target)
+            if list(early[:-distance]) == list(late[distance:]) and early[:-distance]:
+                return ahead
+    return 0

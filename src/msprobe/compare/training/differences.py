@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FactDifference`: one difference between the training of two runs, and when it takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum, StrEnum
+from typing import Any, Final
+
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+
+_SHOWN_NAMES: Final = 3
+
+
+class Phase(StrEnum):
+    """Parts of a training step."""
+
+    START = "start"
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    REDUCE = "reduce"
+    CLIP = "clip"
+    OPTIMIZER = "optimizer"
+
+
+class Moment(IntEnum):
+    """Moments of a training step in the order in which causes take effect.
+
+    Attributes:
+        phase: the part of the step that a moment belongs to.
+    """
+
+    phase: Phase
+
+    def __new__(cls, value: int, phase: Phase) -> Moment:
+        """Make a member out of its place and its phase."""
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.phase = phase
+        return member
+
+    SETTINGS = 0, Phase.START
+    DATA = 1, Phase.DATA
+    PARAMETERS = 2, Phase.START
+    RANDOM = 3, Phase.START
+    MODES = 4, Phase.START
+    FORWARD = 5, Phase.FORWARD
+    LOSS = 6, Phase.BACKWARD
+    FROZEN = 7, Phase.BACKWARD
+    BACKWARD = 8, Phase.BACKWARD
+    REDUCE = 9, Phase.REDUCE
+    CLIP = 10, Phase.CLIP
+    OPTIMIZER_SETTING = 11, Phase.OPTIMIZER
+    SCHEDULE = 12, Phase.OPTIMIZER
+    OPTIMIZER_STATE = 13, Phase.OPTIMIZER
+    UPDATE = 14, Phase.OPTIMIZER
+
+
+class Effect(Enum):
+    """Whether a difference changes values that come after it."""
+
+    CERTAIN = "the recordings show its effect"
+    POSSIBLE = "other values tell"
+    NONE = "it has none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactDifference:
+    """A difference between the facts of two runs.
+
+    Attributes:
+        verdict: class of the cause that it is, if it is one.
+        moment: when in the step it takes effect.
+        step: number of the step.
+        rank: the rank's number, or its folder's name.
+        words: the difference in words, with its numbers.
+        effect: whether it changes values that come after it.
+        parameter: a parameter that shows it.
+        record: a record that shows it.
+        modules: paths of the modules that it concerns; empty for all.
+        next: what to do about it.
+    """
+
+    verdict: VerdictClass
+    moment: Moment
+    step: int
+    rank: int | str
+    words: str
+    effect: Effect = Effect.CERTAIN
+    parameter: str | None = None
+    record: str | None = None
+    modules: tuple[str, ...] = ()
+    next: tuple[str, ...] = ()
+
+
+def some_of(names: Sequence[str], total: int, what: str = "parameters") -> str:
+    """Return how many and which of all names: ``all 38 parameters``, ``2 of 38 parameters (…)``."""
+    if len(names) == total > 1:
+        return f"all {total} {what}"
+    shown = shown_names(names)
+    return shown if len(names) == 1 else f"{len(names)} of {total} {what} ({shown})"
+
+
+def shown_names(names: Collection[str]) -> str:
+    """Return the first few names."""
+    shown = ", ".join(list(names)[:_SHOWN_NAMES])
+    return shown + (" …" if len(names) > _SHOWN_NAMES else "")
+
+
+def shown(value: Any) -> str:
+    """Return a setting or a number as text."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return "(" + ", ".join(map(shown, value)) + ")"
+    return str(value)

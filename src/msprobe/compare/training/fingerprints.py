@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far two tensors are apart, by their checksums, norms and projections."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from msprobe.dump.facts import Fingerprints, Parameters
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.numerics.number_types import coarser, epsilon_of
+
+_Item = TypeVar("_Item")
+
+# Roundings that the elements of one value may differ by and still be called the same value.
+_ROUNDINGS: Final = 16.0
+
+
+class Fingerprint(NamedTuple):
+    """A tensor in a few numbers.
+
+    Attributes:
+        dtype: its element type, as the framework spells it.
+        checksum: of its bytes; None where unknown, as the following.
+        norm: L2 norm.
+        projections: two sums of its elements with fixed random signs.
+    """
+
+    dtype: str
+    checksum: str | None = None
+    norm: float | None = None
+    projections: Sequence[float | None] | None = None
+
+
+class Change(NamedTuple):
+    """How far two tensors are apart.
+
+    Attributes:
+        is_equal: they are equal to the bit, or nothing is known of either.
+        relative: estimate of the norm of their difference, relative to the reference's; None
+            where nothing but the checksums tells.
+        epsilon: that of the coarser of the two types.
+        is_bound: the elements may be further apart than that, as norms alone do not tell.
+    """
+
+    is_equal: bool
+    relative: float | None
+    epsilon: float
+    is_bound: bool = False
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether a few roundings of the coarser type explain the difference."""
+        return self.is_equal or (
+            self.relative is not None
+            and not self.is_bound
+            and self.relative <= _ROUNDINGS * self.epsilon
+        )
+
+    @property
+    def words(self) -> str:
+        """The size in words."""
+        return "" if self.relative is None else f"by {self.relative:.2g} of its norm"
+
+
+def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
+    """Return how far two tensors are apart.
+
+    From one projection s·x of each, (s·x - s·y)² has the mean ‖x - y‖²; with two of them the
+    estimate of the norm is right within a factor of about 2 in most cases.
+    """
+    types = normal_dtype(target.dtype), normal_dtype(reference.dtype)
+    epsilon = epsilon_of(coarser(*types))
+    relative = _relative(target, reference)
+    if target.checksum is None or reference.checksum is None or types[0] != types[1]:
+        return Change(not relative, relative, epsilon)
+    if target.checksum == reference.checksum:
+        return Change(True, 0.0, epsilon)
+    is_bound = target.projections is None or reference.projections is None
+    return Change(False, relative, epsilon, is_bound)
+
+
+def _relative(target: Fingerprint, reference: Fingerprint) -> float | None:
+    size = reference.norm or target.norm
+    moved = [
+        a - b
+        for a, b in zip(target.projections or (), reference.projections or (), strict=False)
+        if a is not None and b is not None
+    ]
+    if target.norm is not None and reference.norm is not None:
+        # No norm moves further than the elements do.
+        least = abs(target.norm - reference.norm)
+    else:
+        least = 0.0
+    if not moved and not least:
+        return None
+    estimate = math.sqrt(sum(each * each for each in moved) / len(moved)) if moved else 0.0
+    distance = max(least, estimate)
+    if not distance:
+        return 0.0 if moved else None
+    found = distance / size if size else math.inf
+    return found if math.isfinite(found) else None
+
+
+def of_parameter(columns: Parameters, place: int) -> Fingerprint:
+    """Return the fingerprint of a parameter when a step starts."""
+    return Fingerprint(
+        at(columns.dtype, place) or "",
+        at(columns.checksum, place),
+        at(columns.norm, place),
+        at(columns.projections, place),
+    )
+
+
+def in_column(columns: Fingerprints | None, place: int, dtype: str) -> Fingerprint:
+    """Return one fingerprint of columns."""
+    if columns is None:
+        return Fingerprint(dtype)
+    return Fingerprint(
+        dtype,
+        at(columns.checksum, place),
+        at(columns.norm, place),
+        at(columns.projections, place),
+    )
+
+
+def at(column: Sequence[_Item], place: int) -> _Item | None:
+    """Return an entry of a column; None where the column is not there."""
+    return column[place] if 0 <= place < len(column) else None

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The number by which gradients differ from those of another run, and what it stands for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, NamedTuple
+
+from msprobe.compare.model import Matched, Row
+from msprobe.compare.training.fingerprints import Fingerprint
+
+# Gradients of one factor agree this far, relative; coarse types need more.
+_SAME_FACTOR: Final = 2e-3
+_SAME_DIRECTION: Final = 2e-2
+# This share of the gradients must have the factor.
+_MOST: Final = 0.9
+_LEAST_POWER: Final = 3
+
+
+class Factor(NamedTuple):
+    """A factor between two gradients.
+
+    Attributes:
+        value: the target's gradient is about this times the reference's.
+        residual: norm of what the factor leaves, relative to the target's norm; None if unknown.
+    """
+
+    value: float
+    residual: float | None
+
+    @property
+    def is_multiple(self) -> bool:
+        """Whether the target's gradient is a multiple of the reference's, and not the same."""
+        is_other = abs(self.value - 1) > _SAME_FACTOR
+        return is_other and (self.residual is None or self.residual <= _SAME_DIRECTION)
+
+    def agrees_with(self, value: float) -> bool:
+        """Return whether this is a certain factor."""
+        return math.isclose(self.value, value, rel_tol=_SAME_FACTOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meanings:
+    """Numbers that factors of gradients come from.
+
+    Attributes:
+        world_size: number of ranks.
+        micro_batches: number of backward passes in the step.
+        scales: scales of gradient scalers.
+    """
+
+    world_size: int = 1
+    micro_batches: int = 1
+    scales: Sequence[float] = ()
+
+    def of(self, factor: float) -> str:
+        """Return what a factor stands for, in words; empty if it is no known number."""
+        for scale in self.scales:
+            if _is(factor, scale) and scale != 1:
+                return f"the scale of the gradient scaler, {scale:g}: they are not unscaled"
+        for count, name in (
+            (self.micro_batches, "number of micro batches"),
+            (self.world_size, "world size"),
+        ):
+            if count > 1 and _is(factor, count):
+                return f"the {name}, {count}: they are summed, not averaged"
+            if count > 1 and _is(factor, 1 / count):
+                return f"1 / {count}, the inverse of the {name}: they are divided once too often"
+        if _is(factor, 2):
+            return "2: they are doubled"
+        if _is(factor, 0.5):
+            return "1/2: they are halved"
+        if _is(factor, -1):
+            return "-1: their sign is reversed"
+        return _power_of_two(factor)
+
+
+def _power_of_two(factor: float) -> str:
+    if factor <= 0:
+        return ""
+    power = round(math.log2(factor))
+    if abs(power) >= _LEAST_POWER and _is(factor, 2.0**power):
+        return f"2^{power}: a scale that is not taken back"
+    return ""
+
+
+def _is(factor: float, value: float) -> bool:
+    return math.isclose(factor, value, rel_tol=_SAME_FACTOR)
+
+
+def factor_between(target: Fingerprint, reference: Fingerprint) -> Factor | None:
+    """Return the factor between two gradients by norms and projections; None if unknown."""
+    if not target.norm or not reference.norm:
+        return None
+    value = target.norm / reference.norm
+    if not math.isfinite(value):
+        return None
+    pairs = [
+        (a, b)
+        for a, b in zip(target.projections or (), reference.projections or (), strict=False)
+        if a is not None and b is not None
+    ]
+    if not pairs:
+        return Factor(value, None)
+    if sum(a * b for a, b in pairs) < 0:
+        value = -value
+    left = sum((a - value * b) ** 2 for a, b in pairs)
+    size = sum(a * a for a, _ in pairs)
+    return Factor(value, math.sqrt(left / size) if size else None)
+
+
+def factor_of_row(row: Row) -> Factor | None:
+    """Return the factor between the two values of a row; None if there is none to tell."""
+    if not isinstance(row, Matched):
+        return None
+    metrics = row.metrics
+    if metrics is not None:
+        cosine, target, reference = metrics.cosine, metrics.target_norm, metrics.reference_norm
+        if cosine is None or not target or not reference:
+            return None
+        # Of all factors this one leaves least: sin² of the angle between the two.
+        return Factor(
+            cosine * target / reference,
+            math.sqrt(max(0.0, (1 - abs(cosine)) * (1 + abs(cosine)))),
+        )
+    return _factor_of_statistics(row)
+
+
+def _factor_of_statistics(row: Matched) -> Factor | None:
+    target, reference = row.target, row.reference
+    if not target.norm or not reference.norm:
+        return None
+    value = float(target.norm) / float(reference.norm)
+    if not math.isfinite(value) or value == 0:
+        return None
+    size = float(target.norm) / math.sqrt(max(math.prod(target.shape or ()), 1))
+    peaks = [abs(float(end)) for end in (target.max, target.min) if end is not None]
+    for sign in (1.0, -1.0):
+        expected = _multiplied(row, sign * value)
+        actual = (target.max, target.min, target.mean)
+        if None in expected or None in actual or not peaks:
+            return Factor(value, None)
+        moved = [abs(float(a) - b) for a, b in zip(actual, expected, strict=True)]  # type: ignore[arg-type, operator]
+        left = max(moved[0] / max(peaks), moved[1] / max(peaks), moved[2] / size)
+        if left <= _SAME_DIRECTION:
+            return Factor(sign * value, left)
+    return Factor(value, 1.0)  # another direction
+
+
+def _multiplied(row: Matched, factor: float) -> tuple[float | None, float | None, float | None]:
+    reference = row.reference
+    if reference.max is None or reference.min is None or reference.mean is None:
+        return None, None, None
+    ends = float(reference.max) * factor, float(reference.min) * factor
+    return max(ends), min(ends), float(reference.mean) * factor
+
+
+def common_factor(factors: Iterable[Factor | None]) -> Factor | None:
+    """Return the factor that nearly all of these share, if it is not 1; None if there is none."""
+    known = [factor for factor in factors if factor is not None]
+    multiples = [factor for factor in known if factor.is_multiple]
+    if not multiples or len(multiples) < _MOST * len(known):
+        return None
+    value = median(factor.value for factor in multiples)
+    if sum(factor.agrees_with(value) for factor in multiples) < _MOST * len(known):
+        return None
+    residuals = [factor.residual for factor in multiples if factor.residual is not None]
+    return Factor(value, max(residuals, default=None))

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences of gradients as optimizers got them: factors, missing sums, stale ones.
+
+The rows of a comparison show gradients as the backward pass made them. Between it and the
+optimizer come accumulation, reduction over ranks, unscaling and clipping.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
+from msprobe.compare.training.fingerprints import Fingerprint, at, in_column
+from msprobe.compare.training.gradient_factors import (
+    Factor,
+    Meanings,
+    common_factor,
+    factor_between,
+)
+from msprobe.compare.training.optimizers import StepPair, clips_of
+from msprobe.compare.training.start import FactsPair
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.facts import Facts, OptimizerStep, Scaler
+
+# A sum of projections is that of another tensor, up to the rounding of the gradients.
+_SAME_SUM: Final = 1e-3
+_MOST: Final = 0.9
+
+Gradients = Mapping[str, Fingerprint]
+
+
+def gradients_of(step: OptimizerStep) -> dict[str, Fingerprint]:
+    """Return parameter → its gradient as the optimizer got it.
+
+    Where there are no projections, some elements take their place: both are linear.
+    """
+    parameters = step.parameters
+    samples = parameters.samples.get("gradient", [])
+    found = {}
+    for place, name in enumerate(parameters.name):
+        if at(parameters.gradient.norm, place) is not None:
+            gradient = in_column(parameters.gradient, place, at(parameters.dtype, place) or "")
+            if gradient.projections is None:
+                gradient = gradient._replace(projections=at(samples, place))
+            found[name] = gradient
+    return found
+
+
+def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
+    """Return the numbers that factors of a step's gradients may come from."""
+    sides = pair.target, pair.reference
+    return Meanings(
+        world_size=world_size,
+        micro_batches=max(len({loss.micro for loss in facts.loss}) for facts in sides),
+        scales=[scale for facts in sides for scale in _scales(facts)],
+    )
+
+
+def _scales(facts: Facts) -> Iterator[float]:
+    for event in facts.events:
+        if isinstance(event, Scaler) and event.scale:
+            yield event.scale
+
+
+class GradientHistory:
+    """The gradients of one rank's optimizers, step after step."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[Gradients, Gradients]] = {}
+
+    def differences(
+        self, pairs: Sequence[StepPair], meanings: Meanings
+    ) -> Iterator[FactDifference]:
+        """Yield how the gradients of a step differ; steps come in their order."""
+        for pair in pairs:
+            both = gradients_of(pair.target), gradients_of(pair.reference)
+            yield from self._of(pair, both, meanings)
+            self._last[pair.target.number] = both
+
+    def _of(
+        self, pair: StepPair, both: tuple[Gradients, Gradients], meanings: Meanings
+    ) -> Iterator[FactDifference]:
+        yield from _lacking(pair, both)
+        changes = pair.changes("gradient")
+        moved = [
+            name
+            for name, change in changes.items()
+            if not change.is_equal and name in both[0] and name in both[1]
+        ]
+        if not moved:
+            return
+        last = self._last.get(pair.target.number)
+        words = "" if last is None else _stale(moved, both, last)
+        if words:
+            yield _difference(pair, f"{words} (step {pair.pair.step})", moved)
+            return
+        factor = common_factor(factor_between(both[0][name], both[1][name]) for name in moved)
+        which = some_of(moved, len(changes), "gradients")
+        if factor is not None and len(moved) >= _MOST * len(changes):
+            meaning = meanings.of(factor.value)
+            yield _difference(
+                pair,
+                f"{which} {'is' if len(moved) == 1 else 'are'} {shown(factor.value)} times the "
+                f"reference's when the optimizer gets them (step {pair.pair.step})"
+                + (f": the factor is {meaning}" if meaning else ""),
+                moved,
+            )
+            return
+        far = [name for name in moved if not changes[name].is_rounding]
+        if far:
+            worst = max(far, key=lambda name: changes[name].relative or 0.0)
+            yield _difference(
+                pair,
+                f"{some_of(far, len(changes), 'gradients')} "
+                f"{'differs' if len(far) == 1 else 'differ'} when the optimizer gets "
+                f"{'it' if len(far) == 1 else 'them'} (step {pair.pair.step}), "
+                f"{worst} {changes[worst].words}",
+                [worst],
+                Effect.POSSIBLE,
+            )
+
+
+def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[FactDifference]:
+    columns = pair.target.parameters.has_gradient, pair.reference.parameters.has_gradient
+    flags = {
+        name: (bool(at(columns[0], here)), bool(at(columns[1], there)))
+        for name, (here, there) in pair.places.items()
+    }
+    for side, wanted in (("target", (False, True)), ("reference", (True, False))):
+        names = [name for name, found in flags.items() if found == wanted]
+        if names:
+            get = "gets" if len(names) == 1 else "get"
+            yield _difference(
+                pair,
+                f"{some_of(names, pair.total)} {get} no gradient in the {side} (step "
+                f"{pair.pair.step})",
+                names,
+                Effect.CERTAIN if not any(both) else Effect.POSSIBLE,
+            )
+
+
+def _stale(
+    names: Sequence[str],
+    both: tuple[Gradients, Gradients],
+    last: tuple[Gradients, Gradients],
+) -> str:
+    """Return whether gradients are left over from the step before, in words; empty if not."""
+    known = [name for name in names if name in last[0]]
+    for own, other, earlier, side in (
+        (both[0], both[1], last[0], "target"),
+        (both[1], both[0], last[1], "reference"),
+    ):
+        stale = [
+            n
+            for n in known
+            if _is_copy(own[n], earlier.get(n)) and not _is_copy(other[n], earlier.get(n))
+        ]
+        if stale and len(stale) >= _MOST * len(names):
+            return f"the {side}'s gradients are those of the step before"
+        added = [n for n in known if n in earlier and _is_sum(own[n], (other[n], earlier[n]))]
+        if added and len(added) >= _MOST * len(names):
+            return (
+                f"the {side}'s gradients are not cleared: they are the sum of this step's and "
+                "those of the step before"
+            )
+    return ""
+
+
+def _is_copy(gradient: Fingerprint, earlier: Fingerprint | None) -> bool:
+    return (
+        earlier is not None
+        and gradient.checksum is not None
+        and gradient.checksum == earlier.checksum
+    )
+
+
+def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weight: float = 1.0) -> bool:
+    """Return whether a gradient is the weighted sum of others; projections are linear."""
+    columns = [part.projections for part in parts]
+    if not whole.projections or not all(columns):
+        return False
+    for place, value in enumerate(whole.projections):
+        terms = [at(column, place) for column in columns if column]
+        if value is None or None in terms:
+            return False
+        shares = [weight * term for term in terms if term is not None]
+        size = abs(value) + sum(map(abs, shares))
+        if abs(value - math.fsum(shares)) > _SAME_SUM * size:
+            return False
+    return True
+
+
+def unreduced(pairs: Sequence[StepPair]) -> Iterator[FactDifference]:
+    """Yield a missing reduction of gradients over ranks.
+
+    Args:
+        pairs: the same optimizer step of all ranks.
+    """
+    if len(pairs) < 2:
+        return
+    sides = [
+        [gradients_of(step) for step in steps]
+        for steps in ([p.target for p in pairs], [p.reference for p in pairs])
+    ]
+    for own, other, side in ((sides[0], sides[1], "target"), (sides[1], sides[0], "reference")):
+        names = [
+            name
+            for name in own[0]
+            if all(name in each for each in (*own, *other))
+            and not _are_alike([each[name] for each in own])
+            and _are_alike([each[name] for each in other])
+        ]
+        for weight, verb in ((1 / len(pairs), "averaged"), (1.0, "summed")):
+            found = [n for n in names if _is_sum(other[0][n], [each[n] for each in own], weight)]
+            if found and len(found) >= _MOST * len(names):
+                yield _difference(
+                    pairs[0],
+                    f"the {side}'s gradients are not {verb} over its {len(pairs)} ranks: each "
+                    f"rank has its own, and {'the mean' if weight != 1 else 'the sum'} of them is "
+                    f"the other side's (step {pairs[0].pair.step}, "
+                    f"{some_of(found, len(own[0]), 'gradients')})",
+                    found,
+                )
+                break
+
+
+def _are_alike(gradients: Sequence[Fingerprint]) -> bool:
+    return len({each.checksum for each in gradients}) == 1
+
+
+def total_norm_differences(pair: FactsPair, meanings: Meanings) -> Iterator[FactDifference]:
+    """Yield a factor between the total norms that the gradients had before they were clipped."""
+    for target, reference in zip(clips_of(pair.target), clips_of(pair.reference), strict=False):
+        if not target.total_norm or not reference.total_norm:
+            continue
+        if target.norm_type != reference.norm_type or target.parameters != reference.parameters:
+            continue
+        factor = Factor(target.total_norm / reference.total_norm, None)
+        meaning = meanings.of(factor.value)
+        if factor.is_multiple and meaning:
+            yield FactDifference(
+                verdict=VerdictClass.GRADIENT,
+                moment=Moment.REDUCE,
+                step=pair.step,
+                rank=pair.rank,
+                words=f"the total norm of the gradients is {shown(target.total_norm)} in the "
+                f"target, {shown(reference.total_norm)} in the reference (step {pair.step}): the "
+                f"factor is {meaning}",
+            )
+            return
+
+
+def _difference(
+    pair: StepPair, words: str, names: Sequence[str], effect: Effect = Effect.CERTAIN
+) -> FactDifference:
+    return pair.difference(
+        VerdictClass.GRADIENT,
+        Moment.REDUCE,
+        words,
+        effect=effect,
+        parameter=names[0],
+        next=(
+            "look at the code between loss.backward() and optimizer.step(): division of the loss, "
+            "accumulation, all-reduce, unscaling, zero_grad",
+        ),
+    )

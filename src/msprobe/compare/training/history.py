@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TrainingHistory`: all differences between the training of two runs, step after step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from msprobe.compare.training.data import DataHistory
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
+from msprobe.compare.training.gradient_factors import Factor, Meanings
+from msprobe.compare.training.gradients import (
+    GradientHistory,
+    meanings_of,
+    total_norm_differences,
+    unreduced,
+)
+from msprobe.compare.training.optimizers import (
+    StepPair,
+    clip_differences,
+    count_differences,
+    scaler_differences,
+    setting_differences,
+    state_differences,
+    step_pairs,
+)
+from msprobe.compare.training.schedules import ScheduleHistory
+from msprobe.compare.training.start import (
+    FactsPair,
+    mode_differences,
+    parameter_differences,
+    random_differences,
+    settings_differences,
+)
+from msprobe.compare.training.updates import update_differences
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.facts import Ended, Ending
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.dump.record_names import RecordKind, parse_record_name
+from msprobe.numerics.number_types import epsilon_of
+
+_LOSS_ROUNDINGS: Final = 64.0
+
+
+@dataclass(slots=True)
+class _RankHistory:
+    """What is remembered of one rank."""
+
+    data: DataHistory
+    schedules: ScheduleHistory
+    gradients: GradientHistory = field(default_factory=GradientHistory)
+    is_exact: bool = True
+    last_step: int | None = None
+    after: dict[str, bool] = field(default_factory=dict)
+    updated: dict[str, bool] = field(default_factory=dict)
+    settings: frozenset[str] = frozenset()
+
+
+class TrainingHistory:
+    """Compares the facts of all ranks, step after step.
+
+    Attributes:
+        found: the differences so far, without those that need all steps.
+        changed_steps: steps after which a parameter was not exactly equal.
+        meanings: numbers that factors of gradients may come from, by step and rank.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[FactDifference] = []
+        self.changed_steps: set[int] = set()
+        self.meanings: dict[tuple[int, int | str], Meanings] = {}
+        self._ranks: dict[int | str, _RankHistory] = {}
+
+    def add_data(self, pairs: Sequence[FactsPair]) -> None:
+        """Take in the batches of a step."""
+        for pair in pairs:
+            self._rank(pair.rank).data.add(pair)
+
+    def add(self, pairs: Sequence[FactsPair], exact: Mapping[int | str, bool]) -> None:
+        """Take in a step, after its data.
+
+        Args:
+            pairs: the facts of its ranks.
+            exact: rank → whether every recorded value of the step is equal.
+        """
+        made: list[list[StepPair]] = []
+        for pair in pairs:
+            history = self._rank(pair.rank)
+            steps = step_pairs(pair)
+            made.append(steps)
+            found = [*self._of_step(pair, steps, history, len(pairs))]
+            # Settings that differ do so in every step.
+            known = history.settings
+            history.settings = known.union(
+                each.words for each in found if each.verdict is VerdictClass.SETTINGS
+            )
+            self.found += [each for each in found if each.words not in known]
+            self._remember(pair, steps, history, exact.get(pair.rank, True), found)
+        if made and all(len(steps) == len(made[0]) for steps in made):
+            for same_step in zip(*made, strict=True):
+                self.found += unreduced(same_step)
+
+    def _rank(self, rank: int | str) -> _RankHistory:
+        found = self._ranks.get(rank)
+        if found is None:
+            found = self._ranks[rank] = _RankHistory(DataHistory(rank), ScheduleHistory(rank))
+        return found
+
+    def updated(self, rank: int | str) -> Mapping[str, bool]:
+        """Return parameter → whether it differed after an optimizer step of the rank so far."""
+        history = self._ranks.get(rank)
+        return {} if history is None else history.updated
+
+    def has_same_data(self, rank: int | str | None = None) -> bool:
+        """Return whether the batches of all steps so far were recorded, and are equal.
+
+        Args:
+            rank: the rank; None for all.
+        """
+        ranks = self._ranks if rank is None else [each for each in self._ranks if each == rank]
+        return bool(ranks) and all(self._ranks[each].data.is_same for each in ranks)
+
+    def differences(self) -> list[FactDifference]:
+        """Return all differences, in the order in which they take effect."""
+        found = list(self.found)
+        for history in self._ranks.values():
+            found += history.data.differences()
+            found += history.schedules.differences()
+        return sorted(found, key=lambda each: (each.step, each.moment))
+
+    def _of_step(
+        self, pair: FactsPair, steps: Sequence[StepPair], history: _RankHistory, ranks: int
+    ) -> Iterator[FactDifference]:
+        meanings = self.meanings[pair.step, pair.rank] = meanings_of(pair, ranks)
+        history.schedules.add(pair, steps)
+        yield from settings_differences(pair)
+        yield from parameter_differences(pair, _unchanged(pair, history))
+        yield from random_differences(pair)
+        yield from mode_differences(pair)
+        yield from _loss_differences(pair)
+        yield from ended_differences(pair)
+        clips = list(clip_differences(pair))
+        yield from total_norm_differences(pair, meanings)
+        yield from clips
+        gradients = list(history.gradients.differences(steps, meanings))
+        if all(each.effect is Effect.NONE for each in clips):
+            yield from gradients
+        yield from scaler_differences(pair)
+        yield from count_differences(pair)
+        for step in steps:
+            yield from setting_differences(step)
+            yield from state_differences(step, history.is_exact)
+            yield from update_differences(step)
+
+    def _remember(
+        self,
+        pair: FactsPair,
+        steps: Sequence[StepPair],
+        history: _RankHistory,
+        is_exact: bool,
+        found: Sequence[FactDifference],
+    ) -> None:
+        history.last_step = pair.step
+        history.after = {}
+        for step in steps:
+            history.after |= {n: change.is_equal for n, change in step.changes("after").items()}
+        for name, is_equal in history.after.items():
+            history.updated[name] = history.updated.get(name, False) or not is_equal
+        if not all(history.after.values()):
+            self.changed_steps.add(pair.step)
+        history.is_exact = (
+            history.is_exact
+            and is_exact
+            and all(history.after.values())
+            and not any(each.effect is Effect.CERTAIN for each in found)
+        )
+
+
+def _unchanged(pair: FactsPair, history: _RankHistory) -> dict[str, bool] | None:
+    """Return parameter → whether both sides agreed before the step; None in the first step."""
+    if history.last_step is None:
+        return None
+    columns = pair.target.parameters
+    names = () if columns is None else columns.name
+    is_next = history.last_step + 1 == pair.step
+    return {
+        name: history.after.get(name, history.is_exact) if is_next else history.is_exact
+        for name in names
+    }
+
+
+def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
+    """Yield losses that differ; whether the forward pass explains it is told by its values."""
+    for target, reference in zip(pair.target.loss, pair.reference.loss, strict=False):
+        value, expected = target.value, reference.value
+        if value is None or expected is None or target.micro != reference.micro:
+            continue
+        epsilon = max(epsilon_of(normal_dtype(each.dtype)) for each in (target, reference))
+        if value == expected or not math.isfinite(value) or not math.isfinite(expected):
+            continue
+        if abs(value - expected) <= _LOSS_ROUNDINGS * epsilon * abs(expected):
+            continue
+        factor = Factor(value / expected, None) if expected else None
+        meaning = meanings_of(pair, 1).of(factor.value) if factor is not None else ""
+        of_micro = f", micro batch {target.micro}" if target.micro else ""
+        yield FactDifference(
+            verdict=VerdictClass.GRADIENT if meaning else VerdictClass.UNEXPLAINED,
+            moment=Moment.LOSS,
+            step=pair.step,
+            rank=pair.rank,
+            words=f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
+            f"(step {pair.step}{of_micro})" + (f": the factor is {meaning}" if meaning else ""),
+            effect=Effect.POSSIBLE,
+            next=("record the calls between the model's output and backward (level L1 or mix)",),
+        )
+        return
+
+
+def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
+    """Yield a step that ended early on one side only."""
+    target, reference = pair.target.ended, pair.reference.ended
+    if target is None or reference is None or target.how is reference.how:
+        return
+    for ended, other, side in ((target, reference, "target"), (reference, target, "reference")):
+        if ended.how is Ending.WHOLE or other.how is not Ending.WHOLE:
+            continue
+        yield FactDifference(
+            verdict=VerdictClass.INCOMPLETE,
+            moment=_moment_of(ended),
+            step=pair.step,
+            rank=pair.rank,
+            words=f"step {pair.step} of the {side} {_end_words(ended)}; that of the other side is "
+            "whole",
+            effect=Effect.POSSIBLE if ended.how is Ending.UNSTOPPED else Effect.CERTAIN,
+            record=ended.record,
+            next=(f"record the {side} again, and compare whole steps",),
+        )
+
+
+def _moment_of(ended: Ended) -> Moment:
+    if ended.record is None:
+        return Moment.UPDATE if ended.how is Ending.UNSTOPPED else Moment.FORWARD
+    kind = parse_record_name(ended.record).kind
+    return Moment.BACKWARD if kind is RecordKind.BACKWARD else Moment.FORWARD
+
+
+def _end_words(ended: Ended) -> str:
+    if ended.how is Ending.INTERRUPTED:
+        where = f" in {ended.record}" if ended.record else ""
+        return f"was interrupted by {ended.exception or 'an exception'}{where}"
+    if ended.how is Ending.KILLED:
+        return "was cut off: the process was killed"
+    return "was never stopped (debugger.stop() was not called)"

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning rates of two runs over all compared steps: by how many steps they are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from msprobe.compare.training.differences import (
+    Effect,
+    FactDifference,
+    Moment,
+    shown,
+    some_of,
+)
+from msprobe.compare.training.optimizers import StepPair, options_of, same
+from msprobe.compare.training.start import FactsPair
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.facts import Facts, Schedule
+
+_FARTHEST_SHIFT: Final = 100
+
+
+@dataclass(slots=True)
+class _Rates:
+    """Learning rates of one group of parameters, step after step."""
+
+    optimizer: str
+    names: list[str]
+    total: int
+    steps: list[int] = field(default_factory=list)
+    target: list[float | None] = field(default_factory=list)
+    reference: list[float | None] = field(default_factory=list)
+    base: tuple[float | None, float | None] = (None, None)
+
+
+class ScheduleHistory:
+    """The learning rates and schedulers of one rank."""
+
+    def __init__(self, rank: int | str) -> None:
+        self._rank = rank
+        self._rates: dict[tuple[int, str], _Rates] = {}
+        self._schedules: list[tuple[int, Sequence[Schedule], Sequence[Schedule]]] = []
+
+    def add(self, pair: FactsPair, steps: Sequence[StepPair]) -> None:
+        """Take in the learning rates of a step."""
+        schedules = _schedules(pair.target), _schedules(pair.reference)
+        if any(schedules):
+            self._schedules.append((pair.step, *schedules))
+        for step in steps:
+            by_rates: dict[tuple[float | None, float | None], list[str]] = {}
+            options = options_of(step.target), options_of(step.reference)
+            for name in step.places:
+                both = _number(options[0], name, "lr"), _number(options[1], name, "lr")
+                by_rates.setdefault(both, []).append(name)
+            for both, names in by_rates.items():
+                key = (step.target.number, names[0])
+                rates = self._rates.get(key)
+                if rates is None:
+                    base = [_number(each, names[0], "initial_lr") for each in options]
+                    rates = self._rates[key] = _Rates(
+                        step.short_name, names, step.total, base=(base[0], base[1])
+                    )
+                rates.steps.append(pair.step)
+                rates.target.append(both[0])
+                rates.reference.append(both[1])
+
+    def differences(self) -> Iterator[FactDifference]:
+        """Yield how learning rates differ; once for groups that differ alike."""
+        alike: dict[tuple[Any, ...], _Rates] = {}
+        for rates in self._rates.values():
+            key = (tuple(rates.steps), tuple(rates.target), tuple(rates.reference))
+            if key in alike:
+                alike[key].names += rates.names
+            else:
+                alike[key] = rates
+        for rates in alike.values():
+            place = _first_difference(rates)
+            if place is not None:
+                yield self._difference(rates, place)
+
+    def _difference(self, rates: _Rates, place: int) -> FactDifference:
+        numbers = rates.target[place], rates.reference[place]
+        is_schedule = self._is_schedule(rates)
+        name = "learning rate" if is_schedule else f"{rates.optimizer} lr"
+        words = (
+            f"{'the ' * is_schedule}{name} is {shown(numbers[0])} in the target, "
+            f"{shown(numbers[1])} in the reference (step {rates.steps[place]}, "
+            f"{some_of(rates.names, rates.total)})"
+        )
+        if is_schedule:
+            words += self._shift_words(rates, place)
+        return FactDifference(
+            verdict=VerdictClass.SCHEDULE if is_schedule else VerdictClass.OPTIMIZER_SETTING,
+            moment=Moment.SCHEDULE if is_schedule else Moment.OPTIMIZER_SETTING,
+            step=rates.steps[place],
+            rank=self._rank,
+            words=words,
+            effect=Effect.POSSIBLE,
+            parameter=rates.names[0],
+            next=(
+                "look at the scheduler: its settings, its state after a resume, where step() is "
+                "called"
+                if is_schedule
+                else f"set lr of {rates.optimizer} alike in both runs",
+            ),
+        )
+
+    def _is_schedule(self, rates: _Rates) -> bool:
+        if None not in rates.base and not same(*rates.base):
+            return False
+        is_constant = len({*rates.target}) == len({*rates.reference}) == 1
+        return bool(self._schedules) or not is_constant or rates.base != (None, None)
+
+    def _shift_words(self, rates: _Rates, place: int) -> str:
+        """Return by how many steps a schedule is off; empty where another one is followed."""
+        for step, target, reference in self._schedules:
+            if target and reference and target[0].class_name != reference[0].class_name:
+                return (
+                    f"; the scheduler is {target[0].class_name} in the target, "
+                    f"{reference[0].class_name} in the reference"
+                )
+            if bool(target) is not bool(reference):
+                side = "target" if target else "reference"
+                return f"; only the {side} calls scheduler.step() in step {step}"
+        shift = _shift(rates.target, rates.reference) if len(rates.steps) > 1 else 0
+        shift = shift or self._epochs_apart()
+        if not shift:
+            return ""
+        count = f"{abs(shift)} step{'s' * (abs(shift) > 1)}"
+        return f"; the target is {count} {'ahead' if shift > 0 else 'behind'}"
+
+    def _epochs_apart(self) -> int:
+        """Return how far the counters of the schedulers are apart."""
+        for _, target, reference in self._schedules:
+            if target and reference:
+                counts = target[-1].last_epoch, reference[-1].last_epoch
+                if counts[0] is not None and counts[1] is not None:
+                    return counts[0] - counts[1]
+        return 0
+
+
+def _number(options: Mapping[str, Mapping[str, Any]], name: str, key: str) -> float | None:
+    value = options.get(name, {}).get(key)
+    return value if isinstance(value, (int, float)) else None
+
+
+def _schedules(facts: Facts) -> list[Schedule]:
+    return [event for event in facts.events if isinstance(event, Schedule)]
+
+
+def _first_difference(rates: _Rates) -> int | None:
+    pairs = enumerate(zip(rates.target, rates.reference, strict=True))
+    return next((place for place, numbers in pairs if not same(*numbers)), None)
+
+
+def _shift(target: Sequence[Any], reference: Sequence[Any]) -> int:
+    """Return k if the target has at each step the value that the reference has k steps later."""
+    for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
+        for ahead in (distance, -distance):
+            early, late = (target, reference) if ahead > 0 else (reference, target)
+            pairs = list(zip(early[:-distance], late[distance:], strict=True))
+            if all(same(*numbers) for numbers in pairs):
+                return ahead
+    return 0

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences of the state with which a step begins: settings, parameters, generators, modes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from msprobe.compare.training.differences import (
+    Effect,
+    FactDifference,
+    Moment,
+    shown_names,
+    some_of,
+)
+from msprobe.compare.training.fingerprints import Change, at, change_of, of_parameter
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.facts import Facts, Modes, Parameters
+
+# Names of settings that choose other kernels, another precision or another order of sums.
+_NUMERIC: Final = re.compile(
+    r"(?:torch|mindspore|torch_npu|cann)\.|(?:cpu|machine)$|cpu\.instructions|"
+    r"env\..*(?:THREADS|TF32|CUBLAS|CUDNN|NCCL|HCCL|DETERMINISTIC|MKL|ASCEND|ATTENTION|PRECISION)|"
+    r"package\.(?:torch|mindspore|triton|flash|apex|xformers|transformer|deepspeed|megatron|bits)"
+)
+# These say where and by whom a run was started.
+_PLACE: Final = re.compile(r"env\.|git\.branch|os$")
+_MOST_SETTINGS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactsPair:
+    """The facts of one rank and step, on both sides.
+
+    Attributes:
+        step: the target's step.
+        rank: the rank's number, or its folder's name.
+        target: the facts of the side under test.
+        reference: those of the trusted side.
+    """
+
+    step: int
+    rank: int | str
+    target: Facts
+    reference: Facts
+
+
+def settings_differences(pair: FactsPair) -> list[FactDifference]:
+    """Return the settings that differ: one difference for those that choose how is computed."""
+    target, reference = pair.target.settings, pair.reference.settings
+    if not target or not reference:
+        return []
+    changed = [
+        f"{name} is {_setting(target, name)} in the target, {_setting(reference, name)} in the "
+        "reference"
+        for name in sorted(target.keys() | reference.keys(), key=_importance)
+        if target.get(name) != reference.get(name)
+    ]
+    if not changed:
+        return []
+    numeric = any(
+        target.get(name) != reference.get(name) and is_numeric(name)
+        for name in target.keys() | reference.keys()
+    )
+    more = f"; {len(changed) - _MOST_SETTINGS} more" if len(changed) > _MOST_SETTINGS else ""
+    return [
+        FactDifference(
+            verdict=VerdictClass.SETTINGS,
+            moment=Moment.SETTINGS,
+            step=pair.step,
+            rank=pair.rank,
+            words="; ".join(changed[:_MOST_SETTINGS]) + more,
+            effect=Effect.POSSIBLE if numeric else Effect.NONE,
+            next=("run both with the same settings, then compare again",),
+        )
+    ]
+
+
+def is_numeric(name: str) -> bool:
+    """Return whether a setting may choose other kernels or another precision."""
+    return _NUMERIC.match(name) is not None
+
+
+def _importance(name: str) -> tuple[bool, bool, str]:
+    return (not is_numeric(name), _PLACE.match(name) is not None, name)
+
+
+def _setting(settings: Mapping[str, str], name: str) -> str:
+    return settings.get(name) or "not set"
+
+
+def random_differences(pair: FactsPair) -> list[FactDifference]:
+    """Return the generators whose state differs when the step starts, as one difference."""
+    target, reference = pair.target.random, pair.reference.random
+    names = [
+        name
+        for name, state in target.items()
+        if state is not None and reference.get(name) not in (None, state)
+    ]
+    if not names:
+        return []
+    several = len(names) > 1
+    return [
+        FactDifference(
+            verdict=VerdictClass.RANDOM,
+            moment=Moment.RANDOM,
+            step=pair.step,
+            rank=pair.rank,
+            words=f"the state{'s' if several else ''} of the generator{'s' if several else ''} "
+            f"{shown_names(names)} differ{'' if several else 's'} when step {pair.step} starts",
+            effect=Effect.POSSIBLE,
+            next=("seed both runs alike (seed_all) and compare again",),
+        )
+    ]
+
+
+def mode_differences(pair: FactsPair) -> Iterator[FactDifference]:
+    """Yield differences of training flags, autocast and frozen parameters."""
+    target, reference = pair.target.modes, pair.reference.modes
+    if target is None or reference is None:
+        return
+    yield from _training_flags(pair, target, reference)
+    if target.grad_enabled is not reference.grad_enabled:
+        words = "enabled in the target, disabled in the reference"
+        if reference.grad_enabled:
+            words = "disabled in the target, enabled in the reference"
+        yield _mode(pair, f"gradients are {words}")
+    if target.autocast != reference.autocast:
+        yield FactDifference(
+            verdict=VerdictClass.PRECISION,
+            moment=Moment.MODES,
+            step=pair.step,
+            rank=pair.rank,
+            words=f"autocast is {_autocast(target)} in the target, {_autocast(reference)} in the "
+            "reference",
+            effect=Effect.POSSIBLE,
+        )
+    yield from _frozen(pair, target, reference)
+
+
+def _training_flags(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:
+    if not target.training or not reference.training:
+        return
+    names = target.training.keys() | reference.training.keys()
+    changed = [
+        name
+        for name in sorted(names)
+        if _flag(target.training, name) is not _flag(reference.training, name)
+    ]
+    # A module is told by the one around it, if that changed in the same way.
+    flags = {name: _flag(target.training, name) for name in changed}
+    outermost = [
+        name
+        for name in changed
+        if not any(flags.get(around) is flags[name] for around in _around(name))
+    ]
+    for flag in (True, False):
+        modules = [name for name in outermost if flags[name] is flag]
+        if not modules:
+            continue
+        named = "the model" if modules == [""] else shown_names(modules)
+        several = len(modules) > 1
+        kinds = ("training", "eval") if flag else ("eval", "training")
+        yield _mode(
+            pair,
+            f"{named} {'are' if several else 'is'} in {kinds[0]} mode in the target, in "
+            f"{kinds[1]} mode in the reference (step {pair.step})",
+            modules=() if "" in modules else tuple(modules),
+        )
+
+
+def _flag(training: Mapping[str, bool], name: str) -> bool:
+    for around in (name, *_around(name)):
+        if around in training:
+            return training[around]
+    return True
+
+
+def _around(name: str) -> Iterator[str]:
+    """Yield the paths of the modules around one, innermost first; the model is ``""``."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _autocast(modes: Modes) -> str:
+    on = [f"{dtype} on {device}" for device, dtype in sorted(modes.autocast.items())]
+    return ", ".join(on) or "off"
+
+
+def _frozen(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:
+    sets = set(target.requires_grad_false), set(reference.requires_grad_false)
+    columns = pair.target.parameters or pair.reference.parameters
+    total = sum(kind == "parameter" for kind in columns.kind) if columns else 0
+    for names, there, other in (
+        (sorted(sets[0] - sets[1]), "target", "reference"),
+        (sorted(sets[1] - sets[0]), "reference", "target"),
+    ):
+        known = [name for name in names if _has_both(pair, name)]
+        if known:
+            are = "is" if len(known) == 1 else "are"
+            yield FactDifference(
+                verdict=VerdictClass.MODE,
+                moment=Moment.FROZEN,
+                step=pair.step,
+                rank=pair.rank,
+                words=f"{some_of(known, total)} {are} frozen (requires_grad is False) in the "
+                f"{there}, trained in the {other}",
+                parameter=known[0],
+                next=("make the same parameters require gradients in both runs",),
+            )
+
+
+def _has_both(pair: FactsPair, name: str) -> bool:
+    columns = pair.target.parameters, pair.reference.parameters
+    return all(each is None or name in each.name for each in columns)
+
+
+def _mode(pair: FactsPair, words: str, modules: tuple[str, ...] = ()) -> FactDifference:
+    return FactDifference(
+        verdict=VerdictClass.MODE,
+        moment=Moment.MODES,
+        step=pair.step,
+        rank=pair.rank,
+        words=words,
+        effect=Effect.POSSIBLE,
+        modules=modules,
+        next=("set model.train() or model.eval() alike in both runs",),
+    )
+
+
+def parameter_differences(
+    pair: FactsPair, unchanged: Mapping[str, bool] | None
+) -> Iterator[FactDifference]:
+    """Yield differences of parameters and buffers when the step starts.
+
+    Args:
+        pair: the facts.
+        unchanged: parameter → whether both sides agreed after the step before; None for the first
+            step that was compared. Parameters that it lacks, or that differed, inherit.
+    """
+    target, reference = pair.target.parameters, pair.reference.parameters
+    if target is None or reference is None or not target.name or not reference.name:
+        return
+    places = _places(target), _places(reference)
+    yield from _tied(pair, target, reference)
+    if unchanged is None:
+        yield from _present(pair, places)
+    changes = {
+        name: change_of(of_parameter(target, here), of_parameter(reference, places[1][name]))
+        for name, here in places[0].items()
+        if name in places[1]
+        and target.same_as[here : here + 1] in ([], [None])
+        and (unchanged is None or unchanged.get(name, False))
+    }
+    yield from _types(pair, places)
+    yield from _moved(pair, target, changes, is_first=unchanged is None)
+
+
+def _places(columns: Parameters) -> dict[str, int]:
+    return {name: place for place, name in enumerate(columns.name)}
+
+
+def _moved(
+    pair: FactsPair, target: Parameters, changes: Mapping[str, Change], *, is_first: bool
+) -> Iterator[FactDifference]:
+    places = _places(target)
+    for kind, plural in (("parameter", "parameters"), ("buffer", "buffers")):
+        of_kind = [name for name in changes if at(target.kind, places[name]) == kind]
+        moved = [name for name in of_kind if not changes[name].is_equal]
+        far = [name for name in moved if not changes[name].is_rounding]
+        if not far:
+            continue
+        worst = max(far, key=lambda name: changes[name].relative or 0.0)
+        differ = "differs" if len(far) == 1 else "differ"
+        size = (
+            f" by up to {changes[worst].relative:.2g} of the norm" if _size(changes, worst) else ""
+        )
+        since = "" if is_first else ", though it agreed after the step before"
+        yield FactDifference(
+            verdict=VerdictClass.PARAMETERS,
+            moment=Moment.PARAMETERS,
+            step=pair.step,
+            rank=pair.rank,
+            words=f"{some_of(far, len(of_kind), plural)} {differ} when step {pair.step} "
+            f"starts{size}{since}",
+            parameter=worst,
+            next=(
+                "compare the checkpoints that the runs began with (msprobe compare-ckpt), and how "
+                "parameters are initialised",
+            )
+            if is_first
+            else ("look for code that changes parameters between two optimizer steps",),
+        )
+
+
+def _size(changes: Mapping[str, Change], name: str) -> bool:
+    return changes[name].relative is not None
+
+
+def _present(
+    pair: FactsPair, places: tuple[Mapping[str, int], Mapping[str, int]]
+) -> Iterator[FactDifference]:
+    """Yield parameters that only one side has."""
+    for own, other, side in ((*places, "target"), (*reversed(places), "reference")):
+        names = [name for name in own if name not in other]
+        if names:
+            yield FactDifference(
+                verdict=VerdictClass.PARAMETERS,
+                moment=Moment.PARAMETERS,
+                step=pair.step,
+                rank=pair.rank,
+                words=f"only the {side} has {some_of(names, len(own))}",
+                effect=Effect.POSSIBLE,
+                parameter=names[0],
+            )
+
+
+def _types(
+    pair: FactsPair, places: tuple[Mapping[str, int], Mapping[str, int]]
+) -> Iterator[FactDifference]:
+    target, reference = pair.target.parameters, pair.reference.parameters
+    assert target is not None
+    assert reference is not None
+    by_types: dict[tuple[str, str], list[str]] = {}
+    for name, here in places[0].items():
+        there = places[1].get(name)
+        if there is None:
+            continue
+        types = at(target.dtype, here) or "", at(reference.dtype, there) or ""
+        if types[0] != types[1]:
+            by_types.setdefault(types, []).append(name)
+    for types, names in by_types.items():
+        yield FactDifference(
+            verdict=VerdictClass.PRECISION,
+            moment=Moment.PARAMETERS,
+            step=pair.step,
+            rank=pair.rank,
+            words=f"{some_of(names, len(places[0]))} "
+            f"{'is' if len(names) == 1 else 'are'} {types[0]} in the target, {types[1]} in the "
+            "reference",
+            effect=Effect.POSSIBLE,
+            parameter=names[0],
+        )
+
+
+def _tied(pair: FactsPair, target: Parameters, reference: Parameters) -> Iterator[FactDifference]:
+    ties = _ties(target), _ties(reference)
+    for own, other, side, apart, columns in (
+        (ties[0], ties[1], "target", "reference", reference),
+        (ties[1], ties[0], "reference", "target", target),
+    ):
+        names: Sequence[str] = [name for name in own if name not in other and name in columns.name]
+        if names:
+            tied = ", ".join(f"{name} is tied to {own[name]}" for name in names[:2])
+            yield FactDifference(
+                verdict=VerdictClass.PARAMETERS,
+                moment=Moment.PARAMETERS,
+                step=pair.step,
+                rank=pair.rank,
+                words=f"{tied} in the {side}, and a parameter of its own in the {apart}",
+                effect=Effect.POSSIBLE,
+                parameter=names[0],
+                next=("tie the same parameters in both runs",),
+            )
+
+
+def _ties(columns: Parameters) -> dict[str, str]:
+    return {
+        name: same
+        for name, same in zip(columns.name, columns.same_as, strict=False)
+        if same is not None
+    }

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that an optimizer step changed in another way, though it was given the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
+from msprobe.compare.training.fingerprints import at
+from msprobe.compare.training.optimizers import StepPair, is_idle
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.numerics.number_types import epsilon_of
+
+if TYPE_CHECKING:
+    from msprobe.compare.training.replay import Misfit, Replay
+
+_COARSE: Final = 1e-4
+_LOOK: Final = ("look at the code that updates this parameter",)
+
+
+def update_differences(pair: StepPair) -> Iterator[FactDifference]:
+    """Yield updates that are wrong on one side, by themselves or by their optimizer's rule."""
+    moved = [name for name, change in pair.changes("after").items() if not change.is_equal]
+    if not moved:
+        return
+    # It brings NumPy along, which comparisons of statistics do without.
+    from msprobe.compare.training.replay import replay
+
+    settled: set[str] = set()
+    yield from _idle(pair, moved, settled)
+    replays = replay(pair.target), replay(pair.reference)
+    yield from _misfits(pair, replays, settled)
+    settled |= replays[0].judged & replays[1].judged
+    yield from _unexplained(pair, [name for name in moved if name not in settled])
+
+
+def _idle(pair: StepPair, moved: Sequence[str], settled: set[str]) -> Iterator[FactDifference]:
+    """Yield parameters that only one side updated; their names become settled."""
+    sides = pair.target.parameters, pair.reference.parameters
+    for side, own in (("target", 0), ("reference", 1)):
+        names = [
+            name
+            for name in moved
+            if is_idle(sides[own], pair.places[name][own])
+            and not is_idle(sides[1 - own], pair.places[name][1 - own])
+            and all(
+                at(columns.has_gradient, place) and _moves(at(columns.dtype, place) or "")
+                for columns, place in zip(sides, pair.places[name], strict=True)
+            )
+        ]
+        settled.update(names)
+        if names:
+            are = "is" if len(names) == 1 else "are"
+            yield _update(
+                pair,
+                f"{some_of(names, pair.total)} {are} not updated in the {side}, though "
+                f"{'it has' if len(names) == 1 else 'they have'} a gradient "
+                f"(step {pair.pair.step})",
+                names,
+            )
+
+
+def _moves(dtype: str) -> bool:
+    """Return whether a type is fine enough that an update does not vanish in rounding."""
+    return epsilon_of(normal_dtype(dtype)) < _COARSE
+
+
+def _misfits(
+    pair: StepPair, replays: tuple[Replay, Replay], settled: set[str]
+) -> Iterator[FactDifference]:
+    """Yield updates that are not what the rule gives on one side; they become settled."""
+    by_name = [{misfit.parameter: misfit for misfit in each.misfits} for each in replays]
+    both = by_name[0].keys() & by_name[1].keys()
+    for side, own, other in (("target", 0, 1), ("reference", 1, 0)):
+        # What neither side's rule gives is a rule that is not understood.
+        names = [
+            name
+            for name in by_name[own]
+            if name not in both and name not in settled and name in replays[other].judged
+        ]
+        settled.update(names)
+        if names:
+            worst = max((by_name[own][name] for name in names), key=lambda each: each.excess)
+            yield _update(
+                pair,
+                f"{pair.short_name} updates {some_of(names, pair.total)} in the {side} by "
+                f"something else than its rule: {_misfit_words(worst)} (step {pair.pair.step})",
+                [worst.parameter],
+            )
+    settled |= both
+
+
+def _misfit_words(misfit: Misfit) -> str:
+    ratio = f", {misfit.actual / misfit.expected:.4g} times it" if misfit.expected else ""
+    return (
+        f"element {misfit.element} of {misfit.parameter} changes by {shown(misfit.actual)} "
+        f"instead of {shown(misfit.expected)}{ratio}"
+    )
+
+
+def _unexplained(pair: StepPair, names: Sequence[str]) -> Iterator[FactDifference]:
+    """Yield updates that differ beyond rounding though everything that went in agrees."""
+    given = [pair.changes("before"), pair.changes("gradient")]
+    given += [pair.state_changes(state) for state in pair.target.parameters.state]
+    after = pair.changes("after")
+    far = [
+        name
+        for name in names
+        if not after[name].is_rounding and all(change[name].is_equal for change in given)
+    ]
+    if far:
+        yield _update(
+            pair,
+            f"{some_of(far, pair.total)} {'differs' if len(far) == 1 else 'differ'} after the "
+            f"step of {pair.short_name}, though parameter, gradient and state agree before it "
+            f"(step {pair.pair.step})",
+            far,
+            Effect.POSSIBLE,
+        )
+
+
+def _update(
+    pair: StepPair, words: str, names: Sequence[str], effect: Effect = Effect.CERTAIN
+) -> FactDifference:
+    return pair.difference(
+        VerdictClass.UPDATE,
+        Moment.UPDATE,
+        words,
+        effect=effect,
+        parameter=names[0],
+        next=_LOOK,
+    )

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Culprits among the calls as causes: their class, the moment they act, their words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from msprobe.collectives.calls import is_communication
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Matched, Origin, Status
+from msprobe.compare.training.differences import Moment
+from msprobe.compare.verdicts.ranking import Culprit
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
+from msprobe.dump.stack_frames import Frame, parse_frame
+from msprobe.dump.values import Role
+from msprobe.numerics.number_types import epsilon_of
+
+# Names of calls and modules whose results depend on the training flag.
+_RULED_BY_MODE: Final = re.compile(
+    r"drop|batch_?norm|instance_?norm|rrelu|attention|rnn|lstm|gru", re.IGNORECASE
+)
+_RANDOM: Final = re.compile(r"drop|rand|noise|bernoulli|multinomial|sample", re.IGNORECASE)
+_CAST: Final = re.compile(r"Tensor\.(?:to|type|type_as|float|double|half|bfloat16)")
+_CLIP_FILE: Final = re.compile(r"clip_grad")
+_OPTIMIZER_FILE: Final = re.compile(r"[/\\]optim(?:izers?)?[/\\](?!lr_scheduler)|optimizer[^/\\]*$")
+_SCALER_FILE: Final = re.compile(r"grad_scaler")
+
+_BY_CAUSE: Final = {
+    Cause.PARAMETER: VerdictClass.PARAMETERS,
+    Cause.OTHER_UPDATE: VerdictClass.UPDATE,
+    Cause.OTHER_PARAMETER: VerdictClass.ARGUMENT,
+    Cause.ARGUMENT: VerdictClass.ARGUMENT,
+    Cause.OTHER_VALUE: VerdictClass.ORDER,
+    Cause.UNRECORDED_VALUE: VerdictClass.ARGUMENT,
+    Cause.RANDOM_NUMBERS: VerdictClass.RANDOM,
+    Cause.RANDOM_STATE: VerdictClass.RANDOM,
+    Cause.LONE_PRECISION: VerdictClass.PRECISION,
+    Cause.USED_CALL: VerdictClass.CALL,
+    Cause.CUTTING_CALL: VerdictClass.CALL,
+    Cause.NAN_CALL: VerdictClass.CALL,
+    Cause.REORDERED: VerdictClass.CALL,
+    Cause.REORDERING_CALL: VerdictClass.CALL,
+    Cause.UNEXPLAINED_GRADIENT: VerdictClass.GRADIENT,
+    Cause.OTHER_START: VerdictClass.GRADIENT,
+    Cause.CHANGED_GRADIENT: VerdictClass.GRADIENT,
+    Cause.ACCUMULATED: VerdictClass.GRADIENT,
+    Cause.NO_PARAMETER_GRADIENT: VerdictClass.GRADIENT,
+    Cause.FIRST_SAVED: VerdictClass.UNEXPLAINED,
+}
+
+
+def class_of(culprit: Culprit) -> VerdictClass:
+    """Return the class of the cause that a culprit is."""
+    row = culprit.row
+    if is_communication(_parsed(culprit)):
+        return VerdictClass.COMMUNICATION
+    if not row.pair.is_matched and _CAST.fullmatch(_parsed(culprit).base):
+        return VerdictClass.PRECISION
+    known = None if row.cause is None else _BY_CAUSE.get(row.cause)
+    if known is not None:
+        return known
+    if not row.pair.is_matched:
+        return VerdictClass.CALL
+    if row.status is Status.DTYPE or _has_two_precisions(culprit):
+        return VerdictClass.PRECISION
+    if culprit.kind in ("backward", "parameter_grad"):
+        return VerdictClass.GRADIENT
+    if row.value.role is Role.INPUT:
+        return VerdictClass.ARGUMENT
+    if row.status in (Status.SHAPE, Status.ADDED, Status.MISSING):
+        return VerdictClass.CALL
+    # A module holds code of its own, an API is one kernel.
+    is_module = _parsed(culprit).is_module
+    return VerdictClass.UNEXPLAINED if is_module else VerdictClass.KERNEL
+
+
+def is_without_reason(culprit: Culprit) -> bool:
+    """Return whether a call computes another result from inputs and arguments that agree."""
+    return class_of(culprit) in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED)
+
+
+def moment_of(culprit: Culprit) -> Moment:
+    """Return the moment of a training step at which a culprit takes effect."""
+    if culprit.kind == "parameter" or culprit.row.cause is Cause.PARAMETER:
+        return Moment.PARAMETERS
+    parsed = _parsed(culprit)
+    is_reduced = parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED
+    if is_reduced or culprit.row.cause is Cause.ACCUMULATED:
+        return Moment.REDUCE
+    if culprit.kind in ("backward", "parameter_grad"):
+        return Moment.BACKWARD
+    for frame in _frames(culprit):
+        if _CLIP_FILE.search(frame.file):
+            return Moment.CLIP
+        if _SCALER_FILE.search(frame.file) and frame.function != "scale":
+            return Moment.REDUCE
+        if frame.function == "step" and _OPTIMIZER_FILE.search(frame.file):
+            return Moment.UPDATE
+    return Moment.FORWARD
+
+
+def may_be_random(culprit: Culprit) -> bool:
+    """Return whether random numbers explain a culprit."""
+    if class_of(culprit) is VerdictClass.RANDOM:
+        return True
+    return is_without_reason(culprit) and (
+        _parsed(culprit).is_module or _RANDOM.search(culprit.row.pair.name) is not None
+    )
+
+
+def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:
+    """Return whether training flags of modules explain a culprit.
+
+    Args:
+        culprit: the first culprit.
+        modules: paths of the modules whose flag differs; empty for all.
+    """
+    # Level L1 knows no modules.
+    inside = not (modules and culprit.module) or any(
+        culprit.module == path or culprit.module.startswith(f"{path}.") for path in modules
+    )
+    if not inside or moment_of(culprit) is not Moment.FORWARD:
+        return False
+    row = culprit.row
+    if not row.pair.is_matched or any(isinstance(value.value, bool) for value in row.values):
+        return True
+    is_named = _RULED_BY_MODE.search(row.pair.name) is not None
+    return is_named or (is_without_reason(culprit) and _parsed(culprit).is_module)
+
+
+def culprit_words(culprit: Culprit) -> str:
+    """Return a culprit as a cause in words."""
+    row = culprit.row
+    source = f" ({culprit.source})" if culprit.source else ""
+    where = f"{row.pair.name}{source}, step {culprit.comparison.step}"
+    slot = row.value.slot
+    reason = row.reason
+    if not row.pair.is_matched:
+        side = "target" if row.pair.reference is None else "reference"
+        return f"only the {side} calls {where}"
+    if reason:
+        return f"{slot} of {where}: {reason}" if slot else f"{where}: {reason}"
+    size = "" if row.error is None else f" by {row.error:.2g}"
+    return f"{slot} of {where} differs{size}, though what the call was given agrees"
+
+
+def _has_two_precisions(culprit: Culprit) -> bool:
+    row = culprit.row
+    if not isinstance(row, Matched) or row.origin is not Origin.INTRODUCED:
+        return False
+    types = row.target.dtype, row.reference.dtype
+    return types[0] != types[1] and all(map(epsilon_of, types))
+
+
+def _parsed(culprit: Culprit) -> RecordName:
+    return parse_record_name(culprit.row.pair.name)
+
+
+def _frames(culprit: Culprit) -> list[Frame]:
+    side, record = culprit.comparison.side_of(culprit.row.pair), culprit.row.pair.name
+    return [frame for text in side.view.frames(record) if (frame := parse_frame(text)) is not None]

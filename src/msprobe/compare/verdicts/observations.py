@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StepObservations`: what a verdict needs of the rows of one step and rank.
+
+The rows themselves may be set aside once a step is finished.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.differences import Moment
+from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
+from msprobe.compare.verdicts.proof import Proof
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
+from msprobe.numerics.number_types import epsilon_of
+
+
+class GradientFactor(NamedTuple):
+    """A factor that nearly all gradients of a step share.
+
+    Attributes:
+        factor: the factor.
+        record: the first record in backward order that shows it.
+        module: path of the module around that record.
+        source: line of the user's code.
+        total: how many gradients differ.
+        is_reduced: the gradients are those after a reduction over ranks.
+    """
+
+    factor: Factor
+    record: str
+    module: str
+    source: str | None
+    total: int
+    is_reduced: bool = False
+
+    @property
+    def moment(self) -> Moment:
+        """When in the step it takes effect."""
+        return Moment.REDUCE if self.is_reduced else Moment.BACKWARD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepObservations:
+    """What the rows of one step and rank say.
+
+    Attributes:
+        step: the target's step.
+        rank: the rank's number, or its folder's name.
+        is_exact: every value is equal.
+        is_forward_exact: every value of the forward pass is equal.
+        forward_differs: a value of the forward pass differs.
+        backward_differs: a gradient differs.
+        random_input: a record whose random state differs though nothing before it does.
+        proof: whether the differences are rounding; None where nothing differs.
+        factor: factor of the gradients, where the forward pass agrees.
+        precisions: (target's type, reference's type) → values whose floating types differ.
+    """
+
+    step: int
+    rank: int | str
+    is_exact: bool
+    is_forward_exact: bool
+    forward_differs: bool = False
+    backward_differs: bool = False
+    random_input: str | None = None
+    proof: Proof | None = None
+    factor: GradientFactor | None = None
+    precisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+def observe(comparison: RankComparison) -> StepObservations:
+    """Return what the rows of a comparison say; needs their origins."""
+    inexact = [row for row in comparison.rows if row.status is not Status.EQUAL]
+    if not inexact:
+        return StepObservations(
+            step=comparison.step, rank=comparison.rank, is_exact=True, is_forward_exact=True
+        )
+    differing = [row for row in inexact if row.status.is_difference and row.origin is not None]
+    backward = [row for row in differing if _is_gradient(comparison, row)]
+    forward_differs = len(backward) < len(differing)
+    return StepObservations(
+        step=comparison.step,
+        rank=comparison.rank,
+        is_exact=False,
+        is_forward_exact=all(_is_gradient(comparison, row) for row in inexact),
+        forward_differs=forward_differs,
+        backward_differs=bool(backward),
+        random_input=next(
+            (
+                row.pair.name
+                for row in differing
+                if row.origin is Origin.INPUT and row.cause is Cause.RANDOM_STATE
+            ),
+            None,
+        ),
+        proof=comparison.proof if differing else None,
+        factor=_factor(comparison, backward) if backward and not forward_differs else None,
+        precisions=Counter(
+            types for row in inexact if isinstance(row, Matched) and (types := _precisions(row))
+        ),
+    )
+
+
+def _precisions(row: Matched) -> tuple[str, str] | None:
+    target, reference = row.target.dtype, row.reference.dtype
+    if target == reference or not epsilon_of(target) or not epsilon_of(reference):
+        return None
+    return target, reference
+
+
+def _is_gradient(comparison: RankComparison, row: Row) -> bool:
+    kind = comparison.side_of(row.pair).parsed(row.pair.name).kind
+    return kind is RecordKind.BACKWARD or kind in PARAMETER_GRADIENTS
+
+
+def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor | None:
+    factors = [(row, factor_of_row(row)) for row in rows]
+    common = common_factor(factor for _, factor in factors)
+    if common is None:
+        return None
+    first = next(
+        row for row, factor in factors if factor is not None and factor.agrees_with(common.value)
+    )
+    side, record = comparison.side_of(first.pair), first.pair.name
+    return GradientFactor(
+        common,
+        record,
+        side.module(record),
+        side.source_line(record),
+        len(factors),
+        side.parsed(record).kind is RecordKind.PARAMETERS_GRAD_REDUCED,
+    )

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict on two recordings: its class, its sentence, and what it says beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from builders.recordings import recording  # noqa: E402
+from msprobe.compare.options import CompareOptions  # noqa: E402
+from msprobe.compare.run import run_comparison  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+Summary = dict[str, Any]
+Change = Callable[["Net"], object]
+
+
+class Net(nn.Module):
+    """A residual network; tests replace its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.LayerNorm(8)
+        self.second = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(x))
+
+    def residual(self, x: Tensor) -> Tensor:
+        return x + self.inner(self.norm(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.residual(self.first(x)))
+
+
+class Other(nn.Module):
+    """Another program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 4, 3)
+        self.pool = nn.MaxPool1d(2)
+        self.mix = nn.Bilinear(4, 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.pool(torch.relu(self.conv(x.unsqueeze(1))))
+        return self.mix(y.mean(-1), y.amax(-1)).softmax(-1)
+
+
+def record(
+    folder: Path,
+    change: Change = lambda net: None,
+    *,
+    level: str = "mix",
+    task: str = "statistics",
+    steps: int = 1,
+    seed: int = 2,
+    lr: float = 0.1,
+    model: type[nn.Module] = Net,
+    **common: Any,
+) -> Path:
+    torch.manual_seed(1)
+    net = model()
+    change(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    torch.manual_seed(seed)
+    with recording(folder, level, task, **common) as debugged:
+        for _ in range(steps):
+            with debugged.step_of(net):
+                net(torch.randn(4, 6)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return folder
+
+
+def summary_of(target: Path, reference: Path) -> Summary:
+    summary = dict(run_comparison(target, reference, CompareOptions()).summary)
+    json.loads(json.dumps(summary, allow_nan=False))
+    assert summary["next_steps"] == summary["verdict"]["next"]
+    return summary
+
+
+def other_eps(net: Net) -> None:
+    net.norm.eps = 0.5
+
+
+def no_residual(net: Net) -> None:
+    net.residual = lambda x: net.inner(net.norm(x))  # type: ignore[method-assign]
+
+
+def wrong_operand(net: Net) -> None:
+    def residual(x: Tensor) -> Tensor:
+        normed = net.norm(x)
+        return normed + net.inner(normed)
+
+    net.residual = residual  # type: ignore[method-assign]
+
+
+def in_bfloat16(net: Net) -> None:
+    def inner(x: Tensor) -> Tensor:
+        weight, bias = net.second.weight.bfloat16(), net.second.bias.bfloat16()
+        return torch.tanh(nn.functional.linear(x.bfloat16(), weight, bias).float())
+
+    net.inner = inner  # type: ignore[method-assign]
+
+
+def detached(net: Net) -> None:
+    inner = net.inner
+    net.inner = lambda x: inner(x.detach())  # type: ignore[method-assign]
+
+
+def other_weight(net: Net) -> None:
+    with torch.no_grad():
+        net.second.weight[0, 0] += 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted", "words", "phase"),
+    [
+        (
+            other_eps,
+            "argument",
+            r"layer_norm.*test_verdict\.py.*0\.5 instead of 1e-05|eps",
+            "forward",
+        ),
+        (no_residual, "call", "only the reference calls Tensor.__add__", "forward"),
+        (wrong_operand, "order", "__add__", "forward"),
+        (in_bfloat16, "precision", r"only the target calls Tensor\.(?:float|bfloat16)", "forward"),
+        (
+            detached,
+            "gradient",
+            "linear.1.backward .*None where the reference has a tensor",
+            "backward",
+        ),
+        (other_weight, "parameters", "second.weight differs when step 0 starts", "start"),
+    ],
+)
+def test_a_culprit_among_the_calls(
+    tmp_path: Path, change: Change, wanted: str, words: str, phase: str
+) -> None:
+    summary = summary_of(record(tmp_path / "t", change), record(tmp_path / "r"))
+    verdict = summary["verdict"]
+
+    assert verdict["class"] == wanted, verdict["sentence"]
+    assert re.search(words, verdict["sentence"])
+    assert verdict["where"]["phase"] == phase
+    assert verdict["where"]["step"] == 0
+    assert verdict["next"]
+    assert summary["equal"] is False
+
+
+def test_equal_recordings(tmp_path: Path) -> None:
+    verdict = summary_of(record(tmp_path / "t"), record(tmp_path / "r"))["verdict"]
+
+    assert verdict["class"] == "equal"
+    assert verdict["confidence"] == "proved"
+    assert re.match(r"equal: \d+ values agree", verdict["sentence"])
+    assert verdict["where"] is None
+    assert verdict["next"] == []
+
+
+def test_tensors_against_statistics_of_the_same_program_are_equal(tmp_path: Path) -> None:
+    summary = summary_of(record(tmp_path / "t", task="tensor"), record(tmp_path / "r"))
+
+    assert summary["verdict"]["class"] == "equal", summary["verdict"]["sentence"]
+    assert summary["verdict"]["sentence"].startswith("task tensor against statistics: equal: ")
+    assert summary["equal"] is True
+
+
+def test_another_level_is_said_first(tmp_path: Path) -> None:
+    summary = summary_of(record(tmp_path / "t", level="L0"), record(tmp_path / "r", other_eps))
+
+    assert summary["verdict"]["sentence"].startswith("level L0 against mix: ")
+
+
+def test_different_programs(tmp_path: Path) -> None:
+    verdict = summary_of(record(tmp_path / "t", model=Other), record(tmp_path / "r"))["verdict"]
+
+    assert verdict["class"] == "different_programs", verdict["sentence"]
+    assert re.search(r"only \d+ of \d+ calls have a partner", verdict["sentence"])
+
+
+def test_a_step_against_another_step(tmp_path: Path) -> None:
+    record(tmp_path / "r", steps=2)
+
+    verdict = summary_of(tmp_path / "r" / "step0", tmp_path / "r" / "step1")["verdict"]
+
+    assert verdict["sentence"].startswith("step 0 against step 1 of the reference: data: ")
+
+
+def test_an_optimizer_setting_makes_runs_unequal_whose_calls_agree(tmp_path: Path) -> None:
+    summary = summary_of(record(tmp_path / "t", lr=0.2), record(tmp_path / "r"))
+
+    assert summary["counts"]["differs"] == 0
+    assert summary["equal"] is False
+    assert summary["verdict"]["sentence"] == (
+        "optimizer setting: SGD lr is 0.2 in the target, 0.1 in the reference (step 0, all 8 "
+        "parameters)"
+    )
+    assert summary["verdict"]["confidence"] == "proved"
+
+
+def test_the_environment_alone_is_no_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = record(tmp_path / "r")
+    monkeypatch.setenv("SOME_SETTING_OF_A_RUN", "1")
+
+    summary = summary_of(record(tmp_path / "t"), reference)
+
+    assert summary["equal"] is True
+    assert summary["verdict"]["class"] == "equal"
+    assert any("SOME_SETTING_OF_A_RUN" in each for each in summary["verdict"]["evidence"])
+
+
+def test_a_setting_outranks_the_calls_that_follow_from_it(tmp_path: Path) -> None:
+    target = record(tmp_path / "t", lr=0.2, steps=3)
+    summary = summary_of(target, record(tmp_path / "r", steps=3))
+
+    assert summary["verdict"]["class"] == "optimizer_setting"
+    assert summary["introduced"] == []
+    assert summary["culprit_groups"] == []
+
+
+def test_a_call_that_comes_before_a_setting_outranks_it(tmp_path: Path) -> None:
+    target = record(tmp_path / "t", other_eps, lr=0.2, steps=2)
+    verdict = summary_of(target, record(tmp_path / "r", steps=2))["verdict"]
+
+    assert verdict["class"] == "argument"
+
+
+def test_data_outrank_seeds_and_calls(tmp_path: Path) -> None:
+    target = record(tmp_path / "t", other_eps, seed=3)
+    verdict = summary_of(target, record(tmp_path / "r"))["verdict"]
+
+    assert re.match(r"data: the batch of step 0 differs: \w+ of input.0 is", verdict["sentence"])
+    assert verdict["where"]["record"].startswith("Module.Net.forward")
+
+
+def test_recordings_without_facts_are_judged_by_their_calls(tmp_path: Path) -> None:
+    bare = record(tmp_path / "r", facts=False)
+    weight = summary_of(record(tmp_path / "t", other_weight, facts=False), bare)
+    data = summary_of(record(tmp_path / "d", seed=3, facts=False), bare)
+
+    assert weight["verdict"]["class"] == "parameters"
+    assert data["verdict"]["class"] in ("data", "random")  # the batch is drawn in the step
+
+
+def test_facts_of_one_side_only_are_noted(tmp_path: Path) -> None:
+    summary = summary_of(record(tmp_path / "t"), record(tmp_path / "r", facts=False))
+
+    assert summary["verdict"]["class"] == "equal"
+    assert any("the reference holds no facts" in note for note in summary["notes"])
+
+
+def test_culprits_are_grouped_by_line_and_reason(tmp_path: Path) -> None:
+    def coarse(net: Net) -> None:
+        other_eps(net)
+        net.inner = lambda x: torch.tanh(  # type: ignore[method-assign]
+            sum((net.norm(net.second(x)) for _ in range(3)), start=torch.zeros(()))
+        )
+
+    def fine(net: Net) -> None:
+        coarse(net)
+        net.norm.eps = 1e-5
+
+    groups = summary_of(record(tmp_path / "t", coarse), record(tmp_path / "r", fine))[
+        "culprit_groups"
+    ]
+
+    assert [(group["count"], group["cause"]) for group in groups][:2] == [
+        (1, "argument"),
+        (3, "argument"),
+    ]
+    assert set(groups[0]) == {"count", "kind", "cause", "reason", "source", "first"}

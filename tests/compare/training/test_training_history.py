@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences between the facts of two runs: how each is told from the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders.facts import Arrays, adamw, arrays, batch, facts, optimizer_step, start_state
+from msprobe.compare.training.differences import Effect, FactDifference
+from msprobe.compare.training.history import TrainingHistory
+from msprobe.compare.training.start import FactsPair
+
+Parts = dict[str, Any]
+
+
+def differences(*steps: tuple[Parts, Parts], ranks: int = 1) -> list[FactDifference]:
+    """Compare the facts of some steps; with several ranks, each tuple is one of a rank."""
+    history = TrainingHistory()
+    for first in range(0, len(steps), ranks):
+        pairs = [
+            FactsPair(
+                step=first // ranks,
+                rank=rank,
+                target=facts(**steps[first + rank][0]),
+                reference=facts(**steps[first + rank][1]),
+            )
+            for rank in range(ranks)
+        ]
+        history.add(pairs, dict.fromkeys(range(ranks), True))
+    return history.differences()
+
+
+def said(found: Sequence[FactDifference], *, effective: bool = True) -> list[str]:
+    return [
+        f"{each.verdict}: {each.words}"
+        for each in found
+        if not effective or each.effect is not Effect.NONE
+    ]
+
+
+def step(**options: Any) -> Parts:
+    """A step of AdamW on the small model."""
+    gradient = arrays(1)
+    return {
+        "parameters": start_state(arrays()),
+        "events": [optimizer_step(arrays(), gradient, adamw(arrays(), gradient), options=options)],
+    }
+
+
+def test_equal_facts_have_no_differences() -> None:
+    part = step() | {
+        "settings": {"torch.version": "2.13"},
+        "random": {"cpu": "1"},
+        "modes": {"training": {"": True}},
+        "data": [batch(1)],
+        "loss": [{"micro": 0, "value": 2.0, "shape": [], "dtype": "torch.float32"}],
+    }
+
+    assert differences((part, part), (part, part)) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "reference", "words"),
+    [
+        (
+            {"random": {"cpu": "1"}},
+            {"random": {"cpu": "2"}},
+            "random: the state of the generator cpu",
+        ),
+        (
+            {"modes": {"training": {"": True, "a.drop": False}}},
+            {"modes": {"training": {"": True}}},
+            r"mode: a\.drop is in eval mode in the target, in training mode in the reference",
+        ),
+        (
+            {"modes": {"training": {"": False}}},
+            {"modes": {"training": {"": True, "a": False}}},
+            "mode: the model is in eval mode in the target",
+        ),
+        (
+            {"modes": {"autocast": {"cpu": "torch.bfloat16"}}},
+            {"modes": {}},
+            "precision: autocast is torch.bfloat16 on cpu in the target, off in the reference",
+        ),
+        (
+            {"settings": {"torch.cudnn_allow_tf32": "True"}},
+            {"settings": {"torch.cudnn_allow_tf32": "False"}},
+            "settings: torch.cudnn_allow_tf32 is True in the target, False in the reference",
+        ),
+        (
+            {"ended": {"how": "interrupted", "exception": "ValueError: no", "record": None}},
+            {"ended": {"how": "whole"}},
+            "incomplete: step 0 of the target was interrupted by ValueError: no",
+        ),
+        (
+            {"loss": [{"micro": 0, "value": 1.0, "shape": [], "dtype": "torch.float32"}]},
+            {"loss": [{"micro": 0, "value": 2.0, "shape": [], "dtype": "torch.float32"}]},
+            r"gradient: the loss is 1 in the target, 2 in the reference .*1/2",
+        ),
+    ],
+)
+def test_state_of_a_step(target: Parts, reference: Parts, words: str) -> None:
+    (found,) = said(differences((target, reference)))
+
+    assert re.match(words, found)
+
+
+def test_environment_and_packages_have_no_effect() -> None:
+    target = {"settings": {"env.PWD": "/a", "package.rich": "1"}}
+    reference = {"settings": {"env.PWD": "/b", "package.rich": "2"}}
+
+    found = differences((target, reference), (target, reference))
+
+    assert [each.effect for each in found] == [Effect.NONE]
+
+
+def test_a_parameter_that_differs_at_the_start() -> None:
+    changed = arrays()
+    changed["a.bias"] = changed["a.bias"] * 1.01
+    target = {"parameters": start_state(changed)}
+
+    (found,) = said(differences((target, {"parameters": start_state(arrays())})))
+
+    assert re.match(r"parameters: a\.bias differs when step 0 starts by up to 0\.0\d+ of", found)
+
+
+def test_rounding_of_parameters_to_another_type_is_precision() -> None:
+    rounded = {name: each.astype(np.float16).astype(float) for name, each in arrays().items()}
+    target = {"parameters": start_state(rounded, dtype=["torch.float16"] * 3)}
+
+    (found,) = said(differences((target, {"parameters": start_state(arrays())})))
+
+    assert found.startswith("precision: all 3 parameters are torch.float16 in the target")
+
+
+def test_tied_and_untied_parameters() -> None:
+    tied = {"parameters": start_state(arrays(), same_as=[None, None, "a.weight"])}
+
+    (found,) = said(differences((tied, {"parameters": start_state(arrays())})))
+
+    assert found.startswith("parameters: b.weight is tied to a.weight in the target")
+
+
+def test_a_parameter_that_differed_after_a_step_differs_at_the_next_one() -> None:
+    other = {name: each * 1.1 for name, each in arrays(7).items()}
+    first = step(), step(eps=1e-3)
+    first[1]["events"][0]["parameters"]["after"]["checksum"] = ["x"] * 3
+    second = {"parameters": start_state(other)}, {"parameters": start_state(arrays(7))}
+
+    found = said(differences(first, second))
+
+    assert all("step 1" not in each for each in found)
+
+
+def test_a_parameter_that_was_changed_between_two_steps() -> None:
+    other = {name: each * 1.1 for name, each in arrays(7).items()}
+    second = {"parameters": start_state(other)}, {"parameters": start_state(arrays(7))}
+
+    found = said(differences((step(), step()), second))
+
+    assert re.match(
+        r"parameters: all 3 parameters differ when step 1 starts .*though it agreed", found[0]
+    )
+
+
+def shuffled(*orders: Sequence[int]) -> list[str]:
+    """Feed batches of these seeds, one a step, on both sides."""
+    steps = [tuple({"data": [batch(seed)]} for seed in both) for both in zip(*orders, strict=True)]
+    return said(differences(*steps))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("target", "reference", "words"),
+    [
+        (
+            [1, 3, 2, 4],
+            [1, 2, 3, 4],
+            "data: the same 2 batches come in another order (since step 1)",
+        ),
+        (
+            [2, 3, 4, 5],
+            [1, 2, 3, 4],
+            "data: the target is 1 batch ahead of the reference (since step 0)",
+        ),
+        ([1, 2, 9, 4], [1, 2, 3, 4], "data: the batch of step 2 differs: mean of input.0"),
+        (
+            [1, 2, 1, 4],
+            [1, 2, 3, 4],
+            "data: the batch of step 2 is the batch that the reference has in step 0",
+        ),
+    ],
+)
+def test_order_of_batches(target: Sequence[int], reference: Sequence[int], words: str) -> None:
+    (found,) = shuffled(target, reference)
+
+    assert found.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"shape": [3, 2], "checksum": "x"}, "input.0 holds 3 samples instead of 4"),
+        ({"checksum": "x", "projections": [1.0, 2.0]}, "the same values in another order"),
+        (
+            {"checksum": "x", "dtype": "torch.int64"},
+            "input.0 is torch.int64 instead of torch.float32",
+        ),
+    ],
+)
+def test_one_batch_that_differs(change: Parts, words: str) -> None:
+    (found,) = said(differences(({"data": [batch(1, **change)]}, {"data": [batch(1)]})))
+
+    assert words in found
+
+
+def test_a_missing_micro_batch() -> None:
+    target, reference = {"data": [batch(1)]}, {"data": [batch(1), batch(2, 1)]}
+
+    (found,) = said(differences((target, reference)))
+
+    assert found == "data: step 0 has 1 micro batch in the target, 2 in the reference"
+
+
+def clip(**more: Any) -> Parts:
+    return {
+        "kind": "clip",
+        "function": "clip_grad_norm_",
+        "max": 1.0,
+        "norm_type": 2.0,
+        "total_norm": 4.0,
+        "parameters": 3,
+    } | more
+
+
+@pytest.mark.parametrize(
+    ("target", "reference", "words"),
+    [
+        (
+            [clip(max=2.0)],
+            [clip()],
+            "clip_grad_norm_ has max_norm 2 in the target, 1 in the reference",
+        ),
+        (
+            [],
+            [clip()],
+            "the target does not clip; the reference calls clip_grad_norm_ with 1, whose",
+        ),
+        ([clip(parameters=2)], [clip()], "clip_grad_norm_ is given 2 parameters in the target"),
+        (
+            [clip(total_norm=8.0)],
+            [clip()],
+            r"the total norm of the gradients is 8 .* 2: they are doub",
+        ),
+    ],
+)
+def test_clipping(target: list[Parts], reference: list[Parts], words: str) -> None:
+    found = said(differences(({"events": target}, {"events": reference})))
+
+    assert any(re.search(words, each) for each in found)
+
+
+def test_a_limit_that_no_gradient_reaches_has_no_effect() -> None:
+    target, reference = clip(max=5.0), clip(max=9.0)
+
+    assert said(differences(({"events": [target]}, {"events": [reference]}))) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"betas": [0.9, 0.99]},
+            "AdamW beta2 is 0.99 in the target, 0.999 in the reference (step 0, all 3",
+        ),
+        ({"weight_decay": 0.1}, "AdamW weight_decay is 0.1 in the target, 0 in the reference"),
+        ({"lr": 0.02}, "AdamW lr is 0.02 in the target, 0.01 in the reference"),
+    ],
+)
+def test_settings_of_an_optimizer(options: Parts, words: str) -> None:
+    found = said(differences((step(**options), step())))
+
+    assert any(each.startswith(f"optimizer_setting: {words}") for each in found)
+
+
+def test_another_implementation_has_no_effect() -> None:
+    assert said(differences((step(fused=True), step(fused=None)))) == []
+
+
+def scheduled(rates: Sequence[float]) -> list[Parts]:
+    return [step(lr=rate, initial_lr=0.5) for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ([0.2, 0.3, 0.4], "0.2 in the target, 0.1 in the reference .*the target is 1 step ahead"),
+        ([0.0, 0.0, 0.1], "0 in the target, 0.1 in the reference .*the target is 2 steps behind"),
+        ([0.1, 0.2, 0.35], "0.35 in the target, 0.3 in the reference"),
+    ],
+)
+def test_learning_rates_of_a_schedule(target: Sequence[float], words: str) -> None:
+    steps = zip(scheduled(target), scheduled([0.1, 0.2, 0.3]), strict=True)
+
+    found = [each for each in said(differences(*steps)) if each.startswith("schedule")]
+
+    assert len(found) == 1
+    assert re.search(words, found[0])
+
+
+def with_state(state: Arrays | None, steps: float) -> Parts:
+    before, gradient = arrays(), arrays(1)
+    found = None if state is None else {"exp_avg": state, "exp_avg_sq": state}
+    return {"events": [optimizer_step(before, gradient, before, state=found, steps=steps)]}
+
+
+def test_a_state_that_was_lost() -> None:
+    (found,) = said(differences((with_state(None, 0), with_state(arrays(3), 7))))
+
+    assert re.match(r"optimizer_state: the step count .* is 0 in the target, 7 in .*lost", found)
+
+
+def test_a_state_that_differs() -> None:
+    (first, *_) = said(differences((with_state(arrays(4), 7), with_state(arrays(3), 7))))
+
+    assert re.match(r"optimizer_state: exp_avg\w* of all 3 parameters differs before step 0", first)
+
+
+def updated(after: Arrays, **more: Any) -> Parts:
+    return {"events": [optimizer_step(arrays(), arrays(1), after, **more)]}
+
+
+RIGHT = adamw(arrays(), arrays(1))
+
+
+def test_a_wrong_update_is_told_from_rounding_and_from_another_setting() -> None:
+    wrong = dict(RIGHT)
+    wrong["b.weight"] = wrong["b.weight"] + 0.5 * (wrong["b.weight"] - arrays()["b.weight"])
+    rounded = {name: each * (1 + 2**-24) for name, each in RIGHT.items()}
+
+    (found,) = said(differences((updated(wrong), updated(RIGHT))))
+
+    assert re.match(r"update: AdamW updates b\.weight in the target .* 1\.5 times it", found)
+    assert said(differences((updated(rounded), updated(RIGHT)))) == []
+
+
+def test_parameters_that_are_not_updated() -> None:
+    still = dict(RIGHT) | {"a.bias": arrays()["a.bias"]}
+
+    (found,) = said(differences((updated(still), updated(RIGHT))))
+
+    assert found.startswith("update: a.bias is not updated in the target, though it has a gradient")
+
+
+def test_an_optimizer_without_a_rule_is_judged_by_size() -> None:
+    wrong = {name: each * 1.01 for name, each in RIGHT.items()}
+    rounded = {name: each * (1 + 2**-24) for name, each in RIGHT.items()}
+    mine = {"name": "mine.Muon"}
+
+    found = said(differences((updated(wrong, **mine), updated(RIGHT, **mine))))
+
+    assert [each.split(":")[0] for each in found] == ["update"]
+    assert said(differences((updated(rounded, **mine), updated(RIGHT, **mine)))) == []
+
+
+def test_a_second_call_of_the_optimizer() -> None:
+    once, again = step(), step()
+    again["events"] = [*again["events"], again["events"][0] | {"call": 1}]
+
+    (found,) = said(differences((again, once)))
+
+    assert found.startswith("update: optimizer.step() is called twice in the target, once in")
+
+
+def got(gradient: Arrays) -> Parts:
+    return {"events": [optimizer_step(arrays(), gradient, RIGHT)]}
+
+
+def times(factor: float, seed: int = 1) -> Arrays:
+    return {name: each * factor for name, each in arrays(seed).items()}
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (0.5, "the factor is 1/2: they are halved"),
+        (-1.0, "their sign is reversed"),
+        (65536.0, r"2\^16"),
+        (3.7, "3.7 times the reference's when the optimizer gets them"),
+    ],
+)
+def test_gradients_that_differ_by_a_factor(factor: float, words: str) -> None:
+    found = said(differences((got(times(factor)), got(times(1)))))
+
+    assert any(each.startswith("gradient") and re.search(words, each) for each in found)
+
+
+def test_gradients_of_the_step_before() -> None:
+    stale = (got(times(1)), got(times(1))), (got(times(1)), got(times(1, 2)))
+    total = {name: each + arrays(1)[name] for name, each in arrays(2).items()}
+    summed = stale[0], (got(total), got(times(1, 2)))
+
+    assert any(
+        "the target's gradients are those of the step before" in s
+        for s in said(differences(*stale))
+    )
+    assert any("not cleared" in each for each in said(differences(*summed)))
+
+
+def test_a_missing_mean_over_ranks() -> None:
+    own = arrays(1), arrays(2)
+    mean = {name: (own[0][name] + own[1][name]) / 2 for name in own[0]}
+
+    found = said(differences(*((got(each), got(mean)) for each in own), ranks=2))
+
+    assert any("the target's gradients are not averaged over its 2 ranks" in each for each in found)
+
+
+def test_uneven_columns_are_no_error() -> None:
+    damaged = step()
+    parameters = damaged["events"][0]["parameters"]
+    parameters["dtype"] = []
+    parameters["samples"] = {"before": [[1.0]]}
+    damaged["events"][0]["groups"][0]["parameters"] = [0, 99, -7]
+    damaged["events"][0]["groups"][0]["options"]["lr"] = "fast"
+
+    differences((damaged, step()), (step(), damaged))
