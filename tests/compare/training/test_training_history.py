@@ -31,6 +31,7 @@ def differences(*steps: tuple[Parts, Parts], ranks: int = 1) -> list[FactDiffere
             )
             for rank in range(ranks)
         ]
+        history.add_data(pairs)
         history.add(pairs, dict.fromkeys(range(ranks), True))
     return history.differences()
 
