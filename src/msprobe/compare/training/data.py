@@ -39,12 +39,18 @@ class _Batch:
 
 
 class DataHistory:
-    """The batches of one rank, step after step."""
+    """The batches of one rank, step after step.
+
+    Attributes:
+        split: how the same samples are divided into other micro batches, in words; None where
+            they are not.
+    """
 
     def __init__(self, rank: int | str) -> None:
         self._rank = rank
         self._batches: list[_Batch] = []
         self._uneven: FactDifference | None = None
+        self.split: str | None = None
         self._is_recorded = True
 
     def add(self, pair: FactsPair) -> None:
@@ -65,6 +71,7 @@ class DataHistory:
                     Effect.NONE if is_split else Effect.CERTAIN,
                 )
             if is_split:
+                self.split = self._uneven.words
                 return
         for micro in range(min(counts)):
             self._batches.append(_Batch(pair.step, micro, sides[0][micro], sides[1][micro]))

@@ -27,6 +27,8 @@ from msprobe.dump.facts import Facts, OptimizerStep, Scaler
 # A sum of projections is that of another tensor, up to the rounding of the gradients.
 _SAME_SUM: Final = 1e-3
 _MOST: Final = 0.9
+# Gradients so much smaller than the largest one may be the rounding of larger terms.
+_SMALL: Final = 1e-4
 
 Gradients = Mapping[str, Fingerprint]
 
@@ -62,6 +64,25 @@ def _scales(facts: Facts) -> Iterator[float]:
     for event in facts.events:
         if isinstance(event, Scaler) and event.scale:
             yield event.scale
+
+
+def has_same_gradients(pair: StepPair) -> bool:
+    """Return whether all gradients that an optimizer gets are the same sums, in another order."""
+    target, reference = gradients_of(pair.target), gradients_of(pair.reference)
+    sizes = [gradient.norm or 0.0 for gradient in reference.values()]
+    return target.keys() == reference.keys() and all(
+        _is_near(target[name], reference[name], max(sizes)) for name in target
+    )
+
+
+def _is_near(target: Fingerprint, reference: Fingerprint, largest: float) -> bool:
+    if target.checksum is not None and target.checksum == reference.checksum:
+        return True
+    parts = list(zip(target.projections or (), reference.projections or (), strict=False))
+    size = max(reference.norm or 0.0, _SMALL * largest)
+    return bool(parts) and all(
+        a is not None and b is not None and abs(a - b) <= _SAME_SUM * size for a, b in parts
+    )
 
 
 class GradientHistory:

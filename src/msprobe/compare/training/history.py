@@ -13,6 +13,7 @@ from msprobe.compare.training.differences import Effect, FactDifference, Moment,
 from msprobe.compare.training.gradient_factors import Factor, Meanings
 from msprobe.compare.training.gradients import (
     GradientHistory,
+    has_same_gradients,
     meanings_of,
     total_norm_differences,
     unreduced,
@@ -72,6 +73,7 @@ class TrainingHistory:
         self.changed_steps: set[int] = set()
         self.meanings: dict[tuple[int, int | str], Meanings] = {}
         self._ranks: dict[int | str, _RankHistory] = {}
+        self._has_same_gradients = False
 
     def add_data(self, pairs: Sequence[FactsPair]) -> None:
         """Take in the batches of a step."""
@@ -90,6 +92,8 @@ class TrainingHistory:
             history = self._rank(pair.rank)
             steps = step_pairs(pair)
             made.append(steps)
+            if history.last_step is None:
+                self._has_same_gradients = bool(steps) and all(map(has_same_gradients, steps))
             found = [*self._of_step(pair, steps, history, len(pairs))]
             # Settings that differ do so in every step.
             known = history.settings
@@ -121,6 +125,17 @@ class TrainingHistory:
         """
         ranks = self._ranks if rank is None else [each for each in self._ranks if each == rank]
         return bool(ranks) and all(self._ranks[each].data.is_same for each in ranks)
+
+    @property
+    def split(self) -> str | None:
+        """How the same samples are divided into other micro batches, if the gradients agree.
+
+        The gradients of the first step show it: what an optimizer gets is the same sum.
+        """
+        splits = [history.data.split for history in self._ranks.values()]
+        if None in splits or not self._has_same_gradients:
+            return None
+        return splits[0] if splits else None
 
     def differences(self) -> list[FactDifference]:
         """Return all differences, in the order in which they take effect."""

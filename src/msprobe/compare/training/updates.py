@@ -7,16 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
-from msprobe.compare.training.fingerprints import at
+from msprobe.compare.training.fingerprints import at, change_of, in_column
 from msprobe.compare.training.optimizers import StepPair, is_idle
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.formats.dtypes import normal_dtype
-from msprobe.numerics.number_types import epsilon_of
 
 if TYPE_CHECKING:
     from msprobe.compare.training.replay import Misfit, Replay
+    from msprobe.dump.facts import OptimizedParameters
 
-_COARSE: Final = 1e-4
 _LOOK: Final = ("look at the code that updates this parameter",)
 
 
@@ -28,26 +26,34 @@ def update_differences(pair: StepPair) -> Iterator[FactDifference]:
     # It brings NumPy along, which comparisons of statistics do without.
     from msprobe.compare.training.replay import replay
 
-    settled: set[str] = set()
-    yield from _idle(pair, moved, settled)
     replays = replay(pair.target), replay(pair.reference)
+    settled: set[str] = set()
+    yield from _idle(pair, moved, replays, settled)
     yield from _misfits(pair, replays, settled)
     settled |= replays[0].judged & replays[1].judged
     yield from _unexplained(pair, [name for name in moved if name not in settled])
 
 
-def _idle(pair: StepPair, moved: Sequence[str], settled: set[str]) -> Iterator[FactDifference]:
+def _idle(
+    pair: StepPair, moved: Sequence[str], replays: tuple[Replay, Replay], settled: set[str]
+) -> Iterator[FactDifference]:
     """Yield parameters that only one side updated; their names become settled."""
     sides = pair.target.parameters, pair.reference.parameters
     for side, own in (("target", 0), ("reference", 1)):
+        wrong = {misfit.parameter for misfit in replays[own].misfits}
         names = [
             name
             for name in moved
             if is_idle(sides[own], pair.places[name][own])
+            and at(sides[own].has_gradient, pair.places[name][own])
             and not is_idle(sides[1 - own], pair.places[name][1 - own])
-            and all(
-                at(columns.has_gradient, place) and _moves(at(columns.dtype, place) or "")
-                for columns, place in zip(sides, pair.places[name], strict=True)
+            and (
+                name in wrong
+                if name in replays[own].judged
+                # An update may vanish in the rounding of a coarse type, or be as small as that.
+                else _is_moved(sides[1 - own], pair.places[name][1 - own])
+                and at(sides[0].dtype, pair.places[name][0])
+                == at(sides[1].dtype, pair.places[name][1])
             )
         ]
         settled.update(names)
@@ -62,9 +68,11 @@ def _idle(pair: StepPair, moved: Sequence[str], settled: set[str]) -> Iterator[F
             )
 
 
-def _moves(dtype: str) -> bool:
-    """Return whether a type is fine enough that an update does not vanish in rounding."""
-    return epsilon_of(normal_dtype(dtype)) < _COARSE
+def _is_moved(parameters: OptimizedParameters, place: int) -> bool:
+    """Return whether a step changed a parameter by more than rounding."""
+    dtype = at(parameters.dtype, place) or ""
+    before = in_column(parameters.before, place, dtype)
+    return not change_of(in_column(parameters.after, place, dtype), before).is_rounding
 
 
 def _misfits(

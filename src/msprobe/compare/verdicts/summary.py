@@ -133,6 +133,7 @@ class Summary:
                 culprits=culprits,
                 inputs=self._inputs,
                 has_same_data=self._training.has_same_data(),
+                split=self._training.split,
                 facts=self._training.differences(),
                 steps=self._steps,
                 changed_steps=frozenset(self._training.changed_steps),

@@ -123,6 +123,7 @@ class Findings:
         culprits: the best one first.
         inputs: names of inputs of the model that differ, some of them if there are many.
         has_same_data: the batches of both sides were recorded and are equal.
+        split: how the same samples are divided into other micro batches, if nothing else changed.
         facts: differences of the training, in the order in which they take effect.
         steps: what the rows of each step and rank say.
         changed_steps: steps after which a parameter was not exactly equal.
@@ -135,6 +136,7 @@ class Findings:
     culprits: Sequence[Culprit] = ()
     inputs: Sequence[str] = ()
     has_same_data: bool = False
+    split: str | None = None
     facts: Sequence[FactDifference] = ()
     steps: Sequence[StepObservations] = ()
     changed_steps: frozenset[int] = frozenset()
@@ -430,6 +432,13 @@ class _Search:
             )
         if not any(each.forward_differs or each.backward_differs for each in self._findings.steps):
             return self._equal(differing)
+        if self._findings.split is not None:
+            return self._verdict(
+                VerdictClass.ROUNDING,
+                f"{self._findings.split}, and the gradients that the optimizer gets agree",
+                Confidence.LIKELY,
+                evidence=list(self._other_facts(None)),
+            )
         if counts[Status.UNREAD] or not all(
             each.proof.is_rounding for each in self._findings.steps if each.proof is not None
         ):
