@@ -4,5 +4,5 @@
 Enter at `history.TrainingHistory`, which compares the facts of all ranks (`msprobe.dump.facts`) and
 returns each `differences.FactDifference` in the order of a training step. `update_rules` replays
 optimizers in float64, `gradient_factors` says by which number gradients differ. Nothing here
-decides what the cause is: `msprobe.compare.verdicts.verdict` does.
+decides what the cause is: `msprobe.compare.verdicts.find_verdict` does.
 """

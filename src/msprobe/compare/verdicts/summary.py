@@ -14,6 +14,7 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.across import Across
+from msprobe.compare.verdicts.find_verdict import find_verdict
 from msprobe.compare.verdicts.next_steps import SHOWN_INPUTS, notes_on
 from msprobe.compare.verdicts.observations import StepObservations, observe
 from msprobe.compare.verdicts.proof import Jump, Proof
@@ -26,7 +27,7 @@ from msprobe.compare.verdicts.ranking import (
     rank_culprits,
 )
 from msprobe.compare.verdicts.scope import Scope
-from msprobe.compare.verdicts.verdict import Findings, find_verdict
+from msprobe.compare.verdicts.verdict import Findings
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 SCHEMA_VERSION: Final = 1

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`find_verdict`: which of all findings is the cause.
+
+Causes are looked for where they act first, in the order of a training step: settings, data, the
+state it starts with, forward, backward, reduction, clipping, optimizer. Facts about the training
+and culprits among the calls compete; what comes after the first cause is its consequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Status
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
+from msprobe.compare.training.gradient_factors import Meanings
+from msprobe.compare.verdicts.culprit_classes import (
+    class_of,
+    culprit_words,
+    is_ruled_by_mode,
+    is_without_reason,
+    may_be_random,
+    moment_of,
+)
+from msprobe.compare.verdicts.next_steps import for_culprit
+from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
+from msprobe.compare.verdicts.ranking import Culprit
+from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
+from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
+from msprobe.compare.verdicts.without_cause import (
+    are_different_programs,
+    different_programs,
+    without_cause,
+)
+
+
+def find_verdict(findings: Findings) -> Verdict:
+    """Return the verdict on a comparison."""
+    return _Search(findings).run()
+
+
+class _Search:
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._culprit = findings.culprits[0] if findings.culprits else None
+        self._observed = {(each.step, each.rank): each for each in findings.steps}
+        self._is_exact = all(each.is_exact for each in findings.steps)
+
+    def run(self) -> Verdict:
+        facts = [fact for fact in self._findings.facts if self._is_effective(fact)]
+        fact = min(facts, key=lambda each: (each.step, each.moment), default=None)
+        if are_different_programs(self._findings) and not _is_end(fact):
+            return different_programs(self._findings)
+        factor = self._factor()
+        culprit = self._culprit
+        if fact is not None and self._comes_first(fact, culprit, factor):
+            return self._of_fact(fact)
+        if factor is not None and (
+            culprit is None or _is_later(culprit, factor[0].step, Moment.LOSS)
+        ):
+            return self._of_factor(*factor)
+        if culprit is not None:
+            return self._of_culprit(culprit)
+        return without_cause(self._findings)
+
+    # --- facts
+
+    def _is_effective(self, fact: FactDifference) -> bool:
+        """Return whether a difference of the training is the cause of something."""
+        if fact.effect is not Effect.POSSIBLE:
+            return fact.effect is Effect.CERTAIN
+        culprit, verdict = self._culprit, fact.verdict
+        observed = self._observed.get((fact.step, fact.rank))
+        match verdict:
+            case VerdictClass.SETTINGS:
+                return False
+            case VerdictClass.RANDOM:
+                is_drawn = culprit is not None and may_be_random(culprit)
+                return is_drawn or any(each.random_input for each in self._findings.steps)
+            case VerdictClass.MODE:
+                return culprit is not None and is_ruled_by_mode(culprit, fact.modules)
+            case VerdictClass.PRECISION:
+                if culprit is None:
+                    return not self._is_exact
+                return class_of(culprit) is VerdictClass.PRECISION
+            case VerdictClass.PARAMETERS:
+                if culprit is None or _is_later(culprit, fact.step, Moment.LOSS):
+                    return self._differs_after(fact)
+                return culprit.kind == "parameter" or _is_one_sided(culprit)
+            case VerdictClass.INCOMPLETE:
+                return bool(self._findings.counts[Status.MISSING] or self._findings.counts["added"])
+        if fact.moment is Moment.LOSS:
+            has_factor = verdict is VerdictClass.GRADIENT
+            return observed is not None and (
+                observed.is_forward_exact or (has_factor and not observed.forward_differs)
+            )
+        if fact.moment is Moment.REDUCE:
+            return observed is not None and observed.is_exact
+        return self._differs_after(fact)
+
+    def _differs_after(self, fact: FactDifference) -> bool:
+        """Return whether anything differs after a difference took effect."""
+        findings = self._findings
+        if any(step >= fact.step for step in findings.changed_steps):
+            return True
+        is_late = fact.moment > Moment.BACKWARD
+        return any(
+            not each.is_exact
+            and (each.step > fact.step or (each.step == fact.step and not is_late))
+            for each in findings.steps
+        )
+
+    def _comes_first(
+        self,
+        fact: FactDifference,
+        culprit: Culprit | None,
+        factor: tuple[StepObservations, GradientFactor] | None,
+    ) -> bool:
+        when = fact.step, int(fact.moment)
+        if factor is not None and (factor[0].step, int(factor[1].moment)) < when:
+            return False
+        if culprit is None:
+            return True
+        if fact.verdict is VerdictClass.INCOMPLETE and fact.step == culprit.comparison.step:
+            # A call that ended early has no results.
+            return culprit.row.status in (Status.MISSING, Status.ADDED)
+        return when <= (culprit.comparison.step, int(moment_of(culprit)))
+
+    def _of_fact(self, fact: FactDifference) -> Verdict:
+        culprit = self._culprit
+        shows = culprit if culprit is not None and culprit.comparison.step == fact.step else None
+        explained = shows is not None and moment_of(shows) <= Moment.FORWARD
+        is_start = fact.moment.phase in (Phase.START, Phase.DATA)
+        record = fact.record
+        if record is None and shows is not None and is_start and explained:
+            record = shows.row.pair.name
+        evidence = list(self._agreement(fact))
+        if shows is not None and is_start:
+            evidence.insert(0, f"the first call that differs is {_call_words(shows)}")
+        elif shows is not None and moment_of(shows) >= fact.moment:
+            evidence.append(culprit_words(shows))
+        return self._findings.conclude(
+            fact.verdict,
+            fact.words,
+            Confidence.PROVED
+            if fact.effect is Effect.CERTAIN or self._is_alone(fact)
+            else Confidence.LIKELY,
+            evidence=evidence,
+            chosen=fact,
+            where=Where(
+                step=fact.step,
+                rank=fact.rank,
+                record=record,
+                module=shows.module if shows is not None and record and is_start else None,
+                source=shows.source if shows is not None and record and is_start else None,
+                parameter=fact.parameter,
+                phase=fact.moment.phase,
+            ),
+            next_steps=fact.next,
+        )
+
+    def _is_alone(self, fact: FactDifference) -> bool:
+        """Return whether all values before a difference of the optimizer are equal."""
+        before = [each for each in self._findings.steps if each.step <= fact.step]
+        return fact.moment > Moment.BACKWARD and all(each.is_exact for each in before)
+
+    def _agreement(self, fact: FactDifference) -> Iterator[str]:
+        """Yield the steps and parts of a step that agree before a difference."""
+        earlier = [each for each in self._findings.steps if each.step < fact.step]
+        if earlier and all(each.is_exact for each in earlier):
+            yield f"every value of the steps before step {fact.step} is equal"
+        own = self._observed.get((fact.step, fact.rank))
+        if own is not None and own.is_exact and fact.moment > Moment.BACKWARD:
+            yield f"forward and backward of step {fact.step} are equal to the bit"
+
+    # --- gradients
+
+    def _factor(self) -> tuple[StepObservations, GradientFactor] | None:
+        """Return the first factor of gradients, if no difference comes before it."""
+        for each in self._findings.steps:
+            if each.factor is not None:
+                return each, each.factor
+            if not each.is_exact:
+                return None
+        return None
+
+    def _of_factor(self, observed: StepObservations, found: GradientFactor) -> Verdict:
+        value = found.factor.value
+        meanings = self._findings.meanings.get((observed.step, observed.rank), Meanings())
+        meaning = meanings.of(value)
+        words = (
+            f"the gradients are {value:.6g} times the reference's from {found.record} on "
+            f"(step {observed.step}, {found.total} gradients)"
+        )
+        return self._findings.conclude(
+            VerdictClass.GRADIENT,
+            words + (f": the factor is {meaning}" if meaning else ""),
+            Confidence.PROVED if found.factor.residual is not None else Confidence.LIKELY,
+            evidence=["the forward pass agrees"],
+            where=Where(
+                step=observed.step,
+                rank=observed.rank,
+                record=found.record,
+                module=found.module,
+                source=found.source,
+                phase=found.moment.phase,
+            ),
+            next_steps=[
+                *([f"look at {found.source}"] if found.source else []),
+                "look at the scaling of the loss and at hooks on gradients",
+            ],
+        )
+
+    # --- calls
+
+    def _of_culprit(self, culprit: Culprit) -> Verdict:
+        verdict, confidence = class_of(culprit), Confidence.LIKELY
+        words = culprit_words(culprit)
+        next_steps = for_culprit(
+            culprit,
+            len({each.row.pair.name for each in self._findings.culprits}),
+            same_seeds=self._has_same_seeds(culprit),
+        )
+        settings = self._findings.numeric_settings()
+        if settings is not None and is_without_reason(culprit):
+            verdict, confidence = VerdictClass.SETTINGS, Confidence.POSSIBLE
+            words = f"{settings.words}; the first call that differs is {_call_words(culprit)}"
+            next_steps = [*settings.next]
+        elif verdict is VerdictClass.ARGUMENT and self._is_exact_before(culprit):
+            confidence = Confidence.PROVED
+        elif verdict in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED):
+            confidence = Confidence.POSSIBLE
+        moment = moment_of(culprit)
+        return self._findings.conclude(
+            verdict,
+            words,
+            confidence,
+            where=Where(
+                step=culprit.comparison.step,
+                rank=culprit.comparison.rank,
+                record=culprit.row.pair.name,
+                module=culprit.module,
+                source=culprit.source,
+                parameter=culprit.row.name if culprit.kind == "parameter" else None,
+                phase=moment.phase,
+            ),
+            next_steps=next_steps,
+        )
+
+    def _has_same_seeds(self, culprit: Culprit) -> bool:
+        """Return whether generators were recorded at the start of the step and agree."""
+        comparison = culprit.comparison
+        sides = comparison.target.view.facts, comparison.reference.view.facts
+        if any(facts is None or not facts.random for facts in sides):
+            return False
+        return not any(
+            fact.verdict is VerdictClass.RANDOM and fact.step == comparison.step
+            for fact in self._findings.facts
+        )
+
+    def _is_exact_before(self, culprit: Culprit) -> bool:
+        return all(
+            each.is_exact for each in self._findings.steps if each.step < culprit.comparison.step
+        )
+
+
+def _is_end(fact: FactDifference | None) -> bool:
+    return fact is not None and fact.verdict is VerdictClass.INCOMPLETE
+
+
+def _is_one_sided(culprit: Culprit) -> bool:
+    """Return whether a culprit is a value or a call that only one side has."""
+    return (
+        culprit.row.status in (Status.ADDED, Status.MISSING)
+        or culprit.row.cause is Cause.OTHER_PARAMETER
+    )
+
+
+def _is_later(culprit: Culprit, step: int, moment: Moment) -> bool:
+    """Return whether a culprit does not come before a moment of a step."""
+    return (culprit.comparison.step, moment_of(culprit)) >= (step, moment)
+
+
+def _call_words(culprit: Culprit) -> str:
+    source = f" ({culprit.source})" if culprit.source else ""
+    return f"{culprit.row.pair.name}{source}"

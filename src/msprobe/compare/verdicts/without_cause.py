@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts where no cause was found: equal, rounding, other data, not explained."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Final
+
+from msprobe.compare.model import Status
+from msprobe.compare.training.differences import Phase
+from msprobe.compare.verdicts.next_steps import for_inputs
+from msprobe.compare.verdicts.observations import StepObservations
+from msprobe.compare.verdicts.proof import Jump, JumpKind
+from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
+from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
+from msprobe.dump.record_names import RecordKind, parse_record_name
+
+# Where a smaller share of the calls has partners, the two are different programs.
+_LEAST_PAIRED: Final = 1 / 3
+_FEW_CALLS: Final = 6
+
+
+def are_different_programs(findings: Findings) -> bool:
+    """Return whether too few calls have partners to compare the two."""
+    paired, total = findings.paired
+    return total >= _FEW_CALLS and paired < _LEAST_PAIRED * total
+
+
+def different_programs(findings: Findings) -> Verdict:
+    """Return the verdict on two different programs."""
+    paired, total = findings.paired
+    return findings.conclude(
+        VerdictClass.DIFFERENT_PROGRAMS,
+        f"only {paired} of {total} calls have a partner on the other side",
+        Confidence.LIKELY,
+        next_steps=["compare two runs of the same model, or map their names (--help)"],
+    )
+
+
+def without_cause(findings: Findings) -> Verdict:
+    """Return the verdict where neither a call nor the training is the cause."""
+    counts = findings.counts
+    random = next((each for each in findings.steps if each.random_input), None)
+    if random is not None:
+        return findings.conclude(
+            VerdictClass.RANDOM,
+            f"the state of the generator that {random.random_input} draws from differs "
+            f"(step {random.step})",
+            Confidence.LIKELY,
+            where=Where(
+                step=random.step,
+                rank=random.rank,
+                record=random.random_input,
+                phase=Phase.FORWARD,
+            ),
+            next_steps=["seed both runs alike (seed_all) and compare again"],
+        )
+    if findings.inputs and not findings.has_same_data:
+        return _of_inputs(findings)
+    differing = sum(counts[status] for status in Status if status.is_difference)
+    if not differing and counts[Status.UNREAD]:
+        return findings.conclude(
+            VerdictClass.INCOMPLETE,
+            f"{counts[Status.UNREAD]} values could not be read; all others agree",
+            Confidence.PROVED,
+        )
+    if not any(each.forward_differs or each.backward_differs for each in findings.steps):
+        return _equal(findings, differing)
+    if findings.split is not None:
+        return findings.conclude(
+            VerdictClass.ROUNDING,
+            f"{findings.split}, and the gradients that the optimizer gets agree",
+            Confidence.LIKELY,
+        )
+    if counts[Status.UNREAD] or not all(
+        each.proof.is_rounding for each in findings.steps if each.proof is not None
+    ):
+        return _unexplained(findings)
+    precisions = _precisions(findings)
+    return findings.conclude(
+        VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
+        (f"{precisions}; " if precisions else "")
+        + "every difference is explained by the rounding of its call or by its inputs",
+        Confidence.PROVED,
+        next_steps=["compare both runs with one of higher precision to see which is nearer"],
+    )
+
+
+def _unexplained(findings: Findings) -> Verdict:
+    jumps = [
+        (each, each.proof.worst)
+        for each in findings.steps
+        if each.proof is not None and each.proof.worst is not None
+    ]
+    settings = findings.numeric_settings()
+    more = [] if settings is None else list(settings.next)
+    words = "values differ more than what comes before them explains"
+    where = None
+    if jumps:
+        # Later steps inherit from the first one that jumps.
+        observed, jump = min(jumps, key=lambda pair: pair[0].step)
+        words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
+        where = _where_of(observed, jump)
+        more.append(
+            f"record {jump.module or jump.record} with task tensor in both runs, and compare "
+            "its elements"
+        )
+    return findings.conclude(
+        VerdictClass.UNEXPLAINED,
+        words,
+        Confidence.POSSIBLE,
+        where=where,
+        next_steps=[*more, "record one run twice: is it equal to itself?"],
+    )
+
+
+def _precisions(findings: Findings) -> str:
+    """Return the floating types that differ most often, in words; empty if none do."""
+    total: Counter[tuple[str, str]] = Counter()
+    for each in findings.steps:
+        total.update(each.precisions)
+    if not total:
+        return ""
+    (types, count), *_ = total.most_common(1)
+    return f"{count} values are {types[0]} in the target, {types[1]} in the reference"
+
+
+def _of_inputs(self) -> Verdict:
+    first = next((each for each in findings.steps if each.forward_differs), None)
+    names = findings.inputs
+    total = f"{len(names)} inputs of the model differ" if len(names) > 1 else f"{names[0]} differs"
+    return self._verdict(
+        VerdictClass.DATA,
+        f"{total} when they come in" + (f" ({', '.join(names)})" if len(names) > 1 else ""),
+        Confidence.LIKELY,
+        evidence=list(self._other_facts(None)),
+        where=None if first is None else Where(step=first.step, rank=first.rank, phase=Phase.DATA),
+        next_steps=[for_inputs(names, len(names))],
+    )
+
+
+def _equal(self, unmatched: int) -> Verdict:
+    counts = findings.counts
+    close = counts[Status.CLOSE]
+    words = f"{counts[Status.EQUAL] + close} values agree"
+    if close:
+        words += f", {close} of them within the tolerance of their types"
+    precisions = self._precisions()
+    if precisions:
+        words += f"; {precisions}"
+    if unmatched:
+        words += "; the sides make different calls, without consequence for any value"
+    return self._verdict(
+        VerdictClass.EQUAL,
+        words,
+        Confidence.PROVED,
+        evidence=list(self._other_facts(None)),
+    )
+
+
+def _jump_words(jump: Jump) -> str:
+    source = f" ({jump.source})" if jump.source else ""
+    size = "" if jump.error is None else f": its relative error is {jump.error:.2g}"
+    if jump.growth is None or not math.isfinite(jump.growth):
+        return f"{jump.row}{source}{size}, {_JUMPS[jump.kind]}"
+    return f"{jump.row}{source}{size}, {jump.growth:.3g} times that of its inputs"
+
+
+_JUMPS: Final = {
+    JumpKind.CALL: "more than its inputs explain",
+    JumpKind.ARGUMENT: "the call was given another argument",
+    JumpKind.PARAMETER: "a parameter that differs",
+    JumpKind.STEP: "more than its gradients in earlier steps make likely",
+    JumpKind.DATA: "it differs when it comes in",
+    JumpKind.UNMATCHED: "only one side makes the call",
+    JumpKind.STRUCTURE: "it is missing, or has another shape or type",
+    JumpKind.UNTRACED: "and where the value comes from was not recorded",
+    JumpKind.SIZE: "further apart than rounding gets",
+}
+
+
+def _where_of(observed: StepObservations, jump: Jump) -> Where:
+    is_forward = parse_record_name(jump.record).kind is RecordKind.FORWARD
+    return Where(
+        step=observed.step,
+        rank=observed.rank,
+        record=jump.record,
+        module=jump.module,
+        source=jump.source,
+        phase=Phase.FORWARD if is_forward else Phase.BACKWARD,
+    )
