@@ -131,6 +131,7 @@ class Summary:
         verdict = find_verdict(
             Findings(
                 counts=counts,
+                mode=self._mode,
                 culprits=culprits,
                 inputs=self._inputs,
                 has_same_data=self._training.has_same_data(),

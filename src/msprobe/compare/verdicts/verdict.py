@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msprobe.compare.model import Mode
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.verdicts.observations import StepObservations
@@ -97,6 +98,7 @@ class Findings:
 
     Attributes:
         counts: status → rows.
+        mode: the data by which values were judged.
         culprits: the best one first.
         inputs: names of inputs of the model that differ, some of them if there are many.
         has_same_data: the batches of both sides were recorded and are equal.
@@ -110,6 +112,7 @@ class Findings:
     """
 
     counts: Mapping[str, int]
+    mode: Mode = Mode.STATISTICS
     culprits: Sequence[Culprit] = ()
     inputs: Sequence[str] = ()
     has_same_data: bool = False
@@ -143,7 +146,7 @@ class Findings:
             where: its place.
             next_steps: what to do now.
         """
-        said = [text for text in (*evidence, *self.other_facts(chosen)) if words not in text]
+        said = (*evidence, *self.other_facts(chosen, words))
         return Verdict(
             verdict=verdict,
             words=words,

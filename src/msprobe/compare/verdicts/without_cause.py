@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from typing import Final
 
-from msprobe.compare.model import Status
+from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Phase
 from msprobe.compare.verdicts.next_steps import for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
@@ -102,10 +102,10 @@ def _unexplained(findings: Findings) -> Verdict:
         observed, jump = min(jumps, key=lambda pair: pair[0].step)
         words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
         where = _where_of(observed, jump)
-        more.append(
-            f"record {jump.module or jump.record} with task tensor in both runs, and compare "
-            "its elements"
-        )
+        more += [f"look at {jump.source}"] if jump.source else []
+        if findings.mode is not Mode.TENSOR:
+            place = jump.module or jump.record
+            more.append(f"record {place} with task tensor in both runs, and compare its elements")
     return findings.conclude(
         VerdictClass.UNEXPLAINED,
         words,
@@ -126,37 +126,31 @@ def _precisions(findings: Findings) -> str:
     return f"{count} values are {types[0]} in the target, {types[1]} in the reference"
 
 
-def _of_inputs(self) -> Verdict:
+def _of_inputs(findings: Findings) -> Verdict:
     first = next((each for each in findings.steps if each.forward_differs), None)
     names = findings.inputs
     total = f"{len(names)} inputs of the model differ" if len(names) > 1 else f"{names[0]} differs"
-    return self._verdict(
+    return findings.conclude(
         VerdictClass.DATA,
         f"{total} when they come in" + (f" ({', '.join(names)})" if len(names) > 1 else ""),
         Confidence.LIKELY,
-        evidence=list(self._other_facts(None)),
         where=None if first is None else Where(step=first.step, rank=first.rank, phase=Phase.DATA),
         next_steps=[for_inputs(names, len(names))],
     )
 
 
-def _equal(self, unmatched: int) -> Verdict:
+def _equal(findings: Findings, unmatched: int) -> Verdict:
     counts = findings.counts
     close = counts[Status.CLOSE]
     words = f"{counts[Status.EQUAL] + close} values agree"
     if close:
         words += f", {close} of them within the tolerance of their types"
-    precisions = self._precisions()
+    precisions = _precisions(findings)
     if precisions:
         words += f"; {precisions}"
     if unmatched:
         words += "; the sides make different calls, without consequence for any value"
-    return self._verdict(
-        VerdictClass.EQUAL,
-        words,
-        Confidence.PROVED,
-        evidence=list(self._other_facts(None)),
-    )
+    return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED)
 
 
 def _jump_words(jump: Jump) -> str:
