@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from msprobe.compare.training.clipping import clips_of
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
 from msprobe.compare.training.fingerprints import Fingerprint, at, in_column
 from msprobe.compare.training.gradient_factors import (
@@ -19,8 +20,8 @@ from msprobe.compare.training.gradient_factors import (
     common_factor,
     factor_between,
 )
-from msprobe.compare.training.optimizers import StepPair, clips_of
 from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.step_pairs import StepPair
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, OptimizerStep, Scaler
 

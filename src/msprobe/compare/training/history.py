@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from msprobe.compare.training.clipping import clip_differences, scaler_differences
 from msprobe.compare.training.data import DataHistory
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
 from msprobe.compare.training.gradient_factors import Factor, Meanings
@@ -19,13 +20,9 @@ from msprobe.compare.training.gradients import (
     unreduced,
 )
 from msprobe.compare.training.optimizers import (
-    StepPair,
-    clip_differences,
     count_differences,
-    scaler_differences,
     setting_differences,
     state_differences,
-    step_pairs,
 )
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.start import (
@@ -35,6 +32,7 @@ from msprobe.compare.training.start import (
     random_differences,
     settings_differences,
 )
+from msprobe.compare.training.step_pairs import StepPair, step_pairs
 from msprobe.compare.training.updates import update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Ended, Ending

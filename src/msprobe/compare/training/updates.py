@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
 from msprobe.compare.training.fingerprints import at, change_of, in_column
-from msprobe.compare.training.optimizers import StepPair, is_idle
+from msprobe.compare.training.step_pairs import StepPair, is_idle
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 if TYPE_CHECKING:
