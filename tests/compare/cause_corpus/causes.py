@@ -199,6 +199,24 @@ def changed_between(name: str, step: int) -> Plant:
     return plant
 
 
+def averaged(training: Training) -> None:
+    """Replace the parameters by their moving average between steps."""
+    parameters = list(training.model.parameters())
+    average = [p.detach().clone() for p in parameters]
+
+    def average_now(_step: int) -> None:
+        with torch.no_grad():
+            for p, mean in zip(parameters, average, strict=True):
+                mean.lerp_(p, 0.5)
+                p.copy_(mean)
+
+    training.between_steps = average_now
+
+
+def as_it_is(training: Training) -> None:
+    """Change nothing."""
+
+
 def state_lost(training: Training) -> None:
     """Forget the optimizer's state after the first step, as a resume without it does."""
 

@@ -95,6 +95,19 @@ def test_the_planted_cause_is_the_first_line(
     assert sum(score.is_true for score in scores) >= 0.95 * len(scores)
 
 
+@pytest.mark.parametrize(
+    "name", ["beta2", "no clipping", "state lost", "batches swapped", "frozen bias", "wrong rule"]
+)
+def test_causes_outside_the_calls(corpus: Corpus, name: str) -> None:
+    (case,) = [each for each in CAUSES if each.name == name]
+    score = Score(case, "mix statistics", corpus.verdict(case, "mix", "statistics"))
+
+    assert score.has_class, score.verdict["sentence"]
+    assert score.is_true, score.verdict["sentence"]
+    assert score.verdict["confidence"] == "proved"
+    assert score.verdict["next"]
+
+
 def table(scores: list[Score]) -> str:
     """Return the scores as text."""
     total = len(scores)

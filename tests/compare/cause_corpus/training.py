@@ -122,6 +122,7 @@ class Training:
         self.before_step: Callable[[int], object] = lambda _step: None
         self.after_backward: Callable[[int], object] = lambda _step: None
         self.after_step: Callable[[int], object] = lambda _step: None
+        self.between_steps: Callable[[int], object] = lambda _step: None
         self.zero_grad = True
         self.seed = SEED + 1
 
@@ -230,6 +231,7 @@ def record(
             if step < skip:
                 training.run_step(step)
                 continue
+            training.between_steps(step)
             with _interruptible(), debugged.step_of(training.model):
                 training.run_step(step)
     return folder

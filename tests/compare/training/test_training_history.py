@@ -165,7 +165,7 @@ def test_a_parameter_that_was_changed_between_two_steps() -> None:
     found = said(differences((step(), step()), second))
 
     assert re.match(
-        r"parameters: all 3 parameters differ when step 1 starts .*though it agreed", found[0]
+        r"parameters: all 3 parameters differ when step 1 starts .*though they agreed", found[0]
     )
 
 

@@ -278,7 +278,8 @@ def _moved(
         size = (
             f" by up to {changes[worst].relative:.2g} of the norm" if _size(changes, worst) else ""
         )
-        since = "" if is_first else ", though it agreed after the step before"
+        agreed = "it" if len(far) == 1 else "they"
+        since = "" if is_first else f", though {agreed} agreed after the step before"
         yield FactDifference(
             verdict=VerdictClass.PARAMETERS,
             moment=Moment.PARAMETERS,
