@@ -387,6 +387,14 @@ CAUSES = [
         r"conv2.*step 1|mul_",
     ),
     Case(
+        "average not applied",
+        "conv",
+        as_it_is,
+        ("parameters",),
+        r"all 10 parameters differ when step 1 starts.*though they agreed",
+        averaged,
+    ),
+    Case(
         "state lost", "llama", state_lost, ("optimizer_state",), r"step count .* is 0 .* 1 .*lost"
     ),
     Case("momentum lost", "conv", state_lost, ("optimizer_state",), r"momentum_buffer.*lost"),
