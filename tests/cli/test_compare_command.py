@@ -70,12 +70,22 @@ def test_the_answer_is_on_the_terminal(capsys, new, old):
     code, out, err = run(capsys, "compare", new, old)
     assert (code, err) == (0, "")
     assert out.startswith("DIFFERENT")
-    assert f"{FAULT}.output.0" in out
+    assert FAULT in out
+    assert "By module" not in out
     assert "train.py:12" in out
     assert "introduced" in out
     assert "output/summary.json" in out
     assert summary()["introduced"][0]["name"] == FAULT
     assert len(tables()) == 1
+
+
+@pytest.mark.parametrize("flag", ["-v", "--verbose"])
+def test_all_there_is_to_say(capsys, new, old, flag):
+    code, out, _ = run(capsys, "compare", new, old, flag)
+    assert code == 0
+    assert "By module" in out
+    assert f"{FAULT}.output.0" in out
+    assert all(f"output/{name}" in out for name in (*tables(), "summary.json"))
 
 
 def test_equal_dumps(capsys, old):

@@ -61,7 +61,7 @@ def test_the_first_difference_says_which_input_already_differed(tmp_path, capsys
         return dump.write()
 
     new, old = write("new", 3.0), write("old", 2.0)
-    code, out, _ = cli(capsys, new, old)
+    code, out, _ = cli(capsys, new, old, "-v")
     assert code == 0
     first = json.loads(Path("output/summary.json").read_text())["first_difference"]
     assert first["name"] == "Functional.linear.0.forward.input.1"

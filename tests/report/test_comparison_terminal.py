@@ -27,7 +27,7 @@ from msprobe.compare.model import Mode, Origin, Status
 from msprobe.compare.native_table import COLUMNS
 from msprobe.report import comparison_words
 from msprobe.report.comparison_facts import module_tree, operations, ranked
-from msprobe.report.comparison_lines import comparison_lines, quiet_line
+from msprobe.report.comparison_lines import SCREEN, comparison_lines, quiet_line, short_lines
 
 FILES = (Path("out/compare_result_20261122_031500.xlsx"), Path("out/summary.json"))
 
@@ -35,6 +35,12 @@ FILES = (Path("out/compare_result_20261122_031500.xlsx"), Path("out/summary.json
 def text_of(frame: pl.DataFrame, width: int = 80, **more) -> str:
     summary = more.pop("summary", None) or summary_of(frame)
     lines = comparison_lines(summary, frame, width=width, **more)
+    return "".join(f"{line.plain.rstrip()}\n" for line in lines)
+
+
+def short_text(frame: pl.DataFrame, width: int = 80, **more) -> str:
+    summary = more.pop("summary", None) or summary_of(frame)
+    lines = short_lines(summary, frame, width=width, **more)
     return "".join(f"{line.plain.rstrip()}\n" for line in lines)
 
 
@@ -52,17 +58,147 @@ def test_a_faulty_run(golden, width):
     golden(f"comparison_{width}.txt", text)
 
 
-def test_several_steps_and_ranks(golden):
+def runs_and_ranks() -> pl.DataFrame:
     runs = [transformer(3, step=step, rank=rank) for step in (0, 1) for rank in ("0", "1")]
-    golden("comparison_ranks.txt", text_of(joined(*runs, equal_run(step=2)), 110))
+    return joined(*runs, equal_run(step=2))
+
+
+def test_several_steps_and_ranks(golden):
+    golden("comparison_ranks.txt", text_of(runs_and_ranks(), 110))
 
 
 def test_an_equal_run(golden):
     golden("comparison_equal.txt", text_of(equal_run().frame, files=FILES))
 
 
+def verdict(**more) -> dict:
+    """Return a verdict as a summary has it."""
+    return {
+        "class": "optimizer_setting",
+        "sentence": "optimizer setting: AdamW beta2 is 0.99 in the target, 0.999 in the reference "
+        "(step 0, all 38 parameters)",
+        "confidence": "proved",
+        "evidence": [
+            "all 82 values of the forward pass and all gradients agree",
+            "the update of all 38 parameters is that of AdamW with beta2 0.99 (error 2e-08)",
+        ],
+        "where": {
+            "step": 0,
+            "rank": 0,
+            "record": None,
+            "module": None,
+            "source": "train.py:41",
+            "parameter": None,
+            "phase": "optimizer",
+        },
+        "next": ["set beta2 of the optimizer in train.py:41", "msprobe show runs/new --step 0"],
+        **more,
+    }
+
+
+def grouped(frame: pl.DataFrame, **more) -> dict:
+    """Return a summary with a verdict and two groups of culprits."""
+    summary = summary_of(frame, verdict=verdict(), **more)
+    introduced = summary["introduced"]
+    first = {**introduced[0], "name": "Tensor.mul_.3.forward", "source": "optimizer.py:41"}
+    groups = [(22, first, "0.9998 instead of 0.9999"), (1, introduced[1], introduced[1]["reason"])]
+    summary["culprit_groups"] = [
+        {
+            "count": count,
+            "kind": culprit["kind"],
+            "cause": "argument",
+            "reason": reason,
+            "source": culprit["source"],
+            "first": culprit,
+        }
+        for count, culprit, reason in groups
+    ]
+    return summary
+
+
+def test_the_verdict_on_one_screen(golden):
+    frame = transformer(12).frame
+    golden("short_verdict.txt", short_text(frame, summary=grouped(frame), files=FILES))
+
+
+def test_one_screen_without_a_verdict(golden):
+    page = Path("out/compare_report_20261122_031500.html")
+    golden("short_counts.txt", short_text(runs_and_ranks(), 110, files=[page, *FILES]))
+
+
+@pytest.mark.parametrize("width", [80, 100, 240])
+def test_one_screen_holds_the_answer_whatever_there_is_to_say(width):
+    sample = transformer(12)
+    for layer in range(60):
+        values = [tensor("output.0", 0.1, origin="introduced", reason="a reason " * 30)]
+        sample.call(f"Torch.fft.{layer}.forward", f"m.{layer}", values, source=f"m.py:{layer}")
+    frame = joined(sample, unread_run(step=1))
+    said = verdict(evidence=[f"fact {n} " * 12 for n in range(9)], sentence="a cause " * 20)
+    replica = {"name": "fc2", "error": 0.1, "reason": "rank 2 against 0, 1"}
+    summary = summary_of(
+        frame, verdict=said, notes=["a note " * 9] * 9, replicas=[replica] * 9,
+        target="runs/" + "long/" * 10,
+    )  # fmt: skip
+    text = short_text(frame, width, summary=summary, files=FILES * 5)
+    lines = text.splitlines()
+    assert lines[0].startswith("DIFFERENT  a cause a cause")
+    assert "Functional.gelu.0.forward.output.0" in text  # what could not be read
+    assert any(line.startswith("Culprits") for line in lines)
+    assert "fc2.Linear" in text
+    assert "msprobe show runs/new --step 0" in text
+    assert "9 notes" in lines[-1]
+    assert len(lines) <= SCREEN
+
+
+def test_a_screen_without_anything_unusual_is_short():
+    frame = transformer(12).frame
+    text = short_text(frame, summary=grouped(frame, notes=["one", "two", "three"]), files=FILES)
+    assert len(text.splitlines()) <= SCREEN
+    assert "By module" not in text
+
+
+def test_notes_come_where_there_is_room():
+    frame = equal_run().frame
+    notes = ["only statistics were compared: the reference kept no tensors"]
+    text = short_text(frame, summary=summary_of(frame, notes=notes), files=FILES)
+    assert section(text, "Notes") == [f"  - {notes[0]}"]
+    assert text.splitlines()[-1] == "  -v shows 1 more file"
+
+
+def test_values_agree_and_something_else_does_not():
+    frame = equal_run().frame
+    summary = summary_of(frame, verdict=verdict())
+    assert short_text(frame, summary=summary).startswith("EQUAL, BUT  optimizer setting: AdamW")
+    assert quiet_line(summary).startswith("equal, but: optimizer setting: AdamW beta2 is 0.99")
+
+
+def test_the_outcome_is_not_said_twice():
+    frame = equal_run().frame
+    said = verdict(**{"class": "equal", "sentence": "equal: all 24 values agree, bit for bit"})
+    summary = summary_of(frame, verdict=said)
+    assert quiet_line(summary) == "equal: all 24 values agree, bit for bit"
+    assert short_text(frame, summary=summary).startswith("EQUAL  all 24 values agree, bit")
+
+
+def test_the_users_own_code_comes_before_that_of_libraries():
+    sample = Sample()
+    values = [tensor("output.0", 0.5, origin="introduced")]
+    sample.call("Functional.linear.0.forward", "q", values, source="modeling_llama.py:236")
+    summary = summary_of(sample.frame)
+    stack = [
+        "File /env/lib/python3.11/site-packages/transformers/modeling_llama.py, line 236, in"
+        " forward, \n q = self.q(x)",
+        "File /home/me/train.py, line 41, in <module>, \n loss = model(x)",
+    ]
+    summary["introduced"][0]["stack"] = stack
+    assert "train.py:41 via modeling_llama.py:236" in short_text(sample.frame, summary=summary)
+    assert "(train.py:41 via modeling_llama.py:236)" in quiet_line(summary)
+
+
 def test_plain_ascii(golden):
-    text = text_of(transformer().frame, unicode=False)
+    frame = transformer().frame
+    assert short_text(frame, summary=grouped(frame), unicode=False).isascii()
+    text = text_of(frame, unicode=False)
     assert text.isascii()
     golden("comparison_ascii.txt", text)
 
@@ -70,7 +206,7 @@ def test_plain_ascii(golden):
 @pytest.mark.parametrize("width", [60, 80, 100, 110, 200])
 def test_lines_fit_but_names_that_are_there_to_be_copied_are_whole(width):
     frame = transformer(30).frame
-    text = text_of(frame, width, files=FILES)
+    text = text_of(frame, width, files=FILES) + short_text(frame, width, files=FILES)
     whole = set(frame["name"]) | set(frame["operation"]) | {str(path) for path in FILES}
     for line in text.splitlines():
         is_copied = any(line.endswith(name) for name in whole)
@@ -187,10 +323,10 @@ def test_hostile_names_stay_text():
 def test_quiet_is_one_line():
     frame = transformer().frame
     assert quiet_line(summary_of(frame)) == (
-        "different: 52 of 82 values; introduced by Module.layers.3.mlp.fc2.Linear.forward.0"
+        "different: 52 of 82 values differ; introduced by Module.layers.3.mlp.fc2.Linear.forward.0"
         " (model.py:47)"
     )
-    assert quiet_line(summary_of(equal_run().frame)) == "equal: 24 values agree"
+    assert quiet_line(summary_of(equal_run().frame)) == "equal: all 24 values agree"
 
 
 def test_an_operation_is_known_by_its_worst_value():

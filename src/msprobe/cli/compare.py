@@ -23,6 +23,7 @@ _EXAMPLES: Final = """\
 examples:
   msprobe compare dump_new dump_old                     where do they differ, and who began it
   msprobe compare dump_new/step3 dump_old/step3 --html  with a report to click through
+  msprobe compare dump_new dump_old -v                  modules, unpaired calls, notes, files
   msprobe compare dump_new dump_old --exit-code --quiet for scripts: 1 when they differ
   msprobe compare dump --replicas                       do the ranks of one run agree
   msprobe compare new.npy old.npy                       two arrays, element by element
@@ -105,7 +106,7 @@ def _show(result: CompareResult, files: Sequence[Path], options: argparse.Namesp
 
         print(quiet_line(result.summary))
     else:
-        _print(result, files)
+        _print(result, files, options)
 
 
 def _refuse_other_modes(options: argparse.Namespace) -> None:
@@ -259,13 +260,18 @@ def _list_files(files: Sequence[Path]) -> None:
         print(f"wrote {path}", file=sys.stderr)
 
 
-def _print(result: CompareResult, files: Sequence[Path]) -> None:
+def _print(result: CompareResult, files: Sequence[Path], options: argparse.Namespace) -> None:
     from msprobe.cli.terminal import make_console, print_lines
-    from msprobe.report.comparison_lines import comparison_lines
+    from msprobe.report.comparison_lines import comparison_lines, short_lines
 
     screen = make_console()
-    unicode = screen.encoding.lower().startswith("utf")
-    lines = comparison_lines(
-        result.summary, result.release(), width=screen.width, unicode=unicode, files=files
-    )
+    width, unicode = screen.width, screen.encoding.lower().startswith("utf")
+    if options.verbose:
+        lines = comparison_lines(
+            result.summary, result.release(), width=width, unicode=unicode, files=files
+        )
+    else:
+        # The table costs time and memory, and only values that could not be read are looked up.
+        frame = result.release() if result.has_unread else None
+        lines = short_lines(result.summary, frame, width=width, unicode=unicode, files=files)
     print_lines(screen, lines)

@@ -60,7 +60,13 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--xlsx", action="store_const", const="xlsx", dest="format", help="default")
     group.add_argument("--html", action="store_true", help="also write a report to click through")
     group.add_argument("--json", action="store_true", help="print the summary as JSON")
-    group.add_argument("--quiet", action="store_true", help="print only one line")
+    group.add_argument("--quiet", action="store_true", help="print only the verdict, one sentence")
+    group.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also print the modules as a tree, unpaired calls, notes and files",
+    )
     group.add_argument(
         "--exit-code",
         action="store_true",

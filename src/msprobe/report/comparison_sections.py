@@ -29,9 +29,13 @@ _CERTAIN: Final = 0.9
 
 
 def unread_lines(
-    summary: Mapping[str, Any], frame: pl.DataFrame | pl.LazyFrame, width: int
+    summary: Mapping[str, Any],
+    frame: pl.DataFrame | pl.LazyFrame,
+    width: int,
+    *,
+    most: int = _MAX_UNREAD,
 ) -> Iterator[Text]:
-    """Yield the values that could not be read, a few of them, and why."""
+    """Yield the values that could not be read, `most` of them, and why."""
     import polars as pl
 
     count = summary["counts"].get("unread", 0)
@@ -39,7 +43,7 @@ def unread_lines(
         return
     yield from title_lines(f"Could not be read: {count_text(count, 'value')}", width)
     unread = frame.lazy().filter(pl.col("status") == "unread").select("name", "reason")
-    rows = unread.head(_MAX_UNREAD).collect()
+    rows = unread.head(most).collect()
     for name, reason in rows.iter_rows():
         yield Text.assemble("  ", (plain(name), STATUS_STYLES["unread"]))
         yield from list_lines([reason], width)
@@ -148,8 +152,10 @@ def _rank(differ: int, each: Mapping[str, Any]) -> list[Cell]:
     ]
 
 
-def replica_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
-    """Yield the differences between ranks that should agree."""
+def replica_lines(
+    summary: Mapping[str, Any], width: int, *, most: int = _MAX_REPLICAS
+) -> Iterator[Text]:
+    """Yield the differences between ranks that should agree, `most` of them."""
     replicas: Sequence[Mapping[str, Any]] | None = summary.get("replicas")
     if replicas is None:
         return
@@ -158,7 +164,7 @@ def replica_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
         return
     found = count_text(len(replicas), "value")
     yield from title_lines(f"Ranks that should agree differ: {found}", width)
-    for each in replicas[:_MAX_REPLICAS]:
+    for each in replicas[:most]:
         error, source = each.get("error"), each.get("source")
         number = "" if error is None else f"  {number_text(error)}"
         where = f"  {plain(source)}" if source else ""
@@ -167,5 +173,5 @@ def replica_lines(summary: Mapping[str, Any], width: int) -> Iterator[Text]:
         if reason := each.get("reason"):
             room = max(width - 6, 20)
             yield from (Text(f"      {line}", "dim") for line in textwrap.wrap(plain(reason), room))
-    if (more := len(replicas) - _MAX_REPLICAS) > 0:
+    if (more := len(replicas) - most) > 0:
         yield Text(f"  {more:,} more", "dim")

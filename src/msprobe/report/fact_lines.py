@@ -12,6 +12,8 @@ from rich.text import Text
 from msprobe.report.value_text import plain
 
 LABEL_WIDTH: Final = 13
+COMMAND: Final = "msprobe "
+"""Begin of a text that is a command, to be copied."""
 
 
 def title_lines(text: str, width: int) -> Iterator[Text]:
@@ -32,12 +34,14 @@ def fact_lines(
         yield Text.assemble((label_text.ljust(label_width), "dim"), (line, style))
 
 
-def list_lines(texts: Sequence[str], width: int) -> Iterator[Text]:
-    """Yield a list; a command gets a whole line of its own, for copying."""
+def list_lines(texts: Sequence[str], width: int, most: int | None = None) -> Iterator[Text]:
+    """Yield a list, `most` lines of each text; a command gets a whole line, for copying."""
     for text in texts:
         shown = plain(text)
-        if text.startswith("msprobe "):
+        if text.startswith(COMMAND):
             yield Text(f"    {shown}", "cyan")
             continue
-        lines = textwrap.wrap(shown, max(width - 4, 20), break_long_words=False)
+        lines = textwrap.wrap(
+            shown, max(width - 4, 20), break_long_words=False, max_lines=most, placeholder=" …"
+        )
         yield from (Text(f"  {'  ' if place else '- '}{line}") for place, line in enumerate(lines))
