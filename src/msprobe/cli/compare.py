@@ -67,14 +67,20 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compare two dumps, or the ranks of one; write files and print the result."""
     from msprobe.cli.array_files import is_array_file
+    from msprobe.cli.other_inputs import advise_compare
     from msprobe.cli.terminal import reader_may_leave
+    from msprobe.errors import DumpFormatError, UnsupportedError
 
     _refuse_other_modes(options)
     given = _input(options)
     paths = (given.target, given.reference)
-    if not options.replicas and all(map(is_array_file, paths)):
-        return _compare_arrays(given, options)
-    result = _compare(given, options)
+    try:
+        if not options.replicas and all(map(is_array_file, paths)):
+            return _compare_arrays(given, options)
+        result = _compare(given, options)
+    except (DumpFormatError, UnsupportedError):
+        advise_compare(*paths)
+        raise
     files = result.write(
         options.output_path, table=options.format, html=options.html, legacy=_legacy(given, options)
     )

@@ -101,12 +101,14 @@ def compare(
     """Compare two checkpoints, print the result and return the exit code."""
     from msprobe.checkpoints.comparing import compare_checkpoints
     from msprobe.checkpoints.result_json import comparison_json, parameters_json, write_json
+    from msprobe.cli.other_inputs import refuse_dumps
     from msprobe.cli.terminal import print_json
     from msprobe.errors import UsageError
     from msprobe.numerics.elementwise import Tolerance
 
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already; remove it or name another file")
+    refuse_dumps(Path(target), Path(reference))
     found = compare_checkpoints(
         target,
         reference,
