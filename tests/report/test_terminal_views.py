@@ -15,13 +15,16 @@ from rich.cells import cell_len
 
 import msprobe
 from msprobe.dump.rank_view import RankView
+from msprobe.plain_text import plain
 from msprobe.report.as_json import overview_json, record_json
 from msprobe.report.grid import cut_middle
 from msprobe.report.nonfinite import find_nonfinite
 from msprobe.report.overview_lines import overview_lines
 from msprobe.report.record_lines import record_lines
 from msprobe.report.tree_lines import TreeOptions, tree_lines
-from msprobe.report.value_text import number_text, plain
+from msprobe.report.value_text import (
+    number_text,
+)
 
 PEER = Path(__file__).parents[1] / "dump" / "data"
 

@@ -12,7 +12,12 @@ from msprobe.checkpoints.comparing import Change, CheckpointComparison, Paramete
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
 from msprobe.checkpoints.result_json import cosine, max_abs_index
 from msprobe.numerics.element_metrics import ElementMetrics
-from msprobe.report.value_text import count_text, number_text, plain, size_text
+from msprobe.plain_text import plain
+from msprobe.report.value_text import (
+    count_text,
+    number_text,
+    size_text,
+)
 
 _LISTED: Final = 20
 _ORDER: Final = (Change.REMOVED, Change.ADDED, Change.RENAMED, Change.SHAPE, Change.DTYPE)

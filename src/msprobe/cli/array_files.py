@@ -74,12 +74,12 @@ def array_lines(path: Path, array: StoredTensor, width: int) -> Iterator[Text]:
     """Yield an array's type and shape, its statistics and its first elements."""
     from rich.text import Text
 
+    from msprobe.plain_text import plain
     from msprobe.report.fact_lines import fact_lines
     from msprobe.report.value_text import (
         count_text,
         nonfinite_text,
         number_text,
-        plain,
         size_text,
         value_text,
     )
@@ -163,9 +163,13 @@ def compared_lines(row: Matched, width: int) -> Iterator[Text]:
     """Yield whether two arrays agree, and how far they are apart."""
     from rich.text import Text
 
+    from msprobe.plain_text import plain
     from msprobe.report.comparison_words import STATUS_MEANINGS, STATUS_STYLES
     from msprobe.report.fact_lines import fact_lines
-    from msprobe.report.value_text import number_text, plain, value_text
+    from msprobe.report.value_text import (
+        number_text,
+        value_text,
+    )
 
     style = STATUS_STYLES[row.status]
     yield Text(f"{row.status.upper()}  {STATUS_MEANINGS[row.status]}", style)

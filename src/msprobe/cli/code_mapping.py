@@ -47,7 +47,7 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Map a dump and print which files were written."""
     from msprobe.kernels.code_mapping import map_code
-    from msprobe.report.value_text import plain
+    from msprobe.plain_text import plain
 
     done = map_code(options.ir, options.dump_data, options.output)
     for path in done.written:

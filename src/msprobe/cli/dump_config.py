@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     """Check and explain a file; 2 if it has faults."""
     from msprobe.kernels.dump_explanation import explain_settings
     from msprobe.kernels.dump_settings import read_dump_settings
-    from msprobe.report.value_text import plain
+    from msprobe.plain_text import plain
 
     found = read_dump_settings(options.file)
     for fault in found.faults:

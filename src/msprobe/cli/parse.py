@@ -55,7 +55,10 @@ def run(options: argparse.Namespace) -> int:
 
         return run_prompt()
     from msprobe.kernels.convert_binary import FileType, convert_binary
-    from msprobe.report.value_text import count_text, plain
+    from msprobe.plain_text import plain
+    from msprobe.report.value_text import (
+        count_text,
+    )
 
     done = convert_binary(
         options.dump_path,

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     import sys
 
     from msprobe.dump.repair import repair_dump
-    from msprobe.report.value_text import plain
+    from msprobe.plain_text import plain
 
     done = repair_dump(options.dump, dry_run=options.dry_run)
     for rank in done:

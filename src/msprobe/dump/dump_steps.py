@@ -74,3 +74,9 @@ class Dump:
         """Yield every rank of every step."""
         for step in self.steps.values():
             yield from step.ranks.values()
+
+    def _repr_html_(self) -> str:
+        """Return an overview, for notebooks."""
+        from msprobe.dump.html_forms import dump_html
+
+        return dump_html(self)

@@ -179,6 +179,12 @@ class RankView:
         """Return the folder, for debugging."""
         return f"RankView({str(self.directory)!r})"
 
+    def _repr_html_(self) -> str:
+        """Return an overview, for notebooks."""
+        from msprobe.dump.html_forms import rank_html
+
+        return rank_html(self)
+
     @property
     def rank(self) -> int | None:
         """The rank's number, None for ``rank`` and ``proc{pid}``."""

@@ -56,3 +56,9 @@ class Record:
         for value in self.values(part):
             if value.is_tensor:
                 yield value.path, value
+
+    def _repr_html_(self) -> str:
+        """Return an overview, for notebooks."""
+        from msprobe.dump.html_forms import record_html
+
+        return record_html(self)

@@ -11,7 +11,10 @@ from rich.text import Text
 from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.stack_frames import parse_frame
 from msprobe.overflow.findings import Finding, Source, StepFindings
-from msprobe.report.value_text import count_text, plain
+from msprobe.plain_text import plain
+from msprobe.report.value_text import (
+    count_text,
+)
 
 _MAX_LISTED: Final = 10
 _MAX_SLOTS: Final = 4

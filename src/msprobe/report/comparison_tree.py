@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.cells import cell_len
 from rich.text import Text
 
+from msprobe.plain_text import plain
 from msprobe.report.comparison_facts import ModuleNode, Tally, module_tree, ranked
 from msprobe.report.comparison_words import (
     DIFFERENCES,
@@ -21,7 +22,9 @@ from msprobe.report.comparison_words import (
 )
 from msprobe.report.grid import Cell, Column, cut_middle, guides, heading, row
 from msprobe.report.nonfinite import BORN, PRESENT
-from msprobe.report.value_text import number_text, plain
+from msprobe.report.value_text import (
+    number_text,
+)
 
 if TYPE_CHECKING:
     import polars as pl

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from msprobe.dump.record_names import RecordKind, parse_record_name
-from msprobe.report.value_text import plain
+from msprobe.plain_text import plain
 
 # Worst first: meaningless numbers are worse than changed ones.
 SEVERITY: Final = (

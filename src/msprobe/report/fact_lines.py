@@ -9,7 +9,7 @@ from typing import Final
 
 from rich.text import Text
 
-from msprobe.report.value_text import plain
+from msprobe.plain_text import plain
 
 LABEL_WIDTH: Final = 13
 COMMAND: Final = "msprobe "

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msprobe.dump.records import JsonTree
 from msprobe.files import write_report
 from msprobe.json_text import strict
-from msprobe.report.value_text import plain
+from msprobe.plain_text import plain
 
 if TYPE_CHECKING:
     import polars as pl

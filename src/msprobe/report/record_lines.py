@@ -15,13 +15,13 @@ from msprobe.dump.record_names import RecordKind, RecordName, forward_name
 from msprobe.dump.record_views import Record
 from msprobe.dump.stack_frames import parse_frame
 from msprobe.dump.values import Value
+from msprobe.plain_text import plain
 from msprobe.report.grid import Cell, Column, cut_middle, heading, row
 from msprobe.report.value_text import (
     count_text,
     is_nonfinite,
     nonfinite_text,
     number_text,
-    plain,
     scalar_text,
     value_text,
 )

@@ -16,13 +16,13 @@ from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordNam
 from msprobe.dump.record_views import Record
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
+from msprobe.plain_text import plain
 from msprobe.report.grid import Cell, Column, guides, heading, row
 from msprobe.report.nonfinite import BORN, PRESENT, Nonfinite
 from msprobe.report.value_text import (
     count_text,
     is_nonfinite,
     number_text,
-    plain,
     tensor_text,
     value_text,
 )

@@ -8,6 +8,7 @@ from typing import Final
 
 from msprobe.dump.records import JsonTree, Statistic
 from msprobe.dump.values import Value
+from msprobe.plain_text import plain
 
 NUMBER_WIDTH: Final = 9
 """Columns that `number_text` fills at most by default."""
@@ -28,22 +29,6 @@ _SHORT_DTYPES: Final = {
     "complex64": "c64",
     "complex128": "c128",
 }
-# Line breaks and escape sequences of a hostile name must not reach the terminal.
-_CONTROLS: Final = dict.fromkeys(
-    (
-        *range(32),
-        *range(0x7F, 0xA0),
-        *(0x200E, 0x200F, 0x2028, 0x2029),
-        *range(0x202A, 0x202F),
-    ),
-    "�",
-)
-
-
-def plain(text: str) -> str:
-    """Return text that a terminal shows as it is: no controls, no lone surrogates."""
-    shown = text.translate(_CONTROLS)
-    return shown if shown.isascii() else shown.encode(errors="replace").decode()
 
 
 def number_text(value: Statistic, width: int = NUMBER_WIDTH) -> str:

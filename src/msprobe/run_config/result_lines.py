@@ -8,7 +8,10 @@ from typing import Final
 
 from rich.text import Text
 
-from msprobe.report.value_text import count_text, plain
+from msprobe.plain_text import plain
+from msprobe.report.value_text import (
+    count_text,
+)
 from msprobe.run_config.comparing import RunComparison
 from msprobe.run_config.levels import Difference, ItemResult, Level
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text from files as it may be shown: on a terminal, in a page, in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+# Line breaks and escape sequences of a hostile name must not reach the terminal.
+_CONTROLS: Final = dict.fromkeys(
+    (
+        *range(32),
+        *range(0x7F, 0xA0),
+        *(0x200E, 0x200F, 0x2028, 0x2029),
+        *range(0x202A, 0x202F),
+    ),
+    "�",
+)
+
+
+def plain(text: str) -> str:
+    """Return text that a terminal shows as it is: no controls, no lone surrogates."""
+    shown = text.translate(_CONTROLS)
+    return shown if shown.isascii() else shown.encode(errors="replace").decode()
+
+
+def html_text(text: str) -> str:
+    """Return text as HTML that shows it as it is."""
+    return escape(plain(text))
+
+
+def html_table(titles: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """Return a table for a notebook; each cell is a text and an explanation, which may be empty."""
+    style = "text-align:left"  # notebooks set numbers and texts alike to the right
+    heads = "".join(f'<th style="{style}">{html_text(title)}</th>' for title in titles)
+    lines = ("".join(_html_cell(*cell, style) for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    head = f"<thead><tr>{heads}</tr></thead>"
+    return f'<table style="color:inherit">{head}<tbody>{body}</tbody></table>'
+
+
+def html_small(html: str) -> str:
+    """Return a line of HTML in small, faint letters."""
+    return f'<div style="font-size:90%;opacity:.75">{html}</div>'
+
+
+def _html_cell(text: str, meaning: str, style: str) -> str:
+    title = f' title="{html_text(meaning)}"' if meaning else ""
+    return f'<td style="{style}"{title}>{html_text(text)}</td>'
