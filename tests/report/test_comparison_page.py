@@ -24,6 +24,7 @@ from comparison_samples import (
 )
 
 import msprobe
+from msprobe.report.comparison_answer import TIMES
 from msprobe.report.comparison_page import page_data, write_comparison_page
 
 EVIL = (
@@ -157,6 +158,15 @@ def test_colours_can_be_read(tmp_path, theme):
             assert (bright + 0.05) / (dark + 0.05) >= 4.5, (name, ground)
 
 
+VERDICT = {
+    "class": "optimizer_setting",
+    "sentence": "optimizer setting: AdamW beta2 is 0.99 in the target, 0.999 in the reference",
+    "confidence": "proved",
+    "evidence": ["the forward pass and all gradients agree", "the update is that of beta2 0.99"],
+    "where": {"step": 0, "rank": 0, "record": None, "module": None, "source": "train.py:41"},
+    "next": ["set beta2 in train.py:41", "msprobe show runs/new --step 0"],
+}
+
 # In a browser
 
 
@@ -184,13 +194,48 @@ def test_the_answer_stands_on_top(open_page):
     frame = transformer(6).frame
     page = open_page(frame)
     differ = frame["status"].is_in(DIFFERENT).sum()
-    assert page.locator("h1").inner_text() == f"different{differ} of {len(frame)} values differ"
+    counted = f"different{differ} of {len(frame)} values differ"
+    assert page.locator("h1").inner_text().startswith(f"{counted}; introduced by Module.layers.5")
     detail = page.locator("#detail").inner_text()
     assert "First difference in the order of execution" in detail
     assert "Functional.scaled_dot_product_attention.1" in detail
     assert "without scale=0.125" in detail
     assert "Tensor.clone.0.forward" in detail
     assert titles(page)[:2] == ["fc2 Linear", "Functional.scaled_dot_product_attention.1"]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_verdict_and_next_steps_are_above_the_fold(open_page, width):
+    frame = transformer(6).frame
+    page = open_page(frame, width=width, verdict=VERDICT)
+    assert page.locator("h1").inner_text() == f"different{VERDICT['sentence']}"
+    assert "values differ" in page.locator("#sides").inner_text()
+    for text in ("set beta2 in train.py:41", "msprobe show runs/new --step 0"):
+        box = page.locator(f"#next li:has-text('{text}')").bounding_box()
+        assert box["y"] + box["height"] < 300
+    detail = page.locator("#detail").inner_text()
+    assert detail.startswith("Evidence · proved\nthe forward pass and all gradients agree")
+    assert page.locator("#next .copy").count() == 1
+
+
+def test_culprits_of_one_cause_are_one_card(open_page):
+    frame = transformer(6).frame
+    summary = summary_of(frame, verdict=VERDICT)
+    first = summary["introduced"][1]
+    group = {"count": 22, "kind": "forward", "reason": "0.9998, reference 0.9999", "first": first}
+    page = open_page(frame, summary={**summary, "culprit_groups": [group]})
+    card = page.locator(".culprits li")
+    assert card.count() == 1
+    text = card.inner_text()
+    assert text.startswith(f"◆\n22 {TIMES} scaled_dot_product_attention\n0.0421")
+    assert "0.9998, reference 0.9999" in text
+    card.locator("button").click()
+    assert "scaled_dot_product_attention.1" in page.locator("#detail h2").inner_text()
+
+
+def test_the_module_comes_before_the_source(open_page):
+    page = open_page(transformer(6).frame)
+    assert "layers.5.mlp.fc2 · model.py:47" in page.locator(".row .where").first.inner_text()
 
 
 def test_search_and_filters(open_page):
@@ -250,7 +295,7 @@ def test_unread_values_do_not_agree(open_page):
 
 def test_unread_values_beside_differences(open_page):
     page = open_page(joined(transformer(3), unread_run(step=1)))
-    assert page.locator("h1").inner_text().endswith("values differ, 1 could not be read")
+    assert "values differ, 1 could not be read" in page.locator("h1").inner_text()
     page.click("#detail button:has-text('show all of them')")
     assert titles(page) == ["Functional.gelu.0"]
 
@@ -304,6 +349,44 @@ def test_detail(open_page):
     assert "train.py:90 in <module>" in detail.inner_text()
     page.keyboard.press("Escape")
     assert "First difference in the order of execution" in detail.inner_text()
+
+
+PICTURE = {
+    "slot": "parameters.weight",
+    "histogram": {"low": -1.0, "high": 3.0, "target": [1, 9, 4, 0], "reference": [0, 10, 4, 1]},
+    "map": {
+        "rows": 6,
+        "columns": 4,
+        "down": [0, 2, 4],
+        "right": [0, 2],
+        "largest": 0.5,
+        "shades": [".n", "!b", ".."],
+    },
+}
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pictures_of_a_tensor(open_file, tmp_path, width):
+    frame = transformer(3).frame
+    weight = frame.filter(pl.col("slot") == "parameters.weight", pl.col("origin") == "introduced")
+    picture = {**PICTURE, "id": f"0/0/{weight['order'][0]}"}
+    path = tmp_path / "report.html"
+    write_comparison_page(path, summary_of(frame), frame, more={"pictures": [picture]})
+    page = open_file(path, width=width, fragment=f"at={picture['id']}")
+    detail = page.locator("#detail")
+    assert page.locator(".values-plot rect").count() == 4
+    bar = page.locator(".values-plot rect >> nth=1").locator("title")
+    assert bar.text_content() == "0 to 1: 9, reference 10"
+    cells = page.locator(".error-map i")
+    said = [cell.get_attribute("title") for cell in cells.all()]
+    assert said[0] == "rows 0 to 1, columns 0 to 1: equal"
+    assert said[1] == "rows 0 to 1, columns 2 to 3: error up to 0.5"
+    assert said[2] == "rows 2 to 3, columns 0 to 1: NaN or Inf on one side"
+    assert "NaN or Inf apart" in detail.inner_text()
+    assert cells.first.bounding_box()["width"] > 50
+    page.locator("table.values tbody tr").nth(0).click()  # another value, of which there is none
+    assert page.locator(".error-map").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_keyboard(open_page):
@@ -418,6 +501,98 @@ def test_many_rows(open_page):
     assert len(titles(page)) <= 2
 
 
+DRAWN = """() => { const drawn = [], write = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+      const width = this.measureText(text).width, left = this.textAlign === "right" ? x - width : x;
+      drawn.push([text, left, left + width, y]); write.call(this, text, x, y); };
+    document.getElementById("theme-button").click(); return drawn; }"""
+
+
+@pytest.mark.parametrize("width", [390, 700, 1280])
+@pytest.mark.parametrize("steps", [1, 6])
+def test_no_label_of_the_plot_covers_another_one(open_page, width, steps):
+    page = open_page(joined(*(transformer(9, step=step) for step in range(steps))), width=width)
+    drawn = page.evaluate(DRAWN)
+    assert {text for text, *_ in drawn} >= {"no number", "equal"}
+    for place, (text, left, right, y) in enumerate(drawn):
+        assert right <= width, text
+        for other, begin, end, height in drawn[:place]:
+            apart = right <= begin or end <= left or abs(y - height) >= 11
+            assert apart, (text, other)
+
+
+def test_the_bands_of_the_plot_are_explained(open_page):
+    many = open_page(joined(transformer(40), transformer(40, step=1)), limit=60)
+    legend = many.locator(".legend").inner_text()
+    for text in ("backward pass", "step or rank", "largest error"):
+        assert text in legend
+    few = open_page(equal_run().frame).locator(".legend").inner_text()
+    assert "backward" not in few
+    assert "step" not in few
+
+
+def test_panes_can_be_resized_and_the_url_keeps_it(open_page):
+    page = open_page(transformer(6).frame, width=1280)
+    tree = page.locator("#modules")
+    usual = tree.bounding_box()["width"]
+    border = page.locator(".splitter").first
+    box = border.bounding_box()
+    page.mouse.move(box["x"] + 4, 400)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 104, 400, steps=3)
+    page.mouse.up()
+    wide = tree.bounding_box()["width"]
+    assert 90 < wide - usual < 115
+    page.wait_for_url("**#split=*")
+    page.reload()
+    assert abs(tree.bounding_box()["width"] - wide) < 4
+    page.go_back()
+    page.wait_for_function(f"document.getElementById('modules').clientWidth < {usual + 4}")
+    border.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert tree.bounding_box()["width"] > usual + 60
+    border.dblclick()
+    assert abs(tree.bounding_box()["width"] - usual) < 4
+
+
+def test_folded_modules_are_part_of_the_url(open_page):
+    page = open_page(transformer(6).frame)
+    names = page.locator(".node .name")
+    before = names.all_inner_texts()
+    page.click(".node[title^='layers:'] .twist")
+    page.wait_for_url("**#fold=*")
+    folded = names.all_inner_texts()
+    assert len(folded) < len(before)
+    page.reload()
+    assert names.all_inner_texts() == folded
+    page.go_back()
+    page.wait_for_selector(".node[title^='layers.0:']")
+    assert names.all_inner_texts() == before
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_print_has_all_sections(open_page, width):
+    page = open_page(transformer(30).frame, width=width, theme="dark", verdict=VERDICT)
+    ground = "getComputedStyle(document.documentElement).getPropertyValue('--panel')"
+    assert page.evaluate(ground) != "#ffffff"
+    page.emulate_media(media="print")
+    page.wait_for_selector(".row >> nth=120")
+    assert page.evaluate(ground) == "#ffffff"
+    for part in ("h1", "#next", "#timeline", "#detail", "#rows", "#tree"):
+        assert page.locator(part).is_visible(), part
+    assert not page.locator("#search").is_visible()
+    boxes = [page.locator(part).bounding_box() for part in ("#detail", "#list", "#modules")]
+    ends = [box["y"] + box["height"] for box in boxes]
+    assert [box["y"] for box in boxes[1:]] >= ends[:2]
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert height >= ends[-1] > 3000
+    assert page.locator("details:not([open])").count() == 0
+    page.emulate_media(media="screen")
+    page.wait_for_function("document.querySelectorAll('.row').length < 60")
+    assert page.evaluate(ground) != "#ffffff"
+
+
 @pytest.mark.parametrize("width", [390, 900])
 def test_narrow_windows(open_page, width):
     page = open_page(transformer(6).frame, width=width)
@@ -438,7 +613,7 @@ def test_light_and_dark(open_page):
     dark = page.evaluate(background)
     page.keyboard.press("t")
     assert page.evaluate(background) != dark
-    assert page.locator("h1").inner_text().endswith("All 24 values agree")
+    assert page.locator("h1").inner_text().endswith("all 24 values agree")
 
 
 def test_a_reload_keeps_what_is_shown_and_back_leads_back(open_page):
@@ -446,6 +621,7 @@ def test_a_reload_keeps_what_is_shown_and_back_leads_back(open_page):
     page.click("[data-filter=kind][data-word=backward]")
     page.wait_for_url("**#kind=backward")
     page.click(".row:has-text('scaled_dot_product_attention.0')")
+    page.wait_for_url("**&at=*")
     page.locator("table.values tbody tr").nth(0).click()
     page.wait_for_url("**&part=input.0")
     found, heading = page.locator("#found"), page.locator("#detail h2")
@@ -454,6 +630,8 @@ def test_a_reload_keeps_what_is_shown_and_back_leads_back(open_page):
     assert (found.inner_text(), heading.inner_text()) == before[:2]
     assert page.locator("h3").all_inner_texts() == before[2]
     assert page.locator("[data-word=backward]").get_attribute("aria-pressed") == "true"
+    page.go_back()
+    page.wait_for_url(re.compile(r"at=[^&]*$"))
     page.go_back()
     page.wait_for_selector("#detail .culprits")
     page.go_back()

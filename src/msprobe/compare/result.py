@@ -62,10 +62,13 @@ class CompareResult:
         comparisons: Sequence[RankComparison],
         summary: Mapping[str, Any],
         has_layer_mapping: bool = False,
+        changes_tensors: bool = False,
         set_aside: SetAside | None = None,
     ) -> None:
         self._comparisons = comparisons
         self._has_layer_mapping = has_layer_mapping
+        # Tensors were multiplied with matrices first: their files do not show what was compared.
+        self._changes_tensors = changes_tensors
         self._frame: pl.DataFrame | None = None
         self._has_rows = True
         self.summary = summary
@@ -175,10 +178,7 @@ class CompareResult:
             self._elapsed_s += time.perf_counter() - began
             self.summary = {**self.summary, "elapsed_s": round(self._elapsed_s, 3)}
             if html:
-                from msprobe.report.comparison_page import write_comparison_page
-
-                page = folder / f"compare_report_{stamp}.html"
-                files.append(write_comparison_page(page, self.summary, self.frame))
+                files.append(self._write_page(folder / f"compare_report_{stamp}.html"))
         files.append(write_summary(self.summary, folder))
         return files
 
@@ -217,6 +217,15 @@ class CompareResult:
         if self._set_aside is not None:
             self._set_aside.close()
         return files
+
+    def _write_page(self, path: Path) -> Path:
+        from msprobe.compare.tensors.pictures import make_pictures
+        from msprobe.report.comparison_page import write_comparison_page
+
+        comparisons = () if self._changes_tensors else self._comparisons
+        pictures = make_pictures(self.frame, self.summary, comparisons)
+        more = {"pictures": pictures} if pictures else {}
+        return write_comparison_page(path, self.summary, self.frame, more=more)
 
     def _note(self, note: str) -> None:
         if note not in self.summary["notes"]:

@@ -183,6 +183,7 @@ def run_comparison(
         comparisons=comparisons,
         summary=summary,
         has_layer_mapping=options.layer_mapping is not None,
+        changes_tensors=options.processing is not None,
         set_aside=set_aside,
     )
 

@@ -14,6 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.records import JsonTree
 from msprobe.json_text import strict
+from msprobe.report.comparison_answer import (
+    answer_of,
+    counts_text,
+    culprit_groups,
+    error_text,
+    group_label,
+    source_text,
+)
 from msprobe.report.comparison_facts import (
     OPERATION,
     ModuleNode,
@@ -71,7 +79,12 @@ _PROFILE_BINS: Final = 600
 
 
 def write_comparison_page(
-    path: Path, summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int = DEFAULT_LIMIT
+    path: Path,
+    summary: Mapping[str, Any],
+    frame: pl.DataFrame,
+    *,
+    limit: int = DEFAULT_LIMIT,
+    more: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the page of a comparison; return the file.
 
@@ -80,12 +93,13 @@ def write_comparison_page(
         summary: content of ``summary.json``.
         frame: the table with one row per pair of values.
         limit: rows to take in, the most interesting ones; the page says so if there are more.
+        more: further sections, as strict JSON: ``pictures`` of tensors, ``lanes`` of the timeline.
 
     Raises:
         ReportWriteError: the file cannot be written.
     """
     title = f"msprobe: {summary['target']} against {summary['reference']}"
-    sections = page_data(summary, frame, limit=limit)
+    sections = {**page_data(summary, frame, limit=limit), **(more or {})}
     return write_page(path, title=title, sections=sections, views=_VIEWS)
 
 
@@ -113,6 +127,7 @@ def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) ->
     values = tables.columns(_without_repeats(rows), texts=_VALUE_TEXTS, numbers=_VALUE_NUMBERS)
     return {
         "summary": strict(dict(summary)),
+        "answer": _answer(summary),
         "words": _words(),
         "shown": {
             "rows": rows.height,
@@ -129,6 +144,33 @@ def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) ->
         "spans": _spans(every),
         "profile": _profile(every) if shown.height < every.height else [],
         **tables.sections(),
+    }
+
+
+def _answer(summary: Mapping[str, Any]) -> dict[str, JsonTree]:
+    """Return the answer in words, and the groups of culprits with what a card says of each."""
+    answer = answer_of(summary)
+    return {
+        "outcome": answer.outcome,
+        "sentence": answer.sentence,
+        "confidence": answer.confidence,
+        "evidence": [*answer.evidence],
+        "where": answer.where,
+        "steps": [*answer.steps],
+        "counts": counts_text(summary) if answer.kind else "",
+        "groups": [
+            {
+                **{key: group.first[key] for key in ("step", "order", "kind", "status", "module")},
+                "rank": str(group.first["rank"]),
+                "count": group.count,
+                "label": group_label(group),
+                "error": error_text(group.first),
+                "source": source_text(group.first),
+                "reason": group.reason,
+                "places": group.places,
+            }
+            for group in culprit_groups(summary)
+        ],
     }
 
 

@@ -3,6 +3,9 @@
 
 import { element, replace } from "./dom.js";
 
+const paper = window.matchMedia("print");
+// Lines that are printed at most: some ten pages.
+const mostPrinted = 400;
 const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
 
 /**
@@ -34,6 +37,7 @@ export class RowList {
     }, this.space);
     this.box.addEventListener("scroll", () => this.#update(), { passive: true });
     document.addEventListener("keydown", (event) => this.#onKey(event));
+    paper.addEventListener("change", () => this.#redraw());
     new ResizeObserver(() => {
       if (!this.#isPlaced) this.#scrollToSelected();
       this.#isPlaced = true;
@@ -66,6 +70,7 @@ export class RowList {
 
   #update() {
     const { box, items, options } = this;
+    if (paper.matches) { this.#print(); return; }
     const first = Math.max(Math.floor(box.scrollTop / options.height) - 6, 0);
     const last = Math.min(Math.ceil((box.scrollTop + (box.clientHeight || 800)) / options.height) + 6, items.length);
     const wanted = `${first}-${last}-${this.#at}`;
@@ -75,6 +80,15 @@ export class RowList {
     replace(this.space, ...lines, items.length ? null : element("p", { class: "none" }, options.empty));
     if (this.#at >= 0) box.setAttribute("aria-activedescendant", `${options.name}-${this.#at}`);
     else box.removeAttribute("aria-activedescendant");
+  }
+
+  // On paper all lines exist, one below the other.
+  #print() {
+    const { items, options } = this;
+    const lines = items.slice(0, mostPrinted).map((item, place) => this.#line(item, place));
+    const left = items.length - lines.length;
+    const rest = left ? element("p", { class: "none" }, `and ${left} more`) : null;
+    replace(this.space, ...lines, rest, items.length ? null : element("p", { class: "none" }, options.empty));
   }
 
   /** @param {Item} item @param {number} place */

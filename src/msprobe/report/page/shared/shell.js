@@ -4,7 +4,9 @@
 import { detailView, close } from "./detail.js";
 import { byId, element, isNarrow } from "./dom.js";
 import { showHelp, startKeyboard } from "./keyboard.js";
+import { startPaper } from "./paper.js";
 import { sections } from "./sections.js";
+import { placePanes } from "./splitters.js";
 import { change, declare, listen, state } from "./store.js";
 import { startTheme, toggleTheme } from "./theme.js";
 import { startUrl } from "./url.js";
@@ -57,6 +59,7 @@ function showPanes() {
     tab.setAttribute("aria-current", String(isShown && view.place === state.pane));
     tab.classList.toggle("shown", isShown);
   }
+  placePanes();
 }
 
 /** @param {View} view @returns {HTMLElement} */
@@ -93,7 +96,7 @@ export function start(all) {
   const details = present.filter(({ place }) => place === "detail");
   views = present.filter(({ place }) => place !== "detail");
   if (details.length) views.push(detailView(details));
-  declare({ view: mainView(), pane: details.length ? "detail" : "main" });
+  declare({ view: mainView(), pane: details.length ? "detail" : "main", split: "" });
   [...present, ...views].forEach((view) => declare(view.state ?? {}));
   startTheme();
   makeTabs();
@@ -102,9 +105,11 @@ export function start(all) {
   views.forEach((view) => view.render());
   listen((changed) => {
     if (changed.has("view") || changed.has("pane")) showPanes();
+    else if (changed.has("split")) placePanes();
     views.filter((view) => view.uses.some((name) => changed.has(name))).forEach((view) => view.render());
   });
   startUrl();
+  startPaper();
   startKeyboard(() => Object.assign({}, ...views.filter(isActive).map((view) => view.keys), keys));
   byId("help-button").addEventListener("click", showHelp);
   byId("theme-button").addEventListener("click", toggleTheme);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Light or dark: as the system has it, until the reader chooses the other. The choice is kept for all pages.
+// Paper is light.
 
 const key = "msprobe-theme";
 const system = window.matchMedia("(prefers-color-scheme: dark)");
+const paper = window.matchMedia("print");
 /** @type {(() => void)[]} */
 const listeners = [];
 
@@ -42,6 +44,8 @@ export function colour(name) {
 }
 
 export function startTheme() {
-  setTheme(chosen() ?? fromSystem());
-  system.addEventListener("change", () => setTheme(chosen() ?? fromSystem()));
+  const update = () => setTheme(paper.matches ? "light" : chosen() ?? fromSystem());
+  update();
+  system.addEventListener("change", update);
+  paper.addEventListener("change", update);
 }

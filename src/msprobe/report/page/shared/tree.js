@@ -13,6 +13,7 @@ import { byId, element, replace } from "./dom.js";
  * @property {Item} root
  * @property {(item: Item) => {attributes: Record<string, any>, children: Node[]}} draw
  * @property {(item: Item) => void} pick
+ * @property {() => void} folded called after an item was opened or closed
  */
 
 /** @template {Foldable} Item */
@@ -62,6 +63,7 @@ export class FoldableTree {
   /** @param {Item} item */
   #toggle(item) {
     item.isOpen = !item.isOpen;
+    this.options.folded();
     this.render();
   }
 
@@ -89,7 +91,9 @@ export class FoldableTree {
     };
     if (!moves[event.key]) return;
     event.preventDefault();
+    const wasOpen = item.isOpen;
     moves[event.key]();
+    if (item.isOpen !== wasOpen) this.options.folded();
     this.render();
     this.box.setAttribute("aria-activedescendant", `${this.options.id}-${this.#at}`);
     byId(`${this.options.id}-${this.#at}`).scrollIntoView({ block: "nearest" });

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answer: what differs first, where differences begin, how large errors are, what to do next.
+// The answer: its evidence, where differences begin, what differs first, how large errors are.
 
 import { noFilters, operationAt, operations, readValue, severalRuns, summary } from "../data/comparison.js";
 import { countDifferent, groupOf, mark, placeName, words } from "../data/words.js";
 import { open } from "../shared/detail.js";
 import {
-  breakable, command, element, facts, folded, items, joined, link, replace, span, table, title,
+  breakable, element, facts, folded, items, joined, link, replace, span, table, title,
 } from "../shared/dom.js";
 import { bytes, digits, grouped, plural } from "../shared/format.js";
 import { column, number, sections } from "../shared/sections.js";
 import { change } from "../shared/store.js";
+import { shape } from "../shared/svg.js";
 
 /** @typedef {import("../shared/dom.js").Child} Child */
 
@@ -23,8 +24,8 @@ export const view = {
   start(made) { pane = made; },
 
   render() {
-    replace(pane, ...firstDifference(), ...culprits(), ...distribution(), ...comparisonTable(),
-      ...unread(), ...unmatched(), ...pairing(), ...replicas(), ...nextSteps(), ...notes(), ...about());
+    replace(pane, ...evidence(), ...culprits(), ...firstDifference(), ...distribution(), ...comparisonTable(),
+      ...unread(), ...unmatched(), ...pairing(), ...replicas(), ...notes(), ...about());
   },
 };
 
@@ -34,14 +35,25 @@ export const view = {
  * @param {string} group
  * @param {string} error
  * @param {string} where
+ * @param {{label?: string, count?: number, reason?: string}} [culprits] what a group of them is called, and why
  */
-function card(place, group, error, where) {
+function card(place, group, error, where, { label: groupLabel, count = 1, reason } = {}) {
   const operation = operationAt(place);
-  const name = operation ? operation.label : place.name;
+  const name = operation && count === 1 ? operation.label : groupLabel ?? place.name;
   const click = () => { if (operation) open(operation.id); };
   return element("button", { type: "button", class: "culprit", disabled: !operation, click },
     mark(group), element("b", {}, ...breakable(name)),
-    span(`number ${group}`, error), span(""), span("sub", where));
+    span(`number ${group}`, error), span(""), span("sub", where), ...(reason ? [span(""), span("sub reason", reason)] : []));
+}
+
+function evidence() {
+  const { confidence, evidence: found, where } = sections.answer;
+  if (!found.length && !where) return [];
+  return [
+    title(joined("Evidence", confidence)),
+    found.length ? items(found) : null,
+    where ? element("p", { class: "dim" }, `at ${where}`) : null,
+  ];
 }
 
 function firstDifference() {
@@ -57,44 +69,31 @@ function firstDifference() {
   ];
 }
 
-// One culprit may be found in many steps and ranks: it is one item, at its best place.
-function groupedCulprits() {
-  /** @type {Map<string, {first: any, places: Set<string>}>} */
-  const found = new Map();
-  for (const each of summary.introduced) {
-    const key = `${each.kind} ${each.name}`;
-    const known = found.get(key) ?? { first: each, places: new Set() };
-    known.places.add(`${each.step}/${each.rank}`);
-    found.set(key, known);
-  }
-  return [...found.values()];
-}
-
 function culprits() {
   if (!countDifferent(summary.counts)) return [];
-  const found = groupedCulprits();
+  /** @type {any[]} */
+  const found = sections.answer.groups;
   if (!found.length) {
     const text = "No operation introduces a difference by itself.";
-    return [title("Introduced"), element("p", { class: "dim" }, text)];
+    return [title("Culprits"), element("p", { class: "dim" }, text)];
   }
   const shown = found.slice(0, 12).map(culpritCard), rest = found.slice(12).map(culpritCard);
-  const total = summary.introduced_total, many = plural(found.length, "operation");
-  const count = total > found.length ? `${many}, ${plural(total, "value")}` : many;
+  const total = summary.introduced_total;
+  const count = total > found.length ? `${grouped(found.length)}, ${plural(total, "value")} in all` : grouped(found.length);
   return [
-    title(`Introduced here, best culprit first: ${count}`),
+    title(`Culprits, best first: ${count}`),
     items(shown, "culprits"),
     rest.length ? folded(`${rest.length} more`, items(rest, "culprits")) : null,
   ];
 }
 
-/** @param {{first: any, places: Set<string>}} culprit */
-function culpritCard({ first, places }) {
-  const several = `in ${places.size} of ${summary.comparisons.length} steps and ranks`;
-  const seen = places.size > 1 ? several : placeName(first.step, String(first.rank));
-  const where = joined(first.kind.replace("_", " "), first.status, first.module || "outside of modules",
-    first.source, severalRuns ? seen : "");
-  const error = first.error === null ? first.status : digits(number(first.error));
-  return card(first, "introduced", error, where);
+/** @param {any} group */
+function culpritCard(group) {
+  const several = `in ${group.places} of ${summary.comparisons.length} steps and ranks`;
+  const seen = group.places > 1 ? several : placeName(group.step, group.rank);
+  const where = joined(group.kind.replace("_", " "), group.status, group.module || "outside of modules",
+    group.source, severalRuns ? seen : "");
+  return card(group, "introduced", group.error, where, group);
 }
 
 const histogramOrder = ["agrees", "inherited", "other", "input", "amplified", "introduced"];
@@ -141,14 +140,6 @@ function distribution() {
     svg.append(label(x, size.height - 4, `1e${from + bin / perDecade}`));
   }
   return [title("How large the relative errors are (values, square root scale)"), svg];
-}
-
-/** @param {string} tag @param {Record<string, string | number>} attributes */
-function shape(tag, attributes, text = "") {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
-  made.textContent = text;
-  return made;
 }
 
 /** @param {number} x @param {number} y @param {string} text */
@@ -229,14 +220,6 @@ function replicas() {
   });
   const more = found.length > shown.length ? `, the first ${shown.length}` : "";
   return [title(`Ranks that should agree differ: ${plural(found.length, "value")}${more}`), items(shown)];
-}
-
-function nextSteps() {
-  if (!summary.next_steps.length) return [];
-  /** @type {string[]} */
-  const steps = summary.next_steps;
-  const shown = steps.map((text) => (text.startsWith("msprobe ") ? command(text) : element("p", { class: "step" }, text)));
-  return [title("What to do next"), ...shown];
 }
 
 function notes() {

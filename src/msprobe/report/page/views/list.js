@@ -81,8 +81,8 @@ function toggleDifferences() { change({ differences: state.differences === "only
 /** @param {Operation} operation */
 function drawRow(operation) {
   const where = joined(operation.kind === "parameter" ? "parameter" : "",
-    severalRuns ? placeName(operation.step, operation.rank) : "",
-    operation.source, operation.module || "outside of modules");
+    operation.module || "outside of modules", operation.source,
+    severalRuns ? placeName(operation.step, operation.rank) : "");
   const came = operation.match === "unmatched" ? "" : operation.unmeasuredIn ?? digits(operation.errorIn);
   const verdict = operation.origin ?? (agrees(operation.status) ? "" : operation.status);
   return {

@@ -7,7 +7,7 @@ import { element, isNarrow, replace, span } from "../shared/dom.js";
 import { digits, grouped, plural } from "../shared/format.js";
 import { number, sections } from "../shared/sections.js";
 import { showMain } from "../shared/shell.js";
-import { change, state } from "../shared/store.js";
+import { change, state, words as chosen } from "../shared/store.js";
 import { FoldableTree } from "../shared/tree.js";
 
 /**
@@ -21,39 +21,53 @@ import { FoldableTree } from "../shared/tree.js";
  * @property {number | null} error the largest
  * @property {ModuleNode[]} children
  * @property {boolean} isOpen
+ * @property {boolean} isOpenAtFirst
  */
 
 const mostOpen = 8;
 /** @type {ModuleNode} */
 let root;
+/** @type {ModuleNode[]} */
+let nodes = [];
+let revealed = "";
 /** @type {FoldableTree<ModuleNode>} */
 let tree;
 
 /** @type {import("../shared/shell.js").View} */
 export const view = {
-  name: "modules", title: "Modules", place: "side", needs: ["modules"], state: { module: "" }, uses: ["module"],
+  name: "modules", title: "Modules", place: "side", needs: ["modules"], state: { module: "", fold: "" }, uses: ["module", "fold"],
 
   start(pane) {
     root = readModules();
     foldMany(root);
-    tree = new FoldableTree({ id: "tree", label: "Modules", root, draw: drawNode, pick });
+    nodes.forEach((node) => { node.isOpenAtFirst = node.isOpen; });
+    tree = new FoldableTree({ id: "tree", label: "Modules", root, draw: drawNode, pick, folded: keepFolds });
     replace(pane, element("h2", {}, "Modules"), tree.box);
   },
 
   render() {
-    reveal(state.module);
+    const folds = new Set(chosen("fold"));
+    nodes.forEach((node, place) => { node.isOpen = node.isOpenAtFirst !== folds.has(String(place)); });
+    // What is above the module may be folded afterwards.
+    if (state.module !== revealed) reveal(state.module);
+    revealed = state.module;
     tree.render();
   },
 };
+
+// The state names the modules, by place, that are not as they were at first.
+function keepFolds() {
+  const places = nodes.flatMap((node, place) => (node.isOpen === node.isOpenAtFirst ? [] : [place]));
+  change({ fold: places.join(",") });
+}
 
 /** @returns {ModuleNode} */
 function readModules() {
   /** @type {any[][]} */
   const rows = sections.modules;
-  /** @type {ModuleNode[]} */
-  const nodes = rows.map(([path, label, , count, differ, introduced, worst, error]) => ({
+  nodes = rows.map(([path, label, , count, differ, introduced, worst, error]) => ({
     path, label, rows: count, differ, introduced, status: words.severity[worst] ?? "", error: number(error),
-    children: [], isOpen: false,
+    children: [], isOpen: false, isOpenAtFirst: false,
   }));
   rows.forEach(([, , parent], place) => { if (parent !== null) nodes[parent].children.push(nodes[place]); });
   nodes[0].label = "all modules";
@@ -105,7 +119,7 @@ function drawNode(node) {
 
 /** @param {ModuleNode} node */
 function pick(node) {
-  if (node.children.length) node.isOpen = true;
+  if (node.children.length && !node.isOpen) { node.isOpen = true; keepFolds(); }
   if (!change({ module: node.path === state.module ? "" : node.path })) tree.render();
   if (isNarrow()) showMain();
 }

@@ -9,6 +9,7 @@ import {
 } from "../shared/dom.js";
 import { digits, exact, grouped, percent, plural } from "../shared/format.js";
 import { change } from "../shared/store.js";
+import { picturesOf } from "./pictures.js";
 
 /** @typedef {import("../data/comparison.js").Operation} Operation */
 /** @typedef {Record<string, any>} Value */
@@ -137,6 +138,7 @@ function valueParts(operation, value) {
   return [
     ...(errors.length ? [title("How ", name(), ` differs${by}`), facts(errors)] : []),
     ...(largest.length ? [title("Largest errors of ", name()), facts(largest)] : []),
+    ...picturesOf(operation.id, value.slot),
     title("Both sides of ", name()), sidesTable(operation, value),
   ];
 }

@@ -27,6 +27,7 @@ const sizes = {
 /** @typedef {keyof typeof sizes} Group */
 const layers = /** @type {Group[]} */ (Object.keys(sizes));
 
+const labelHeight = 12;
 const canvas = element("canvas", { id: "timeline", role: "img" });
 const tip = element("div", { id: "tip", class: "tip", hidden: true });
 /** @type {{operation: Operation, x: number, y: number}[]} */
@@ -64,7 +65,13 @@ function legend() {
   };
   const entries = layers.filter((name) => present.has(name)).reverse().map((group) => (
     element("span", { title: words.origins[group] ?? "" }, mark(group), ` ${names[group] ?? group}`)));
-  return element("div", { class: "legend" }, ...entries);
+  /** @param {string} name @param {string} text @param {string} meaning */
+  const band = (name, text, meaning) => element("span", { title: meaning }, element("i", { class: `band ${name}` }), ` ${text}`);
+  const bands = [];
+  if (backwardBegins().size) bands.push(band("shade", "backward pass", "where gradients flow"));
+  if (severalRuns) bands.push(band("edge", "step or rank", "steps and ranks are one after the other"));
+  if (sections.profile.length) bands.push(band("skyline", "largest error", "of all operations, those that the page leaves out among them"));
+  return element("div", { class: "legend" }, ...entries, ...bands);
 }
 
 // Steps and ranks are one after the other, each as wide as it is long.
@@ -114,7 +121,7 @@ function draw() {
   pen.scale(ratio, ratio);
   const scale = scales(width, height);
   drawGround(pen, scale, width, height);
-  drawAxes(pen, scale, width, height);
+  drawAxes(pen, scale, width);
   drawProfile(pen, scale);
   drawPoints(pen, scale);
 }
@@ -122,23 +129,45 @@ function draw() {
 // A shade where gradients flow; lines between steps and ranks.
 /** @param {Pen} pen @param {Scale} scale @param {number} width @param {number} height */
 function drawGround(pen, scale, width, height) {
-  pen.font = "11px system-ui, sans-serif";
-  pen.textAlign = "left";
-  const room = (width - margins.left) / scale.spans.size;
   const tall = height - margins.bottom - 4;
-  const begins = backwardBegins();
+  const begins = backwardBegins(), names = [], backwards = [];
   for (const [key, span] of scale.spans) {
     const first = begins.get(key);
     const left = scale.at(span.begin), right = scale.at(span.end);
-    pen.fillStyle = colour("shade");
-    if (first) pen.fillRect(scale.x(first) - 3, 4, right - scale.x(first) + 3, tall);
-    pen.fillStyle = colour("dim");
-    if (first && right - scale.x(first) > 60) pen.fillText("backward", scale.x(first) + 2, height - 6);
-    if (scale.spans.size > 1 && room > 70) pen.fillText(span.name, left, height - 6);
+    if (first) {
+      const start = scale.x(first);
+      pen.fillStyle = colour("shade");
+      pen.fillRect(start - 3, 4, right - start + 3, tall);
+      backwards.push({ text: "backward", left: start + 2, room: right - start });
+    }
+    if (scale.spans.size > 1) names.push({ text: span.name, left, room: right - left });
     if (span.begin) {
       pen.fillStyle = colour("line");
       pen.fillRect(Math.round(left) - 5, 4, 1, tall);
     }
+  }
+  const axis = { text: "relative error along the execution", left: margins.left, room: width };
+  writeLabels(pen, [...names, ...backwards, ...(names.length ? [] : [axis])], height - 6, width - margins.right);
+}
+
+/**
+ * Writes those labels below the plot that fit into their room and touch no other; the first ones come first.
+ * @param {Pen} pen
+ * @param {{text: string, left: number, room: number}[]} labels
+ * @param {number} y
+ * @param {number} end of the plot
+ */
+function writeLabels(pen, labels, y, end) {
+  /** @type {[number, number][]} */
+  const taken = [];
+  pen.font = "11px system-ui, sans-serif";
+  pen.textAlign = "left";
+  pen.fillStyle = colour("dim");
+  for (const { text, left, room } of labels) {
+    const right = left + pen.measureText(text).width + 8;
+    if (right - left > room || right > end || taken.some(([from, to]) => left < to && right > from)) continue;
+    taken.push([left, right]);
+    pen.fillText(text, left, y);
   }
 }
 
@@ -153,8 +182,9 @@ function backwardBegins() {
   return found;
 }
 
-/** @param {Pen} pen @param {Scale} scale @param {number} width @param {number} height */
-function drawAxes(pen, scale, width, height) {
+/** @param {Pen} pen @param {Scale} scale @param {number} width */
+function drawAxes(pen, scale, width) {
+  pen.font = "11px system-ui, sans-serif";
   pen.textBaseline = "middle";
   pen.textAlign = "right";
   pen.lineWidth = 1;
@@ -162,6 +192,8 @@ function drawAxes(pen, scale, width, height) {
   const every = Math.max(1, Math.ceil(20 / space));
   /** @type {[number | null, string][]} */
   const lines = [[null, "no number"], [0, "equal"]];
+  /** @type {number[]} */
+  const labelled = [];
   for (let decade = errorScale.low; decade <= errorScale.high; decade += every) lines.push([10 ** decade, `1e${decade}`]);
   for (const [error, label] of lines) {
     const y = Math.round(scale.y(error)) + 0.5;
@@ -170,12 +202,12 @@ function drawAxes(pen, scale, width, height) {
     pen.moveTo(margins.left, y);
     pen.lineTo(width - margins.right, y);
     pen.stroke();
+    if (labelled.some((other) => Math.abs(other - y) < labelHeight)) continue;
+    labelled.push(y);
     pen.fillStyle = colour("dim");
     pen.fillText(label, margins.left - 8, y);
   }
   pen.textBaseline = "alphabetic";
-  pen.textAlign = "left";
-  if (scale.spans.size < 2 && width > 600) pen.fillText("relative error along the execution", margins.left, height - 6);
 }
 
 // Where the page does not hold all operations, their largest errors still show as a skyline.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answer of a comparison in one line, and the choice of a step and rank.
+// The verdict of a comparison in one sentence, what to do next, and the choice of a step and rank.
 
 import { severalRuns, summary } from "../data/comparison.js";
-import { countDifferent, placeName } from "../data/words.js";
-import { byId, element, replace, span } from "../shared/dom.js";
-import { grouped, plural } from "../shared/format.js";
+import { placeName } from "../data/words.js";
+import { byId, command, element, joined, replace, span } from "../shared/dom.js";
+import { sections } from "../shared/sections.js";
 import { change, state } from "../shared/store.js";
 
 const select = element("select", {
@@ -13,12 +13,13 @@ const select = element("select", {
 
 /** @type {import("../shared/shell.js").View} */
 export const view = {
-  name: "verdict", title: "Answer", place: "head", needs: ["summary"], state: { run: "" }, uses: ["run"],
+  name: "verdict", title: "Answer", place: "head", needs: ["summary", "answer"], state: { run: "" }, uses: ["run"],
 
   start(pane) {
-    const { word, text } = answer();
-    const sides = `${summary.target}  against  ${summary.reference}`;
-    replace(pane, element("h1", {}, span(`badge ${word}`, word), text), element("p", { id: "sides", class: "dim" }, sides));
+    const { outcome, sentence, counts, steps } = sections.answer;
+    const sides = joined(`${summary.target}  against  ${summary.reference}`, counts);
+    replace(pane, element("h1", {}, span(`badge ${outcome.split(/\W/)[0]}`, outcome), sentence),
+      element("p", { id: "sides", class: "dim" }, sides), steps.length ? nextSteps(steps) : null);
     if (!severalRuns) return;
     select.append(element("option", { value: "" }, "all steps and ranks"));
     for (const { step, rank } of summary.comparisons) {
@@ -30,16 +31,9 @@ export const view = {
   render() { select.value = state.run; },
 };
 
-/** Returns the kind of the answer and its text. */
-function answer() {
-  const values = plural(summary.rows, "value"), different = countDifferent(summary.counts);
-  const unread = summary.counts.unread ?? 0;
-  if (summary.equal) {
-    return { word: "equal", text: summary.rows ? `All ${values} agree` : "There was nothing to compare" };
-  }
-  if (!different) {
-    return { word: "unread", text: `${grouped(unread)} of ${values} could not be read, the others agree` };
-  }
-  const more = unread ? `, ${grouped(unread)} could not be read` : "";
-  return { word: "different", text: `${grouped(different)} of ${values} differ${more}` };
+/** @param {string[]} steps */
+function nextSteps(steps) {
+  const shown = steps.map((text) => (text.startsWith("msprobe ") ? command(text) : element("span", {}, text)));
+  return element("div", { id: "next", role: "group", "aria-label": "What to do next" },
+    element("b", {}, "Next"), element("ol", {}, ...shown.map((step) => element("li", {}, step))));
 }
