@@ -7,11 +7,12 @@ answered by their counts and their first culprit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.stack_frames import parse_frame
 from msprobe.report.comparison_words import count_different, operation_label, place_text
 from msprobe.report.value_text import count_text, number_text
@@ -62,7 +63,7 @@ class CulpritGroup:
     """Calls that introduce a difference of one kind, for one reason, at one source line.
 
     Attributes:
-        count: findings.
+        count: calls.
         first: the best one, as ``introduced`` in the summary has it.
         reason: why they are listed; empty if the status says it all.
         places: steps and ranks in which they were found.
@@ -145,45 +146,54 @@ def culprit_groups(summary: Tree) -> list[CulpritGroup]:
     source line are a group.
     """
     culprits: Sequence[Tree] = summary["introduced"]
-    given = summary.get("culprit_groups")
-    if given is not None:
-        members = _by_key(culprits, _group_key)
-        return [
-            CulpritGroup(
-                count=group["count"],
-                first=group["first"],
-                reason=group.get("reason") or "",
-                places=_places(members.get(_group_key(group["first"]), [group["first"]])),
-            )
-            for group in given
-        ]
+    given: Sequence[Tree] | None = summary.get("culprit_groups")
+    if given is None:
+        return [_group(found, len(found)) for found in _by_key(culprits, _cause_key).values()]
+    members = _by_key(culprits, _place_key)
     return [
-        CulpritGroup(
-            count=len({each["name"] for each in found}),
-            first=found[0],
-            reason=found[0].get("reason") or "",
-            places=_places(found),
+        _group(
+            [each["first"], *members.get(_place_key(each["first"]), ())],
+            each["count"],
+            reason=each.get("reason"),
         )
-        for found in _by_key(culprits, _group_key).values()
+        for each in given
     ]
 
 
-def _by_key(culprits: Iterable[Tree], key: Any) -> dict[Any, list[Tree]]:
-    found: dict[Any, list[Tree]] = {}
+def _group(found: Sequence[Tree], count: int, reason: str | None = None) -> CulpritGroup:
+    names = {each["name"] for each in found}
+    places = {(each["step"], str(each["rank"])) for each in found}
+    # Several steps and ranks find the same call; of those beyond the list no name is known.
+    is_whole = len(names) * len(places) >= count
+    return CulpritGroup(
+        count=len(names) if is_whole else count,
+        first=found[0],
+        reason=reason or found[0].get("reason") or "",
+        places=len(places),
+    )
+
+
+def _by_key(
+    culprits: Iterable[Tree], key: Callable[[Tree], tuple[str, ...]]
+) -> dict[tuple[str, ...], list[Tree]]:
+    found: dict[tuple[str, ...], list[Tree]] = {}
     for each in culprits:
         found.setdefault(key(each), []).append(each)
     return found
 
 
-def _group_key(culprit: Tree) -> tuple[str, ...]:
-    shared = (culprit["kind"], culprit["status"], culprit.get("cause"), culprit.get("reason"))
+def _place_key(culprit: Tree) -> tuple[str, ...]:
+    """Return the line of code, kind and cause of a culprit, and the operator that it calls."""
+    name = parse_record_name(culprit["name"])
+    called = name.class_name or f"{name.prefix}.{name.path}"
     source = culprit.get("source")
     # Without a line of code there is no telling what belongs together.
-    return (*map(str, shared), source if source else culprit["name"])
+    place = source if source else culprit["name"]
+    return (*(str(culprit.get(key)) for key in ("kind", "status", "cause")), called, place)
 
 
-def _places(culprits: Iterable[Tree]) -> int:
-    return len({(each["step"], str(each["rank"])) for each in culprits})
+def _cause_key(culprit: Tree) -> tuple[str, ...]:
+    return (*_place_key(culprit), str(culprit.get("reason")))
 
 
 def group_label(group: CulpritGroup, *, is_short: bool = False) -> str:
