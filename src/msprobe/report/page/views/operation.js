@@ -2,6 +2,7 @@
 // One operation in full: why it is shown, its values, both sides of the one that is picked.
 
 import { nextIntroduced, operations, pickedValue, readValue, selected, severalRuns } from "../data/comparison.js";
+import { picturesOf } from "../data/pictures.js";
 import { placeName, words } from "../data/words.js";
 import { head, open } from "../shared/detail.js";
 import {
@@ -9,7 +10,6 @@ import {
 } from "../shared/dom.js";
 import { digits, exact, grouped, percent, plural } from "../shared/format.js";
 import { change } from "../shared/store.js";
-import { picturesOf } from "./pictures.js";
 
 /** @typedef {import("../data/comparison.js").Operation} Operation */
 /** @typedef {Record<string, any>} Value */
