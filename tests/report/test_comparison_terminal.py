@@ -174,10 +174,14 @@ def test_values_agree_and_something_else_does_not():
 
 def test_the_outcome_is_not_said_twice():
     frame = equal_run().frame
-    said = verdict(**{"class": "equal", "sentence": "equal: all 24 values agree, bit for bit"})
+    said = verdict(
+        **{"class": "equal", "sentence": "equal: all 24 values agree, bit for bit"}, evidence=()
+    )
     summary = summary_of(frame, verdict=said)
     assert quiet_line(summary) == "equal: all 24 values agree, bit for bit"
-    assert short_text(frame, summary=summary).startswith("EQUAL  all 24 values agree, bit")
+    text = short_text(frame, summary=summary)
+    assert text.startswith("EQUAL  all 24 values agree, bit")
+    assert text.count("agree") == 1
 
 
 def test_the_users_own_code_comes_before_that_of_libraries():

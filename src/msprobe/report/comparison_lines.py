@@ -206,7 +206,7 @@ def _facts(summary: Tree, answer: Answer, width: int) -> Iterator[Text]:
     for side in ("target", "reference"):
         yield from fact_lines(side, summary[side], width)
     yield from fact_lines("judged by", f"{_judged(summary)}; {_cost(summary)}", width)
-    if answer.kind:  # else the sentence has the counts
+    if answer.kind and answer.outcome is not Outcome.EQUAL:  # else the sentence has the counts
         yield from fact_lines("values", counts_text(summary), width)
 
 
