@@ -238,6 +238,22 @@ def test_the_module_comes_before_the_source(open_page):
     assert "layers.5.mlp.fc2 · model.py:47" in page.locator(".row .where").first.inner_text()
 
 
+def test_the_readers_own_frames_stand_out(open_page):
+    sample = Sample()
+    values = [tensor("output.0", 0.5, origin="introduced")]
+    sample.call("Functional.linear.0.forward", "q", values, source="modeling.py:236")
+    summary = summary_of(sample.frame)
+    library = "File /env/site-packages/transformers/modeling.py, line 236, in forward, \n self.q(x)"
+    own = "File /home/me/train.py, line 41, in <module>, \n loss = model(x)"
+    summary["introduced"][0]["stack"] = [library, own]
+    page = open_page(sample.frame, summary=summary)
+    assert "train.py:41 via modeling.py:236" in page.locator(".row .where").inner_text()
+    page.click(".row")
+    page.click("text=call stack, 2 frames")
+    frames = page.locator("#detail ol li")
+    assert [frame.get_attribute("class") for frame in frames.all()] == ["dim", "own"]
+
+
 def test_search_and_filters(open_page):
     page = open_page(transformer(6).frame)
     page.keyboard.press("/")

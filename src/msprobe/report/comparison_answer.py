@@ -218,9 +218,15 @@ def source_text(place: Tree) -> str:
     Args:
         place: a difference or culprit of a summary.
     """
-    frames = [frame for text in place.get("stack") or () if (frame := parse_frame(text))]
-    own = next((frame for frame in frames if not frame.is_installed), None)
+    own = next((text for text, is_own in call_stack(place) if is_own), None)
+    frame = None if own is None else parse_frame(own)
     source: str = place.get("source") or ""
-    if own is None or own.place == source:
+    if frame is None or frame.place == source:
         return source
-    return f"{own.place} via {source}" if source else own.place
+    return f"{frame.place} via {source}" if source else frame.place
+
+
+def call_stack(place: Tree) -> list[tuple[str, bool]]:
+    """Return the frames of a culprit's call, innermost first, and which are the user's own code."""
+    parsed = ((text, parse_frame(text)) for text in place.get("stack") or ())
+    return [(text, frame is not None and not frame.is_installed) for text, frame in parsed]

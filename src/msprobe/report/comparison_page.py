@@ -16,6 +16,7 @@ from msprobe.dump.records import JsonTree
 from msprobe.json_text import strict
 from msprobe.report.comparison_answer import (
     answer_of,
+    call_stack,
     counts_text,
     culprit_groups,
     error_text,
@@ -126,7 +127,7 @@ def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) ->
     # The longest table first: its texts get the shortest numbers.
     values = tables.columns(_without_repeats(rows), texts=_VALUE_TEXTS, numbers=_VALUE_NUMBERS)
     return {
-        "summary": strict(dict(summary)),
+        "summary": strict({**summary, "introduced": [*map(_culprit, summary["introduced"])]}),
         "answer": _answer(summary),
         "words": _words(),
         "shown": {
@@ -145,6 +146,12 @@ def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) ->
         "profile": _profile(every) if shown.height < every.height else [],
         **tables.sections(),
     }
+
+
+def _culprit(culprit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a culprit of the summary with its source line and frames for the page."""
+    frames = [list(frame) for frame in call_stack(culprit)]
+    return {**culprit, "place": source_text(culprit), "stack": frames}
 
 
 def _answer(summary: Mapping[str, Any]) -> dict[str, JsonTree]:

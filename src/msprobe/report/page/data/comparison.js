@@ -23,7 +23,7 @@ import { agrees, groupOf, isDifference, words } from "./words.js";
  * @property {string} module
  * @property {string} match
  * @property {number} confidence
- * @property {string | null} source
+ * @property {string | null} source line of code that made the call: the reader's own, a library's beside it
  * @property {number | null} errorIn
  * @property {number | null} errorOut
  * @property {number} interest
@@ -128,6 +128,7 @@ summary.introduced.forEach((/** @type {any} */ culprit, /** @type {number} */ pl
   if (operation && operation.interest >= 0) {
     operation.interest = place - summary.introduced.length;
     operation.culprit = culprit;
+    operation.source = culprit.place || operation.source;
   }
 });
 

@@ -82,12 +82,13 @@ function whereFacts(operation, value) {
   ]);
 }
 
+// The frames of the reader's own code stand out from those of libraries.
 /** @param {Operation} operation */
 function stackOf(operation) {
-  /** @type {string[]} */
+  /** @type {[text: string, isOwn: boolean][]} */
   const stack = operation.culprit?.stack ?? [];
   if (stack.length < 2) return null;
-  const frames = stack.map((frame) => element("li", {}, frame));
+  const frames = stack.map(([text, isOwn]) => element("li", { class: isOwn ? "own" : "dim" }, text));
   return folded(`call stack, ${plural(stack.length, "frame")}`,
     element("ol", { class: "plain-list mono" }, ...frames));
 }
