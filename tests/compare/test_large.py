@@ -62,7 +62,7 @@ def test_rows_set_aside_give_the_same_answer(dumps, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("_few_are_many")
 def test_the_terminal_says_the_same_and_why_there_is_no_spreadsheet(dumps, tmp_path, capsys):
-    words = ["compare", *map(str, dumps), "-o", str(tmp_path / "out")]
+    words = ["compare", *map(str, dumps), "-v", "-o", str(tmp_path / "out")]
     main(words)
     many = capsys.readouterr().out
     main([*words, "--format", "csv"])

@@ -206,6 +206,12 @@ def group_label(group: CulpritGroup, *, is_short: bool = False) -> str:
     return f"{group.count:,} {TIMES} {bare if number.isdigit() else label.short}{label.tail}"
 
 
+def argument_of(culprit: Tree) -> str:
+    """Return the argument of its call that shows a culprit best; empty if it is another value."""
+    slot: str = (culprit.get("row") or "").removeprefix(f"{culprit['name']}.")
+    return slot if slot.startswith(("input", "kwargs")) else ""
+
+
 def error_text(place: Tree) -> str:
     """Return the relative error of a difference or culprit; its status if there is no number."""
     error = place["error"]

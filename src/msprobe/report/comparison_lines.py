@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +22,7 @@ from msprobe.report.comparison_answer import (
     Outcome,
     Tree,
     answer_of,
+    argument_of,
     counts_text,
     culprit_groups,
     error_text,
@@ -263,12 +264,11 @@ def _is_no_command(step: str) -> bool:
 def _named_files(files: Sequence[Path], width: int) -> tuple[list[Text], int]:
     """Return the files to open first, the page and the summary, and how many others there are."""
     named = {"report": ".html", "summary": ".json"}
-    lines: list[Text] = [Text()]
-    for label, suffix in named.items():
-        path = next((path for path in reversed(files) if path.suffix == suffix), None)
-        lines += [] if path is None else fact_lines(label, str(path), width)
-    found = sum(bool(line) for line in lines)
-    return (lines, len(files) - found) if found else ([], len(files))
+    found = {
+        label: path for path in files for label, suffix in named.items() if path.suffix == suffix
+    }
+    lines = [line for label in found for line in fact_lines(label, str(found[label]), width)]
+    return ([Text(), *lines] if lines else []), len(files) - len(found)
 
 
 def _fitting_notes(summary: Tree, width: int, room: int) -> tuple[list[Text], int]:
@@ -372,17 +372,20 @@ def _culprit_lines(
     yield heading(columns)
     for group, line in zip(shown, lines, strict=True):
         if line["operation"].width > room:
-            line["operation"] = Cell(group_label(group, is_short=True), "bold")
+            whole = line["operation"]
+            line["operation"] = replace(whole, text=group_label(group, is_short=True))
         yield row(columns, [line[title] for title in titles])
         yield from _reason(group.reason, width, most=1 if is_short else None)
 
 
 def _culprit(place: int, group: CulpritGroup, several: int) -> dict[str, Cell]:
-    first = group.first
+    first, argument = group.first, argument_of(group.first)
     error, status = first["error"], first["status"]
     return {
         "#": Cell(str(place), "dim", lead="  "),
-        "operation": Cell(group_label(group), "bold"),
+        "operation": Cell(
+            group_label(group), "bold", tail=f" {plain(argument)}" if argument else ""
+        ),
         "kind": Cell(first["kind"].replace("_", " ")),
         "module": Cell(plain(first["module"])),
         "status": Cell(status, STATUS_STYLES.get(status, "")),
