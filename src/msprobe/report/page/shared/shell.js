@@ -6,7 +6,7 @@ import { byId, element, isNarrow } from "./dom.js";
 import { showHelp, startKeyboard } from "./keyboard.js";
 import { startPaper } from "./paper.js";
 import { sections } from "./sections.js";
-import { placePanes } from "./splitters.js";
+import { placeBorders, sizePanes } from "./splitters.js";
 import { change, declare, listen, state } from "./store.js";
 import { startTheme, toggleTheme } from "./theme.js";
 import { startUrl } from "./url.js";
@@ -59,7 +59,7 @@ function showPanes() {
     tab.setAttribute("aria-current", String(isShown && view.place === state.pane));
     tab.classList.toggle("shown", isShown);
   }
-  placePanes();
+  placeBorders();
 }
 
 /** @param {View} view @returns {HTMLElement} */
@@ -105,7 +105,7 @@ export function start(all) {
   views.forEach((view) => view.render());
   listen((changed) => {
     if (changed.has("view") || changed.has("pane")) showPanes();
-    else if (changed.has("split")) placePanes();
+    else if (changed.has("split")) sizePanes();
     views.filter((view) => view.uses.some((name) => changed.has(name))).forEach((view) => view.render());
   });
   startUrl();

@@ -10,15 +10,19 @@ const least = 10;
 /** Returns the panes that are shown beside each other. @returns {HTMLElement[]} */
 function panes() { return [...byId("panes").querySelectorAll(":scope > .pane:not([hidden])")]; }
 
+/** Puts borders between the panes that are shown. */
+export function placeBorders() {
+  byId("panes").querySelectorAll(".splitter").forEach((/** @type {Element} */ each) => each.remove());
+  panes().slice(1).forEach((pane, place) => pane.before(splitter(place)));
+  sizePanes();
+}
+
 /** Gives the panes the widths that the state names; without any, those of the style sheet. */
-export function placePanes() {
-  const all = [...byId("panes").querySelectorAll(":scope > .pane")];
+export function sizePanes() {
   const shares = state.split.split("-").map(Number), shown = panes();
   const isUsable = shares.length === shown.length && shares.every((share) => share >= least);
-  all.forEach((pane) => { pane.style.flexBasis = ""; });
+  byId("panes").querySelectorAll(":scope > .pane").forEach((/** @type {HTMLElement} */ pane) => { pane.style.flexBasis = ""; });
   if (isUsable) shown.forEach((pane, place) => { pane.style.flexBasis = `${shares[place]}%`; });
-  byId("panes").querySelectorAll(".splitter").forEach((/** @type {Element} */ each) => each.remove());
-  shown.slice(1).forEach((pane, place) => pane.before(splitter(place)));
 }
 
 /** @param {number} place of the pane to its left @returns {HTMLElement} */
@@ -34,7 +38,6 @@ function splitter(place) {
       event.preventDefault();
       event.stopPropagation();
       move(place, by);
-      /** @type {HTMLElement} */ (byId("panes").querySelectorAll(".splitter")[place]).focus();
     },
   });
   return made;
