@@ -405,6 +405,41 @@ def test_pictures_of_a_tensor(open_file, tmp_path, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def lane(step: int, name: str, *, same: bool = False) -> dict:
+    facts = [["betas", "(0.9, 0.99)", "(0.9, 0.999)"], ["lr", "0.1", "0.1"], ["eps", EVIL, None]]
+    event = {"name": name, "same": same, "facts": facts}
+    batch = {"name": "micro batch 0", "same": True, "facts": [["input.0", "int64[4]", "int64[4]"]]}
+    return {"step": step, "rank": "0", "data": [batch], "events": [event, event]}
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_data_and_optimizer_are_lanes_of_the_timeline(open_file, tmp_path, width):
+    frame = joined(transformer(3), transformer(3, step=1))
+    path = tmp_path / "report.html"
+    parts = {"lanes": [lane(0, "AdamW step", same=True), lane(1, EVIL)]}
+    write_comparison_page(path, summary_of(frame), frame, more=parts)
+    page = open_file(path, width=width)
+    names = page.locator(".lane-name").all_inner_texts()
+    assert names == ["data", "optimizer"]
+    assert page.locator(".lane-mark").count() == 6
+    boxes = [mark.bounding_box() for mark in page.locator(".lane-mark").all()]
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+    page.locator(".lane-mark.apart").first.click()
+    detail = page.locator("#detail").inner_text()
+    assert "betas\t(0.9, 0.99)\t(0.9, 0.999)" in detail
+    assert "<img src=x onerror=window.broken=2>" in detail
+    page.wait_for_url("**#at=events*")
+    page.reload()
+    assert page.locator("#detail").inner_text() == detail
+    assert page.locator(".lane-mark.picked").count() == 1
+    page.click("#detail button:has-text('micro batch 0')")
+    assert "the same" in page.locator(".lane-mark.picked").get_attribute("title")
+    page.wait_for_url("**#at=data*")
+    page.go_back()
+    page.wait_for_selector("#detail td:has-text('betas')")
+    assert page.evaluate("window.broken") is None
+
+
 def test_keyboard(open_page):
     page = open_page(transformer(6).frame)
     heading = page.locator("#detail h2")

@@ -219,13 +219,17 @@ class CompareResult:
         return files
 
     def _write_page(self, path: Path) -> Path:
+        from msprobe.compare.fact_lanes import make_lanes
         from msprobe.compare.tensors.pictures import make_pictures
         from msprobe.report.comparison_page import write_comparison_page
 
         comparisons = () if self._changes_tensors else self._comparisons
-        pictures = make_pictures(self.frame, self.summary, comparisons)
-        more = {"pictures": pictures} if pictures else {}
-        return write_comparison_page(path, self.summary, self.frame, more=more)
+        more = {
+            "pictures": make_pictures(self.frame, self.summary, comparisons),
+            "lanes": make_lanes(self._comparisons),
+        }
+        present = {name: part for name, part in more.items() if part}
+        return write_comparison_page(path, self.summary, self.frame, more=present)
 
     def _note(self, note: str) -> None:
         if note not in self.summary["notes"]:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT: Final = 10_000
 """Rows in a page unless asked otherwise: some 4 MB, which a browser opens at once."""
 
-_VIEWS: Final = ("verdict", "timeline", "modules", "list", "operation", "answer")
+_VIEWS: Final = ("verdict", "timeline", "modules", "list", "facts", "operation", "answer")
 _OPERATION_TEXTS: Final = ("rank", "operation", "module", "match", "source", "label", "direction")
 _OPERATION_NUMBERS: Final = (
     *("step", "order", "confidence", "error_in", "error_out", "rows", "interest"),

@@ -6,9 +6,10 @@ import {
   errorShare, filterNames, inRun, operations, scale as errorScale, selected, severalRuns, shownOperations, summary,
   valueError,
 } from "../data/comparison.js";
+import { entryId, lanes } from "../data/lanes.js";
 import { agrees, mark, placeName, words } from "../data/words.js";
 import { open } from "../shared/detail.js";
-import { element, joined, replace } from "../shared/dom.js";
+import { element, joined, replace, span } from "../shared/dom.js";
 import { digits, plural } from "../shared/format.js";
 import { number, sections } from "../shared/sections.js";
 import { state } from "../shared/store.js";
@@ -16,6 +17,7 @@ import { colour, onTheme } from "../shared/theme.js";
 
 /** @typedef {import("../data/comparison.js").Operation} Operation */
 /** @typedef {{begin: number, end: number, name: string}} Span */
+/** @typedef {import("../data/lanes.js").Lanes} Lanes */
 /** @typedef {ReturnType<typeof scales>} Scale */
 /** @typedef {CanvasRenderingContext2D} Pen */
 
@@ -29,6 +31,7 @@ const layers = /** @type {Group[]} */ (Object.keys(sizes));
 
 const labelHeight = 12;
 const canvas = element("canvas", { id: "timeline", role: "img" });
+const laneBox = element("div", { id: "lanes" });
 const tip = element("div", { id: "tip", class: "tip", hidden: true });
 /** @type {{operation: Operation, x: number, y: number}[]} */
 let points = [];
@@ -49,7 +52,7 @@ export const view = {
       const point = nearest(event);
       if (point) open(point.operation.id);
     });
-    replace(pane, canvas, legend(), tip);
+    replace(pane, canvas, lanes.length ? laneBox : null, legend(), tip);
     onTheme(draw);
     new ResizeObserver(() => { isPlaced = true; draw(); }).observe(canvas);
   },
@@ -124,6 +127,33 @@ function draw() {
   drawAxes(pen, scale, width);
   drawProfile(pen, scale);
   drawPoints(pen, scale);
+  placeLanes(scale);
+}
+
+const laneKinds = /** @type {const} */ ([["data", "data"], ["events", "optimizer"]]);
+
+// Below the plot: batches where their step begins, and events around the optimizer where it ends.
+/** @param {Scale} scale */
+function placeLanes(scale) {
+  const kinds = laneKinds.filter(([kind]) => lanes.some((lane) => lane[kind].length));
+  replace(laneBox, ...kinds.map(([kind, name]) => element("div", { class: "lane", role: "group", "aria-label": name },
+    span("lane-name", name), ...lanes.flatMap((lane) => marksOf(lane, kind, scale)))));
+}
+
+/** @param {Lanes} lane @param {"data" | "events"} kind @param {Scale} scale */
+function marksOf(lane, kind, scale) {
+  const found = scale.spans.get(`${lane.step}/${lane.rank}`);
+  if (!found) return [];
+  const left = scale.at(found.begin), right = scale.at(found.end);
+  const entries = lane[kind], gap = Math.min(14, (right - left) / Math.max(entries.length, 1));
+  return entries.map((entry, place) => {
+    const x = kind === "data" ? left + gap * place : right - gap * (entries.length - place);
+    const id = entryId(lane, kind, place), words = `${entry.name}: ${entry.same ? "the same" : "differs"}`;
+    return element("button", {
+      type: "button", class: `lane-mark ${entry.same ? "agrees" : "apart"} ${state.at === id ? "picked" : ""}`, title: words,
+      "aria-label": `${words}, ${placeName(lane.step, lane.rank)}`, style: `left:${x.toFixed(1)}px`, click: () => open(id),
+    }, entry.same ? "○" : "◆");
+  });
 }
 
 // A shade where gradients flow; lines between steps and ranks.
@@ -131,17 +161,17 @@ function draw() {
 function drawGround(pen, scale, width, height) {
   const tall = height - margins.bottom - 4;
   const begins = backwardBegins(), names = [], backwards = [];
-  for (const [key, span] of scale.spans) {
+  for (const [key, { begin, end, name }] of scale.spans) {
     const first = begins.get(key);
-    const left = scale.at(span.begin), right = scale.at(span.end);
+    const left = scale.at(begin), right = scale.at(end);
     if (first) {
       const start = scale.x(first);
       pen.fillStyle = colour("shade");
       pen.fillRect(start - 3, 4, right - start + 3, tall);
       backwards.push({ text: "backward", left: start + 2, room: right - start });
     }
-    if (scale.spans.size > 1) names.push({ text: span.name, left, room: right - left });
-    if (span.begin) {
+    if (scale.spans.size > 1) names.push({ text: name, left, room: right - left });
+    if (begin) {
       pen.fillStyle = colour("line");
       pen.fillRect(Math.round(left) - 5, 4, 1, tall);
     }
@@ -219,12 +249,12 @@ function drawProfile(pen, scale) {
   /** @type {[number, string, number, any][]} */
   const profile = sections.profile;
   profile.forEach(([step, rank, order, error], place) => {
-    const span = scale.spans.get(`${step}/${rank}`);
-    if (!span) return;
+    const run = scale.spans.get(`${step}/${rank}`);
+    if (!run) return;
     const next = profile[place + 1];
-    const end = next && next[0] === step && next[1] === rank ? next[2] : span.end - span.begin;
-    const left = scale.at(span.begin + order), y = scale.y(number(error));
-    pen.fillRect(left, y, scale.at(span.begin + end) - left, floor - y);
+    const end = next && next[0] === step && next[1] === rank ? next[2] : run.end - run.begin;
+    const left = scale.at(run.begin + order), y = scale.y(number(error));
+    pen.fillRect(left, y, scale.at(run.begin + end) - left, floor - y);
   });
   pen.globalAlpha = 1;
 }
