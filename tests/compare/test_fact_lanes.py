@@ -11,7 +11,7 @@ import pytest
 
 import msprobe
 from builders.networks import write_dump
-from msprobe.compare.fact_lanes import MOST_LANES
+from msprobe.compare.fact_lanes import MOST_FACTS
 from msprobe.dump.facts import (
     Clip,
     Data,
@@ -128,9 +128,12 @@ def test_without_facts_there_are_no_lanes(tmp_path, damaged):
 
 
 def test_their_number_is_bounded(tmp_path):
-    entries = [("data", batch("01", micro)) for micro in range(100)]
-    steps = range(MOST_LANES // 100)
-    sides = [write(tmp_path / side, *entries, steps=steps) for side in ("new", "old")]
+    tensors = [
+        ("data", batch("01", micro, f"input.{place}")) for micro in range(40) for place in range(50)
+    ]
+    steps = range(MOST_FACTS // (32 * 40) + 2)
+    sides = [write(tmp_path / side, *tensors, steps=steps) for side in ("new", "old")]
     found = lanes(tmp_path, *sides)
-    assert len(found) == len(steps)
+    assert [lane["step"] for lane in found] == [*steps][:-2]
     assert all(len(lane["data"]) == 32 for lane in found)
+    assert all(len(entry["facts"]) == 40 for lane in found for entry in lane["data"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
 from msprobe.compare.rank_comparison import RankComparison
@@ -26,10 +26,10 @@ from msprobe.dump.facts import (
 )
 from msprobe.errors import DumpFormatError
 
-MOST_LANES: Final = 500
-"""Steps and ranks that a page has lanes of."""
+MOST_FACTS: Final = 20_000
+"""Facts in a page: some 3 MB. Steps and ranks beyond have no lanes."""
 _MOST_ENTRIES: Final = 32
-_MOST_FACTS: Final = 40
+_MOST_FACTS_EACH: Final = 40
 
 
 class _Fact(NamedTuple):
@@ -46,7 +46,14 @@ def make_lanes(comparisons: Iterable[RankComparison]) -> list[dict[str, Any]]:
     Returns:
         Strict JSON, a bounded number of entries; empty where no dump holds facts.
     """
-    return list(islice(_lanes(comparisons), MOST_LANES))
+    lanes: list[dict[str, Any]] = []
+    left = MOST_FACTS
+    for lane in _lanes(comparisons):
+        left -= sum(len(entry["facts"]) for entry in (*lane["data"], *lane["events"]))
+        if left < 0:
+            break
+        lanes.append(lane)
+    return lanes
 
 
 def _lanes(comparisons: Iterable[RankComparison]) -> Iterator[dict[str, Any]]:
@@ -76,7 +83,11 @@ def _entry(name: str, facts: Sequence[_Fact]) -> dict[str, Any]:
     same = all(fact.target == fact.reference for fact in facts)
     # What is different comes first, so that a limit cannot hide it.
     ordered = sorted(facts, key=lambda fact: fact.target == fact.reference)
-    return {"name": name, "same": same, "facts": [list(fact) for fact in ordered[:_MOST_FACTS]]}
+    return {
+        "name": name,
+        "same": same,
+        "facts": [list(fact) for fact in ordered[:_MOST_FACTS_EACH]],
+    }
 
 
 def _data(

@@ -130,6 +130,8 @@ function draw() {
   placeLanes(scale);
 }
 
+// Where there are more marks, those of what is the same on both sides are left out.
+const mostMarks = 1500;
 const laneKinds = /** @type {const} */ ([["data", "data"], ["events", "optimizer"]]);
 
 // Below the plot: batches where their step begins, and events around the optimizer where it ends.
@@ -140,13 +142,16 @@ function placeLanes(scale) {
     span("lane-name", name), ...lanes.flatMap((lane) => marksOf(lane, kind, scale)))));
 }
 
+const isCrowded = lanes.reduce((sum, { data, events }) => sum + data.length + events.length, 0) > mostMarks;
+
 /** @param {Lanes} lane @param {"data" | "events"} kind @param {Scale} scale */
 function marksOf(lane, kind, scale) {
   const found = scale.spans.get(`${lane.step}/${lane.rank}`);
   if (!found) return [];
   const left = scale.at(found.begin), right = scale.at(found.end);
   const entries = lane[kind], gap = Math.min(14, (right - left) / Math.max(entries.length, 1));
-  return entries.map((entry, place) => {
+  return entries.flatMap((entry, place) => {
+    if (isCrowded && entry.same) return [];
     const x = kind === "data" ? left + gap * place : right - gap * (entries.length - place);
     const id = entryId(lane, kind, place), words = `${entry.name}: ${entry.same ? "the same" : "differs"}`;
     return element("button", {
