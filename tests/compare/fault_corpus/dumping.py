@@ -54,7 +54,10 @@ def dump(
     # of clipping are part of the programs that the faults are planted in.
     section = {"summary_mode": "md5"} if task == "md5" else None
     task = "statistics" if task == "md5" else task
-    with threads(1), recording(folder, level, task, section=section, optimizer_apis=True) as debugged:
+    with (
+        threads(1),
+        recording(folder, level, task, section=section, optimizer_apis=True) as debugged,
+    ):
         torch.manual_seed(SEED + 1)
         for _ in range(steps):
             with debugged.step_of(run.model), around():

@@ -310,6 +310,8 @@ LATER_PAIRS: tuple[LegalPair, ...] = (
     LegalPair(name="bfloat16", family="gru", target=BFLOAT16),
     LegalPair(name="two threads", family="gru", around=two_threads, steps=2),
     LegalPair(name="float64", family="mixture", target=FLOAT64, steps=2),
-    LegalPair(name="statistics against tensor", family="llama", tasks=("statistics", "tensor"), steps=2),
+    LegalPair(
+        name="statistics against tensor", family="llama", tasks=("statistics", "tensor"), steps=2
+    ),
     LegalPair(name="md5 against statistics", family="unet", tasks=("md5", "statistics"), steps=2),
 )
