@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record each call of MindSpore's optimizers in the dynamic graph.
 
-Hooks of the optimizers' cells see their gradients. Values are read on the CPU only.
+The calls show the gradients. Values are read on the CPU only.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -24,11 +25,9 @@ from msprobe.dump.facts import (
     sample_index,
 )
 from msprobe.mindspore.adapter import on_host, values_of
-from msprobe.mindspore.compiled.cells import living_cells
-from msprobe.mindspore.compiled.optimizers import is_optimizer
+from msprobe.mindspore.compiled.optimizers import OPTIMIZERS
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import quietly
-from msprobe.mindspore.jit_calls import is_compiling
 from msprobe.mindspore.start_state import print_of
 
 # Attributes of every cell, and some of every optimizer, are no settings.
@@ -50,40 +49,50 @@ class OptimizerSteps:
             session: its facts get the records.
         """
         self._session = session
-        self._hooked: set[int] = set()
+        self._trained: frozenset[int] = frozenset()
         self._calls: Counter[int] = Counter()
         self._numbers: dict[int, int] = {}
-        self._draft: _Draft | None = None
+        self._is_installed = False
+        self._is_running = False
 
     def install(self, models: Sequence[nn.Cell]) -> None:
-        """Watch the living optimizers until the step ends.
+        """Watch the optimizers until the step ends.
 
         Args:
             models: optimizers that train none of their parameters are left out; all count if there
                 is no model.
         """
-        session = self._session
-        if not self._hooked:
-            session.step_undo.callback(self._forget)
-        trained = {id(one) for model in models for one in model.get_parameters()}
-        for cell in living_cells():
-            if id(cell) in self._hooked or not is_optimizer(cell):
-                continue
-            if trained and not any(id(one) in trained for one in cell.parameters):
-                continue
-            self._hooked.add(id(cell))
-            undo = session.step_undo
-            undo.callback(cell.register_forward_pre_hook(self._before).remove)
-            undo.callback(cell.register_forward_hook(self._after).remove)
+        self._trained = frozenset(id(one) for model in models for one in model.get_parameters())
+        if not self._is_installed:
+            self._is_installed = True
+            undo = self._session.step_undo
+            undo.callback(self._removed)
+            for kind in OPTIMIZERS:
+                undo.callback(_divert_calls(kind, self._around))
 
-    def _forget(self) -> None:
-        self._hooked.clear()
+    def _removed(self) -> None:
+        self._is_installed = False
         self._calls.clear()
-        self._draft = None
 
-    def _before(self, optimizer: nn.Cell, args: tuple[Any, ...]) -> None:
-        if self._draft is None and not is_compiling():
-            self._draft = quietly(self._session, _WHERE, self._begin, optimizer, args)
+    def _around(self, run: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call of an optimizer; of one that wraps another one only the outer one counts."""
+        if self._is_running or not self._is_wanted(optimizer):
+            return run(optimizer, *args, **kwargs)
+        draft = quietly(self._session, _WHERE, self._begin, optimizer, args)
+        self._is_running = True
+        try:
+            result = run(optimizer, *args, **kwargs)
+        finally:
+            self._is_running = False
+        if draft is not None:
+            quietly(self._session, _WHERE, self._finish, draft)
+        return result
+
+    def _is_wanted(self, optimizer: Any) -> bool:
+        if threading.get_ident() != self._session.thread:
+            return False
+        trained = self._trained
+        return not trained or any(id(one) in trained for one in optimizer.parameters)
 
     def _begin(self, optimizer: nn.Cell, args: tuple[Any, ...]) -> _Draft:
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
@@ -93,26 +102,40 @@ class OptimizerSteps:
         gradients = list(given) if isinstance(given, tuple | list) else [given]
         return _Draft(optimizer, number, call, gradients)
 
-    def _after(self, optimizer: nn.Cell, _args: tuple[Any, ...], _output: Any) -> None:
-        draft = self._draft
-        if draft is not None and draft.optimizer is optimizer:
-            self._draft = None
-            quietly(self._session, _WHERE, self._finish, draft)
-
     def _finish(self, draft: _Draft) -> None:
         self._session.facts.append("events", draft.step())
 
 
-class _Draft:
-    """The record of one call of an optimizer.
+def _divert_calls(kind: Any, around: Callable[..., Any]) -> Callable[[], None]:
+    """Run the calls of a class of optimizers through `around` until the undo is called.
 
-    Attributes:
-        optimizer: the optimizer that runs.
+    Hooks of the cells would do, but MindSpore compiles these into code that calls an optimizer.
     """
+    original = kind.__call__
+
+    def call(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, optimizer, args, kwargs)
+
+    is_own = "__call__" in vars(kind)
+    kind.__call__ = call
+
+    def undo() -> None:
+        if vars(kind).get("__call__") is not call:
+            return
+        if is_own:
+            kind.__call__ = original
+        else:  # inherited
+            del kind.__call__
+
+    return undo
+
+
+class _Draft:
+    """The record of one call of an optimizer."""
 
     def __init__(self, optimizer: Any, number: int, call: int, gradients: Sequence[Any]) -> None:
         """Read everything that the optimizer changes next."""
-        self.optimizer = optimizer
+        self._optimizer = optimizer
         self._place = (number, call)
         self._parameters = list(optimizer.parameters)
         count = len(self._parameters)
@@ -131,7 +154,7 @@ class _Draft:
         """Return the record, with the parameters as they are now."""
         parameters = self._parameters
         after = _Columns(parameters)
-        kind = type(self.optimizer)
+        kind = type(self._optimizer)
         columns = {
             "before": self._before,
             "gradient": self._gradients,

@@ -24,12 +24,13 @@ from msprobe.mindspore.compiled.sink import GraphEvents
 from msprobe.mindspore.compiled.structure import Look, Structure, Written, compiled, tensors
 from msprobe.mindspore.compiled.values import GraphValue
 
-_KINDS: Final = (nn.Optimizer, optim.Optimizer)
+OPTIMIZERS: Final = (nn.Optimizer, optim.Optimizer)
+"""The base classes of optimisers."""
 
 
 def is_optimizer(value: object) -> bool:
     """Return whether this is an optimiser."""
-    return issubclass(type(value), _KINDS)
+    return issubclass(type(value), OPTIMIZERS)
 
 
 def optimizers_of(names: CellNames, wanted: Container[int]) -> Iterator[tuple[nn.Cell, str]]:
