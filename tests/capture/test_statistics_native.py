@@ -208,8 +208,8 @@ def test_repeated_elements_count_each_time():
 
 def test_empty_memory_has_no_statistics_and_null_is_refused():
     kind = native.KINDS["float32"]
-    assert native.stats(kind, 0, 0) == (None,) * 5
-    assert native.stats_strided(kind, 0, (3, 0), (1, 1), 0) == (None,) * 5
+    assert native.stats(kind, 0, 0) == (None,) * 6
+    assert native.stats_strided(kind, 0, (3, 0), (1, 1), 0) == (None,) * 6
     with pytest.raises(ValueError, match="null"):
         native.stats(kind, 0, 1)
 

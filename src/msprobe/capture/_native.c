@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * msprobe.capture._native: one pass over a buffer gives maximum, minimum, mean and L2 norm.
+ * msprobe.capture._native: one pass over a buffer gives maximum, minimum, mean, L2 norm and two
+ * projections.
  *
  *   stats(kind, address, count)                  contiguous elements
  *   stats_strided(kind, address, shape, strides, size_bytes)
  *                                                strides in elements, `size_bytes` may be read
- *     -> (max, min, mean, norm, None | (nan, +inf, -inf, finite max, finite min))
+ *     -> (max, min, mean, norm, None | (nan, +inf, -inf, finite max, finite min),
+ *         None | (projection, projection))
+ *   fingerprint(kind, address, shape, strides, size_bytes)
+ *     -> (checksum, norm | None, None | (projection, projection)), whatever the strides
  *   memory(address, size_bytes)  a read-only view of foreign memory
  *   stack_key(frame) a 64-bit key of the Python stack that ends in a frame
  *   use_isa(name)    choose the instruction set (tests); returns the names of those that work here
@@ -32,13 +36,69 @@
 #endif
 
 /* Small enough for the first-level cache, where the second loop over a block finds it again. */
-#define BLOCK_BYTES 16384
+#define BLOCK_BYTES (16 * SIGN_BLOCK)
 /* 256-bin counting has a fixed cost per block, so its blocks are larger. */
-#define COUNT_BLOCK_BYTES 262144
+#define COUNT_BLOCK_BYTES (16 * BLOCK_BYTES)
 /* Below this the work takes less time than releasing and taking the GIL is worth. */
 #define GIL_RELEASE_BYTES (1 << 20)
 #define MAX_DIMS MSPROBE_MAX_DIMS
 #define LANES 16
+
+/* ---- signs of the projections --------------------------------------------------------------- */
+
+#define PROJECTIONS 2
+/* A block has SIGN_REPEATS times the same SIGN_GROUPS * LANES signs. An odd number of groups, so that
+ * rows whose length is a power of two never lie whole repeats apart. */
+#define SIGN_GROUPS 9
+#define SIGN_REPEATS 7
+#define SIGN_BLOCK (SIGN_GROUPS * SIGN_REPEATS * LANES)
+#define SIGN_SEED 2035
+#define SIGN_WORDS 11
+
+/* +1 and -1, from the bits of the first random numbers. */
+static double SIGNS[64 * SIGN_WORDS];
+
+/* The signs of one repeat, for each projection. */
+struct signs {
+    const double *of[PROJECTIONS];
+};
+
+/* The n-th output of the generator splitmix64 (public domain, S. Vigna). */
+static inline uint64_t random_at(uint64_t seed, uint64_t n)
+{
+    uint64_t z = seed + (n + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static void fill_signs(void)
+{
+    for (size_t i = 0; i < 64 * SIGN_WORDS; i++)
+        SIGNS[i] = random_at(SIGN_SEED, i / 64) >> (i % 64) & 1 ? 1.0 : -1.0;
+}
+
+/* The signs of the block of an element: a place in the table that is drawn for each block. The rule
+ * is part of the format: docs/metrics.md. */
+static inline struct signs signs_from(size_t index)
+{
+    uint64_t random = random_at(SIGN_SEED, SIGN_WORDS + index / SIGN_BLOCK);
+    return (struct signs){{SIGNS + (random >> 55), SIGNS + (random >> 46 & 511)}};
+}
+
+/* ---- checksum ------------------------------------------------------------------------------- */
+
+/* A whole number of pieces is a block, for elements of every size. */
+#define HASH_WORDS 144
+#define HASH_BYTES (8 * HASH_WORDS)
+#define HASH_SEED 2036
+
+static uint64_t HASH_KEYS[HASH_WORDS];
+
+static void fill_keys(void)
+{
+    for (size_t i = 0; i < HASH_WORDS; i++) HASH_KEYS[i] = random_at(HASH_SEED, i);
+}
 
 /* ---- sums ----------------------------------------------------------------------------------- */
 
@@ -47,16 +107,22 @@ struct exact {
     double value, error;
 };
 
+struct projections {
+    struct exact of[PROJECTIONS];
+    size_t index; /* of the next element */
+};
+
 struct total {
     int64_t max, min; /* keys for float64, values for integers, flipped for uint64 */
     float float_max, float_min; /* of narrower floats, NaN left out */
     struct exact sum, sumsq;
     __int128 int_sum;
     unsigned __int128 int_sumsq;
+    struct projections projections;
 };
 
-static const struct total EMPTY_TOTAL = {INT64_MIN, INT64_MAX, -INFINITY, INFINITY, {0, 0},
-                                         {0, 0},    0,         0};
+static const struct total EMPTY_TOTAL = {
+    .max = INT64_MIN, .min = INT64_MAX, .float_max = -INFINITY, .float_min = INFINITY};
 
 static inline void exact_add(struct exact *total, double x)
 {
@@ -69,6 +135,15 @@ static inline void exact_add(struct exact *total, double x)
 static void add_lanes(struct exact *total, const double *lanes)
 {
     for (int i = 0; i < LANES; i++) exact_add(total, lanes[i]);
+}
+
+static double sum_of_lanes(const double *lanes)
+{
+    double half[LANES];
+    memcpy(half, lanes, sizeof half);
+    for (int left = LANES / 2; left; left /= 2)
+        for (int i = 0; i < left; i++) half[i] += half[i + left];
+    return half[0];
 }
 
 static double exact_value(const struct exact *total)
@@ -137,16 +212,23 @@ static double f16_value(uint16_t bits)
 #endif
 
 typedef void (*block_fn)(const void *block, size_t n, struct total *t);
+typedef void (*widen_fn)(const void *block, size_t n, double *out);
 
 struct kernels {
     const char *name;
     block_fn f16, bf16, f32, f64, i16, u16, i32, u32, i64, u64, boolean;
+    widen_fn widen_f16, widen_bf16, widen_f32, widen_f64, widen_i8, widen_u8, widen_i16, widen_u16,
+        widen_i32, widen_u32, widen_i64, widen_u64;
+    void (*project)(const double *x, size_t n, struct projections *projections);
+    uint64_t (*hash_piece)(const void *piece);
 };
 
 #define KERNELS(isa)                                                                            \
     {#isa, block_f16_##isa, block_bf16_##isa, block_f32_##isa, block_f64_##isa, block_i16_##isa, \
      block_u16_##isa, block_i32_##isa, block_u32_##isa, block_i64_##isa, block_u64_##isa,       \
-     block_bool_##isa}
+     block_bool_##isa, widen_f16_##isa, widen_bf16_##isa, widen_f32_##isa, widen_f64_##isa,     \
+     widen_i8_##isa, widen_u8_##isa, widen_i16_##isa, widen_u16_##isa, widen_i32_##isa,         \
+     widen_u32_##isa, widen_i64_##isa, widen_u64_##isa, project_##isa, hash_piece_##isa}
 
 /* Ascending: the last one that works here is taken. */
 static const struct kernels ALL_KERNELS[] = {
@@ -180,8 +262,9 @@ struct kind {
     const char *name;
     size_t itemsize;
     enum category category;
-    int64_t inf_key;      /* key of +Inf; that of -Inf is its complement */
-    size_t kernel_offset; /* into struct kernels */
+    int64_t inf_key; /* key of +Inf; that of -Inf is its complement */
+    /* Into struct kernels; `widen` is 0 where a table of 256 doubles does it. */
+    size_t kernel_offset, widen_offset;
 };
 
 #define AT(member) offsetof(struct kernels, member)
@@ -191,34 +274,41 @@ enum {
 };
 
 static const struct kind KINDS[KIND_COUNT] = {
-    [K_F16] = {"float16", 2, FLOAT16, 0x7c00, AT(f16)},
-    [K_BF16] = {"bfloat16", 2, FLOAT16, 0x7f80, AT(bf16)},
-    [K_F32] = {"float32", 4, FLOAT32, 0x7f800000, AT(f32)},
-    [K_F64] = {"float64", 8, FLOAT64, 0x7ff0000000000000, AT(f64)},
-    [K_I16] = {"int16", 2, INTEGER, 0, AT(i16)},
-    [K_U16] = {"uint16", 2, INTEGER, 0, AT(u16)},
-    [K_I32] = {"int32", 4, INTEGER, 0, AT(i32)},
-    [K_U32] = {"uint32", 4, INTEGER, 0, AT(u32)},
-    [K_I64] = {"int64", 8, INTEGER, 0, AT(i64)},
-    [K_U64] = {"uint64", 8, UINT64, 0, AT(u64)},
-    [K_BOOL] = {"bool", 1, BOOLEAN, 0, AT(boolean)},
-    [K_I8] = {"int8", 1, COUNTED, 0, 0},
-    [K_U8] = {"uint8", 1, COUNTED, 0, 0},
-    [K_E4M3FN] = {"float8_e4m3fn", 1, COUNTED, 0, 0},
-    [K_E4M3FNUZ] = {"float8_e4m3fnuz", 1, COUNTED, 0, 0},
-    [K_E5M2] = {"float8_e5m2", 1, COUNTED, 0, 0},
-    [K_E5M2FNUZ] = {"float8_e5m2fnuz", 1, COUNTED, 0, 0},
-    [K_E8M0FNU] = {"float8_e8m0fnu", 1, COUNTED, 0, 0},
-    [K_E2M1X2] = {"float4_e2m1fn_x2", 1, COUNTED, 0, 0},
-    [K_C32] = {"complex32", 4, COMPLEX, 0x7ff0000000000000, AT(f64)},
-    [K_C64] = {"complex64", 8, COMPLEX, 0x7ff0000000000000, AT(f64)},
-    [K_C128] = {"complex128", 16, COMPLEX, 0x7ff0000000000000, AT(f64)},
+    [K_F16] = {"float16", 2, FLOAT16, 0x7c00, AT(f16), AT(widen_f16)},
+    [K_BF16] = {"bfloat16", 2, FLOAT16, 0x7f80, AT(bf16), AT(widen_bf16)},
+    [K_F32] = {"float32", 4, FLOAT32, 0x7f800000, AT(f32), AT(widen_f32)},
+    [K_F64] = {"float64", 8, FLOAT64, 0x7ff0000000000000, AT(f64), AT(widen_f64)},
+    [K_I16] = {"int16", 2, INTEGER, 0, AT(i16), AT(widen_i16)},
+    [K_U16] = {"uint16", 2, INTEGER, 0, AT(u16), AT(widen_u16)},
+    [K_I32] = {"int32", 4, INTEGER, 0, AT(i32), AT(widen_i32)},
+    [K_U32] = {"uint32", 4, INTEGER, 0, AT(u32), AT(widen_u32)},
+    [K_I64] = {"int64", 8, INTEGER, 0, AT(i64), AT(widen_i64)},
+    [K_U64] = {"uint64", 8, UINT64, 0, AT(u64), AT(widen_u64)},
+    [K_BOOL] = {"bool", 1, BOOLEAN, 0, AT(boolean), AT(widen_u8)},
+    [K_I8] = {"int8", 1, COUNTED, 0, 0, AT(widen_i8)},
+    [K_U8] = {"uint8", 1, COUNTED, 0, 0, AT(widen_u8)},
+    [K_E4M3FN] = {"float8_e4m3fn", 1, COUNTED, 0, 0, 0},
+    [K_E4M3FNUZ] = {"float8_e4m3fnuz", 1, COUNTED, 0, 0, 0},
+    [K_E5M2] = {"float8_e5m2", 1, COUNTED, 0, 0, 0},
+    [K_E5M2FNUZ] = {"float8_e5m2fnuz", 1, COUNTED, 0, 0, 0},
+    [K_E8M0FNU] = {"float8_e8m0fnu", 1, COUNTED, 0, 0, 0},
+    [K_E2M1X2] = {"float4_e2m1fn_x2", 1, COUNTED, 0, 0, 0},
+    [K_C32] = {"complex32", 4, COMPLEX, 0x7ff0000000000000, AT(f64), AT(widen_f16)},
+    [K_C64] = {"complex64", 8, COMPLEX, 0x7ff0000000000000, AT(f64), AT(widen_f32)},
+    [K_C128] = {"complex128", 16, COMPLEX, 0x7ff0000000000000, AT(f64), AT(widen_f64)},
 };
 
 static block_fn kernel_of(const struct kind *kind)
 {
     block_fn fn;
     memcpy(&fn, (const char *)&chosen + kind->kernel_offset, sizeof fn);
+    return fn;
+}
+
+static widen_fn widen_of(const struct kind *kind)
+{
+    widen_fn fn;
+    memcpy(&fn, (const char *)&chosen + kind->widen_offset, sizeof fn);
     return fn;
 }
 
@@ -268,6 +358,8 @@ struct layout {
     int ndim;
     Py_ssize_t size[MAX_DIMS], stride[MAX_DIMS]; /* largest stride first, in elements, > 0 */
     double repeats; /* how often each element counts: product of the sizes with stride 0 */
+    int is_in_order; /* whether this is the order of the elements in the tensor, each once */
+    struct checksum *checksum; /* of the elements, to be made on the way; or NULL */
 };
 
 /* Called with a block of whole elements. */
@@ -297,7 +389,8 @@ static void gather(char *out, const char *in, size_t n, size_t itemsize, Py_ssiz
 #undef GATHER
 }
 
-/* Copy a view piece by piece into one small buffer. */
+/* Copy a view piece by piece into one small buffer. Where the order matters the blocks are full, as
+ * those of a dense tensor are; otherwise long rows are read where they lie. */
 static void visit_strided(const struct layout *layout, size_t block_bytes, visit_fn visit,
                           void *state)
 {
@@ -308,7 +401,7 @@ static void visit_strided(const struct layout *layout, size_t block_bytes, visit
     const char *row = layout->start;
     do {
         size_t left = (size_t)layout->size[inner];
-        if (layout->stride[inner] == 1 && left >= capacity / 4) {
+        if (layout->stride[inner] == 1 && left >= capacity / 4 && !layout->is_in_order) {
             visit_dense(row, left, layout->itemsize, block_bytes, visit, state);
         } else {
             const char *from = row;
@@ -391,6 +484,109 @@ static void walk_floats(const struct layout *layout, const struct kind *kind, vi
     struct absolutes absolutes = {kind, visit, state};
     if (kind->category == COMPLEX) walk(layout, BLOCK_BYTES, absolute_block, &absolutes);
     else walk(layout, BLOCK_BYTES, visit, state);
+}
+
+/* ---- projections and checksum, block by block ----------------------------------------------- */
+
+/* A number is one or two elements of the projections: the parts of a complex number, and the two
+ * halves of a byte of float4. */
+static size_t parts_of(const struct kind *kind)
+{
+    return kind->category == COMPLEX || kind == &KINDS[K_E2M1X2] ? 2 : 1;
+}
+
+struct projecting {
+    const struct kind *kind;
+    int finite_only;
+    double codes[256]; /* the numbers behind the codes of 8-bit floats */
+    struct projections projections;
+};
+
+static void begin_projecting(struct projecting *projecting, const struct kind *kind)
+{
+    projecting->kind = kind;
+    projecting->finite_only = !kind->widen_offset;
+    projecting->projections = (struct projections){{{0, 0}}, 0};
+    if (kind->widen_offset) return;
+    for (unsigned code = 0; code < 256; code++)
+        projecting->codes[code] = small_float((int)(kind - KINDS), code);
+}
+
+static void widen_codes(const struct projecting *projecting, const uint8_t *p, size_t n, double *out)
+{
+    const double *codes = projecting->codes;
+    if (projecting->kind != &KINDS[K_E2M1X2])
+        for (size_t i = 0; i < n; i++) out[i] = codes[p[i]];
+    else /* the low half of a byte comes first */
+        for (size_t i = 0; i < n; i++) out[i] = codes[i % 2 ? p[i / 2] >> 4 : p[i / 2] & 15];
+}
+
+/* Project a block of a type that is not projected while it is reduced. */
+static void project_block(const void *block, size_t n, void *state)
+{
+    struct projecting *projecting = state;
+    const struct kind *kind = projecting->kind;
+    double values[SIGN_BLOCK];
+    size_t parts = parts_of(kind), step;
+    const char *p = block;
+    for (n *= parts; n; n -= step, p += step * kind->itemsize / parts) {
+        step = n < SIGN_BLOCK ? n : SIGN_BLOCK;
+        if (kind->widen_offset) widen_of(kind)(p, step, values);
+        else widen_codes(projecting, (const uint8_t *)p, step, values);
+        if (projecting->finite_only)
+            for (size_t i = 0; i < step; i++) values[i] = isfinite(values[i]) ? values[i] : 0.0;
+        chosen.project(values, step, &projecting->projections);
+    }
+}
+
+struct checksum {
+    uint64_t sum, pieces, size_bytes;
+};
+
+static void hash_block(const char *block, size_t size_bytes, struct checksum *checksum)
+{
+    checksum->size_bytes += size_bytes;
+    while (size_bytes) {
+        uint64_t hash, last[HASH_WORDS];
+        size_t step = size_bytes < HASH_BYTES ? size_bytes : HASH_BYTES;
+        if (step == HASH_BYTES) {
+            hash = chosen.hash_piece(block);
+        } else {
+            memset(last, 0, sizeof last);
+            memcpy(last, block, step);
+            hash = chosen.hash_piece(last);
+        }
+        checksum->sum += random_at(hash, checksum->pieces++);
+        block += step, size_bytes -= step;
+    }
+}
+
+/* Reduce a block, and while it is near, project it (unless NULL) and hash it (unless NULL). */
+struct pass {
+    visit_fn visit;
+    void *state;
+    struct projecting *projecting;
+    struct checksum *checksum;
+    size_t itemsize;
+};
+
+static void pass_block(const void *block, size_t n, void *state)
+{
+    const struct pass *pass = state;
+    pass->visit(block, n, pass->state);
+    if (pass->projecting) project_block(block, n, pass->projecting);
+    if (pass->checksum) hash_block(block, n * pass->itemsize, pass->checksum);
+}
+
+/* The first walk over a buffer, which makes everything that the order of the elements decides. */
+static void walk_first(const struct layout *layout, const struct kind *kind, size_t block_bytes,
+                       visit_fn visit, void *state, struct projecting *projecting)
+{
+    struct pass pass = {visit, state, layout->is_in_order ? projecting : NULL, layout->checksum,
+                        layout->itemsize};
+    struct absolutes absolutes = {kind, visit, state};
+    if (kind->category == COMPLEX) pass.visit = absolute_block, pass.state = &absolutes;
+    walk(layout, block_bytes, pass_block, &pass);
 }
 
 struct nonfinite {
@@ -477,9 +673,22 @@ struct result {
     int64_t int_max, int_min;
     __int128 int_sum;
     double count;
+    int is_projected;
+    double projections[PROJECTIONS];
     size_t nan, positive, negative; /* the rest only when not finite */
     double finite_max, finite_min;
 };
+
+/* Sums of float64 numbers may leave its range: then there are none. */
+static void finish_projections(struct result *r, const struct layout *layout,
+                               const struct projections *projections)
+{
+    r->is_projected = layout->is_in_order;
+    for (int k = 0; k < PROJECTIONS; k++) {
+        r->projections[k] = exact_value(&projections->of[k]) + 0.0;
+        r->is_projected = r->is_projected && isfinite(r->projections[k]);
+    }
+}
 
 static void finish_nonfinite(struct result *r, size_t nan, size_t positive, size_t negative,
                              double finite_max, double finite_min)
@@ -506,6 +715,12 @@ static void count_nonfinite(struct result *r, const struct layout *layout,
     finish_nonfinite(r, found.nan * repeats, found.positive * repeats, found.negative * repeats,
                      any ? value_of_key(element, found.max) : NAN,
                      any ? value_of_key(element, found.min) : NAN);
+    if (!layout->is_in_order) return;
+    struct projecting projecting;
+    begin_projecting(&projecting, kind);
+    projecting.finite_only = 1;
+    walk(layout, BLOCK_BYTES, project_block, &projecting);
+    finish_projections(r, layout, &projecting.projections);
 }
 
 static void rescale_float64(struct result *r, const struct layout *layout,
@@ -533,9 +748,11 @@ static void finish_floats(struct result *r, const struct layout *layout, const s
 {
     struct reduction reduction = {kind, kernel_of(kind), EMPTY_TOTAL};
     const struct total *t = &reduction.total;
-    walk_floats(layout, kind, reduce_block, &reduction);
-    r->form = NUMBERS;
+    struct projecting projecting;
     int is_narrow = kind->category == FLOAT16 || kind->category == FLOAT32;
+    if (!is_narrow) begin_projecting(&projecting, kind);
+    walk_first(layout, kind, BLOCK_BYTES, reduce_block, &reduction, is_narrow ? NULL : &projecting);
+    r->form = NUMBERS;
     /* Squares of narrow floats are finite in float64, so their sum tells of a NaN or infinity. */
     int is_nonfinite = is_narrow ? !isfinite(t->sumsq.value)
                                  : t->max >= kind->inf_key || t->min <= ~kind->inf_key;
@@ -550,6 +767,7 @@ static void finish_floats(struct result *r, const struct layout *layout, const s
     r->norm = sqrt(exact_value(&t->sumsq) * layout->repeats);
     int is_float64 = kind->category == FLOAT64 || kind->category == COMPLEX;
     double squares = t->sumsq.value;
+    finish_projections(r, layout, is_narrow ? &t->projections : &projecting.projections);
     if (is_float64 && !(isfinite(exact_value(&t->sum)) && squares > SQUARES_LOW &&
                         squares < SQUARES_HIGH))
         rescale_float64(r, layout, kind, elements);
@@ -560,7 +778,10 @@ static void finish_integers(struct result *r, const struct layout *layout,
 {
     struct reduction reduction = {kind, kernel_of(kind), EMPTY_TOTAL};
     const struct total *t = &reduction.total;
-    walk(layout, BLOCK_BYTES, reduce_block, &reduction);
+    struct projecting projecting;
+    begin_projecting(&projecting, kind);
+    walk_first(layout, kind, BLOCK_BYTES, reduce_block, &reduction, &projecting);
+    finish_projections(r, layout, &projecting.projections);
     r->form = kind->category == BOOLEAN ? BOOLEANS : INTEGERS;
     r->is_finite = 1;
     r->is_unsigned = kind->category == UINT64;
@@ -636,7 +857,10 @@ static void compute(struct result *r, const struct layout *layout, int kind_inde
         return;
     }
     struct counts counts = {{0}};
-    walk(layout, COUNT_BLOCK_BYTES, count_block, &counts);
+    struct projecting projecting;
+    begin_projecting(&projecting, kind);
+    walk_first(layout, kind, COUNT_BLOCK_BYTES, count_block, &counts, &projecting);
+    finish_projections(r, layout, &projecting.projections);
     if (kind_index == K_I8 || kind_index == K_U8)
         finish_small_integers(r, &counts, kind_index == K_I8, (double)n, layout->repeats);
     else
@@ -713,10 +937,17 @@ static PyObject *nonfinite_tuple(const struct result *r)
                          float_or_none(r->finite_min));
 }
 
+static PyObject *projections_tuple(const struct result *r)
+{
+    if (!r->is_projected) Py_RETURN_NONE;
+    return Py_BuildValue("(dd)", r->projections[0], r->projections[1]);
+}
+
 static PyObject *result_tuple(const struct result *r)
 {
-    PyObject *item[5];
+    PyObject *item[6];
     item[4] = nonfinite_tuple(r);
+    item[5] = projections_tuple(r);
     if (r->form == BOOLEANS) {
         item[0] = PyBool_FromLong(r->int_max != 0);
         item[1] = PyBool_FromLong(r->int_min != 0);
@@ -733,9 +964,9 @@ static PyObject *result_tuple(const struct result *r)
         item[2] = PyFloat_FromDouble(r->mean);
         item[3] = PyFloat_FromDouble(r->norm);
     }
-    PyObject *tuple = PyTuple_New(5);
+    PyObject *tuple = PyTuple_New(6);
     int failed = tuple == NULL;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         failed |= item[i] == NULL;
         if (tuple) PyTuple_SET_ITEM(tuple, i, item[i]);
         else Py_XDECREF(item[i]);
@@ -745,7 +976,7 @@ static PyObject *result_tuple(const struct result *r)
 }
 
 /* `n` counts the elements once, without those that a stride of 0 repeats. */
-static PyObject *stats_of(const struct layout *layout, int kind, size_t n)
+static struct result result_of(const struct layout *layout, int kind, size_t n)
 {
     struct result result = {0};
     if (n * layout->itemsize < GIL_RELEASE_BYTES) {
@@ -755,12 +986,18 @@ static PyObject *stats_of(const struct layout *layout, int kind, size_t n)
         compute_ieee(&result, layout, kind, n);
         Py_END_ALLOW_THREADS
     }
+    return result;
+}
+
+static PyObject *stats_of(const struct layout *layout, int kind, size_t n)
+{
+    struct result result = result_of(layout, kind, n);
     return result_tuple(&result);
 }
 
 static PyObject *empty_tuple(void)
 {
-    return Py_BuildValue("(OOOOO)", Py_None, Py_None, Py_None, Py_None, Py_None);
+    return Py_BuildValue("(OOOOOO)", Py_None, Py_None, Py_None, Py_None, Py_None, Py_None);
 }
 
 static PyObject *null_address(void)
@@ -799,6 +1036,8 @@ static PyObject *stats(PyObject *module, PyObject *const *args, Py_ssize_t nargs
     layout.size[0] = n;
     layout.stride[0] = 1;
     layout.repeats = 1.0;
+    layout.is_in_order = 1;
+    layout.checksum = NULL;
     return stats_of(&layout, kind, (size_t)n);
 }
 
@@ -809,9 +1048,16 @@ static void insert_dim(struct layout *layout, Py_ssize_t size, Py_ssize_t stride
     for (; at > 0 && layout->stride[at - 1] < stride; at--) {
         layout->size[at] = layout->size[at - 1];
         layout->stride[at] = layout->stride[at - 1];
+        layout->is_in_order = 0;
     }
     layout->size[at] = size;
     layout->stride[at] = stride;
+}
+
+static void append_dim(struct layout *layout, Py_ssize_t size, Py_ssize_t stride)
+{
+    layout->size[layout->ndim] = size;
+    layout->stride[layout->ndim++] = stride;
 }
 
 /* Join neighbouring dimensions that together are one: a dense tensor becomes a plain run. */
@@ -831,29 +1077,65 @@ static void join_dims(struct layout *layout)
     layout->ndim = last + 1;
 }
 
-/* Fill `layout` from shape and strides; the number of distinct elements, 0 if empty, -1 on error. */
+/* Fill `layout` from shape and strides; the number of distinct elements, 0 if empty, -1 on error.
+ * In their order all elements are visited, otherwise the distinct ones as they lie in memory. */
 static Py_ssize_t read_layout(struct layout *layout, int ndim, const int64_t *shape,
-                              const int64_t *strides)
+                              const int64_t *strides, int in_order)
 {
     Py_ssize_t n = 1;
     layout->ndim = 0;
     layout->repeats = 1.0;
+    layout->is_in_order = 1;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] <= 0) return 0;
         if (shape[i] == 1) continue;
-        if (strides[i] == 0) {
-            layout->repeats *= (double)shape[i];
-            continue;
-        }
         if (strides[i] < 0) {
             PyErr_SetString(PyExc_ValueError, "strides must not be negative");
             return -1;
         }
-        insert_dim(layout, shape[i], strides[i]);
+        if (in_order) {
+            append_dim(layout, shape[i], strides[i]);
+        } else if (strides[i] == 0) {
+            layout->repeats *= (double)shape[i];
+            layout->is_in_order = 0;
+            continue;
+        } else {
+            insert_dim(layout, shape[i], strides[i]);
+        }
         n *= shape[i];
     }
-    if (layout->ndim == 0) insert_dim(layout, 1, 1);
+    if (layout->ndim == 0) append_dim(layout, 1, 1);
     join_dims(layout);
+    return n;
+}
+
+/* A buffer as the callers describe it. */
+struct buffer {
+    int kind;
+    const char *start;
+    int ndim;
+    const int64_t *shape, *strides;
+    Py_ssize_t size_bytes;
+};
+
+/* Fill `layout`; the number of elements to visit, 0 if empty, -1 with an exception. */
+static Py_ssize_t lay_out(struct layout *layout, const struct buffer *buffer, int in_order)
+{
+    layout->start = buffer->start;
+    layout->itemsize = KINDS[buffer->kind].itemsize;
+    layout->checksum = NULL;
+    Py_ssize_t extent = 1;
+    Py_ssize_t n = read_layout(layout, buffer->ndim, buffer->shape, buffer->strides, in_order);
+    if (n <= 0) return n;
+    if (buffer->start == NULL) {
+        null_address();
+        return -1;
+    }
+    for (int i = 0; i < layout->ndim; i++) extent += (layout->size[i] - 1) * layout->stride[i];
+    if (extent * (Py_ssize_t)layout->itemsize > buffer->size_bytes) {
+        PyErr_SetString(PyExc_ValueError, "the buffer ends before the last element");
+        return -1;
+    }
     return n;
 }
 
@@ -861,18 +1143,29 @@ static PyObject *statistics(int kind, const char *start, int ndim, const int64_t
                             const int64_t *strides, Py_ssize_t size_bytes)
 {
     struct layout layout; /* 1 KiB: only what is used gets set */
-    layout.start = start;
-    layout.itemsize = KINDS[kind].itemsize;
-    Py_ssize_t n = read_layout(&layout, ndim, shape, strides), extent = 1;
+    struct buffer buffer = {kind, start, ndim, shape, strides, size_bytes};
+    Py_ssize_t n = lay_out(&layout, &buffer, 0);
     if (n < 0) return NULL;
-    if (n == 0) return empty_tuple();
-    if (start == NULL) return null_address();
-    for (int i = 0; i < layout.ndim; i++) extent += (layout.size[i] - 1) * layout.stride[i];
-    if (extent * (Py_ssize_t)layout.itemsize > size_bytes) {
-        PyErr_SetString(PyExc_ValueError, "the buffer ends before the last element");
-        return NULL;
-    }
-    return stats_of(&layout, kind, (size_t)n);
+    return n ? stats_of(&layout, kind, (size_t)n) : empty_tuple();
+}
+
+static PyObject *fingerprint_of(int kind, const char *start, int ndim, const int64_t *shape,
+                                const int64_t *strides, Py_ssize_t size_bytes)
+{
+    struct layout layout;
+    struct buffer buffer = {kind, start, ndim, shape, strides, size_bytes};
+    struct checksum checksum = {0, 0, 0};
+    struct result result = {0};
+    Py_ssize_t n = lay_out(&layout, &buffer, 1);
+    if (n < 0) return NULL;
+    layout.checksum = &checksum;
+    if (n) result = result_of(&layout, kind, (size_t)n);
+    char digits[20];
+    uint64_t hash = random_at(checksum.sum, checksum.size_bytes);
+    PyOS_snprintf(digits, sizeof digits, "%08x%08x", (unsigned)(hash >> 32), (unsigned)hash);
+    PyObject *norm = n && result.form != BOOLEANS ? PyFloat_FromDouble(result.norm)
+                                                  : Py_NewRef(Py_None);
+    return Py_BuildValue("(sNN)", digits, norm, projections_tuple(&result));
 }
 
 /* Copy a tuple of sizes; -1 with an exception. */
@@ -886,10 +1179,13 @@ static int read_sizes(PyObject *tuple, int64_t *sizes)
     return 0;
 }
 
-static PyObject *stats_strided(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+/* Read (kind, address, shape, strides, size_bytes) and call `use` with them. */
+static PyObject *with_buffer(PyObject *const *args, Py_ssize_t nargs,
+                             PyObject *(*use)(int, const char *, int, const int64_t *,
+                                              const int64_t *, Py_ssize_t))
 {
     if (nargs != 5 || !PyTuple_Check(args[2]) || !PyTuple_Check(args[3])) {
-        PyErr_SetString(PyExc_TypeError, "stats_strided(kind, address, shape, strides, size_bytes)");
+        PyErr_SetString(PyExc_TypeError, "expected (kind, address, shape, strides, size_bytes)");
         return NULL;
     }
     int kind = read_kind(args[0]);
@@ -904,7 +1200,17 @@ static PyObject *stats_strided(PyObject *module, PyObject *const *args, Py_ssize
     }
     int64_t shape[MAX_DIMS], strides[MAX_DIMS];
     if (read_sizes(args[2], shape) < 0 || read_sizes(args[3], strides) < 0) return NULL;
-    return statistics(kind, start, (int)ndim, shape, strides, size_bytes);
+    return use(kind, start, (int)ndim, shape, strides, size_bytes);
+}
+
+static PyObject *stats_strided(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    return with_buffer(args, nargs, statistics);
+}
+
+static PyObject *fingerprint(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    return with_buffer(args, nargs, fingerprint_of);
 }
 
 /* ---- stack key ------------------------------------------------------------------------------ */
@@ -982,9 +1288,11 @@ static PyObject *use_isa(PyObject *module, PyObject *name)
 
 static PyMethodDef METHODS[] = {
     {"stats", (PyCFunction)(void (*)(void))stats, METH_FASTCALL,
-     "stats(kind, address, count) -> (max, min, mean, norm, nonfinite | None)"},
+     "stats(kind, address, count) -> (max, min, mean, norm, nonfinite | None, projections | None)"},
     {"stats_strided", (PyCFunction)(void (*)(void))stats_strided, METH_FASTCALL,
      "stats_strided(kind, address, shape, strides, size_bytes) -> as stats()"},
+    {"fingerprint", (PyCFunction)(void (*)(void))fingerprint, METH_FASTCALL,
+     "fingerprint(kind, address, shape, strides, size_bytes) -> (checksum, norm, projections)"},
     {"memory", (PyCFunction)(void (*)(void))memory, METH_FASTCALL,
      "memory(address, size_bytes) -> read-only memoryview; the caller keeps the owner alive"},
     {"stack_key", stack_key, METH_O,
@@ -1000,7 +1308,7 @@ static struct msprobe_kind kind_at(int index)
 }
 
 static const struct msprobe_native_api API = {MSPROBE_NATIVE_API_VERSION, KIND_COUNT, kind_at,
-                                              statistics};
+                                              statistics, fingerprint_of};
 
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_native", "One-pass statistics and stack keys.", -1, METHODS,
@@ -1012,6 +1320,8 @@ PyMODINIT_FUNC PyInit__native(void)
 #if defined(__x86_64__)
     __builtin_cpu_init();
 #endif
+    fill_signs();
+    fill_keys();
     PyObject *module = PyModule_Create(&MODULE), *kinds = PyDict_New(), *isas = NULL;
     if (!module || !kinds || !(isas = use_isa(module, Py_None))) goto fail;
     Py_CLEAR(isas);

@@ -12,6 +12,7 @@ _Raw = tuple[
     _Number,
     _Number,
     tuple[int, int, int, float | None, float | None] | None,
+    tuple[float, float] | None,
 ]
 
 def stats(kind: int, address: int, count: int, /) -> _Raw: ...
@@ -23,6 +24,14 @@ def stats_strided(
     size_bytes: int,
     /,
 ) -> _Raw: ...
+def fingerprint(
+    kind: int,
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    size_bytes: int,
+    /,
+) -> tuple[str, float | None, tuple[float, float] | None]: ...
 def memory(address: int, size_bytes: int, /) -> memoryview: ...
 def stack_key(skip: int, /) -> int: ...
 def use_isa(name: str | None, /) -> list[str]: ...

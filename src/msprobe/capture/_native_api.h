@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define MSPROBE_NATIVE_API "msprobe.capture._native.API"
-#define MSPROBE_NATIVE_API_VERSION 1
+#define MSPROBE_NATIVE_API_VERSION 2
 #define MSPROBE_MAX_DIMS 64
 
 struct msprobe_kind {
@@ -22,11 +22,14 @@ struct msprobe_native_api {
     int version;
     int kind_count;
     struct msprobe_kind (*kind)(int index);
-    /* (max, min, mean, norm, None | (nan, +inf, -inf, finite max, finite min)) of a strided buffer,
-     * or NULL with a Python exception: a negative stride, too many dimensions, or fewer than the
+    /* (max, min, mean, norm, None | (nan, +inf, -inf, finite max, finite min),
+     * None | (projection, projection)) of a strided buffer, or NULL with a Python exception: a negative stride, too many dimensions, or fewer than the
      * `size_bytes` readable bytes that its last element needs. */
     PyObject *(*statistics)(int kind, const char *start, int ndim, const int64_t *shape,
                             const int64_t *strides, Py_ssize_t size_bytes);
+    /* (checksum, norm | None, None | (projection, projection)), under the same conditions. */
+    PyObject *(*fingerprint)(int kind, const char *start, int ndim, const int64_t *shape,
+                             const int64_t *strides, Py_ssize_t size_bytes);
 };
 
 #endif

@@ -30,47 +30,15 @@ typedef struct {
     ISA(vf64) part[REGISTERS];
 } ISA(lanes);
 
-/* 16 floats, and the running values of 16 lanes. */
-#if HAS_AVX && REGISTER_BYTES == 64
-typedef __m512 ISA(floats);
-
-TARGET static inline ISA(floats) ISA(load_f32)(const void *p)
-{
-    return _mm512_loadu_ps(p);
-}
-
-TARGET static inline ISA(floats) ISA(load_bf16)(const void *p)
-{
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-
-TARGET static inline ISA(floats) ISA(load_f16)(const void *p)
-{
-    return _mm512_cvtph_ps(_mm256_loadu_si256(p));
-}
-
-/* The second operand is the result where the first is NaN. */
-#define MAX_FLOATS(x, max) _mm512_max_ps(x, max)
-#define MIN_FLOATS(x, min) _mm512_min_ps(x, min)
-
-TARGET static inline void ISA(add_floats)(ISA(floats) x, ISA(lanes) *sum, ISA(lanes) *sumsq)
-{
-    __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
-    __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
-    sum->part[0] += low;
-    sum->part[1] += high;
-    sumsq->part[0] = _mm512_fmadd_pd(low, low, sumsq->part[0]);
-    sumsq->part[1] = _mm512_fmadd_pd(high, high, sumsq->part[1]);
-}
-#elif HAS_AVX
+/* 16 floats. Halves of 32 bytes widen to doubles without moving anything between registers. */
+#if HAS_AVX
 typedef struct {
-    __m256 low, high;
+    __m256 half[2];
 } ISA(floats);
 
 TARGET static inline ISA(floats) ISA(load_f32)(const void *p)
 {
-    return (ISA(floats)){_mm256_loadu_ps(p), _mm256_loadu_ps((const float *)p + 8)};
+    return (ISA(floats)){{_mm256_loadu_ps(p), _mm256_loadu_ps((const float *)p + 8)}};
 }
 
 TARGET static inline __m256 ISA(half_bf16)(const void *p)
@@ -81,33 +49,46 @@ TARGET static inline __m256 ISA(half_bf16)(const void *p)
 
 TARGET static inline ISA(floats) ISA(load_bf16)(const void *p)
 {
-    return (ISA(floats)){ISA(half_bf16)(p), ISA(half_bf16)((const uint16_t *)p + 8)};
+    return (ISA(floats)){{ISA(half_bf16)(p), ISA(half_bf16)((const uint16_t *)p + 8)}};
 }
 
 TARGET static inline ISA(floats) ISA(load_f16)(const void *p)
 {
-    return (ISA(floats)){_mm256_cvtph_ps(_mm_loadu_si128(p)),
-                         _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1))};
+    return (ISA(floats)){{_mm256_cvtph_ps(_mm_loadu_si128(p)),
+                          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1))}};
 }
 
-#define MAX_FLOATS(x, max) \
-    ((ISA(floats)){_mm256_max_ps((x).low, (max).low), _mm256_max_ps((x).high, (max).high)})
-#define MIN_FLOATS(x, min) \
-    ((ISA(floats)){_mm256_min_ps((x).low, (min).low), _mm256_min_ps((x).high, (min).high)})
+/* The second operand is the result where the first is NaN. */
+#define MAX_FLOATS(x, max)                                                                      \
+    ((ISA(floats)){{_mm256_max_ps((x).half[0], (max).half[0]),                                  \
+                    _mm256_max_ps((x).half[1], (max).half[1])}})
+#define MIN_FLOATS(x, min)                                                                      \
+    ((ISA(floats)){{_mm256_min_ps((x).half[0], (min).half[0]),                                  \
+                    _mm256_min_ps((x).half[1], (min).half[1])}})
+
+#if REGISTER_BYTES == 64
+#define WIDE(x, r) _mm512_cvtps_pd((x).half[r])
+#define FMA(x, y, z) _mm512_fmadd_pd(x, y, z)
+typedef __m512d ISA(wide);
+#else
+#define WIDE(x, r)                                                                              \
+    _mm256_cvtps_pd((r) % 2 ? _mm256_extractf128_ps((x).half[(r) / 2], 1)                       \
+                            : _mm256_castps256_ps128((x).half[(r) / 2]))
+#define FMA(x, y, z) _mm256_fmadd_pd(x, y, z)
+typedef __m256d ISA(wide);
+#endif
 
 TARGET static inline void ISA(add_floats)(ISA(floats) x, ISA(lanes) *sum, ISA(lanes) *sumsq)
 {
-    const __m256d wide[4] = {
-        _mm256_cvtps_pd(_mm256_castps256_ps128(x.low)),
-        _mm256_cvtps_pd(_mm256_extractf128_ps(x.low, 1)),
-        _mm256_cvtps_pd(_mm256_castps256_ps128(x.high)),
-        _mm256_cvtps_pd(_mm256_extractf128_ps(x.high, 1)),
-    };
-    for (int r = 0; r < 4; r++) {
-        sum->part[r] += wide[r];
-        sumsq->part[r] = _mm256_fmadd_pd(wide[r], wide[r], sumsq->part[r]);
+    for (int r = 0; r < REGISTERS; r++) {
+        ISA(wide) wide = WIDE(x, r);
+        sum->part[r] += wide;
+        sumsq->part[r] = FMA(wide, wide, sumsq->part[r]);
     }
 }
+
+#undef WIDE
+#undef FMA
 #else
 typedef struct {
     float of[LANES];
@@ -172,7 +153,22 @@ TARGET static void ISA(keys_i64)(const int64_t *p, size_t n, struct total *t)
     if (min < t->min) t->min = min;
 }
 
-/* LANES chains of at most BLOCK_BYTES / 2 / LANES additions, then compensated addition. */
+/* Add the sum of the elements of a group to the sum of all and, with their signs, to the
+ * projections. */
+TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct signs *signs, int g,
+                                          ISA(lanes) *sum, ISA(lanes) projection[PROJECTIONS])
+{
+    for (int r = 0; r < REGISTERS; r++) {
+        sum->part[r] += group->part[r];
+        for (int k = 0; k < PROJECTIONS; k++)
+            projection[k].part[r] +=
+                group->part[r] *
+                *(const ISA(vf64) *)(signs->of[k] + g * LANES + r * PER_REGISTER);
+    }
+}
+
+/* In a sign block every SIGN_GROUPS-th 16 elements have equal signs. So they are added up first,
+ * and the projections cost nothing but what is done once for each sign block. */
 #define SUM_BLOCK(NAME, TYPE, LOAD, SCALAR)                                                     \
     TARGET static void ISA(NAME)(const void *block, size_t n, struct total *t)                  \
     {                                                                                           \
@@ -180,30 +176,53 @@ TARGET static void ISA(keys_i64)(const int64_t *p, size_t n, struct total *t)
         float ends[2][LANES];                                                                   \
         for (int lane = 0; lane < LANES; lane++)                                                \
             ends[0][lane] = -INFINITY, ends[1][lane] = INFINITY;                                \
-        ISA(lanes) sum = {{{0}}}, sumsq = {{{0}}};                                              \
+        ISA(lanes) sum = {{{0}}}, sumsq = {{{0}}}, projection[PROJECTIONS] = {{{{0}}}};         \
         ISA(floats) max = ISA(load_f32)(ends[0]), min = ISA(load_f32)(ends[1]);                 \
-        size_t i = 0;                                                                           \
-        for (; i + LANES <= n; i += LANES) {                                                    \
-            ISA(floats) x = ISA(LOAD)(p + i);                                                   \
+        for (; n >= SIGN_BLOCK; n -= SIGN_BLOCK, t->projections.index += SIGN_BLOCK) {          \
+            ISA(lanes) group[SIGN_GROUPS] = {{{{0}}}};                                          \
+            for (int repeat = 0; repeat < SIGN_REPEATS; repeat++)                               \
+                _Pragma("GCC unroll 16") for (int g = 0; g < SIGN_GROUPS; g++, p += LANES) {    \
+                    ISA(floats) x = ISA(LOAD)(p);                                               \
+                    max = MAX_FLOATS(x, max);                                                   \
+                    min = MIN_FLOATS(x, min);                                                   \
+                    ISA(add_floats)(x, &group[g], &sumsq);                                      \
+                }                                                                               \
+            struct signs signs = signs_from(t->projections.index);                              \
+            _Pragma("GCC unroll 16") for (int g = 0; g < SIGN_GROUPS; g++)                      \
+                ISA(fold_group)(&group[g], &signs, g,   &sum, projection);                      \
+        }                                                                                       \
+        struct signs signs = signs_from(t->projections.index);                                  \
+        ISA(lanes) rest[SIGN_GROUPS];                                                           \
+        int used = (int)((n + LANES - 1) / LANES), g = 0;                                       \
+        if (used > SIGN_GROUPS) used = SIGN_GROUPS;                                             \
+        memset(rest, 0, (size_t)used * sizeof *rest);                                           \
+        for (; n >= LANES; n -= LANES, p += LANES, t->projections.index += LANES) {             \
+            ISA(floats) x = ISA(LOAD)(p);                                                       \
             max = MAX_FLOATS(x, max);                                                           \
             min = MIN_FLOATS(x, min);                                                           \
-            ISA(add_floats)(x, &sum, &sumsq);                                                   \
+            ISA(add_floats)(x, &rest[g], &sumsq);                                               \
+            g = g + 1 == SIGN_GROUPS ? 0 : g + 1;                                               \
         }                                                                                       \
         memcpy(ends[0], &max, sizeof ends[0]);                                                  \
         memcpy(ends[1], &min, sizeof ends[1]);                                                  \
-        for (size_t lane = 0; i < n; i++, lane++) {                                             \
-            double x = SCALAR(p[i]);                                                            \
-            ((double *)&sum)[lane] += x;                                                        \
+        for (size_t lane = 0; lane < n; lane++) {                                               \
+            double x = SCALAR(p[lane]);                                                         \
+            ((double *)&rest[g])[lane] += x;                                                    \
             ((double *)&sumsq)[lane] += x * x;                                                  \
             if (x > ends[0][lane]) ends[0][lane] = (float)x;                                    \
             if (x < ends[1][lane]) ends[1][lane] = (float)x;                                    \
         }                                                                                       \
+        for (g = 0; g < used; g++)                                                              \
+            ISA(fold_group)(&rest[g], &signs, g,   &sum, projection);                           \
+        t->projections.index += n;                                                              \
         for (int lane = 0; lane < LANES; lane++) {                                              \
             if (ends[0][lane] > t->float_max) t->float_max = ends[0][lane];                     \
             if (ends[1][lane] < t->float_min) t->float_min = ends[1][lane];                     \
         }                                                                                       \
         add_lanes(&t->sum, (const double *)&sum);                                               \
         add_lanes(&t->sumsq, (const double *)&sumsq);                                           \
+        for (int k = 0; k < PROJECTIONS; k++)                                                   \
+            exact_add(&t->projections.of[k], sum_of_lanes((const double *)&projection[k]));     \
     }
 
 SUM_BLOCK(block_f32, float, load_f32, (double))
@@ -314,7 +333,62 @@ TARGET static void ISA(block_bool)(const void *block, size_t n, struct total *t)
     if (min < t->min) t->min = min;
 }
 
+/* Elements as doubles, for the types whose own reduction does not project. */
+#define WIDEN(NAME, TYPE, SCALAR)                                                               \
+    TARGET static void ISA(NAME)(const void *block, size_t n, double *out)                      \
+    {                                                                                           \
+        for (size_t i = 0; i < n; i++) out[i] = SCALAR(((const TYPE *)block)[i]);               \
+    }
+
+WIDEN(widen_f16, uint16_t, f16_value)
+WIDEN(widen_bf16, uint16_t, bf16_to_float)
+WIDEN(widen_f32, float, (double))
+WIDEN(widen_f64, double, (double))
+WIDEN(widen_i8, int8_t, (double))
+WIDEN(widen_u8, uint8_t, (double))
+WIDEN(widen_i16, int16_t, (double))
+WIDEN(widen_u16, uint16_t, (double))
+WIDEN(widen_i32, int32_t, (double))
+WIDEN(widen_u32, uint32_t, (double))
+WIDEN(widen_i64, int64_t, (double))
+WIDEN(widen_u64, uint64_t, (double))
+
+/* Project at most a sign block, beginning at its first element. */
+TARGET static void ISA(project)(const double *x, size_t n, struct projections *projections)
+{
+    struct signs signs = signs_from(projections->index);
+    double sums[PROJECTIONS][LANES] = {{0}};
+    size_t i = 0, at = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int k = 0; k < PROJECTIONS; k++)
+            for (int lane = 0; lane < LANES; lane++)
+                sums[k][lane] += x[i + (size_t)lane] * signs.of[k][at + (size_t)lane];
+        at = at + LANES == SIGN_GROUPS * LANES ? 0 : at + LANES;
+    }
+    for (size_t lane = 0; i < n; i++, lane++)
+        for (int k = 0; k < PROJECTIONS; k++) sums[k][lane] += x[i] * signs.of[k][at + lane];
+    for (int k = 0; k < PROJECTIONS; k++)
+        exact_add(&projections->of[k], sum_of_lanes(sums[k]));
+    projections->index += n;
+}
+
+/* The hash of one piece: sum of (low half + key) * (high half + key) of its 64-bit words, the
+ * family NH of UMAC (RFC 4418). */
+TARGET static uint64_t ISA(hash_piece)(const void *piece)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < HASH_WORDS; i++) {
+        uint64_t word;
+        memcpy(&word, (const char *)piece + i * sizeof word, sizeof word);
+        uint32_t low = (uint32_t)word + (uint32_t)HASH_KEYS[i];
+        uint32_t high = (uint32_t)(word >> 32) + (uint32_t)(HASH_KEYS[i] >> 32);
+        sum += (uint64_t)low * high;
+    }
+    return sum;
+}
+
 #undef SUM_BLOCK
+#undef WIDEN
 #undef MAX_FLOATS
 #undef MIN_FLOATS
 #undef INT_BLOCK

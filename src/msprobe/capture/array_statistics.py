@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.capture.projections import project
 from msprobe.capture.statistics import NATIVE, NonFinite, Summary, from_raw
 
 
@@ -36,6 +37,13 @@ def summarise_by_numpy(array: NDArray[Any]) -> Summary:
     """Same as `summarise_array`, without the C kernels."""
     if array.size == 0:
         return Summary()
+    summary = _summarise(array)
+    if summary.note is None:
+        summary.projections = project(array)
+    return summary
+
+
+def _summarise(array: NDArray[Any]) -> Summary:
     kind = array.dtype.kind
     if kind == "b":
         return Summary(bool(array.any()), bool(array.all()))
@@ -57,11 +65,11 @@ def _integers(array: NDArray[Any]) -> Summary:
 
 
 def _exact_sums(array: NDArray[Any]) -> list[Any]:
-    # The halves of a 64-bit integer add up without overflow as long as there are below 2**31.
-    low = (array & 0xFFFFFFFF).astype(np.uint64).sum(dtype=np.uint64)
-    high = (array >> 32 if array.dtype.itemsize == 8 else np.zeros(1, np.int64)).sum(dtype=object)
     if array.dtype.itemsize < 8:
         return [array.sum(dtype=object)]
+    # The halves of a 64-bit integer add up without overflow as long as there are below 2**31.
+    low = (array & 0xFFFFFFFF).astype(np.uint64).sum(dtype=np.uint64)
+    high = (array >> 32).sum(dtype=object)
     return [int(low), int(high) << 32]
 
 
@@ -71,7 +79,7 @@ def _floats(wide: NDArray[np.float64]) -> Summary:
         largest = float(np.abs(wide).max())
         if math.isfinite(largest) and largest > 0.0:
             # Scaled by a power of two, so that no square overflows or vanishes.
-            scale = 2.0 ** math.frexp(largest)[1]
+            scale = 2.0 ** (math.frexp(largest)[1] - 1)
             norm = scale * math.sqrt(float(np.square(wide / scale).sum()))
         else:
             norm = largest

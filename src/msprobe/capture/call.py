@@ -58,7 +58,9 @@ class Draft(msgspec.Struct, eq=False):
         return name
 
     def add_details(self, record: TensorRecord, summary: Summary) -> None:
-        """Note NaN and infinities of a finished summary in `record`, and for the whole record."""
+        """Note projections, NaN and infinities of a summary; the latter also for the whole record."""
+        if summary.projections is not None:
+            record.projections = summary.projections
         found = summary.nonfinite
         if found is not None:
             self.nonfinite = self.overflow = True

@@ -13,6 +13,9 @@ meaning:
 - **Norm** is the L2 norm over all elements, relative error below 1e-14, without overflow or
   underflow on the way. A scalar's norm is its absolute value. NaN with a NaN, else Infinity with
   an infinity.
+- **Projections** are two sums of the elements with fixed pseudo-random signs by their index in
+  row-major order (`projections`): over the finite elements, of the parts of complex numbers, None
+  where the elements do not lie in memory in this order.
 - **bool**: Max is "any", Min is "all"; no Mean, no Norm. **complex**: of the absolute values.
   **empty**: all None.
 """
@@ -31,6 +34,9 @@ from msprobe.dump.records import Statistic
 
 NATIVE_VARIABLE: Final = "MSPROBE_NATIVE"
 """Environment variable: ``0`` leaves the C kernels unused. Read once, at import."""
+
+
+Projections = tuple[float, float]
 
 
 class NonFinite(msgspec.Struct, frozen=True, gc=False):
@@ -62,6 +68,7 @@ class Summary(msgspec.Struct, gc=False, eq=False):
         mean: the mean of the elements; None as for `max`.
         norm: the L2 norm; None as for `max`.
         nonfinite: counts, only when there is a NaN or an infinity.
+        projections: two sums with pseudo-random signs (docs/metrics.md); None where not known.
         note: why the numbers are missing, in a few words; None when they are not.
         ready: whether the numbers are there.
     """
@@ -71,12 +78,30 @@ class Summary(msgspec.Struct, gc=False, eq=False):
     mean: Statistic = None
     norm: Statistic = None
     nonfinite: NonFinite | None = None
+    projections: Projections | None = None
     note: str | None = None
     ready: bool = True
 
 
 Counts = tuple[int, int, int, float | None, float | None]
-RawStatistics = tuple[Statistic, Statistic, Statistic, Statistic, Counts | None]
+RawStatistics = tuple[Statistic, Statistic, Statistic, Statistic, Counts | None, Projections | None]
+
+
+class Fingerprint(NamedTuple):
+    """What tells a value apart from others without its elements, in three columns of a table.
+
+    Attributes:
+        checksum: of the bytes of the elements in row-major order, 16 hexadecimal digits.
+        norm: the L2 norm; None as for `Summary`.
+        projections: as for `Summary`, but whatever the strides; None for empty tensors.
+    """
+
+    checksum: str
+    norm: float | None
+    projections: Projections | None
+
+
+RawFingerprint = tuple[str, float | None, Projections | None]
 
 
 class Native(NamedTuple):
@@ -85,6 +110,7 @@ class Native(NamedTuple):
     kinds: Mapping[str, int]
     stats: Callable[[int, int, int], RawStatistics]
     stats_strided: Callable[[int, int, tuple[int, ...], tuple[int, ...], int], RawStatistics]
+    fingerprint: Callable[[int, int, tuple[int, ...], tuple[int, ...], int], RawFingerprint]
 
 
 def native_module() -> ModuleType | None:
@@ -102,7 +128,7 @@ def load_native() -> Native | None:
     module = native_module()
     if module is None:
         return None
-    return Native(module.KINDS, module.stats, module.stats_strided)
+    return Native(module.KINDS, module.stats, module.stats_strided, module.fingerprint)
 
 
 NATIVE: Final = load_native()
@@ -111,6 +137,5 @@ NATIVE: Final = load_native()
 
 def from_raw(raw: RawStatistics) -> Summary:
     """Return the summary for the results of the C kernels."""
-    if raw[4] is None:
-        return Summary(*raw[:4])
-    return Summary(*raw[:4], nonfinite=NonFinite(*raw[4]))
+    counts = raw[4]
+    return Summary(*raw[:4], NonFinite(*counts) if counts is not None else None, raw[5])

@@ -41,6 +41,7 @@ class TensorRecord(msgspec.Struct):
         neg_inf_count: number of -Inf elements, under the same condition.
         finite_max: largest finite value, under the same condition; None when no element is finite.
         finite_min: smallest finite value, under the same condition.
+        projections: two sums of the elements with pseudo-random signs (docs/metrics.md).
         note: why a statistic is missing, in a few words (``meta``, ``released`` …).
         written: true for a tensor that the call overwrites without reading; it has no statistics.
         undefined: true for memory that nothing has filled yet; it has no values.
@@ -66,6 +67,7 @@ class TensorRecord(msgspec.Struct):
     neg_inf_count: int | UnsetType = UNSET
     finite_max: Statistic | UnsetType = UNSET
     finite_min: Statistic | UnsetType = UNSET
+    projections: tuple[float, float] | UnsetType = UNSET
     note: str | UnsetType = UNSET
     written: bool | UnsetType = UNSET
     undefined: bool | UnsetType = UNSET

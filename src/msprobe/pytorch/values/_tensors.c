@@ -254,7 +254,7 @@ static int is_dense(const struct view *view, int in_order)
 typedef struct {
     PyObject_HEAD
     int64_t id;          /* the same wherever this value appears in the step; 0 when unknown */
-    PyObject *numbers;   /* (max, min, mean, norm, counts or None) */
+    PyObject *numbers;   /* (max, min, mean, norm, counts or None, projections or None) */
     PyObject *text;      /* bytes of its JSON, with requires_grad false */
     size_t split;        /* where that "false" begins in it */
     PyObject *raws[2];   /* its JSON as `msgspec.Raw`, without and with requires_grad */
@@ -392,7 +392,13 @@ static int write_value(Value *value, const struct view *view)
     if (!failed && counts != Py_None) {
         token++;
         failed = put_numbers(&text, counts, COUNTS, 5, &token);
+    } else if (!failed) {
+        token += strlen("null");
     }
+    token++; /* the comma */
+    if (!failed && PyTuple_GET_ITEM(value->numbers, 5) != Py_None)
+        failed = put(&text, ",\"projections\":") ||
+                 put_bytes(&text, token, strcspn(token, "]") + 1);
     value->text = end_text(&text, failed || put(&text, "}"));
     Py_DECREF(encoded);
     return value->text ? 0 : -1;
@@ -667,14 +673,30 @@ static Value *new_value(PyObject *numbers, int64_t id, const struct view *view)
     return value;
 }
 
+typedef PyObject *(*numbers_fn)(int kind, const char *start, int ndim, const int64_t *shape,
+                                const int64_t *strides, Py_ssize_t size_bytes);
+
 /* Summarise the elements; `storage` is the tensor's. A buffer that was given back is an exception. */
-static PyObject *numbers_of(PyObject *tensor, const struct view *view, PyObject *storage)
+static PyObject *numbers_of(PyObject *tensor, const struct view *view, PyObject *storage,
+                            numbers_fn compute)
 {
     int64_t size_bytes = take_int(PyObject_CallMethodNoArgs(storage, names.nbytes));
     int64_t offset = take_int(PyObject_CallMethodNoArgs(tensor, names.storage_offset));
     if (PyErr_Occurred()) return NULL;
-    return native->statistics(view->kind, view->data, view->ndim, view->shape, view->strides,
-                              size_bytes - offset * (int64_t)view->itemsize);
+    return compute(view->kind, view->data, view->ndim, view->shape, view->strides,
+                   size_bytes - offset * (int64_t)view->itemsize);
+}
+
+/* Return the numbers of the same elements in another order, which the projections depend on; NULL
+ * with or without an exception where they are to be computed. */
+static PyObject *numbers_in_order(PyObject *numbers, const struct view *view)
+{
+    if (is_dense(view, 1))
+        return PyTuple_GET_ITEM(numbers, 5) != Py_None ? Py_NewRef(numbers) : NULL;
+    PyObject *reordered = PyTuple_New(6);
+    for (int i = 0; reordered && i < 6; i++)
+        PyTuple_SET_ITEM(reordered, i, Py_NewRef(i < 5 ? PyTuple_GET_ITEM(numbers, i) : Py_None));
+    return reordered;
 }
 
 /* Remember a value under its place; 0 also where that is not done, -1 with an exception. */
@@ -736,7 +758,9 @@ static Value *look(Memo *self, PyObject *tensor, int comes_in)
         }
     }
     if (!value) {
-        numbers = numbers ? Py_NewRef(numbers) : numbers_of(tensor, &view, storage_object);
+        if (numbers) numbers = numbers_in_order(numbers, &view);
+        if (!numbers && !PyErr_Occurred())
+            numbers = numbers_of(tensor, &view, storage_object, native->statistics);
         if (version >= 0 && self->known.count >= PRUNE_AT && prune(self) < 0) Py_CLEAR(numbers);
         value = new_value(numbers, version >= 0 ? ++self->last_id : 0, &view);
         if (value && version >= 0 && remember(self, &view, storage, version, value) < 0)
@@ -749,16 +773,21 @@ done:
 
 /* ---- methods --------------------------------------------------------------------------------- */
 
+/* None, also for an exception: the tensor has no storage of its own, or one that was given back. */
+static PyObject *none_for_unreadable(void)
+{
+    if (PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_MemoryError)) return NULL;
+        PyErr_Clear();
+    }
+    Py_RETURN_NONE;
+}
+
 /* Look at a tensor; None where it cannot be read, which another way of reading explains. */
 static PyObject *look_or_none(Memo *self, PyObject *tensor, int comes_in)
 {
     Value *value = look(self, tensor, comes_in);
-    if (value) return (PyObject *)value;
-    if (PyErr_Occurred()) {
-        if (PyErr_ExceptionMatches(PyExc_MemoryError)) return NULL;
-        PyErr_Clear(); /* no storage of its own, or one that was given back */
-    }
-    Py_RETURN_NONE;
+    return value ? (PyObject *)value : none_for_unreadable();
 }
 
 static PyObject *Memo_look(Memo *self, PyObject *tensor)
@@ -1191,10 +1220,24 @@ static PyObject *find_edges(PyObject *module, PyObject *args)
     return result;
 }
 
+static PyObject *fingerprint(PyObject *module, PyObject *tensor)
+{
+    struct view view;
+    PyObject *storage = NULL, *found = NULL;
+    int is_plain = read_view(tensor, &view);
+    if (is_plain > 0) storage_address(tensor, &storage);
+    if (storage) found = numbers_of(tensor, &view, storage, native->fingerprint);
+    Py_XDECREF(storage);
+    return found ? found : none_for_unreadable();
+}
+
 static PyMethodDef METHODS[] = {
     {"find_edges", find_edges, METH_VARARGS,
      "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
      "msprobe.pytorch.gradients.graph_search"},
+    {"fingerprint", fingerprint, METH_O,
+     "fingerprint(tensor) -> (checksum, norm | None, projections | None) of a plain tensor on the "
+     "CPU, None for any other"},
     {"setup", setup, METH_VARARGS,
      "setup(Tensor, Parameter, strided, is_cow | None, expired, free_weak_ref, encode, Raw, "
      "summary_of, kinds, dlpack_table | None): what is needed of torch; call it once"},

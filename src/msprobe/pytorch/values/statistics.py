@@ -12,7 +12,15 @@ from typing import Final
 
 import torch
 
-from msprobe.capture.statistics import NATIVE, Native, NonFinite, Summary, from_raw
+from msprobe.capture.projections import PIECE_ELEMENTS, project_pieces
+from msprobe.capture.statistics import (
+    NATIVE,
+    Native,
+    NonFinite,
+    Projections,
+    Summary,
+    from_raw,
+)
 from msprobe.pytorch.values.device_statistics import NOT_COUNTED, DeviceBatch
 from msprobe.pytorch.values.readable import PLAIN, note_of_stored_values, readable, storage_address
 
@@ -71,7 +79,10 @@ def _of_memory(native: Native, t: torch.Tensor, kind: int, item_bytes: int) -> S
         address = storage_address(t) + start
         raw = native.stats_strided(kind, address, t.shape, t.stride(), storage.nbytes() - start)
     summary = Summary(*raw) if raw[4] is None else from_raw(raw)  # type: ignore[arg-type]
-    if t.is_neg() and not t.is_complex():
+    if t.is_complex():
+        if t.is_conj() or t.is_neg():
+            summary.projections = None
+    elif t.is_neg():
         negate(summary)
     return summary
 
@@ -90,8 +101,26 @@ def _dense(t: torch.Tensor) -> torch.Tensor | str:
 def _by_reductions(t: torch.Tensor) -> Summary:
     summary = _batch_of_one(t, count_nonfinite=False)
     if summary.note == NOT_COUNTED:  # rare, and counting doubles the work
-        return _batch_of_one(t, count_nonfinite=True)
+        summary = _batch_of_one(t, count_nonfinite=True)
+    held = _dense(t)
+    if not isinstance(held, str) and held.is_cpu and held.is_contiguous():
+        summary.projections = projections_of(held)
     return summary
+
+
+def projections_of(t: torch.Tensor) -> Projections | None:
+    """Return the projections of a contiguous tensor on the CPU, widened a piece at a time."""
+    try:
+        flat = t.view(-1)
+        if flat.is_complex():
+            flat = torch.view_as_real(flat).view(-1)
+        starts = range(0, flat.numel(), PIECE_ELEMENTS)
+        return project_pieces(
+            flat[start : start + PIECE_ELEMENTS].to(torch.float64).resolve_neg().numpy()
+            for start in starts
+        )
+    except (RuntimeError, NotImplementedError):  # a conjugate view; float4 does not widen
+        return None
 
 
 def _batch_of_one(t: torch.Tensor, *, count_nonfinite: bool) -> Summary:
@@ -105,6 +134,9 @@ def negate(summary: Summary) -> None:
     """Turn the summary of x into that of -x (views with torch's lazy negative bit)."""
     summary.max, summary.min = _minus(summary.min), _minus(summary.max)
     summary.mean = _minus(summary.mean)
+    if summary.projections is not None:
+        first, second = summary.projections
+        summary.projections = (0.0 - first, 0.0 - second)
     found = summary.nonfinite
     if found is not None:
         summary.nonfinite = NonFinite(
