@@ -214,6 +214,9 @@ def test_statistics_as_text_are_numbers(tmp_path: Path) -> None:
         ({"finite_max": "big"}, "\"finite_max\" is 'big', not a number"),
         ({"note": 1}, '"note" is 1, not a str'),
         ({"stride": [1, "x"]}, '"stride" is list, not a list of integers'),
+        ({"projections": [1.5]}, '"projections" is list, not a list of two finite numbers'),
+        ({"projections": "ab"}, "\"projections\" is 'ab', not a list of two finite numbers"),
+        ({"projections": [1.5, None]}, '"projections" is list, not a list of two finite numbers'),
     ],
 )
 def test_damaged_values_are_refused_by_name(

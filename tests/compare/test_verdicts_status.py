@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from judging import Verdicts, compare
 
 from builders.dumps import DumpBuilder, Value, value
+from msprobe.capture.projections import project
 
 ROW = "Functional.op.0.forward.output.0"
 RNG = np.random.default_rng(5)
@@ -304,3 +305,71 @@ def test_memory_that_a_call_does_not_read_has_a_shape_and_a_type(tmp_path: Path)
     first = value(WAVE, **about)
     assert judge(tmp_path, first, value(WAVE[:10], **about)).status(ROW) == "shape"
     assert judge(tmp_path, first, value(WAVE.astype(np.int32), **about)).status(ROW) == "dtype"
+
+
+def projected(array: Any) -> Value:
+    """Return a tensor as msprobe records it: with projections."""
+    array = np.asarray(array)
+    return value(array, projections=list(project(array)))
+
+
+PATCHES = RNG.standard_normal((64, 48)).astype(np.float32)
+TOKENS = RNG.integers(0, 50_000, 4000)
+
+
+@pytest.mark.parametrize(
+    ("target", "reference", "status"),
+    [
+        (PATCHES.reshape(64, 16, 3).transpose(0, 2, 1).reshape(64, 48), PATCHES, "differs"),
+        (PATCHES[::-1], PATCHES, "differs"),
+        (PATCHES, PATCHES, "equal"),
+        (PATCHES * np.float32(1 + 1e-6), PATCHES, "close"),
+        (PATCHES.astype(np.float16), PATCHES, "close"),
+        (PATCHES[::-1].astype(np.float16), PATCHES, "differs"),
+        (TOKENS[::-1], TOKENS, "differs"),
+        (TOKENS, TOKENS, "equal"),
+        (TOKENS[::-1] > 25_000, TOKENS > 25_000, "differs"),
+        (TOKENS > 25_000, TOKENS > 25_000, "equal"),
+        (np.zeros(5, np.float32), np.zeros(5, np.float32), "equal"),
+    ],
+)
+def test_projections_tell_the_order_of_elements(
+    tmp_path: Path, target: Any, reference: Any, status: str
+) -> None:
+    found = judge(tmp_path, projected(target), projected(reference))
+
+    assert found.status(ROW) == status
+
+
+def test_the_error_of_permuted_values_is_estimated(tmp_path: Path) -> None:
+    found = judge(tmp_path, projected(PATCHES[::-1]), projected(PATCHES))
+
+    true = np.linalg.norm(PATCHES[::-1] - PATCHES) / np.linalg.norm(PATCHES)
+    assert true / 3 < found.rows[ROW]["error"] < true * 3
+
+
+def test_two_neighbouring_tokens_that_change_places_differ(tmp_path: Path) -> None:
+    swapped = TOKENS.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+
+    assert judge(tmp_path, projected(swapped), projected(TOKENS)).status(ROW) == "differs"
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_projections_judge_the_finite_elements_beside_infinities(tmp_path: Path) -> None:
+    scores = PATCHES.copy()
+    scores[:, ::3] = -np.inf
+    finite = scores[np.isfinite(scores)]
+    about = {"neg_inf_count": int((scores == -np.inf).sum()), "nan_count": 0, "pos_inf_count": 0}
+    about |= {"finite_max": float(finite.max()), "finite_min": float(finite.min())}
+    made = [
+        Value(array, about={**about, "projections": list(project(array))})
+        for array in (scores[::-1], scores)
+    ]
+
+    assert judge(tmp_path / "order", *made).status(ROW) == "differs"
+    assert judge(tmp_path / "same", made[1], made[1]).status(ROW) == "equal"
+
+
+def test_a_dump_without_projections_is_judged_by_the_statistics_alone(tmp_path: Path) -> None:
+    assert judge(tmp_path, projected(PATCHES[::-1]), value(PATCHES)).status(ROW) == "equal"

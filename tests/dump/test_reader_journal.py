@@ -34,6 +34,7 @@ tensors = st.builds(
     numbers,
     requires_grad=st.booleans(),
     value_id=st.one_of(st.just(msgspec.UNSET), st.integers(0, 99)),
+    projections=st.one_of(st.just(msgspec.UNSET), st.just((1.5, -2.0))),
 )
 values = st.recursive(
     st.none() | tensors,
@@ -84,6 +85,9 @@ def test_records_come_back_as_they_were_written(written, is_killed):
             for read, wrote in zip(found, expected, strict=True):
                 assert (read.raw_dtype, read.shape) == (wrote.dtype, wrote.shape)
                 assert read.requires_grad is wrote.requires_grad
+                assert read.projections == (
+                    None if wrote.projections is msgspec.UNSET else wrote.projections
+                )
                 assert read.value_id == (
                     None if wrote.value_id is msgspec.UNSET else wrote.value_id
                 )

@@ -56,7 +56,7 @@
 #define SIGN_WORDS 11
 
 /* +1 and -1, from the bits of the first random numbers. */
-static double SIGNS[64 * SIGN_WORDS];
+static _Alignas(64) double SIGNS[64 * SIGN_WORDS];
 
 /* The signs of one repeat, for each projection. */
 struct signs {
@@ -93,7 +93,7 @@ static inline struct signs signs_from(size_t index)
 #define HASH_BYTES (8 * HASH_WORDS)
 #define HASH_SEED 2036
 
-static uint64_t HASH_KEYS[HASH_WORDS];
+static _Alignas(64) uint64_t HASH_KEYS[HASH_WORDS];
 
 static void fill_keys(void)
 {

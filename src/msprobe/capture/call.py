@@ -58,7 +58,7 @@ class Draft(msgspec.Struct, eq=False):
         return name
 
     def add_details(self, record: TensorRecord, summary: Summary) -> None:
-        """Note projections, NaN and infinities of a summary; the latter also for the whole record."""
+        """Note projections, NaN and infinities of a finished summary."""
         if summary.projections is not None:
             record.projections = summary.projections
         found = summary.nonfinite

@@ -95,9 +95,8 @@ def checksum(values: NDArray[Any]) -> str:
     """Return the checksum of the bytes of an array in row-major order, 16 hexadecimal digits."""
     content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     pieces = -(-content.size // (8 * _HASH_WORDS))
-    words = np.zeros(pieces * _HASH_WORDS, dtype=np.uint64)
-    words.view(np.uint8)[: content.size] = content
-    words = words.reshape(pieces, _HASH_WORDS)
+    words = np.zeros((pieces, _HASH_WORDS), dtype=np.uint64)
+    words.reshape(-1).view(np.uint8)[: content.size] = content
     low = (words & _LOW) + (_KEYS & _LOW) & _LOW
     high = (words >> _HALF) + (_KEYS >> _HALF) & _LOW
     sums = (low * high).sum(axis=1, dtype=np.uint64)

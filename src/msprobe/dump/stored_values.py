@@ -20,6 +20,7 @@ _FLOAT_WORDS: Final = {
     "-inf": -math.inf,
     "-infinity": -math.inf,
 }
+_NUMBERS: Final = (float, int)
 _MAX_SHOWN: Final = 60
 
 
@@ -48,6 +49,21 @@ def integers_of(found: JsonTree) -> tuple[int, ...] | None:
     if isinstance(found, list) and all(type(item) is int for item in found):
         return tuple(found)
     raise ValueError(f"is {shown_value(found)}, not a list of integers")
+
+
+def pair_of(found: JsonTree) -> tuple[float, float]:
+    """Return two finite numbers.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if isinstance(found, list) and len(found) == 2:
+        first, second = found
+        if type(first) in _NUMBERS and type(second) in _NUMBERS:
+            pair = float(first), float(second)
+            if math.isfinite(pair[0]) and math.isfinite(pair[1]):
+                return pair
+    raise ValueError(f"is {shown_value(found)}, not a list of two finite numbers")
 
 
 def statistic_of(found: JsonTree) -> Statistic:

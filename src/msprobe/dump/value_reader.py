@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName
 from msprobe.dump.records import JsonTree
-from msprobe.dump.stored_values import integers_of, optional_of, shape_of, statistic_of
+from msprobe.dump.stored_values import integers_of, optional_of, pair_of, shape_of, statistic_of
 from msprobe.dump.values import Message, PartPath, Role, Value, path_label
 from msprobe.errors import DumpFormatError
 from msprobe.json_text import JSON_ERRORS
@@ -48,7 +48,7 @@ _PARTS: Final = {
 _USUAL_KEYS: Final = frozenset(
     (
         *("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad"),
-        *("data_name", "md5", "value_id"),
+        *("data_name", "md5", "value_id", "projections"),
     )
 )
 _integer: Final = partial(optional_of, kind=int)
@@ -85,6 +85,7 @@ class _UsualEntry(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     md5: str | None = None
     value_id: int | None = None
     stride: list[int] | None = None
+    projections: tuple[float, float] | None = None
 
 
 _UsualPart = list[_UsualEntry | None] | dict[str, _UsualEntry | None] | UnsetType
@@ -321,6 +322,7 @@ class _Walk:
         )
         if entry.stride is not None:
             value.stride = tuple(entry.stride)
+        value.projections = entry.projections
         return value
 
     def walk(self, tree: JsonTree, path: PartPath, role: Role) -> None:
@@ -410,6 +412,9 @@ class _Walk:
             md5=md5,
             value_id=value_id,
         )
+        projections = get("projections")
+        if projections is not None:
+            value.projections = self._field(path, "projections", projections, pair_of)
         if not _USUAL_KEYS.issuperset(tree):
             self._add_unusual(value, tree)
         return value

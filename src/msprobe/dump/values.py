@@ -79,6 +79,7 @@ class Value(msgspec.Struct, gc=False):
         value: the value of a non-tensor, or all other keys of the entry if it has no single value.
         nan_count: number of NaN elements; None where the dump does not say. The same holds for
             `pos_inf_count` and `neg_inf_count`.
+        projections: two sums with pseudo-random signs (docs/metrics.md), where the dump has them.
         finite_max: largest finite element, only where some are not finite; also `finite_min`.
         note: why a statistic is missing, in a few words (``uninitialized``, ``meta`` …).
         remark: why a gradient is missing, or which shares it includes.
@@ -113,6 +114,7 @@ class Value(msgspec.Struct, gc=False):
     neg_inf_count: int | None = None
     finite_max: Statistic = None
     finite_min: Statistic = None
+    projections: tuple[float, float] | None = None
     note: str | None = None
     remark: str | None = None
     written: bool | None = None

@@ -21,7 +21,7 @@ from msprobe.report.nonfinite import find_nonfinite
 _FIELDS: Final = (
     *("shape", "max", "min", "mean", "norm", "requires_grad", "data_name", "md5"),
     *("value_id", "nan_count", "pos_inf_count", "neg_inf_count", "finite_max", "finite_min"),
-    *("note", "remark", "written", "undefined", "device", "stride"),
+    *("projections", "note", "remark", "written", "undefined", "device", "stride"),
 )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Status of rows: `judge_rows` fills in status, error and finding.
 
-Elements decide where they were read, else checksums, else the four statistics. Everything is
+Elements decide where they were read, else checksums, else the statistics. Everything is
 relative to the size of the tensor, so tiny gradients are judged as sharply as large activations.
 """
 
@@ -222,7 +222,7 @@ def _judge_statistics(row: Matched, tolerances: Tolerances) -> None:
         row.finding = "one side has no statistics to compare" if error.is_one_sided else ""
     elif error.relative == 0:
         row.status = Status.EQUAL  # apart from NaN and infinities, which agree
-    elif error.is_beyond or (is_exact and error.ends_differ):
+    elif error.is_beyond or (is_exact and error.some_differ):
         row.status = Status.DIFFERS
         row.finding = describe_statistics(target, reference, error.worst)
     else:
