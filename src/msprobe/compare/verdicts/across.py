@@ -30,6 +30,8 @@ _OUTSIDE: Final = (
     Cause.OUTSIDE,
     Cause.MODEL_INPUT,
 )
+# Causes of values that no call of the step made: without modules parameters are among them.
+_FROM_OUTSIDE: Final = (Cause.UNRECORDED_VALUE, Cause.PARAMETER)
 
 
 class Across:
@@ -75,8 +77,9 @@ def _revise(comparison: RankComparison, row: Row, history: History) -> None:
             mark(row, Origin.INHERITED, Cause.EARLIER_STEP if is_likely else Cause.STEP_GROWTH)
         else:
             row.cause = Cause.OTHER_UPDATE
-    elif history.inexact and role is Role.INPUT and row.cause is Cause.UNRECORDED_VALUE:
-        mark(row, Origin.INHERITED, Cause.LEFT_BEHIND)
+    elif history.inexact and role is Role.INPUT and row.cause in _FROM_OUTSIDE:
+        is_known = history.handed_on(row)
+        mark(row, Origin.INHERITED, Cause.EARLIER_RESULT if is_known else Cause.LEFT_BEHIND)
 
 
 def _inherit_updates(comparison: RankComparison, training: TrainingHistory) -> None:

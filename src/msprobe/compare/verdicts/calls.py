@@ -61,6 +61,7 @@ class Calls:
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison
         self.rows = comparison.rows
+        self.pairs = comparison.pairs
         self._starts: dict[int, tuple[int, int]] = {}
         self._made: dict[int, Call] = {}
         begin = 0

@@ -90,6 +90,8 @@ class Incoming:
         common = makers.common
         if common is not None:
             self._inherit(row, common)
+        elif _is_other_batch(row) and self._state.calls.split_batches:
+            mark(row, Origin.INPUT, Cause.OTHER_SPLIT)
         elif makers.target or makers.reference:
             self._judge_wiring(call, row, makers)
         elif call.is_backward:
@@ -108,9 +110,6 @@ class Incoming:
     def _judge_wiring(self, call: Call, row: Row, makers: Makers) -> None:
         """Judge a value that different calls made on the two sides."""
         state = self._state
-        if _is_other_batch(row) and state.calls.split_batches:
-            mark(row, Origin.INPUT, Cause.OTHER_SPLIT)
-            return
         blamed = explained = False
         for index in (*makers.target[:1], *makers.reference[:1]):
             maker = state.rows[index]

@@ -9,15 +9,19 @@ Parameters that differ stay blamed, as do arguments whose effect is not in the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Origin, Row
+from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.dump.record_names import RecordKind, forward_name, parse_record_name
 from msprobe.dump.values import Role
+from msprobe.numerics.number_types import epsilon_of
 
+# What another way to compute may make of the errors of its inputs.
+_NEAR: Final = 10.0
 # Causes that concern gradients, though the forward call is blamed.
 _OF_GRADIENTS: Final = (Cause.CUTTING_CALL,)
 
@@ -59,13 +63,13 @@ class _Agreement:
         self._calls = calls
         self._results: dict[int, bool] = {}
         self._gradients: dict[int, bool] = {}
-        self._paths = {
-            calls.parse(row.pair).path
+        self._parameter_gradients = [
+            (calls.parse(row.pair).path, row)
             for row in calls.rows
             if row.value.role is Role.PARAMETER_GRAD
             and row.status.is_difference
             and row.pair.is_matched
-        }
+        ]
 
     def around(self, call: Call, *, needs_gradients: bool) -> Call | None:
         """Return the innermost module around a call that agrees; None if there is none."""
@@ -74,7 +78,32 @@ class _Agreement:
                 (number == 0 and not needs_gradients) or self._have_equal_gradients(module)
             ):
                 return module
+        if self._calls.has_modules or not call.is_backward:
+            return None if self._calls.has_modules else self._loss
+        return self._loss if self._has_equal_weight_gradients else None
+
+    @cached_property
+    def _loss(self) -> Call | None:
+        """The call that the backward pass begins with, if it agrees; without modules alone."""
+        for pair in self._calls.pairs:
+            if self._calls.parse(pair).kind is RecordKind.BACKWARD:
+                backward = self._calls.named(pair.name, is_target=pair.target is not None)
+                loss = None if backward is None else self._calls.forward_of(backward)
+                is_equal = loss is not None and loss.is_matched and _agree(loss.rows, ())
+                return loss if is_equal else None
         return None
+
+    @cached_property
+    def _has_equal_weight_gradients(self) -> bool:
+        """Whether the gradients of weights agree that calls of both sides handed back."""
+        for call in self._calls:
+            if call.is_backward and call.is_matched:
+                weights = [
+                    row for row in call.outputs if call.operator.takes_state(row.value.argument)
+                ]
+                if not _agree(weights, call.inputs):
+                    return False
+        return True
 
     def _enclosing(self, call: Call) -> Iterator[Call]:
         """Yield the modules around a call that both sides recorded, from the innermost."""
@@ -101,7 +130,7 @@ class _Agreement:
         found = self._results.get(module.start)
         if found is None:
             outputs = [row for row in module.rows if row.value.role is Role.OUTPUT]
-            found = bool(outputs) and not any(row.status.is_difference for row in outputs)
+            found = bool(outputs) and _agree(outputs, module.inputs)
             self._results[module.start] = found
         return found
 
@@ -112,11 +141,36 @@ class _Agreement:
         return found
 
     def _compare_gradients(self, module: Call) -> bool:
+        taken_in = list(module.inputs)
         for is_target in (True, False):
             backward = self._calls.backward_of(module, is_target=is_target)
-            if backward is not None and any(row.status.is_difference for row in backward.rows):
-                return False
+            if backward is not None:
+                taken_in += backward.inputs
+                if not _agree(backward.outputs, taken_in):
+                    return False
         path = module.parsed.path
-        if not path:
-            return not self._paths
-        return not any(each == path or each.startswith(f"{path}.") for each in self._paths)
+        inside = [
+            row
+            for each, row in self._parameter_gradients
+            if not path or each == path or each.startswith(f"{path}.")
+        ]
+        return _agree(inside, taken_in)
+
+
+def _agree(results: Iterable[Row], taken_in: Iterable[Row]) -> bool:
+    """Return whether results agree, or differ hardly more than what they are made of.
+
+    A module that is computed in another way makes other rounding errors of its inputs' type.
+    """
+    differing = [row for row in results if row.status.is_difference]
+    if not differing:
+        return True
+    worst = max((row.error or 0.0 for row in taken_in if row.holds_tensor), default=0.0)
+    return all(_is_near(row, worst) for row in differing)
+
+
+def _is_near(row: Row, worst: float) -> bool:
+    if row.status is not Status.DIFFERS or row.error is None:
+        return False
+    epsilon = max(epsilon_of(value.dtype) for value in row.values)
+    return row.error <= _NEAR * max(worst, epsilon)
