@@ -66,6 +66,7 @@ class Cause(StrEnum):
     DOUBTFUL_MASK = "doubtful_mask", "the mask it was given is made from values that differ"
     REORDERED = "reordered", "the elements came in another order"
     ROUNDING = "rounding", "within the rounding of this operation: its terms cancel"
+    NOISE = "noise", "zero up to the rounding of the sum that made it, on both sides"
     CLOSE_INPUTS = "close_inputs", "no further apart than what it is made of, which is close"
     FIRST_SAVED = "first_saved", "the first saved value that differs"
 

@@ -101,6 +101,25 @@ def operand_of(row: Row) -> Operand | None:
     )
 
 
+def exact_operand(value: Value) -> Operand | None:
+    """Return a tensor of one side as an operand without an error; None without a known size."""
+    size, spread, peak = _sizes(value)
+    if not value.is_tensor or size is None:
+        return None
+    shape = value.shape or ()
+    return Operand(
+        size=size,
+        error=0.0,
+        largest_error=0.0,
+        peak=peak,
+        least=_least_size(value),
+        spread=spread,
+        count=max(math.prod(shape), 1),
+        shape=shape,
+        epsilon=epsilon_of(value.dtype),
+    )
+
+
 def _sizes(value: Value) -> tuple[float | None, float, float]:
     """Return norm, norm without the mean, and peak of the finite elements, limits left out."""
     known = [end for end in value.finite_ends if end is not None]

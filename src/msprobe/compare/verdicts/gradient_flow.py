@@ -16,7 +16,7 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Missing, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
-from msprobe.compare.verdicts.conditioning import backward_bound, operand_of
+from msprobe.compare.verdicts.conditioning import backward_bound, exact_operand, operand_of
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
     lost_gradient,
@@ -26,7 +26,7 @@ from msprobe.compare.verdicts.origin_state import (
 )
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import RecordKind
-from msprobe.dump.values import Role
+from msprobe.dump.values import Role, Value
 
 # A sum over consumers and its rounding, relative to the errors that go into it.
 _SUM_GROWTH: Final = 4.0
@@ -80,6 +80,9 @@ class GradientFlow:
             else:
                 mark(row, Origin.INHERITED)
             return
+        if row.status is Status.DIFFERS and self._is_noise(call, row):
+            settle_as_close(row, Cause.NOISE)
+            return
         if makers.target and makers.reference and state.has_difference:
             mark(row, Origin.INHERITED, Cause.OTHER_USERS)
             return
@@ -123,6 +126,22 @@ class GradientFlow:
         else:
             return False
         return True
+
+    def _is_noise(self, call: Call, row: Row) -> bool:
+        """Return whether a gradient is zero up to the rounding of the sum that made it.
+
+        Such are those of a bias before a norm, or of one that a softmax does not depend on.
+        """
+        result = operand_of(row)
+        name = f"{call.parsed.base}.backward.0"
+        for is_target in (True, False):
+            backward = self._state.calls.named(name, is_target=is_target)
+            if result is None or backward is None:
+                continue
+            taken_in = [each for each in map(exact_operand, _values(backward.inputs)) if each]
+            bound = backward_bound(call.operator.family, taken_in, (), result)
+            return result.error <= _SUM_GROWTH * bound.own
+        return False
 
     def _module_record(self, call: Call, direction: str) -> Call | None:
         """Return the first record of a module in a direction, if both sides have it."""
@@ -288,3 +307,7 @@ class GradientFlow:
             if row.value.role is Role.PARAMETER_GRAD:
                 found[self._state.calls.parse(row.pair).base].append(row)
         return found
+
+
+def _values(rows: Iterable[Row]) -> list[Value]:
+    return [row.value for row in rows]

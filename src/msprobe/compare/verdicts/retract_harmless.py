@@ -22,6 +22,8 @@ from msprobe.numerics.number_types import epsilon_of
 
 # What another way to compute may make of the errors of its inputs.
 _NEAR: Final = 10.0
+# Inputs that are further apart, in units of the type's resolution, do not agree.
+_STILL_ROUNDING: Final = 64.0
 # Causes that concern gradients, though the forward call is blamed.
 _OF_GRADIENTS: Final = (Cause.CUTTING_CALL,)
 
@@ -173,4 +175,4 @@ def _is_near(row: Row, worst: float) -> bool:
     if row.status is not Status.DIFFERS or row.error is None:
         return False
     epsilon = max(epsilon_of(value.dtype) for value in row.values)
-    return row.error <= _NEAR * max(worst, epsilon)
+    return worst <= _STILL_ROUNDING * epsilon and row.error <= _NEAR * max(worst, epsilon)
