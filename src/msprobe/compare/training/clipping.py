@@ -75,9 +75,10 @@ def _clip_words(target: Clip, reference: Clip) -> str:
     for name, words in (("max", limit), ("norm_type", "norm_type")):
         numbers = getattr(target, name), getattr(reference, name)
         if not same(*numbers):
+            total = target.total_norm
             return (
                 f"has {words} {shown(numbers[0])} in the target, {shown(numbers[1])} in the "
-                f"reference; the total norm is {shown(target.total_norm)}"
+                "reference" + (f"; the total norm is {shown(total)}" if total is not None else "")
             )
     if target.parameters != reference.parameters:
         return (

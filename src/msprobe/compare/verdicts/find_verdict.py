@@ -56,7 +56,7 @@ class _Search:
         if fact is not None and self._comes_first(fact, culprit, factor):
             return self._of_fact(fact)
         if factor is not None and (
-            culprit is None or _is_later(culprit, factor[0].step, Moment.LOSS)
+            culprit is None or self._is_later(culprit, factor[0].step, Moment.LOSS)
         ):
             return self._of_factor(*factor)
         if culprit is not None:
@@ -84,7 +84,7 @@ class _Search:
                     return not self._is_exact
                 return class_of(culprit) is VerdictClass.PRECISION
             case VerdictClass.PARAMETERS:
-                if culprit is None or _is_later(culprit, fact.step, Moment.LOSS):
+                if culprit is None or self._is_later(culprit, fact.step, Moment.LOSS):
                     return self._differs_after(fact)
                 return culprit.kind == "parameter" or _is_one_sided(culprit)
             case VerdictClass.INCOMPLETE:
@@ -97,6 +97,25 @@ class _Search:
         if fact.moment is Moment.REDUCE:
             return observed is not None and observed.is_exact
         return self._differs_after(fact)
+
+    def _moment(self, culprit: Culprit) -> Moment:
+        """Return the moment of a step at which a culprit takes effect."""
+        moment = moment_of(culprit)
+        if moment is not Moment.PARAMETERS:
+            return moment
+        comparison = culprit.comparison
+        sides = comparison.target.view.facts, comparison.reference.view.facts
+        is_recorded = all(facts is not None and facts.parameters is not None for facts in sides)
+        differs = any(
+            fact.verdict is VerdictClass.PARAMETERS and fact.step == comparison.step
+            for fact in self._findings.facts
+        )
+        # It was the same when the step began: an optimizer that calls the model changed it.
+        return Moment.UPDATE if is_recorded and not differs else moment
+
+    def _is_later(self, culprit: Culprit, step: int, moment: Moment) -> bool:
+        """Return whether a culprit does not come before a moment of a step."""
+        return (culprit.comparison.step, self._moment(culprit)) >= (step, moment)
 
     def _differs_after(self, fact: FactDifference) -> bool:
         """Return whether anything differs after a difference took effect."""
@@ -124,12 +143,12 @@ class _Search:
         if fact.verdict is VerdictClass.INCOMPLETE and fact.step == culprit.comparison.step:
             # A call that ended early has no results.
             return culprit.row.status in (Status.MISSING, Status.ADDED)
-        return when <= (culprit.comparison.step, int(moment_of(culprit)))
+        return when <= (culprit.comparison.step, int(self._moment(culprit)))
 
     def _of_fact(self, fact: FactDifference) -> Verdict:
         culprit = self._culprit
         shows = culprit if culprit is not None and culprit.comparison.step == fact.step else None
-        explained = shows is not None and moment_of(shows) <= Moment.FORWARD
+        explained = shows is not None and self._moment(shows) <= Moment.FORWARD
         is_start = fact.moment.phase in (Phase.START, Phase.DATA)
         record = fact.record
         if record is None and shows is not None and is_start and explained:
@@ -137,7 +156,7 @@ class _Search:
         evidence = list(self._agreement(fact))
         if shows is not None and is_start:
             evidence.insert(0, f"the first call that differs is {_call_words(shows)}")
-        elif shows is not None and moment_of(shows) >= fact.moment:
+        elif shows is not None and self._moment(shows) >= fact.moment:
             evidence.append(culprit_words(shows))
         return self._findings.conclude(
             fact.verdict,
@@ -190,7 +209,7 @@ class _Search:
         meaning = meanings.of(value)
         words = (
             f"the gradients are {value:.6g} times the reference's from {found.record} on "
-            f"(step {observed.step}, {found.total} gradients)"
+            f"(step {observed.step}, {found.total} gradient{'s' * (found.total > 1)})"
         )
         return self._findings.conclude(
             VerdictClass.GRADIENT,
@@ -230,7 +249,7 @@ class _Search:
             confidence = Confidence.PROVED
         elif verdict in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED):
             confidence = Confidence.POSSIBLE
-        moment = moment_of(culprit)
+        moment = self._moment(culprit)
         return self._findings.conclude(
             verdict,
             words,
@@ -274,11 +293,6 @@ def _is_one_sided(culprit: Culprit) -> bool:
         culprit.row.status in (Status.ADDED, Status.MISSING)
         or culprit.row.cause is Cause.OTHER_PARAMETER
     )
-
-
-def _is_later(culprit: Culprit, step: int, moment: Moment) -> bool:
-    """Return whether a culprit does not come before a moment of a step."""
-    return (culprit.comparison.step, moment_of(culprit)) >= (step, moment)
 
 
 def _call_words(culprit: Culprit) -> str:
