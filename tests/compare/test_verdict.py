@@ -278,3 +278,38 @@ def test_culprits_are_grouped_by_line_and_reason(tmp_path: Path) -> None:
     assert groups[0]["first"] == summary["introduced"][0]
     assert groups[0]["source"].startswith("test_verdict.py:")
     assert {"count", "kind", "cause", "reason", "source", "first"} <= set(groups[0])
+
+
+def test_a_module_of_another_class_is_another_call(tmp_path: Path) -> None:
+    class Rectified(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def inner(self, x: Tensor) -> Tensor:
+            return self.act(self.second(x))
+
+    class Squashed(Rectified):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.Tanh()
+
+    target = record(tmp_path / "t", level="L0", model=Rectified)
+    verdict = summary_of(target, record(tmp_path / "r", level="L0", model=Squashed))["verdict"]
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert re.search(r"the target calls Module\.act\.ReLU.*Module\.act\.Tanh", verdict["sentence"])
+
+
+def test_a_parameter_changed_within_a_step_is_told_from_its_optimizer(tmp_path: Path) -> None:
+    def decayed(net: Net) -> None:
+        def shrink(*_args: Any) -> None:
+            net.first.weight.data.numpy()[...] *= 0.99
+
+        net.register_full_backward_hook(shrink)
+
+    target = record(tmp_path / "t", decayed, level="L0", steps=2)
+    verdict = summary_of(target, record(tmp_path / "r", level="L0", steps=2))["verdict"]
+
+    assert verdict["class"] == "update", verdict["sentence"]
+    assert "first.weight was changed after step 0 began" in verdict["sentence"]

@@ -33,7 +33,7 @@ from msprobe.compare.training.start import (
     settings_differences,
 )
 from msprobe.compare.training.step_pairs import StepPair, step_pairs
-from msprobe.compare.training.updates import update_differences
+from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Ended, Ending
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -163,6 +163,7 @@ class TrainingHistory:
         yield from scaler_differences(pair)
         yield from count_differences(pair)
         for step in steps:
+            yield from earlier_changes(step)
             yield from setting_differences(step)
             yield from state_differences(step, history.is_exact)
             yield from update_differences(step)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
-from msprobe.compare.training.fingerprints import at, change_of, in_column
+from msprobe.compare.training.fingerprints import at, change_of, in_column, of_parameter
 from msprobe.compare.training.step_pairs import StepPair, is_idle
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
@@ -16,6 +16,33 @@ if TYPE_CHECKING:
     from msprobe.dump.facts import OptimizedParameters
 
 _LOOK: Final = ("look at the code that updates this parameter",)
+
+
+def earlier_changes(pair: StepPair) -> Iterator[FactDifference]:
+    """Yield parameters that something changed between the start and the optimizer's step."""
+    states = pair.pair.target.parameters, pair.pair.reference.parameters
+    if pair.target.call or states[0] is None or states[1] is None:
+        return
+    places = [{name: place for place, name in enumerate(state.name)} for state in states if state]
+    names = [
+        name
+        for name, change in pair.changes("before").items()
+        if not change.is_rounding
+        and name in places[0]
+        and name in places[1]
+        and change_of(
+            of_parameter(states[0], places[0][name]), of_parameter(states[1], places[1][name])
+        ).is_equal
+    ]
+    if names:
+        yield pair.difference(
+            VerdictClass.UPDATE,
+            Moment.CLIP,
+            f"{some_of(names, pair.total)} {'was' if len(names) == 1 else 'were'} changed after "
+            f"step {pair.pair.step} began and before its optimizer step",
+            parameter=names[0],
+            next=_LOOK,
+        )
 
 
 def update_differences(pair: StepPair) -> Iterator[FactDifference]:

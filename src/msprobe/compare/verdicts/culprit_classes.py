@@ -9,7 +9,7 @@ from typing import Final
 
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Matched, Origin, Status
+from msprobe.compare.model import Match, Matched, Origin, Status
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -63,6 +63,8 @@ def class_of(culprit: Culprit) -> VerdictClass:
     if known is not None:
         return known
     if not row.pair.is_matched:
+        return VerdictClass.CALL
+    if _other_call(culprit):
         return VerdictClass.CALL
     if row.status is Status.DTYPE or _has_two_precisions(culprit):
         return VerdictClass.PRECISION
@@ -141,10 +143,25 @@ def culprit_words(culprit: Culprit) -> str:
     if not row.pair.is_matched:
         side = "target" if row.pair.reference is None else "reference"
         return f"only the {side} calls {where}"
+    other = _other_call(culprit)
+    if other:
+        return f"the target calls {where}, the reference {other}"
     if reason:
         return f"{slot} of {where}: {reason}" if slot else f"{where}: {reason}"
     size = "" if row.error is None else f" by {row.error:.2g}"
     return f"{slot} of {where} differs{size}, though what the call was given agrees"
+
+
+def _other_call(culprit: Culprit) -> str:
+    """Return the reference's record if it is of another API or class than the target's."""
+    pair = culprit.row.pair
+    if pair.target is None or pair.reference is None or culprit.kind != "forward":
+        return ""
+    if culprit.row.value.role is not Role.OUTPUT or pair.match not in (Match.ALIGNED, Match.EXACT):
+        return ""
+    names = parse_record_name(pair.target), parse_record_name(pair.reference)
+    kinds = [name.class_name or name.path for name in names]
+    return pair.reference if kinds[0] != kinds[1] else ""
 
 
 def _has_two_precisions(culprit: Culprit) -> bool:
