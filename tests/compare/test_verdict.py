@@ -303,10 +303,10 @@ def test_a_module_of_another_class_is_another_call(tmp_path: Path) -> None:
 
 def test_a_parameter_changed_within_a_step_is_told_from_its_optimizer(tmp_path: Path) -> None:
     def decayed(net: Net) -> None:
-        def shrink(*_args: Any) -> None:
-            net.first.weight.data.numpy()[...] *= 0.99
+        def shrink(parameter: Tensor) -> None:
+            parameter.data.numpy()[...] *= 0.99
 
-        net.register_full_backward_hook(shrink)
+        net.first.weight.register_post_accumulate_grad_hook(shrink)
 
     target = record(tmp_path / "t", decayed, level="L0", steps=2)
     verdict = summary_of(target, record(tmp_path / "r", level="L0", steps=2))["verdict"]

@@ -17,6 +17,7 @@ from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
+from msprobe.operators.lookup import operator_named, operator_of
 
 # Names of calls and modules whose results depend on the training flag.
 _RULED_BY_MODE: Final = re.compile(
@@ -157,11 +158,16 @@ def _other_call(culprit: Culprit) -> str:
     pair = culprit.row.pair
     if pair.target is None or pair.reference is None or culprit.kind != "forward":
         return ""
-    if culprit.row.value.role is not Role.OUTPUT or pair.match not in (Match.ALIGNED, Match.EXACT):
+    if culprit.row.value.role is not Role.OUTPUT or pair.match is Match.MAPPED:
         return ""
     names = parse_record_name(pair.target), parse_record_name(pair.reference)
-    kinds = [name.class_name or name.path for name in names]
-    return pair.reference if kinds[0] != kinds[1] else ""
+    operators = [
+        operator_named(name.class_name)
+        if name.class_name is not None
+        else operator_of(name.prefix, name.path)
+        for name in names
+    ]
+    return pair.reference if operators[0].name != operators[1].name else ""
 
 
 def _has_two_precisions(culprit: Culprit) -> bool:
