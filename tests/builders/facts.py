@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -103,9 +102,8 @@ def optimizer_step(
     } | more
 
 
-def adamw(before: Arrays, gradient: Arrays, lr: float = 0.01, beta2: float = 0.999) -> Arrays:
+def adamw(before: Arrays, gradient: Arrays, lr: float = 0.01) -> Arrays:
     """Return the parameters after the first step of AdamW without weight decay."""
-    del beta2  # the first step does not depend on it
     return {
         name: np.float32(p - lr * gradient[name] / (np.abs(gradient[name]) + 1e-8)).astype(float)
         for name, p in before.items()
@@ -115,8 +113,3 @@ def adamw(before: Arrays, gradient: Arrays, lr: float = 0.01, beta2: float = 0.9
 def facts(**parts: Any) -> Facts:
     """Return facts as the reader gives them."""
     return msgspec.json.decode(json.dumps({"version": 1, **parts}), type=Facts, strict=False)
-
-
-def write_facts(folder: Path, **parts: Any) -> None:
-    """Write ``facts.json`` into a rank folder."""
-    (folder / "facts.json").write_text(json.dumps({"version": 1, **parts}))
