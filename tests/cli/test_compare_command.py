@@ -73,7 +73,7 @@ def test_the_answer_is_on_the_terminal(capsys, new, old):
     assert FAULT in out
     assert "By module" not in out
     assert "train.py:12" in out
-    assert "introduced" in out
+    assert "norm 3.22872 instead of 2.15248" in out
     assert "output/summary.json" in out
     assert summary()["introduced"][0]["name"] == FAULT
     assert len(tables()) == 1

@@ -30,6 +30,8 @@ class Outcome(StrEnum):
     EQUAL = "equal"
     EQUAL_BUT = "equal, but"
     """All values agree, and the verdict names something else that is different."""
+    EQUAL_RESULTS = "equal results"
+    """Calls differ, and perhaps values between them, and what the modules return agrees."""
     DIFFERENT = "different"
     UNREAD = "unread"
     NOTHING = "nothing to compare"
@@ -83,7 +85,7 @@ def answer_of(summary: Tree) -> Answer:
     return Answer(
         outcome=outcome,
         kind=verdict.get("class", ""),
-        sentence=sentence.removeprefix(f"{outcome}: "),
+        sentence=sentence.removeprefix(f"{_EQUAL_CLASS}: "),
         confidence=verdict.get("confidence", ""),
         evidence=verdict.get("evidence") or (),
         where=_where(verdict.get("where") or {}, summary),
@@ -97,7 +99,9 @@ def _outcome(summary: Tree, verdict: Tree) -> Outcome:
     if summary["equal"]:
         is_plain = verdict.get("class", _EQUAL_CLASS) == _EQUAL_CLASS
         return Outcome.EQUAL if is_plain else Outcome.EQUAL_BUT
-    return Outcome.DIFFERENT if count_different(summary["counts"]) else Outcome.UNREAD
+    if not count_different(summary["counts"]):
+        return Outcome.UNREAD
+    return Outcome.EQUAL_RESULTS if verdict.get("class") == _EQUAL_CLASS else Outcome.DIFFERENT
 
 
 def _counted(summary: Tree, outcome: Outcome) -> str:

@@ -71,6 +71,7 @@ _WIDE_FROM: Final = 110
 _OUTCOME_STYLES: Final = {
     Outcome.EQUAL: "bold green",
     Outcome.EQUAL_BUT: "bold yellow",
+    Outcome.EQUAL_RESULTS: "bold green",
     Outcome.DIFFERENT: "bold red",
     Outcome.UNREAD: "bold yellow",
     Outcome.NOTHING: "bold yellow",

@@ -58,15 +58,21 @@ def without_cause(findings: Findings) -> Verdict:
         )
     if findings.inputs and not findings.has_same_data:
         return _of_inputs(findings)
-    differing = sum(counts[status] for status in Status if status.is_difference)
-    if not differing and counts[Status.UNREAD]:
+    unmatched = counts[Status.MISSING] + counts[Status.ADDED]
+    inside = sum(counts[status] for status in Status if status.is_difference) - unmatched
+    unread = counts[Status.UNREAD]
+    if unread and not inside and not unmatched:
+        total = sum(counts[status] for status in Status)
         return findings.conclude(
             VerdictClass.INCOMPLETE,
-            f"{counts[Status.UNREAD]} values could not be read; all others agree",
+            f"{unread} of {total} values could not be read; all others agree",
             Confidence.PROVED,
         )
     if not any(each.forward_differs or each.backward_differs for each in findings.steps):
-        return _equal(findings, differing)
+        # Values that differ inside are another way to compute only where the calls are others.
+        if unread or (inside and not unmatched):
+            return _unexplained(findings)
+        return _equal(findings, unmatched, inside)
     if findings.split is not None:
         return findings.conclude(
             VerdictClass.ROUNDING,
@@ -139,7 +145,7 @@ def _of_inputs(findings: Findings) -> Verdict:
     )
 
 
-def _equal(findings: Findings, unmatched: int) -> Verdict:
+def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     counts = findings.counts
     close = counts[Status.CLOSE]
     words = f"{counts[Status.EQUAL] + close} values agree"
@@ -148,7 +154,9 @@ def _equal(findings: Findings, unmatched: int) -> Verdict:
     precisions = _precisions(findings)
     if precisions:
         words += f"; {precisions}"
-    if unmatched:
+    if inside:
+        words += f"; {inside} others lie in modules that compute the same results in another way"
+    elif unmatched:
         words += "; the sides make different calls, without consequence for any value"
     return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED)
 
