@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signatures of a whole run: for each step a few numbers, and 72 bytes a parameter.
+
+One file a rank, ``{dump_path}/signatures/{rank folder}.msig``, to which blocks are only ever
+appended: what a killed process has written stays readable, a torn end is left out.
+
+    head     kind (4 bytes), CRC-32 of the payload, length of the payload
+    payload  NAMES: names of the parameters, as JSON        SETS: settings of the run, as JSON
+             STEP: two offsets, `HEAD`, rows of `ENTRY`     INDX: the `HEAD`s of the steps before
+    tail     length of the block, kind, a mark: files are read from their end
+
+An index follows every 256 steps, so the numbers of a million steps are read in some thousand
+pieces. `docs/formats.md` describes the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.errors import DumpFormatError
+
+FOLDER: Final = "signatures"
+SUFFIX: Final = ".msig"
+
+_PAIR: Final = (2,)
+ENTRY: Final = np.dtype([("checksum", "<u8"), ("norm", "<f8"), ("projections", "<f4", _PAIR)])
+"""One value of one parameter: checksum 0 and NaN where there is none (no gradient)."""
+
+_SUMMED: Final = np.dtype([("checksum", "<u8"), ("norm", "<f8"), ("projections", "<f8", _PAIR)])
+HEAD: Final = np.dtype(
+    [
+        ("step", "<i8"),
+        ("data", "<u8"),
+        ("random", "<u8"),
+        ("settings", "<u8"),
+        ("loss", "<f8"),
+        ("parameter", _SUMMED),
+        ("gradient", _SUMMED),
+        ("update", _SUMMED),
+    ]
+)
+"""One step: checksums (0 where unknown), numbers (NaN where unknown), and all parameters summed."""
+
+QUANTITIES: Final = ("parameter", "gradient", "update")
+"""What there is for each parameter: before the step, as the optimizer got it, added by the step."""
+
+_BLOCK_HEAD: Final = struct.Struct("<4sIQ")
+_BLOCK_TAIL: Final = struct.Struct("<Q4s4s")
+_OFFSETS: Final = struct.Struct("<qq")
+_MARK: Final = b"msig"
+_NAMES: Final = b"NAME"
+_SETTINGS: Final = b"SETS"
+_STEP: Final = b"STEP"
+_INDEX: Final = b"INDX"
+_KINDS: Final = (_NAMES, _SETTINGS, _STEP, _INDEX)
+_STEPS_OF_INDEX: Final = 256
+_NOWHERE: Final = -1
+# A torn tail is at most one block, and a block is not larger than this.
+_MOST_TORN: Final = 64 << 20
+
+
+class SignatureWriter:
+    """Appends to the file of one rank.
+
+    Args:
+        path: the file; made if missing, with its folder. What it holds stays.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        end = 0
+        self._last_index = _NOWHERE
+        if path.exists():
+            with SignatureFile(path) as old:
+                end, self._last_index = old.end, old.last_index
+        self._file = path.open("r+b" if path.exists() else "wb", buffering=0)
+        self._file.truncate(end)  # a torn block would hide what follows
+        self._file.seek(end)
+        self._end = end
+        self._names: tuple[Sequence[str], int] = ((), _NOWHERE)
+        self._signs = _signs_of(())
+        self._settings: tuple[bytes, int] = (b"", _NOWHERE)
+        self._heads: list[bytes] = []
+        self._offsets: list[int] = []
+
+    def append(
+        self,
+        head: NDArray[Any],
+        names: Sequence[str],
+        entries: NDArray[Any],
+        settings: dict[str, Any],
+    ) -> None:
+        """Write one step.
+
+        Args:
+            head: one element of type `HEAD`; its sums over all parameters are filled in here.
+            names: of the parameters.
+            entries: shape (3, number of names), type `ENTRY`; rows in the order of `QUANTITIES`.
+            settings: of the optimizers; written only when they are other than before.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        if self._names[0] != names:
+            self._names = (list(names), self._put(_NAMES, _json(list(names))))
+            self._signs = _signs_of(names)
+        text = _json(settings)
+        if self._settings[0] != text:
+            self._settings = (text, self._put(_SETTINGS, text))
+        head = head.copy()
+        head["settings"] = zlib.crc32(text)
+        for quantity, row in zip(QUANTITIES, entries, strict=True):
+            head[quantity] = _sum(row, self._signs)
+        offsets = _OFFSETS.pack(self._names[1], self._settings[1])
+        self._offsets.append(self._put(_STEP, offsets + head.tobytes() + entries.tobytes()))
+        self._heads.append(head.tobytes())
+        if len(self._heads) == _STEPS_OF_INDEX:
+            self._put_index()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _put_index(self) -> None:
+        offsets = np.array(self._offsets, "<i8").tobytes()
+        sizes = _OFFSETS.pack(self._last_index, len(self._heads))
+        self._last_index = self._put(_INDEX, sizes + b"".join(self._heads) + offsets)
+        self._heads.clear()
+        self._offsets.clear()
+
+    def _put(self, kind: bytes, payload: bytes) -> int:
+        """Append a block in one write, and return where it begins."""
+        head = _BLOCK_HEAD.pack(kind, zlib.crc32(payload), len(payload))
+        length = _BLOCK_HEAD.size + len(payload) + _BLOCK_TAIL.size
+        block = head + payload + _BLOCK_TAIL.pack(length, kind, _MARK)
+        self._file.write(block)
+        begin = self._end
+        self._end += length
+        return begin
+
+
+class StepSignature(NamedTuple):
+    """Everything that is known of one step.
+
+    Attributes:
+        head: one element of type `HEAD`.
+        names: of the parameters.
+        entries: shape (3, number of names), type `ENTRY`; rows in the order of `QUANTITIES`.
+        settings: of the optimizers.
+    """
+
+    head: NDArray[Any]
+    names: list[str]
+    entries: NDArray[Any]
+    settings: dict[str, Any]
+
+
+class SignatureFile:
+    """Reads the file of one rank, also while another process appends to it.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        heads: one `HEAD` a step, in the order of steps; of a step that ran twice, the last one.
+        end: where the last whole block ends.
+        last_index: where the last index begins.
+
+    Raises:
+        DumpFormatError: it is no such file, or damaged in the middle.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last_index = _NOWHERE
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                self._bytes: mmap.mmap | bytes = (
+                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+                )
+        except OSError as error:
+            raise DumpFormatError(path, f"cannot be read: {error}") from error
+        self.end = self._whole_end()
+        if size and not self.end:
+            raise DumpFormatError(path, "holds no signatures of msprobe")
+        heads, offsets = self._read_heads()
+        # Of equal steps the last one written wins.
+        _, places = np.unique(heads["step"][::-1], return_index=True)
+        kept = len(heads) - 1 - places
+        self.heads = heads[kept]
+        self._offsets = offsets[kept]
+
+    def __enter__(self) -> SignatureFile:
+        """Return the file itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; what was read stays."""
+        if isinstance(self._bytes, mmap.mmap):
+            self._bytes.close()
+
+    def step(self, number: int) -> StepSignature:
+        """Return all of one step.
+
+        Raises:
+            KeyError: there is no such step.
+            DumpFormatError: its block is damaged.
+        """
+        place = int(np.searchsorted(self.heads["step"], number))
+        if place == len(self.heads) or self.heads["step"][place] != number:
+            raise KeyError(number)
+        payload = self._payload(int(self._offsets[place]), _STEP)
+        names_at, settings_at = _OFFSETS.unpack_from(payload)
+        names = json.loads(self._payload(names_at, _NAMES))
+        expected = _OFFSETS.size + HEAD.itemsize + len(QUANTITIES) * len(names) * ENTRY.itemsize
+        if len(payload) != expected:
+            raise DumpFormatError(self.path, f"step {number} does not fit its list of parameters")
+        entries = np.frombuffer(payload, ENTRY, offset=_OFFSETS.size + HEAD.itemsize)
+        return StepSignature(
+            head=self.heads[place],
+            names=names,
+            entries=entries.reshape(len(QUANTITIES), len(names)),
+            settings=json.loads(self._payload(settings_at, _SETTINGS)),
+        )
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _whole_end(self) -> int:
+        """Return the end of the last whole block."""
+        data = self._bytes
+        end = len(data)
+        lowest = max(0, end - _MOST_TORN)
+        while end > lowest:
+            if self._begin_of(end) is not None:
+                return end
+            found = data.rfind(_MARK, lowest, end - 1)
+            if found < 0:
+                return 0
+            end = found + len(_MARK)
+        return 0
+
+    def _begin_of(self, end: int) -> int | None:
+        """Return where the whole and undamaged block begins that ends at `end`."""
+        if end < _BLOCK_HEAD.size + _BLOCK_TAIL.size:
+            return None
+        length, kind, mark = _BLOCK_TAIL.unpack_from(self._bytes, end - _BLOCK_TAIL.size)
+        begin = end - length
+        if mark != _MARK or kind not in _KINDS or begin < 0:
+            return None
+        try:
+            self._payload(begin, kind)
+        except DumpFormatError:
+            return None
+        return int(begin)
+
+    def _payload(self, begin: int, kind: bytes) -> bytes:
+        head_size = _BLOCK_HEAD.size
+        if 0 <= begin <= len(self._bytes) - head_size:
+            found, checksum, length = _BLOCK_HEAD.unpack_from(self._bytes, begin)
+            payload = self._bytes[begin + head_size : begin + head_size + length]
+            if found == kind and len(payload) == length and zlib.crc32(payload) == checksum:
+                return payload
+        raise DumpFormatError(self.path, f"is damaged at byte {begin}")
+
+    def _read_heads(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        pieces = [*self._indexed_heads(*self._tail_heads())]
+        heads = [head for head, _ in reversed(pieces)]
+        offsets = [offset for _, offset in reversed(pieces)]
+        if not heads:
+            return np.zeros(0, HEAD), np.zeros(0, np.int64)
+        return np.concatenate(heads), np.concatenate(offsets)
+
+    def _tail_heads(self) -> tuple[NDArray[Any], NDArray[np.int64], int]:
+        """Return the steps after the last index, and where that one begins."""
+        end, heads, offsets = self.end, [], []
+        while end:
+            begin = self._begin_of(end)
+            if begin is None:
+                raise DumpFormatError(self.path, f"is damaged before byte {end}")
+            kind = self._bytes[begin : begin + 4]
+            if kind == _INDEX:
+                self.last_index = begin
+                break
+            if kind == _STEP:
+                payload = self._payload(begin, _STEP)
+                heads.append(payload[_OFFSETS.size : _OFFSETS.size + HEAD.itemsize])
+                offsets.append(begin)
+            end = begin
+        tail = np.frombuffer(b"".join(reversed(heads)), HEAD)
+        return tail, np.array(offsets[::-1], np.int64), self.last_index
+
+    def _indexed_heads(
+        self, tail: NDArray[Any], offsets: NDArray[np.int64], index: int
+    ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+        """Yield the steps from the last ones back to the first."""
+        yield tail, offsets
+        while index != _NOWHERE:
+            payload = self._payload(index, _INDEX)
+            before, count = _OFFSETS.unpack_from(payload)
+            if before >= index or len(payload) != _OFFSETS.size + count * (HEAD.itemsize + 8):
+                raise DumpFormatError(self.path, f"is damaged at byte {index}")
+            heads = np.frombuffer(payload, HEAD, count, _OFFSETS.size)
+            at = _OFFSETS.size + count * HEAD.itemsize
+            yield heads, np.frombuffer(payload, "<i8", count, at)
+            index = before
+
+
+def signature_files(path: Path) -> dict[str, Path]:
+    """Return the files of a run by rank folder, such as ``rank0``.
+
+    Args:
+        path: a dump path, its folder of signatures, or one file.
+
+    Raises:
+        DumpFormatError: there are none.
+    """
+    if path.is_file():
+        return {path.stem: path}
+    for folder in (path / FOLDER, path):
+        found = {file.stem: file for file in sorted(folder.glob(f"*{SUFFIX}"))}
+        if found:
+            return found
+    raise DumpFormatError(path, f"holds no signatures (no {FOLDER}/*{SUFFIX})")
+
+
+def _signs_of(names: Sequence[str]) -> NDArray[np.float64]:
+    """Return two signs for each parameter, shape (number of names, 2).
+
+    The projections of all parameters share one pattern of signs. Signs of their own make the sum
+    of them a projection of all parameters together.
+    """
+    bits = np.array([zlib.crc32(name.encode("utf-8", "surrogatepass")) for name in names], np.int64)
+    return 1.0 - 2.0 * np.stack([bits & 1, bits >> 1 & 1], axis=1)
+
+
+def _sum(row: NDArray[Any], signs: NDArray[np.float64]) -> NDArray[Any]:
+    """Return a quantity of all parameters together."""
+    summed = np.zeros((), _SUMMED)
+    known = row["checksum"] != 0
+    summed["checksum"] = zlib.crc32(np.ascontiguousarray(row["checksum"]).tobytes())
+    summed["norm"] = np.sqrt(np.square(row["norm"][known]).sum()) if known.any() else np.nan
+    summed["projections"] = (row["projections"][known] * signs[known]).sum(axis=0)
+    return summed
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=isinstance(value, dict)).encode()

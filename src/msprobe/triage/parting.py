@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`find_parting`: the step and phase in which the signatures of two runs of one rank part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Without recordings of the noise: a difference that was this small when the runs parted may be
+# rounding, and is a jump where it grows so many times beyond everything before.
+_ROUNDING: Final = 1e-4
+_JUMP: Final = 30.0
+# With them: so many times beyond the largest difference that they have shown up to that step.
+_ABOVE_NOISE: Final = 8.0
+
+
+class Phase(StrEnum):
+    """What a training step does, in this order."""
+
+    PARAMETER = "parameter"
+    DATA = "data"
+    RANDOM = "random"
+    LOSS = "loss"
+    GRADIENT = "gradient"
+    SETTINGS = "settings"
+    UPDATE = "update"
+
+
+_CAUSES: Final = (Phase.DATA, Phase.RANDOM, Phase.SETTINGS)
+_MEASURED: Final = (Phase.PARAMETER, Phase.LOSS, Phase.GRADIENT, Phase.UPDATE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """Where two runs part.
+
+    Attributes:
+        step: the first step in which they do not hold the same bits.
+        phase: the first phase of that step which differs.
+        error: relative difference there; None where it has none (data, random, settings).
+        drifts: whether that may be rounding: it is small, and the sides were given the same.
+        jump: the first step in which the difference is more than such rounding grows to; equal to
+            `step` if it does not drift, None if no step jumps.
+        jump_phase: the first phase of that step which jumps.
+        jump_error: relative difference there.
+        idle: steps and phases before it that differ without any consequence.
+    """
+
+    step: int
+    phase: Phase
+    error: float | None
+    drifts: bool
+    jump: int | None
+    jump_phase: Phase | None
+    jump_error: float | None
+    idle: tuple[tuple[int, Phase], ...] = ()
+
+
+def find_parting(
+    target: NDArray[Any], reference: NDArray[Any], noise: NDArray[np.float64] | None = None
+) -> Parting | None:
+    """Return where two runs part; None if all of their common steps hold the same bits.
+
+    Args:
+        target: one element of type `HEAD` for each step, in their order.
+        reference: the same steps of the other run.
+        noise: the largest error that recordings of one program show up to each of these steps, of
+            shape (steps, 4), see `noise_of`.
+    """
+    differs = {phase: _differing(phase, target, reference) for phase in Phase}
+    matters = np.logical_or.reduce([differs[phase] for phase in _MEASURED])
+    if not matters.any():
+        return None
+    first = int(np.argmax(matters))
+    errors = relative_errors(target, reference)
+    phase = next(phase for phase in Phase if differs[phase][first])
+    drifts = phase not in _CAUSES and _may_be_rounding(first, errors, noise)
+    jump, jump_phase = first, phase
+    if drifts:
+        jumps = _jumps(first, errors, noise)
+        found = np.flatnonzero(jumps.any(axis=1))
+        jump = int(found[0]) if len(found) else -1
+        jump_phase = _MEASURED[int(np.argmax(jumps[jump]))]
+        cause = next((each for each in _CAUSES if differs[each][jump]), None)
+        if cause is not None and not differs[cause][:jump].any():
+            jump_phase = cause
+    return Parting(
+        step=int(target["step"][first]),
+        phase=phase,
+        error=_error(errors[first], phase),
+        drifts=drifts,
+        jump=int(target["step"][jump]) if jump >= 0 else None,
+        jump_phase=jump_phase if jump >= 0 else None,
+        jump_error=_error(errors[jump], jump_phase) if jump >= 0 else None,
+        idle=tuple(
+            (int(target["step"][place]), each)
+            for each in _CAUSES
+            if (place := int(np.argmax(differs[each]))) < first and differs[each][place]
+        ),
+    )
+
+
+def relative_errors(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the relative differences of the measured phases, of shape (steps, 4).
+
+    That of the loss is exact. The others are estimated by the projections of all parameters: the
+    mean square of their differences estimates the squared norm of the difference. One side that is
+    not finite, or has no such value, differs infinitely.
+    """
+    errors = np.zeros((len(target), len(_MEASURED)))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        for column, phase in enumerate(_MEASURED):
+            ours, theirs = target[phase.value], reference[phase.value]
+            if phase is Phase.LOSS:
+                sizes = np.maximum(np.abs(ours), np.abs(theirs))
+                apart = np.abs(ours - theirs)
+            else:
+                difference = ours["projections"] - theirs["projections"]
+                apart = np.sqrt(np.square(difference).mean(axis=1))
+                sizes = np.maximum(ours["norm"], theirs["norm"])
+            relative = np.where(apart == 0, 0.0, apart / sizes)
+            relative[np.isnan(relative)] = np.inf
+            errors[:, column] = np.where(_differing(phase, target, reference), relative, 0.0)
+    return errors
+
+
+def noise_of(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the largest error up to each step between two recordings of one program."""
+    return np.maximum.accumulate(relative_errors(target, reference), axis=0)
+
+
+def _differing(phase: Phase, target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return whether the bits of a phase differ, for each step; unknown ones do not."""
+    ours, theirs = target[phase.value], reference[phase.value]
+    if phase is Phase.LOSS:
+        return (ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))
+    if phase in _CAUSES:
+        return (ours != theirs) & (ours != 0) & (theirs != 0)
+    return np.asarray(ours["checksum"] != theirs["checksum"])
+
+
+def _may_be_rounding(
+    first: int, errors: NDArray[np.float64], noise: NDArray[np.float64] | None
+) -> bool:
+    if noise is not None:
+        return bool((errors[first] <= _ABOVE_NOISE * noise[first]).all())
+    return bool((errors[first] < _ROUNDING).all())
+
+
+def _jumps(
+    first: int, errors: NDArray[np.float64], noise: NDArray[np.float64] | None
+) -> NDArray[np.bool_]:
+    """Return which phases of which steps differ more than rounding grows to."""
+    if noise is not None:
+        return errors > _ABOVE_NOISE * noise
+    before = np.maximum.accumulate(errors, axis=0)
+    before = np.vstack([np.full(errors.shape[1], np.inf), before[:-1]])
+    before[: first + 1] = np.inf
+    # A phase that still holds the same bits has shown no error to grow from.
+    largest = before.max(axis=1, keepdims=True)
+    return (errors > _JUMP * largest) & (errors > _ROUNDING)
+
+
+def _error(errors: NDArray[np.float64], phase: Phase) -> float | None:
+    return float(errors[_MEASURED.index(phase)]) if phase in _MEASURED else None

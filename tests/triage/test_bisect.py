@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finished runs: the step, phase and parameter where they part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from signature_runs import NAMES, write_run
+
+from msprobe.dump.signature_file import FOLDER, SignatureFile, SignatureWriter
+from msprobe.errors import DumpFormatError
+from msprobe.triage.bisect import Bisection, bisect_runs
+from msprobe.triage.parting import Phase
+
+
+def found(tmp_path: Path, change: Any, noise: int | None = None, **options: Any) -> Bisection:
+    reference = write_run(tmp_path / "reference", noise=None if noise is None else 1)
+    target = write_run(tmp_path / "target", change=change, noise=noise, **options)
+    again = None if noise is None else write_run(tmp_path / "again", noise=3)
+    return bisect_runs(target, reference, again)
+
+
+def test_equal_runs(tmp_path: Path) -> None:
+    result = found(tmp_path, lambda step, state: None)
+    assert result.first is None
+    assert (result.steps, result.ranks, result.notes) == (40, 1, ())
+
+
+def test_one_gradient(tmp_path: Path) -> None:
+    def double(step: int, state: dict[str, Any]) -> None:
+        if step == 17:
+            state["gradients"][3] *= 2
+
+    first = found(tmp_path, double).first
+    assert first is not None
+    assert (first.parting.step, first.parting.phase) == (17, Phase.GRADIENT)
+    assert not first.parting.drifts
+    assert [change.name for change in first.changes] == [NAMES[3]]
+    assert (first.changed, first.parameters) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "phase"),
+    [("data", 1, Phase.DATA), ("random", 1, Phase.RANDOM), ("lr", 0.02, Phase.UPDATE)],
+)
+def test_cause_of_the_step(tmp_path: Path, key: str, value: float, phase: Phase) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        if step == 5:
+            state[key] = value
+            state["gradients"] *= 1.5 if key != "lr" else 1
+
+    first = found(tmp_path, change).first
+    assert first is not None
+    expected = Phase.SETTINGS if key == "lr" else phase
+    assert (first.parting.step, first.parting.phase) == (5, expected)
+    settings = (("SGD.0.lr", 0.02, 0.01),) if key == "lr" else ()
+    assert first.settings == settings
+
+
+def test_what_has_no_effect_is_only_told(tmp_path: Path) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        if step >= 3:
+            state["random"] = 1
+        if step == 20:
+            state["gradients"][0] += 1
+
+    first = found(tmp_path, change).first
+    assert first is not None
+    assert first.parting.step == 20
+    assert first.parting.idle == ((3, Phase.RANDOM),)
+
+
+def test_rounding_drifts(tmp_path: Path) -> None:
+    def disturb(step: int, state: dict[str, Any]) -> None:
+        state["gradients"] = state["gradients"] * (1 + 1e-7 * (step == 2))
+
+    first = found(tmp_path, disturb).first
+    assert first is not None
+    assert (first.parting.step, first.parting.drifts, first.parting.jump) == (2, True, None)
+
+
+@pytest.mark.parametrize("noise", [None, 2])
+def test_a_jump_after_a_drift(tmp_path: Path, noise: int | None) -> None:
+    def disturb(step: int, state: dict[str, Any]) -> None:
+        if step == 2:
+            state["gradients"] = state["gradients"] * (1 + 1e-7)
+        if step == 31:
+            state["gradients"][6] *= 0.5
+
+    first = found(tmp_path, disturb, noise).first
+    assert first is not None
+    assert first.parting.drifts
+    assert (first.parting.jump, first.parting.jump_phase) == (31, Phase.GRADIENT)
+    assert first.changes[0].name == NAMES[6]
+
+
+def test_noise_tells_a_small_jump(tmp_path: Path) -> None:
+    def disturb(step: int, state: dict[str, Any]) -> None:
+        if step == 12:
+            state["gradients"][1] *= 1 + 1e-5
+
+    first = found(tmp_path, disturb, noise=2).first
+    assert first is not None
+    assert (first.parting.jump, first.parting.jump_phase) == (12, Phase.GRADIENT)
+    assert first.changes[0].name == NAMES[1]
+
+
+def test_noise_alone_is_no_jump(tmp_path: Path) -> None:
+    first = found(tmp_path, lambda step, state: None, noise=2).first
+    assert first is not None
+    assert first.parting.jump is None
+
+
+def test_nan_on_one_side_is_infinitely_far(tmp_path: Path) -> None:
+    def spoil(step: int, state: dict[str, Any]) -> None:
+        if step == 4:
+            state["gradients"][2, 0] = np.nan
+
+    first = found(tmp_path, spoil).first
+    assert first is not None
+    assert (first.parting.step, first.parting.error) == (4, np.inf)
+    assert first.changes[0].name == NAMES[2]
+
+
+def test_ranks(tmp_path: Path) -> None:
+    def spoil(step: int, state: dict[str, Any]) -> None:
+        if step == 8:
+            state["gradients"][2] *= 4
+
+    for name, change in (("reference", lambda *_: None), ("target", spoil)):
+        write_run(tmp_path / name, rank="rank0")
+        write_run(tmp_path / name, rank="rank1", change=change)
+    write_run(tmp_path / "target", rank="rank2")
+    result = bisect_runs(tmp_path / "target", tmp_path / "reference")
+    assert [(each.rank, each.parting.step) for each in result.partings] == [("rank1", 8)]
+    assert result.ranks == 2
+    assert "rank2" in result.notes[0]
+
+
+def test_common_steps_only(tmp_path: Path) -> None:
+    write_run(tmp_path / "reference", steps=30)
+    write_run(tmp_path / "target", steps=20)
+    result = bisect_runs(tmp_path / "target", tmp_path / "reference")
+    assert (result.first, result.steps) == (None, 20)
+    assert "20 steps are in both" in result.notes[0]
+
+
+def test_many_steps_are_indexed(tmp_path: Path) -> None:
+    path = write_run(tmp_path, steps=1000) / FOLDER / "rank.msig"
+    with SignatureFile(path) as file:
+        assert file.heads["step"].tolist() == list(range(1000))
+        assert file.step(777).names == NAMES
+
+
+@pytest.mark.parametrize("lost", [1, 50, 700, 5000])
+def test_a_torn_end_is_left_out_and_written_on(tmp_path: Path, lost: int) -> None:
+    path = write_run(tmp_path, steps=300) / FOLDER / "rank.msig"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-lost])
+    with SignatureFile(path) as file:
+        last = int(file.heads["step"][-1])
+        entries = file.step(last).entries.copy()
+        head = file.heads[-1].copy()
+    assert 280 <= last < 299 or (lost == 1 and last == 298)
+    head["step"] = 500
+    writer = SignatureWriter(path)
+    writer.append(head, NAMES, entries, {})
+    writer.close()
+    with SignatureFile(path) as file:
+        assert file.heads["step"].tolist() == [*range(last + 1), 500]
+
+
+def test_a_repeated_step_counts_once(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=10)
+    write_run(tmp_path, steps=10, first=8)
+    with SignatureFile(tmp_path / FOLDER / "rank.msig") as file:
+        assert file.heads["step"].tolist() == list(range(18))
+
+
+def test_what_is_no_signature(tmp_path: Path) -> None:
+    with pytest.raises(DumpFormatError, match="no signatures"):
+        bisect_runs(tmp_path, tmp_path)
+    (tmp_path / "x.msig").write_bytes(b"something else" * 10)
+    with pytest.raises(DumpFormatError, match="no signatures"):
+        bisect_runs(tmp_path / "x.msig", tmp_path / "x.msig")
+
+
+def test_damage_in_the_middle_is_an_error(tmp_path: Path) -> None:
+    path = write_run(tmp_path, steps=20) / FOLDER / "rank.msig"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+    with pytest.raises(DumpFormatError, match="damaged"):
+        bisect_runs(path, path)
