@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from signature_runs import NAMES, write_run
 
+from msprobe.cli import main
 from msprobe.dump.signature_file import FOLDER, SignatureFile, SignatureWriter
 from msprobe.errors import DumpFormatError
 from msprobe.triage.bisect import Bisection, bisect_runs
@@ -195,3 +197,25 @@ def test_damage_in_the_middle_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DumpFormatError, match="damaged"):
         bisect_runs(path, path)
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1 + 1e-7, 3), (2.0, 1)])
+def test_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], factor: float, code: int
+) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        if step == 6:
+            state["gradients"][5] *= factor
+
+    found(tmp_path, change)
+    words = ["bisect", str(tmp_path / "target"), str(tmp_path / "reference"), "--exit-code"]
+    assert main(words) == code
+    text = capsys.readouterr().out
+    assert main([*words, "--json"]) == code
+    facts = json.loads(capsys.readouterr().out)
+    assert text.startswith(facts["sentence"])
+    assert facts["equal"] == (code == 0)
+    if code:
+        assert f"{NAMES[5]} (relative difference" in text
+        assert facts["recording"]["step"] == [6]
+        assert f'"step": {facts["recording"]["step"]}' in text

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from msprobe.cli import (
+    bisect,
     code_mapping,
     compare,
     compare_ckpt,
@@ -30,6 +31,7 @@ _VERBS: Final = (
     compare,
     show,
     overflow_check,
+    bisect,
     compare_ckpt,
     config_check,
     merge_result,

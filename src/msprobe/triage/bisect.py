@@ -48,6 +48,7 @@ class RankParting:
     Attributes:
         rank: its folder's name.
         parting: the step and phase.
+        quantity: which one of `QUANTITIES` the changes are of.
         changes: parameters that differ at the jump, or where they part if none jumps; the largest
             difference first, at most five.
         changed: how many differ.
@@ -57,6 +58,7 @@ class RankParting:
 
     rank: str
     parting: Parting
+    quantity: str
     changes: tuple[ParameterChange, ...]
     changed: int
     parameters: int
@@ -170,9 +172,8 @@ def _noise_at(
 def _look_at(
     rank: str, parting: Parting, phase: Phase, target: StepSignature, reference: StepSignature
 ) -> RankParting:
-    row = (
-        QUANTITIES.index(phase.value) if phase.value in QUANTITIES else QUANTITIES.index("gradient")
-    )
+    quantity = phase.value if phase.value in QUANTITIES else "gradient"
+    row = QUANTITIES.index(quantity)
     places = {name: place for place, name in enumerate(reference.names)}
     shared = [name for name in target.names if name in places]
     ours = target.entries[row][[target.names.index(name) for name in shared]]
@@ -188,6 +189,7 @@ def _look_at(
     return RankParting(
         rank=rank,
         parting=parting,
+        quantity=quantity,
         changes=tuple(
             ParameterChange(name=shared[place], error=float(errors[place])) for place in worst
         ),

@@ -137,10 +137,12 @@ def _differing(phase: Phase, target: NDArray[Any], reference: NDArray[Any]) -> N
     """Return whether the bits of a phase differ, for each step; unknown ones do not."""
     ours, theirs = target[phase.value], reference[phase.value]
     if phase is Phase.LOSS:
-        return (ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))
-    if phase in _CAUSES:
-        return (ours != theirs) & (ours != 0) & (theirs != 0)
-    return np.asarray(ours["checksum"] != theirs["checksum"])
+        found = (ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))
+    elif phase in _CAUSES:
+        found = (ours != theirs) & (ours != 0) & (theirs != 0)
+    else:
+        found = ours["checksum"] != theirs["checksum"]
+    return np.asarray(found)
 
 
 def _may_be_rounding(
@@ -156,13 +158,13 @@ def _jumps(
 ) -> NDArray[np.bool_]:
     """Return which phases of which steps differ more than rounding grows to."""
     if noise is not None:
-        return errors > _ABOVE_NOISE * noise
+        return np.asarray(errors > _ABOVE_NOISE * noise)
     before = np.maximum.accumulate(errors, axis=0)
     before = np.vstack([np.full(errors.shape[1], np.inf), before[:-1]])
     before[: first + 1] = np.inf
     # A phase that still holds the same bits has shown no error to grow from.
     largest = before.max(axis=1, keepdims=True)
-    return (errors > _JUMP * largest) & (errors > _ROUNDING)
+    return np.asarray((errors > _JUMP * largest) & (errors > _ROUNDING))
 
 
 def _error(errors: NDArray[np.float64], phase: Phase) -> float | None:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe bisect`: where two finished runs part, by their signatures."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+EXIT_JUMP: Final = 1
+EXIT_DRIFT: Final = 3
+
+
+def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "bisect",
+        help="find the step in which two finished runs part, by their signatures",
+        description="Find the first step, phase and parameter in which two runs part that were "
+        'recorded with "task": "signature". Nothing is run again. The configuration that records '
+        "just that step in full is printed.",
+        formatter_class=formatter,
+    )
+    parser.add_argument("target", metavar="TARGET", type=Path, help="a dump path, or one .msig")
+    parser.add_argument("reference", metavar="REFERENCE", type=Path, help="the run to compare with")
+    parser.add_argument(
+        "--noise",
+        metavar="DUMP",
+        type=Path,
+        help="a second recording of the reference's program: what differs there is noise",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument(
+        "--exit-code",
+        action="store_true",
+        help="exit with 1 if the runs part in a jump, with 3 if they only drift",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare the signatures and print where the runs part."""
+    from msprobe.cli.terminal import make_console, print_json, print_lines
+    from msprobe.triage.bisect import bisect_runs
+    from msprobe.triage.bisect_lines import as_json, lines
+
+    found = bisect_runs(options.target, options.reference, options.noise)
+    if options.json:
+        print_json(as_json(found))
+    else:
+        print_lines(make_console(), lines(found))
+    if found.first is None or not options.exit_code:
+        return 0
+    return EXIT_DRIFT if found.first.parting.jump is None else EXIT_JUMP

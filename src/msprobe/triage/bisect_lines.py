@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `bisect_runs` found, for the terminal and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from rich.text import Text
+
+from msprobe.dump.records import JsonTree
+from msprobe.report.value_text import count_text, number_text, plain
+from msprobe.triage.bisect import Bisection, RankParting
+from msprobe.triage.parting import Phase
+
+SCHEMA_VERSION: Final = 1
+
+_WORDS: Final = {
+    Phase.PARAMETER: "the parameters differ when it begins",
+    Phase.DATA: "the model is given other data",
+    Phase.RANDOM: "the random generators begin with other states",
+    Phase.LOSS: "the loss differs, with equal parameters, data and random states",
+    Phase.GRADIENT: "the gradients differ, with equal losses",
+    Phase.SETTINGS: "the optimizer has other settings, and equal gradients",
+    Phase.UPDATE: "the updates differ, with equal gradients and settings",
+}
+
+
+def sentence(found: Bisection) -> str:
+    """Return the answer in one sentence."""
+    first = found.first
+    steps = count_text(found.steps, "step")
+    if first is None:
+        return f"the runs hold the same bits in all of {steps}"
+    parting = first.parting
+    where = f" of {first.rank}" if found.ranks > 1 else ""
+    if parting.jump is None:
+        why = (
+            "no step differs more than recordings of one program do"
+            if found.knows_noise
+            else "no step jumps, so this may be rounding that adds up"
+        )
+        return (
+            f"the runs part in step {parting.step}{where}{_size(parting.error)}, and drift from "
+            f"there: {why}"
+        )
+    phase = parting.jump_phase or parting.phase
+    drift = f", after a drift from step {parting.step} on" if parting.drifts else ""
+    words = _WORDS[phase]
+    if phase is Phase.SETTINGS and first.settings:
+        name, ours, theirs = first.settings[0]
+        words = f"{name} is {json.dumps(ours)} in the target, {json.dumps(theirs)} in the reference"
+    size = _size(parting.jump_error)
+    return plain(f"the runs part in step {parting.jump}{where}{drift}: {words}{size}")
+
+
+def lines(found: Bisection) -> Iterator[Text]:
+    """Yield the answer, what shows it, and what to record next."""
+    yield Text(sentence(found), "bold")
+    first = found.first
+    if first is not None:
+        yield from _details(found, first)
+    for note in found.notes:
+        yield Text(f"  note: {plain(note)}", "yellow")
+
+
+def _details(found: Bisection, first: RankParting) -> Iterator[Text]:
+    parting = first.parting
+    if len(found.partings) > 1:
+        ranks = ", ".join(each.rank for each in found.partings[:8])
+        yield Text(f"  {len(found.partings)} of {found.ranks} ranks part: {plain(ranks)}")
+    for name, ours, theirs in first.settings[:5]:
+        yield Text(plain(f"  {name}: {json.dumps(ours)} instead of {json.dumps(theirs)}"))
+    for change in first.changes:
+        yield Text(plain(f"  {first.quantity} of {change.name}{_size(change.error)}"))
+    more = first.changed - len(first.changes)
+    if more > 0:
+        yield Text(f"  … {more} more of {count_text(first.parameters, 'parameter')}", "dim")
+    for step, phase in parting.idle:
+        yield Text(f"  without consequence: in step {step} {_WORDS[phase]}", "dim")
+    if parting.jump is None and not found.knows_noise:
+        yield Text("  to know what is noise, record the reference twice and give --noise", "dim")
+    yield Text("  record this step of both runs in full, and compare:")
+    yield Text(f"    {json.dumps(recording(first))}")
+
+
+def recording(first: RankParting) -> dict[str, JsonTree]:
+    """Return the configuration that records the step in full."""
+    parting = first.parting
+    number = first.rank.removeprefix("rank")
+    return {
+        "task": "statistics",
+        "dump_path": "./dump",
+        "rank": [int(number)] if number.isdecimal() else [],
+        "step": [parting.step if parting.jump is None else parting.jump],
+        "level": "mix",
+    }
+
+
+def as_json(found: Bisection) -> dict[str, JsonTree]:
+    """Return all of it for programs."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "equal": found.first is None,
+        "sentence": sentence(found),
+        "steps": found.steps,
+        "ranks": found.ranks,
+        "knows_noise": found.knows_noise,
+        "partings": [_parting_json(each) for each in found.partings],
+        "recording": None if found.first is None else recording(found.first),
+        "notes": list(found.notes),
+    }
+
+
+def _parting_json(found: RankParting) -> dict[str, JsonTree]:
+    parting = found.parting
+    return {
+        "rank": found.rank,
+        "step": parting.step,
+        "phase": parting.phase.value,
+        "error": parting.error,
+        "drifts": parting.drifts,
+        "jump": parting.jump,
+        "jump_phase": None if parting.jump_phase is None else parting.jump_phase.value,
+        "jump_error": parting.jump_error,
+        "quantity": found.quantity,
+        "changed": found.changed,
+        "parameters": found.parameters,
+        "changes": [{"name": each.name, "error": each.error} for each in found.changes],
+        "settings": [list(each) for each in found.settings],
+        "without_consequence": [[step, phase.value] for step, phase in parting.idle],
+    }
+
+
+def _size(error: float | None) -> str:
+    return "" if error is None else f" (relative difference {number_text(error)})"
