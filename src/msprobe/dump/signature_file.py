@@ -197,12 +197,11 @@ class SignatureFile:
         self.end = self._whole_end()
         if size and not self.end:
             raise DumpFormatError(path, "holds no signatures of msprobe")
-        heads, offsets = self._read_heads()
-        # Of equal steps the last one written wins.
-        _, places = np.unique(heads["step"][::-1], return_index=True)
-        kept = len(heads) - 1 - places
-        self.heads = heads[kept]
-        self._offsets = offsets[kept]
+        self.heads, self._offsets = self._read_heads()
+        if (np.diff(self.heads["step"]) <= 0).any():  # steps that ran again
+            _, places = np.unique(self.heads["step"][::-1], return_index=True)
+            kept = len(self.heads) - 1 - places
+            self.heads, self._offsets = self.heads[kept], self._offsets[kept]
 
     def __enter__(self) -> SignatureFile:
         """Return the file itself."""
@@ -281,15 +280,17 @@ class SignatureFile:
         raise DumpFormatError(self.path, f"is damaged at byte {begin}")
 
     def _read_heads(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        pieces = [*self._indexed_heads(*self._tail_heads())]
-        heads = [head for head, _ in reversed(pieces)]
-        offsets = [offset for _, offset in reversed(pieces)]
-        if not heads:
-            return np.zeros(0, HEAD), np.zeros(0, np.int64)
-        return np.concatenate(heads), np.concatenate(offsets)
+        """Return the heads and the offsets of all steps, in the order in which they were written.
 
-    def _tail_heads(self) -> tuple[NDArray[Any], NDArray[np.int64], int]:
-        """Return the steps after the last index, and where that one begins."""
+        They are joined as bytes: NumPy joins structures field by field.
+        """
+        heads, offsets = self._tail()
+        pieces = [(heads, offsets), *self._indexed()][::-1]
+        all_heads = np.frombuffer(b"".join(head for head, _ in pieces), HEAD)
+        return all_heads, np.frombuffer(b"".join(offset for _, offset in pieces), "<i8")
+
+    def _tail(self) -> tuple[bytes, bytes]:
+        """Return heads and offsets of the steps after the last index, which is found on the way."""
         end, heads, offsets = self.end, [], []
         while end:
             begin = self._begin_of(end)
@@ -304,22 +305,18 @@ class SignatureFile:
                 heads.append(payload[_OFFSETS.size : _OFFSETS.size + HEAD.itemsize])
                 offsets.append(begin)
             end = begin
-        tail = np.frombuffer(b"".join(reversed(heads)), HEAD)
-        return tail, np.array(offsets[::-1], np.int64), self.last_index
+        return b"".join(reversed(heads)), np.array(offsets[::-1], "<i8").tobytes()
 
-    def _indexed_heads(
-        self, tail: NDArray[Any], offsets: NDArray[np.int64], index: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-        """Yield the steps from the last ones back to the first."""
-        yield tail, offsets
+    def _indexed(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield heads and offsets of each index, from the last one back to the first."""
+        index = self.last_index
         while index != _NOWHERE:
             payload = self._payload(index, _INDEX)
             before, count = _OFFSETS.unpack_from(payload)
             if before >= index or len(payload) != _OFFSETS.size + count * (HEAD.itemsize + 8):
                 raise DumpFormatError(self.path, f"is damaged at byte {index}")
-            heads = np.frombuffer(payload, HEAD, count, _OFFSETS.size)
-            at = _OFFSETS.size + count * HEAD.itemsize
-            yield heads, np.frombuffer(payload, "<i8", count, at)
+            middle = _OFFSETS.size + count * HEAD.itemsize
+            yield payload[_OFFSETS.size : middle], payload[middle:]
             index = before
 
 

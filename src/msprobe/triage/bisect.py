@@ -131,9 +131,8 @@ def _bisect_rank(
     with ExitStack() as stack:
         ours = stack.enter_context(SignatureFile(target))
         theirs = stack.enter_context(SignatureFile(reference))
-        steps, at_ours, at_theirs = np.intersect1d(
-            ours.heads["step"], theirs.heads["step"], assume_unique=True, return_indices=True
-        )
+        target_heads, reference_heads = _common(ours.heads, theirs.heads)
+        steps = target_heads["step"]
         if not len(steps):
             raise DumpFormatError(target, f"has no step in common with {reference}")
         notes = []
@@ -146,7 +145,7 @@ def _bisect_rank(
         if noise is not None:
             with SignatureFile(noise) as repeated:
                 again = _noise_at(steps, theirs.heads, repeated.heads)
-        parting = find_parting(ours.heads[at_ours], theirs.heads[at_theirs], again)
+        parting = find_parting(target_heads, reference_heads, again)
         if parting is None:
             return len(steps), None, notes
         step = parting.step if parting.jump is None else parting.jump
@@ -155,17 +154,25 @@ def _bisect_rank(
         return len(steps), found, notes
 
 
+def _common(target: NDArray[Any], reference: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the steps that both have."""
+    if np.array_equal(target["step"], reference["step"]):
+        return target, reference  # nothing to copy: there may be millions
+    _, ours, theirs = np.intersect1d(
+        target["step"], reference["step"], assume_unique=True, return_indices=True
+    )
+    return target[ours], reference[theirs]
+
+
 def _noise_at(
     steps: NDArray[Any], reference: NDArray[Any], repeated: NDArray[Any]
 ) -> NDArray[np.float64]:
     """Return the noise at these steps; beyond the common ones it is that of the last."""
-    common, one, other = np.intersect1d(
-        reference["step"], repeated["step"], assume_unique=True, return_indices=True
-    )
-    if not len(common):
+    one, other = _common(reference, repeated)
+    if not len(one):
         return np.zeros((len(steps), 4))
-    noise = noise_of(reference[one], repeated[other])
-    places = np.searchsorted(common, steps, side="right") - 1
+    noise = noise_of(one, other)
+    places = np.searchsorted(one["step"], steps, side="right") - 1
     return np.where((places >= 0)[:, None], noise[np.maximum(places, 0)], 0.0)
 
 
