@@ -1149,23 +1149,45 @@ static PyObject *statistics(int kind, const char *start, int ndim, const int64_t
     return n ? stats_of(&layout, kind, (size_t)n) : empty_tuple();
 }
 
+/* Fill in norm and projections, and return the checksum. */
+static int read_print(const struct buffer *buffer, struct result *result, uint64_t *hash)
+{
+    struct layout layout;
+    struct checksum checksum = {0, 0, 0};
+    Py_ssize_t n = lay_out(&layout, buffer, 1);
+    if (n < 0) return -1;
+    layout.checksum = &checksum;
+    if (n) *result = result_of(&layout, buffer->kind, (size_t)n);
+    if (!n) result->form = BOOLEANS; /* no norm */
+    *hash = random_at(checksum.sum, checksum.size_bytes);
+    return 0;
+}
+
 static PyObject *fingerprint_of(int kind, const char *start, int ndim, const int64_t *shape,
                                 const int64_t *strides, Py_ssize_t size_bytes)
 {
-    struct layout layout;
     struct buffer buffer = {kind, start, ndim, shape, strides, size_bytes};
-    struct checksum checksum = {0, 0, 0};
     struct result result = {0};
-    Py_ssize_t n = lay_out(&layout, &buffer, 1);
-    if (n < 0) return NULL;
-    layout.checksum = &checksum;
-    if (n) result = result_of(&layout, kind, (size_t)n);
+    uint64_t hash;
+    if (read_print(&buffer, &result, &hash) < 0) return NULL;
     char digits[20];
-    uint64_t hash = random_at(checksum.sum, checksum.size_bytes);
     PyOS_snprintf(digits, sizeof digits, "%08x%08x", (unsigned)(hash >> 32), (unsigned)hash);
-    PyObject *norm = n && result.form != BOOLEANS ? PyFloat_FromDouble(result.norm)
-                                                  : Py_NewRef(Py_None);
+    PyObject *norm = result.form != BOOLEANS ? PyFloat_FromDouble(result.norm)
+                                             : Py_NewRef(Py_None);
     return Py_BuildValue("(sNN)", digits, norm, projections_tuple(&result));
+}
+
+static int packed_fingerprint(int kind, const char *start, int ndim, const int64_t *shape,
+                              const int64_t *strides, Py_ssize_t size_bytes,
+                              struct msprobe_fingerprint *out)
+{
+    struct buffer buffer = {kind, start, ndim, shape, strides, size_bytes};
+    struct result result = {0};
+    if (read_print(&buffer, &result, &out->checksum) < 0) return -1;
+    out->norm = result.form != BOOLEANS ? result.norm : NAN;
+    for (int k = 0; k < PROJECTIONS; k++)
+        out->projections[k] = result.is_projected ? (float)result.projections[k] : NAN;
+    return 0;
 }
 
 /* Copy a tuple of sizes; -1 with an exception. */
@@ -1308,7 +1330,7 @@ static struct msprobe_kind kind_at(int index)
 }
 
 static const struct msprobe_native_api API = {MSPROBE_NATIVE_API_VERSION, KIND_COUNT, kind_at,
-                                              statistics, fingerprint_of};
+                                              statistics, fingerprint_of, packed_fingerprint};
 
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_native", "One-pass statistics and stack keys.", -1, METHODS,

@@ -676,15 +676,21 @@ static Value *new_value(PyObject *numbers, int64_t id, const struct view *view)
 typedef PyObject *(*numbers_fn)(int kind, const char *start, int ndim, const int64_t *shape,
                                 const int64_t *strides, Py_ssize_t size_bytes);
 
-/* Summarise the elements; `storage` is the tensor's. A buffer that was given back is an exception. */
-static PyObject *numbers_of(PyObject *tensor, const struct view *view, PyObject *storage,
-                            numbers_fn compute)
+/* Return how many bytes may be read; -1 with an exception. `storage` is the tensor's. */
+static Py_ssize_t bytes_behind(PyObject *tensor, const struct view *view, PyObject *storage)
 {
     int64_t size_bytes = take_int(PyObject_CallMethodNoArgs(storage, names.nbytes));
     int64_t offset = take_int(PyObject_CallMethodNoArgs(tensor, names.storage_offset));
+    return PyErr_Occurred() ? -1 : size_bytes - offset * (int64_t)view->itemsize;
+}
+
+/* Summarise the elements. A buffer that was given back is an exception. */
+static PyObject *numbers_of(PyObject *tensor, const struct view *view, PyObject *storage,
+                            numbers_fn compute)
+{
+    Py_ssize_t size_bytes = bytes_behind(tensor, view, storage);
     if (PyErr_Occurred()) return NULL;
-    return compute(view->kind, view->data, view->ndim, view->shape, view->strides,
-                   size_bytes - offset * (int64_t)view->itemsize);
+    return compute(view->kind, view->data, view->ndim, view->shape, view->strides, size_bytes);
 }
 
 /* Return the numbers of the same elements in another order, which the projections depend on; NULL
@@ -1231,10 +1237,58 @@ static PyObject *fingerprint(PyObject *module, PyObject *tensor)
     return found ? found : none_for_unreadable();
 }
 
+/* Pack the fingerprint of a tensor: 1, 0 if it is no plain one on the CPU, -1 without memory. */
+static int pack_fingerprint(PyObject *tensor, struct msprobe_fingerprint *out)
+{
+    struct view view;
+    PyObject *storage = NULL;
+    int done = 0;
+    if (read_view(tensor, &view) > 0) storage_address(tensor, &storage);
+    if (storage) {
+        Py_ssize_t size_bytes = bytes_behind(tensor, &view, storage);
+        done = !PyErr_Occurred() &&
+               native->packed_fingerprint(view.kind, view.data, view.ndim, view.shape,
+                                          view.strides, size_bytes, out) == 0;
+        Py_DECREF(storage);
+    }
+    if (!PyErr_Occurred()) return done;
+    if (PyErr_ExceptionMatches(PyExc_MemoryError)) return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+/* Fill `out` by the fingerprints of `tensors`; return the places of those that it cannot read. */
+static PyObject *fingerprints(PyObject *module, PyObject *args)
+{
+    PyObject *tensors;
+    Py_buffer out;
+    if (!PyArg_ParseTuple(args, "O!w*", &PyList_Type, &tensors, &out)) return NULL;
+    struct msprobe_fingerprint *entries = out.buf;
+    Py_ssize_t count = PyList_GET_SIZE(tensors);
+    PyObject *left = NULL;
+    if ((size_t)out.len != (size_t)count * sizeof *entries)
+        PyErr_SetString(PyExc_ValueError, "expected one entry for each tensor");
+    else left = PyList_New(0);
+    for (Py_ssize_t i = 0; left && i < PyList_GET_SIZE(tensors) && i < count; i++) {
+        PyObject *tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
+        int done = pack_fingerprint(tensor, entries + i);
+        Py_DECREF(tensor);
+        PyObject *place = done ? NULL : PyLong_FromSsize_t(i);
+        if (done < 0 || (!done && (!place || PyList_Append(left, place) < 0))) Py_CLEAR(left);
+        Py_XDECREF(place);
+    }
+    PyBuffer_Release(&out);
+    return left;
+}
+
 static PyMethodDef METHODS[] = {
     {"find_edges", find_edges, METH_VARARGS,
      "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
      "msprobe.pytorch.gradients.graph_search"},
+    {"fingerprints", fingerprints, METH_VARARGS,
+     "fingerprints(tensors, out) -> places of the tensors that are no plain ones on the CPU; the "
+     "others have their entry in the buffer `out`: uint64 checksum, float64 norm, two float32 "
+     "projections"},
     {"fingerprint", fingerprint, METH_O,
      "fingerprint(tensor) -> (checksum, norm | None, projections | None) of a plain tensor on the "
      "CPU, None for any other"},
