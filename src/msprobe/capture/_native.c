@@ -1186,7 +1186,7 @@ static int packed_fingerprint(int kind, const char *start, int ndim, const int64
     if (read_print(&buffer, &result, &out->checksum) < 0) return -1;
     out->norm = result.form != BOOLEANS ? result.norm : NAN;
     for (int k = 0; k < PROJECTIONS; k++)
-        out->projections[k] = result.is_projected ? (float)result.projections[k] : NAN;
+        out->projections[k] = result.is_projected ? result.projections[k] : NAN;
     return 0;
 }
 

@@ -18,11 +18,11 @@ struct msprobe_kind {
     size_t itemsize;
 };
 
-/* As ENTRY in dump/signature_file.py: NaN where there is no number. */
+/* As PRINT in dump/signature_file.py: NaN where there is no number. */
 struct msprobe_fingerprint {
     uint64_t checksum;
     double norm;
-    float projections[2];
+    double projections[2];
 };
 
 struct msprobe_native_api {

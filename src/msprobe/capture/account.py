@@ -124,6 +124,7 @@ class RunTotals:
         has_opened: whether a step was recorded.
         records: records written.
         skipped: calls that made no record, by reason.
+        errors: failures inside msprobe, of a task that has no account for each step.
     """
 
     started: tuple[int, int] | None = None
@@ -131,6 +132,7 @@ class RunTotals:
     has_opened: bool = False
     records: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
 
     def start(self, step: int) -> None:
         """Note that recording was asked for in a step."""

@@ -5,16 +5,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from msprobe.dump.facts import Data, Ended, Ending, Event, Loss, Modes, Parameters
-from msprobe.dump.rank_dump import RankDump
 
 Entry = Data | Loss | Event
 
 
+class FactSink(Protocol):
+    """Keeps the facts of a step: a dump, or the signatures of a run."""
+
+    def put_fact(self, part: str, value: Any) -> None:
+        """Take a part, or an entry of a list part."""
+
+
 class FactCollector:
-    """Takes the facts of the step and hands them to its dump.
+    """Takes the facts of the step and hands them on.
 
     Observers put parts from `Session.start` until the step ends, whether or not the user has called
     ``stop`` meanwhile. Everything here must be called inside the guard of the adapter.
@@ -26,7 +32,7 @@ class FactCollector:
     def __init__(self, *, is_wanted: bool) -> None:
         """Create it; it takes nothing before `begin`, nor ever if facts are not wanted."""
         self._is_wanted = is_wanted
-        self._dump: RankDump | None = None
+        self._dump: FactSink | None = None
         self._waiting: deque[tuple[str, Entry | Callable[[], Entry]]] = deque()
         self.ended = Ended(how=Ending.WHOLE)
 
@@ -35,7 +41,7 @@ class FactCollector:
         """Whether facts of the current step are taken."""
         return self._dump is not None
 
-    def begin(self, step: int, dump: RankDump) -> None:
+    def begin(self, step: int, dump: FactSink) -> None:
         """Begin to take the facts of a step."""
         if not self._is_wanted:
             return

@@ -32,6 +32,7 @@ from msprobe.capture.recording import (
 )
 from msprobe.capture.saved_values import SavedValues
 from msprobe.capture.selection import Selection
+from msprobe.capture.signature import StepSignatures
 from msprobe.capture.stacks import StackTable
 from msprobe.capture.values import Describer
 from msprobe.config import (
@@ -69,6 +70,7 @@ class Session:
         backward: is told of gradients; tells the sinks.
         recording: the sink that makes the records of the task.
         saved: makes the records of level debug.
+        signatures: makes the signature of each step; None for the tasks that record calls.
         facts: takes what happens around the calls.
         capturing: whether execution is between `start` and `stop`.
         observing: whether calls are observed now: capturing, and inside the token range.
@@ -130,6 +132,7 @@ class Session:
         self.backward = BackwardPasses(self.calls, adapter)
         self.saved = SavedValues(self.recording, self.current, adapter)
         self.facts = FactCollector(is_wanted=config.facts)
+        self.signatures = StepSignatures() if config.task is Task.SIGNATURE else None
         atexit.register(self.close)
 
     # -- state ---------------------------------------------------------------------------------
@@ -146,6 +149,9 @@ class Session:
 
     def begin_at(self, step: int) -> None:
         """Make `step` the first one; a step already begun ends, and its folder goes if empty."""
+        if self.signatures is not None:
+            self.signatures.continue_at(step)
+            self._end_step()
         dump = self.dump
         if dump is not None:
             if self.capturing:
@@ -261,6 +267,8 @@ class Session:
         self._dead = True
         if self._writer is not None:
             self._writer.close()
+        if self.signatures is not None:
+            self.signatures.close()
         for claim in self._claims.values():
             claim.release()
         self._claims.clear()
@@ -302,8 +310,9 @@ class Session:
     def failed(self, where: str, error: BaseException) -> None:
         """Note that msprobe's own code failed; the user's program goes on."""
         kind = f"{where}: {type(error).__name__}"
-        self.account.errors[kind] += 1
-        if self.account.errors[kind] == 1:
+        errors = self.account.errors if self.signatures is None else self.totals.errors
+        errors[kind] += 1
+        if errors[kind] == 1:
             logger.warning("capture failed in %s: %s; the run goes on", where, error)
             if self.dump is not None:
                 self.dump.log_error(kind, "".join(traceback.format_exception(error)))
@@ -359,19 +368,21 @@ class Session:
         return self.config.wants_rank(rank or 0)
 
     def _open(self, rank: int | None) -> None:
-        if self.dump is not None:
+        if self.dump is not None or self.facts.is_open:
             return
         self.totals.has_opened = True
+        if self.signatures is not None:
+            claim = self._claim(rank)
+            begin = self.signatures.begin
+            self._guarded("signature", lambda: begin(claim.dump_path, claim.name))
+            self.facts.begin(self.step_number, self.signatures)
+            return
         if self._writer is None:
             self._writer = DumpWriter()
             # At exit, handlers run in reverse: ours must come before the writer's.
             atexit.unregister(self.close)
             atexit.register(self.close)
-        claim = self._claims.get(rank)
-        if claim is None:
-            claim = claim_rank_directory(self.config.dump_path, rank)
-            self._claims[rank] = claim
-            logger.info("recording to %s, rank folder %s", claim.dump_path, claim.name)
+        claim = self._claim(rank)
         directory = rank_directory(claim.dump_path, self.step_number, claim.name)
         head = DumpHead(self.config.task, self.config.level, self.adapter.framework)
         calls = self.config.extra_info and self.config.level is not Level.DEBUG
@@ -381,7 +392,19 @@ class Session:
         self.recording.use(self.dump)
         self.facts.begin(self.step_number, self.dump)
 
+    def _claim(self, rank: int | None) -> RankClaim:
+        claim = self._claims.get(rank)
+        if claim is None:
+            claim = claim_rank_directory(self.config.dump_path, rank)
+            self._claims[rank] = claim
+            logger.info("recording to %s, rank folder %s", claim.dump_path, claim.name)
+        return claim
+
     def _close_dump(self) -> None:
+        if self.signatures is not None:
+            self._guarded("step", self.facts.finish)
+            self._guarded("signature", self.signatures.write)
+            return
         dump = self.dump
         if dump is None:
             return

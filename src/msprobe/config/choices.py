@@ -13,6 +13,7 @@ class Task(StrEnum):
     TENSOR = "tensor"
     STRUCTURE = "structure"
     OVERFLOW_CHECK = "overflow_check"
+    SIGNATURE = "signature"
     EXCEPTION_DUMP = "exception_dump"
 
 

@@ -164,6 +164,10 @@ class OverflowCheckKeys(msgspec.Struct, frozen=True, kw_only=True):
     black_list: BlackList = []
 
 
+class SignatureKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Task `signature`: a few numbers of each parameter and step, for `msprobe bisect`; no keys."""
+
+
 class ExceptionDumpKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Task `exception_dump`: the inputs of kernels that fail; MindSpore at level L2 only."""
 
@@ -201,7 +205,8 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Which calls to see: `L0` modules, `L1` APIs, `mix` both, `L2` the "
             "kernels that run beneath, `debug` only what you pass to `save()`. The task "
-            "`structure` works at L0 and mix, `overflow_check` at L0, L1 and mix."
+            "`structure` works at L0 and mix, `overflow_check` at L0, L1 and mix; `signature` "
+            "records no calls, and the level does not matter."
         ),
     ] = Level.L1
     enable_dataloader: Annotated[
@@ -295,12 +300,20 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
     ] = CompileMode.EAGER
 
 
-SectionKeys = StatisticsKeys | TensorKeys | StructureKeys | OverflowCheckKeys | ExceptionDumpKeys
+SectionKeys = (
+    StatisticsKeys
+    | TensorKeys
+    | StructureKeys
+    | OverflowCheckKeys
+    | SignatureKeys
+    | ExceptionDumpKeys
+)
 
 SECTION_KEYS: Final[dict[Task, type[SectionKeys]]] = {
     Task.STATISTICS: StatisticsKeys,
     Task.TENSOR: TensorKeys,
     Task.STRUCTURE: StructureKeys,
     Task.OVERFLOW_CHECK: OverflowCheckKeys,
+    Task.SIGNATURE: SignatureKeys,
     Task.EXCEPTION_DUMP: ExceptionDumpKeys,
 }

@@ -34,6 +34,7 @@ _LEVELS: Final[dict[Task, tuple[Level, ...]]] = {
     Task.TENSOR: tuple(Level),
     Task.STRUCTURE: (Level.L0, Level.MIX),
     Task.OVERFLOW_CHECK: (Level.L0, Level.L1, Level.MIX),
+    Task.SIGNATURE: tuple(Level),
     Task.EXCEPTION_DUMP: (Level.L2,),
 }
 _KERNEL_TASKS: Final = (Task.OVERFLOW_CHECK, Task.EXCEPTION_DUMP)
@@ -139,7 +140,7 @@ def _resolve(draft: _Draft, file: Path | None) -> Config:
         api_list=parse_api_list(common.api_list, file=file, source=draft.file),
         record_rng=common.record_rng,
         record_recompute=common.record_recompute,
-        facts=common.facts,
+        facts=common.facts or task is Task.SIGNATURE,
         optimizer_apis=common.optimizer_apis,
         compile=common.compile,
         source=file,
@@ -149,13 +150,17 @@ def _resolve(draft: _Draft, file: Path | None) -> Config:
 
 def _resolve_task(draft: _Draft) -> Task:
     value = draft.values.get("task", Task.STATISTICS.value)
-    without = () if draft.dumps_kernels else (Task.EXCEPTION_DUMP,)
+    # Only MindSpore dumps kernels by itself.
+    without = (Task.SIGNATURE,) if draft.dumps_kernels else (Task.EXCEPTION_DUMP,)
     known = tuple(task for task in Task if task not in without)
     if isinstance(value, str) and value in OTHER_TASKS and value not in known:
         hint = (
             f'"{value}" is not a capture task: {OTHER_TASKS[value]}; '
             f'a section "{value}" may stay in the file'
         )
+        raise ConfigError("task", value, known, source=draft.source("task"), hint=hint)
+    if value == Task.SIGNATURE and value not in known:
+        hint = "task signature is for PyTorch"
         raise ConfigError("task", value, known, source=draft.source("task"), hint=hint)
     return parse_choice(value, Task, "task", source=draft.source("task"), without=without)
 
@@ -165,6 +170,8 @@ def _resolve_level(draft: _Draft, task: Task) -> Level:
         return {Task.STRUCTURE: Level.MIX, Task.EXCEPTION_DUMP: Level.L2}.get(task, Level.L1)
     source = draft.source("level")
     level = parse_choice(draft.values["level"], Level, "level", source=source)
+    if task is Task.SIGNATURE:  # sees no calls
+        return Level.L1
     if level in _LEVELS[task]:
         return level
     if draft.dumps_kernels and level is Level.L2 and task in _KERNEL_TASKS:

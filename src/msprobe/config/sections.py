@@ -15,6 +15,7 @@ from msprobe.config.file_keys import (
     ExceptionDumpKeys,
     OverflowCheckKeys,
     SectionKeys,
+    SignatureKeys,
     SliceKeys,
     StatisticsKeys,
     StructureKeys,
@@ -25,6 +26,7 @@ from msprobe.config.settings import (
     ExceptionDumpSection,
     OverflowCheckSection,
     Section,
+    SignatureSection,
     Slice,
     StatisticsSection,
     StructureSection,
@@ -62,6 +64,8 @@ def build_section(
             return StructureSection(black_list=tuple(keys.black_list))
         case OverflowCheckKeys():
             return _overflow_check(keys, source=source)
+        case SignatureKeys():
+            return SignatureSection()
         case ExceptionDumpKeys():
             return ExceptionDumpSection(black_list=tuple(keys.black_list))
 

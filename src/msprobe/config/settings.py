@@ -108,6 +108,17 @@ class OverflowCheckSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignatureSection:
+    """Settings of the task `signature`: no keys.
+
+    Attributes:
+        black_list: empty, as no calls are recorded.
+    """
+
+    black_list: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExceptionDumpSection:
     """Settings of the task `exception_dump`."""
 
@@ -119,6 +130,7 @@ Section = (
     | TensorSection
     | StructureSection
     | OverflowCheckSection
+    | SignatureSection
     | ExceptionDumpSection
 )
 

@@ -36,7 +36,8 @@ _PAIR: Final = (2,)
 ENTRY: Final = np.dtype([("checksum", "<u8"), ("norm", "<f8"), ("projections", "<f4", _PAIR)])
 """One value of one parameter: checksum 0 and NaN where there is none (no gradient)."""
 
-_SUMMED: Final = np.dtype([("checksum", "<u8"), ("norm", "<f8"), ("projections", "<f8", _PAIR)])
+PRINT: Final = np.dtype([("checksum", "<u8"), ("norm", "<f8"), ("projections", "<f8", _PAIR)])
+"""The same before it is rounded, and all parameters summed."""
 HEAD: Final = np.dtype(
     [
         ("step", "<i8"),
@@ -44,9 +45,9 @@ HEAD: Final = np.dtype(
         ("random", "<u8"),
         ("settings", "<u8"),
         ("loss", "<f8"),
-        ("parameter", _SUMMED),
-        ("gradient", _SUMMED),
-        ("update", _SUMMED),
+        ("parameter", PRINT),
+        ("gradient", PRINT),
+        ("update", PRINT),
     ]
 )
 """One step: checksums (0 where unknown), numbers (NaN where unknown), and all parameters summed."""
@@ -92,7 +93,8 @@ class SignatureWriter:
         self._end = end
         self._names: tuple[Sequence[str], int] = ((), _NOWHERE)
         self._signs = _signs_of(())
-        self._settings: tuple[bytes, int] = (b"", _NOWHERE)
+        self._settings: tuple[dict[str, Any] | None, int] = (None, _NOWHERE)
+        self._settings_checksum = 0
         self._heads: list[bytes] = []
         self._offsets: list[int] = []
 
@@ -117,11 +119,12 @@ class SignatureWriter:
         if self._names[0] != names:
             self._names = (list(names), self._put(_NAMES, _json(list(names))))
             self._signs = _signs_of(names)
-        text = _json(settings)
-        if self._settings[0] != text:
-            self._settings = (text, self._put(_SETTINGS, text))
+        if self._settings[0] != settings:
+            text = _json(settings)
+            self._settings = (settings, self._put(_SETTINGS, text))
+            self._settings_checksum = zlib.crc32(text)
         head = head.copy()
-        head["settings"] = zlib.crc32(text)
+        head["settings"] = self._settings_checksum
         for quantity, row in zip(QUANTITIES, entries, strict=True):
             head[quantity] = _sum(row, self._signs)
         offsets = _OFFSETS.pack(self._names[1], self._settings[1])
@@ -350,7 +353,7 @@ def _signs_of(names: Sequence[str]) -> NDArray[np.float64]:
 
 def _sum(row: NDArray[Any], signs: NDArray[np.float64]) -> NDArray[Any]:
     """Return a quantity of all parameters together."""
-    summed = np.zeros((), _SUMMED)
+    summed = np.zeros((), PRINT)
     known = row["checksum"] != 0
     summed["checksum"] = zlib.crc32(np.ascontiguousarray(row["checksum"]).tobytes())
     summed["norm"] = np.sqrt(np.square(row["norm"][known]).sum()) if known.any() else np.nan

@@ -34,7 +34,7 @@ from msprobe.pytorch.interception.kernels import ApisAboveKernels, KernelObserve
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
-from msprobe.pytorch.training.optimizer_steps import OptimizerSteps
+from msprobe.pytorch.training.optimizer_steps import FactDrafts, OptimizerSteps
 from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.values.adapter import TorchAdapter
 
@@ -91,7 +91,8 @@ class Observer:
             self.apis = self._observer_of(ApisAboveKernels(table), redispatch)
             self.kernels = KernelObserver(session, adapter, table)
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
-        self._optimizers = OptimizerSteps(session, self._go_to_sleep, adapter.prints)
+        self._drafts = FactDrafts(adapter.prints)
+        self._optimizers = OptimizerSteps(session, self._go_to_sleep, self._drafts)
         self._training_calls = TrainingCalls(session, self._go_to_sleep)
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
         self._names: ModuleNames | None = None
@@ -110,7 +111,7 @@ class Observer:
     def watch(self, models: Sequence[nn.Module]) -> None:
         """Record the modules that these models consist of now, from the next `install` on."""
         self._models = tuple(map(weakref.ref, models))
-        self._optimizers.watch(models)
+        self._drafts.watch(models)
         self._model_calls.watch(models)
         if not self._records_modules:
             return

@@ -19,6 +19,7 @@ from msprobe.pytorch.interception.function_mode import torch_redispatch
 from msprobe.pytorch.interception.hidden_calls import HiddenApis
 from msprobe.pytorch.observer import Observer
 from msprobe.pytorch.training.dataloader_steps import LoopFollower
+from msprobe.pytorch.training.signatures import SignatureObserver
 from msprobe.pytorch.training.start_state import StartState
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
 
@@ -34,6 +35,7 @@ class Run:
         adapter: reads tensors.
         table: the treatment of each function.
         observer: watches modules and APIs.
+        signatures: watches for the task `signature`, in place of `observer`; None for others.
         start_state: reads the state in which steps start.
         custom_apis: the functions that the user registered.
         loop: starts and ends steps by the batches of the training loop; None unless asked for.
@@ -60,6 +62,11 @@ class Run:
         self.observer = Observer(
             self.session, self.adapter, self.table, self._batch_index, redispatch=redispatch
         )
+        self.signatures: SignatureObserver | None = None
+        if self.session.signatures is not None:
+            self.signatures = SignatureObserver(
+                self.session, self.session.signatures, self._batch_index
+            )
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
         self.start_state = StartState(self.session, self.adapter.prints)
         apis = self.observer.apis
@@ -89,8 +96,9 @@ class Run:
 
     @property
     def lacks_model(self) -> bool:
-        """Whether the level records modules and no model is known yet."""
-        return not self.models and self.config.level in (Level.L0, Level.MIX)
+        """Whether modules or parameters are recorded and no model is known yet."""
+        is_needed = self.signatures is not None or self.config.level in (Level.L0, Level.MIX)
+        return is_needed and not self.models
 
     def _batch_index(self) -> int | None:
         return None if self.loop is None else self.loop.batch_index
@@ -103,11 +111,18 @@ class Run:
                 None,
                 "the model to record, as in start(model)",
                 source="start()",
-                hint=f"level {self.config.level} records modules",
+                hint=f"level {self.config.level} records modules"
+                if self.signatures is None
+                else "task signature records its parameters",
             )
         session = self.session
         with session.spending():
-            if session.start(rank=rank):
+            if not session.start(rank=rank):
+                return
+            if self.signatures is not None:
+                self.signatures.watch(self.models)
+                self.signatures.install()
+            else:
                 self.start_state.collect(self.models)
                 self.observer.watch(self.models)
                 self.observer.install(token_range)
@@ -134,6 +149,8 @@ class Run:
         """End the step; also called by `LoopFollower`."""
         self.session.step()
         self.observer.next_step()
+        if self.signatures is not None:
+            self.signatures.next_step()
 
 
 def as_models(model: Any) -> tuple[nn.Module, ...]:

@@ -258,7 +258,7 @@ class ModuleObserver:
         opened = self._open[-1] if self._open else None
         call = opened.call if opened is not None and opened.module is module else None
         record = call.forward_name if call is not None and call.keeps_forward else None
-        self._model_calls.begin(module, args, _keyword_arguments(frame), record)
+        self._model_calls.begin(module, args, keyword_arguments(frame), record)
 
     def _begin(
         self,
@@ -271,7 +271,7 @@ class ModuleObserver:
         session = self._session
         stack = session.stacks.at(frame)
         self._close_lost(stack)
-        kwargs = _keyword_arguments(frame)
+        kwargs = keyword_arguments(frame)
         fused = self._may_be_fused(module, args, kwargs, with_grad)
         if base is None and not fused:
             return
@@ -426,7 +426,7 @@ def _own_parameters(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in module._parameters.items() if value is not None}
 
 
-def _keyword_arguments(frame: FrameType) -> Mapping[str, Any]:
+def keyword_arguments(frame: FrameType) -> Mapping[str, Any]:
     """Return the keyword arguments of the call whose pre-hook runs.
 
     A global pre-hook is not given them; they are a variable of torch's frame that calls it, and of

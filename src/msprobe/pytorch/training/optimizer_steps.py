@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -55,11 +55,55 @@ def _nothing() -> None:
 _STEP_CODE: Final = Optimizer.profile_hook_step(_nothing).__code__
 
 
+class Draft(Protocol):
+    """The record of an optimizer's step while it runs."""
+
+    def read_before(self) -> None:
+        """Read what the optimizer changes next."""
+
+    def read_after(self) -> None:
+        """Read what the optimizer leaves; a second call does nothing."""
+
+    def put(self, session: Session) -> None:
+        """Hand the record to a session."""
+
+
+MakeDraft = Callable[[Optimizer, tuple[int, int], bool], Draft]
+"""Begins the record of a step: the optimizer, its number and that of the call, has a closure."""
+
+
+class FactDrafts:
+    """Makes the records of optimizer steps in the facts of a step."""
+
+    def __init__(self, prints: KnownPrints) -> None:
+        """Create it.
+
+        Args:
+            prints: of parameters that have not changed.
+        """
+        self._prints = prints
+        self._models: Sequence[weakref.ref[nn.Module]] = ()
+        self._names: Mapping[int, str] | None = None
+
+    def watch(self, models: Sequence[nn.Module]) -> None:
+        """Name parameters as these models do."""
+        self._models = tuple(map(weakref.ref, models))
+        self._names = None
+
+    def __call__(self, optimizer: Optimizer, place: tuple[int, int], has_closure: bool) -> Draft:
+        """Return a new record."""
+        if self._names is None:
+            models = [model for one in self._models if (model := one()) is not None]
+            self._names = parameter_names(models)
+        names = names_of(optimizer, place[0], self._names)
+        return _Draft(optimizer, place, names, has_closure, self._prints)
+
+
 class OptimizerSteps:
     """Takes the steps of optimizers from `install` until the step of the run ends."""
 
     def __init__(
-        self, session: Session, go_to_sleep: Callable[[bool], Wake], prints: KnownPrints
+        self, session: Session, go_to_sleep: Callable[[bool], Wake], make_draft: MakeDraft
     ) -> None:
         """Create it.
 
@@ -67,22 +111,15 @@ class OptimizerSteps:
             session: its facts get the records.
             go_to_sleep: makes the calls of an optimizer go unrecorded, given whether a closure
                 of the user's runs among them; returns how to end that. May be ended twice.
-            prints: of parameters that have not changed.
+            make_draft: begins the record of a step.
         """
-        self._prints = prints
         self._session = session
         self._go_to_sleep = go_to_sleep
-        self._models: Sequence[weakref.ref[nn.Module]] = ()
-        self._names: Mapping[int, str] | None = None
+        self._make_draft = make_draft
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._calls: Counter[int] = Counter()
         self._running: dict[int, _Running] = {}
         self._installed = False
-
-    def watch(self, models: Sequence[nn.Module]) -> None:
-        """Name parameters as these models do."""
-        self._models = tuple(map(weakref.ref, models))
-        self._names = None
 
     def install(self) -> None:
         """Watch the optimizers until the step ends."""
@@ -98,7 +135,6 @@ class OptimizerSteps:
 
     def _removed(self) -> None:
         self._installed = False
-        self._names = None
         self._calls.clear()
         for running in list(self._running.values()):
             running.end()
@@ -123,18 +159,13 @@ class OptimizerSteps:
     def _begin(self, optimizer: Optimizer, has_closure: bool, running: _Running) -> None:
         if not self._session.facts.is_open:
             return
-        if self._names is None:
-            models = [model for one in self._models if (model := one()) is not None]
-            self._names = parameter_names(models)
         number = self._numbers.setdefault(optimizer, len(self._numbers))
-        names = _names_of(optimizer, number, self._names)
-        place = (number, self._calls[number])
-        draft = _Draft(optimizer, place, names, has_closure, self._prints)
+        draft = self._make_draft(optimizer, (number, self._calls[number]), has_closure)
         self._calls[number] += 1
         running.draft = draft
         self._read_last(optimizer, draft, running.undo)
 
-    def _read_last(self, optimizer: Optimizer, draft: _Draft, undo: ExitStack) -> None:
+    def _read_last(self, optimizer: Optimizer, draft: Draft, undo: ExitStack) -> None:
         """Have a draft read behind the optimizer's own hooks, which may change its gradients.
 
         And in front of those that come after the step.
@@ -166,16 +197,9 @@ class OptimizerSteps:
         if running.draft is not None:
             quietly(self._session, _WHERE, self._finish, running.draft)
 
-    def _finish(self, draft: _Draft) -> None:
+    def _finish(self, draft: Draft) -> None:
         draft.read_after()
-        session = self._session
-
-        def made() -> OptimizerStep:
-            step = draft.step()
-            session.calls.sink.optimizer_step(step)
-            return step
-
-        session.facts.append("events", made() if draft.is_ready else made)
+        draft.put(self._session)
 
 
 def _stepping_now() -> list[Optimizer]:
@@ -202,7 +226,7 @@ class _Running:
 
     def __init__(self, optimizer: Optimizer, running: dict[int, _Running], wake: Wake) -> None:
         self.depth = 0
-        self.draft: _Draft | None = None
+        self.draft: Draft | None = None
         self.undo = ExitStack()
         self.undo.callback(wake)
         self.undo.callback(running.pop, id(optimizer), None)
@@ -258,7 +282,7 @@ class _Draft:
     def read_before(self) -> None:
         """Read settings, state, gradients and parameters; the optimizer changes them next."""
         optimizer = self._optimizer
-        self._options = [_options_of(group) for group in optimizer.param_groups]
+        self._options = [options_of(group) for group in optimizer.param_groups]
         states = [optimizer.state.get(p, {}) for p in self._parameters]
         self._steps = _numbers([state.get(_STEP) for state in states])
         for name in dict.fromkeys(key for state in states for key in state if key != _STEP):
@@ -298,6 +322,16 @@ class _Draft:
         known = {"before": self._before, "gradient": self._gradient, **states, "after": self._after}
         return {name: columns for name, columns in known.items() if columns is not None}
 
+    def put(self, session: Session) -> None:
+        """Hand the record over; one with numbers on a device when the step of the run ends."""
+
+        def made() -> OptimizerStep:
+            step = self.step()
+            session.calls.sink.optimizer_step(step)
+            return step
+
+        session.facts.append("events", made() if self.is_ready else made)
+
     def step(self) -> OptimizerStep:
         """Return the record; waits for numbers that are still on a device."""
         columns = self._columns()
@@ -333,7 +367,7 @@ class _Draft:
         for size, options in zip(self._sizes, self._options, strict=True):
             places = range(first, first + size)
             first = places.stop
-            shown = {key: _described(value) for key, value in options.items()}
+            shown = {key: described(value) for key, value in options.items()}
             groups.append(OptimizerGroup(options=shown, parameters=list(places)))
         return groups
 
@@ -356,7 +390,7 @@ class _Draft:
         }
 
 
-def _names_of(optimizer: Optimizer, number: int, known: Mapping[int, str]) -> list[str]:
+def names_of(optimizer: Optimizer, number: int, known: Mapping[int, str]) -> list[str]:
     """Return the names of the parameters: the model's, else the optimizer's own, else a place."""
     return [
         known.get(id(parameter)) or own
@@ -370,25 +404,25 @@ def _names_of(optimizer: Optimizer, number: int, known: Mapping[int, str]) -> li
     ]
 
 
-def _options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group as they are now."""
     return {str(key): _kept(value) for key, value in group.items() if key not in _NO_OPTIONS}
 
 
 def _kept(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return _described(value) if value.is_cpu else value.detach().clone()
-    return _described(value)
+        return described(value) if value.is_cpu else value.detach().clone()
+    return described(value)
 
 
-def _described(value: Any) -> Option:
+def described(value: Any) -> Option:
     """Return a setting in the form in which it is written."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [_described(one) for one in value]
+        return [described(one) for one in value]
     if isinstance(value, dict):
-        return {str(key): _described(one) for key, one in value.items()}
+        return {str(key): described(one) for key, one in value.items()}
     if isinstance(value, Tensor) and value.numel() <= _MAX_OPTION_ELEMENTS:
         return value.tolist()
     return f"<{type(value).__name__}>"

@@ -30,7 +30,7 @@ _PARAMETER, _BUFFER = "parameter", "buffer"
 class StartState:
     """Puts the state at the start of each recorded step into its facts."""
 
-    __slots__ = ("_dump", "_fixed", "_prints", "_session")
+    __slots__ = ("_begun", "_fixed", "_prints", "_session")
 
     def __init__(self, session: Session, prints: KnownPrints) -> None:
         """Create it; nothing is read.
@@ -41,16 +41,16 @@ class StartState:
         """
         self._session = session
         self._prints = prints
-        self._dump: object = None
+        self._begun: object = None
         # Environment, packages and the rest are the same for the whole run.
         self._fixed: dict[str, str] | None = None
 
     def collect(self, models: Sequence[nn.Module]) -> None:
         """Put the state of the step, unless it has begun before."""
         session = self._session
-        if not session.facts.is_open or session.dump is self._dump:
+        if not session.facts.is_open or session.account is self._begun:
             return
-        self._dump = session.dump
+        self._begun = session.account
         with_grad = torch.is_grad_enabled()
         quietly(session, "settings", self._put_settings)
         quietly(session, "random states", self._put_random_states)
@@ -63,11 +63,10 @@ class StartState:
         self._session.facts.put("settings", {**self._fixed, **torch_switches()})
 
     def _put_random_states(self) -> None:
-        states = dict([*python_and_numpy_states(), *generator_states()])
-        self._session.facts.put("random", states)
+        self._session.facts.put("random", random_states())
 
     def _put_model(self, models: Sequence[nn.Module], with_grad: bool) -> None:
-        found = _Contents()
+        found = ModelContents()
         for index, model in enumerate(models):
             found.add(model, f"{index}." if len(models) > 1 else "")
         frozen = [
@@ -84,7 +83,7 @@ class StartState:
         self._session.facts.put("modes", modes)
         self._put_parameters(found)
 
-    def _put_parameters(self, found: _Contents) -> None:
+    def _put_parameters(self, found: ModelContents) -> None:
         tensors = [tensor for _, tensor, _ in found.tensors]
         columns = TensorColumns(tensors, self._prints)
         self._prints.drop_dead()
@@ -109,7 +108,12 @@ class StartState:
         self._session.facts.put("parameters", parameters)
 
 
-class _Contents:
+def random_states() -> dict[str, str]:
+    """Return a checksum of the state of each random generator."""
+    return dict([*python_and_numpy_states(), *generator_states()])
+
+
+class ModelContents:
     """Modules, parameters and buffers of models, in the order of ``named_modules``.
 
     Attributes:

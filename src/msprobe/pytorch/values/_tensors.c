@@ -1281,14 +1281,61 @@ static PyObject *fingerprints(PyObject *module, PyObject *args)
     return left;
 }
 
+/* Reading so little takes no longer than asking whether it was written. */
+#define SMALL_BYTES (1 << 14)
+#define PROBES 8
+#define PROBE_WORDS 8 /* a line of the processor's cache */
+
+/* A key of a large plain tensor on the CPU that changes with its memory, with torch's counter of its
+ * writes, and with some of its bytes; 0 for other tensors, and with an exception. */
+static uint64_t probe(PyObject *tensor)
+{
+    struct view view;
+    if (read_view(tensor, &view) <= 0 || !is_dense(&view, 1)) return 0;
+    size_t size_bytes = (size_t)view.count * view.itemsize;
+    if (size_bytes <= SMALL_BYTES) return 0;
+    int64_t version = take_int(PyObject_GetAttr(tensor, names._version));
+    if (PyErr_Occurred()) return 0; /* an inference tensor */
+    uint64_t key = (uint64_t)version ^ (uint64_t)(uintptr_t)view.data;
+    size_t gap = (size_bytes - 8 * PROBE_WORDS) / (PROBES - 1);
+    for (int i = 0; i < PROBES; i++) {
+        uint64_t words[PROBE_WORDS];
+        memcpy(words, view.data + (size_t)i * gap, sizeof words);
+        for (int k = 0; k < PROBE_WORDS; k++) {
+            key = (key ^ words[k]) * 0xbf58476d1ce4e5b9u;
+            key ^= key >> 31;
+        }
+    }
+    return key ? key : 1;
+}
+
+static PyObject *probes(PyObject *module, PyObject *tensors)
+{
+    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "expected a list of tensors");
+    PyObject *keys = PyList_New(0);
+    for (Py_ssize_t i = 0; keys && i < PyList_GET_SIZE(tensors); i++) {
+        PyObject *tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
+        uint64_t key = probe(tensor);
+        Py_DECREF(tensor);
+        PyErr_Clear();
+        PyObject *number = PyLong_FromUnsignedLongLong(key);
+        if (!number || PyList_Append(keys, number) < 0) Py_CLEAR(keys);
+        Py_XDECREF(number);
+    }
+    return keys;
+}
+
 static PyMethodDef METHODS[] = {
+    {"probes", probes, METH_O,
+     "probes(tensors) -> for each a key that changes with it, all but certainly; 0 for a small or "
+     "unusual one"},
     {"find_edges", find_edges, METH_VARARGS,
      "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
      "msprobe.pytorch.gradients.graph_search"},
     {"fingerprints", fingerprints, METH_VARARGS,
      "fingerprints(tensors, out) -> places of the tensors that are no plain ones on the CPU; the "
-     "others have their entry in the buffer `out`: uint64 checksum, float64 norm, two float32 "
-     "projections"},
+     "others have their entry in the buffer `out`: uint64 checksum, float64 norm, two "
+     "float64 projections"},
     {"fingerprint", fingerprint, METH_O,
      "fingerprint(tensor) -> (checksum, norm | None, projections | None) of a plain tensor on the "
      "CPU, None for any other"},

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the signature of each step, and append it to the file of the rank.
+
+The task `signature` records no calls: facts come as for a dump, the numbers of the parameters as
+arrays.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.dump.facts import Data, Loss
+from msprobe.dump.signature_file import (
+    ENTRY,
+    FOLDER,
+    HEAD,
+    PRINT,
+    QUANTITIES,
+    SUFFIX,
+    SignatureWriter,
+)
+
+Prints = NDArray[Any]
+"""One element of type `PRINT` for each tensor."""
+
+
+class StepSignatures:
+    """Takes what is observed of a step, and writes it when the step ends.
+
+    Attributes:
+        is_continued: whether the run goes on from an earlier one, whose file it keeps.
+    """
+
+    def __init__(self) -> None:
+        """Create it; no file is touched before the first step."""
+        self.is_continued = False
+        self._writers: dict[Path, SignatureWriter] = {}
+        self._writer: SignatureWriter | None = None
+        self._head: NDArray[Any] = _empty_head()
+        self._settings: dict[str, Any] = {}
+        self._names: Sequence[str] = ()
+        self._rows: tuple[Prints, Prints, Prints] | None = None
+
+    def begin(self, dump_path: Path, rank_name: str) -> None:
+        """Begin a step.
+
+        Args:
+            dump_path: the dump path of the run.
+            rank_name: name of the rank folder.
+
+        Raises:
+            OSError: the file cannot be written.
+            DumpFormatError: the run goes on from one whose file is damaged.
+        """
+        path = dump_path / FOLDER / f"{rank_name}{SUFFIX}"
+        writer = self._writers.get(path)
+        if writer is None:
+            if not self.is_continued:
+                path.unlink(missing_ok=True)
+            writer = self._writers[path] = SignatureWriter(path)
+        self._writer = writer
+        self._head = _empty_head()
+        self._settings = {}
+        self._names, self._rows = (), None
+
+    def continue_at(self, step: int) -> None:
+        """Note that the run begins with this step; one that has begun is dropped."""
+        self.is_continued = step > 0
+        self._writer = None
+
+    def put_fact(self, part: str, value: Any) -> None:
+        """Take a part of the facts, or an entry; those that a signature has no place for go."""
+        head = self._head
+        match value:
+            case Data():
+                content = value.checksum or [value.max, value.min, value.mean, value.norm]
+                text = repr((value.where, value.shape, value.dtype, content))
+                head["data"] = zlib.crc32(text.encode(), int(head["data"])) or 1
+            case Loss():
+                number = np.nan if value.value is None else value.value
+                known = head["loss"]
+                head["loss"] = number if np.isnan(known) else known + number
+            case int() if part == "step":
+                head["step"] = value
+            case dict() if part == "random":
+                head["random"] = zlib.crc32(json.dumps(value).encode()) or 1
+
+    def put_settings(self, optimizer: str, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Take the settings of an optimizer.
+
+        Args:
+            optimizer: its name.
+            groups: settings of each of its groups.
+        """
+        self._settings[optimizer] = groups
+
+    def put_parameters(
+        self, names: Sequence[str], before: Prints, gradient: Prints, after: Prints
+    ) -> None:
+        """Take the parameters.
+
+        Args:
+            names: of the parameters.
+            before: the parameters when the step began.
+            gradient: their gradients.
+            after: the parameters when it ended.
+        """
+        self._names, self._rows = names, (before, gradient, _update(before, after))
+
+    def write(self) -> None:
+        """Write the step that has begun; nothing if there is none.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        entries = np.empty((len(QUANTITIES), len(self._names)), ENTRY)
+        for row, prints in zip(entries, self._rows or (), strict=False):
+            for field in ENTRY.names or ():
+                row[field] = prints[field]
+        writer.append(self._head, self._names, entries, self._settings)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._writer = None
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+
+def no_prints(count: int) -> Prints:
+    """Return the prints of values that are not there."""
+    return np.full(count, _NONE)
+
+
+def _update(before: Prints, after: Prints) -> Prints:
+    """Return the prints of ``after - before``; the norm is estimated from the projections."""
+    update = after.copy()
+    with np.errstate(invalid="ignore", over="ignore"):
+        update["projections"] -= before["projections"]
+        update["norm"] = np.sqrt(np.square(update["projections"]).mean(axis=1))
+    return update
+
+
+def _empty_head() -> NDArray[Any]:
+    head = np.zeros((), HEAD)
+    head["loss"] = np.nan
+    return head
+
+
+_NONE: Final = np.array((0, np.nan, (np.nan, np.nan)), PRINT)

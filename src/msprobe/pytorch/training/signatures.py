@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observe what a signature holds of a step: data, losses, gradients, parameters; no calls."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_code
+from torch.optim.optimizer import Optimizer
+
+from msprobe.capture.session import Session
+from msprobe.capture.signature import Prints, StepSignatures, no_prints
+from msprobe.pytorch.interception.backward_entry import BackwardEntry
+from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.interception.module_hooks import keyword_arguments
+from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.training.losses import Losses
+from msprobe.pytorch.training.model_calls import ModelCalls
+from msprobe.pytorch.training.optimizer_steps import OptimizerSteps, described, options_of
+from msprobe.pytorch.training.start_state import ModelContents, random_states
+from msprobe.pytorch.values.memo import TENSORS
+from msprobe.pytorch.values.prints import TensorPrints
+
+_WHERE: Final = "signature"
+
+
+class SignatureObserver:
+    """Watches a run for the task `signature`, in place of the observer of calls."""
+
+    def __init__(
+        self, session: Session, sink: StepSignatures, batch_index: Callable[[], int | None]
+    ) -> None:
+        """Create it; nothing is installed.
+
+        Args:
+            session: of the run.
+            sink: gets the arrays; the rest goes through the facts of the session.
+            batch_index: see `ModelCalls`.
+        """
+        self._session = session
+        self._sink = sink
+        self._models: tuple[weakref.ref[nn.Module], ...] = ()
+        self._roots: frozenset[int] = frozenset()
+        self._begun: object = None
+        self._data = ModelCalls(session, batch_index)
+        self._losses = Losses(session)
+        self._backward = BackwardEntry()
+        self._optimizers = OptimizerSteps(session, lambda _: lambda: None, self._draft_of)
+        self._parameters = _Parameters()
+        self._gradients: list[tuple[list[int], TensorPrints]] = []
+
+    def watch(self, models: Sequence[nn.Module]) -> None:
+        """Follow these models from now on."""
+        self._models = tuple(map(weakref.ref, models))
+        self._roots = frozenset(map(id, models))
+
+    def install(self) -> None:
+        """Begin to watch; the session's undo stacks get every way back."""
+        session = self._session
+        quietly(session, _WHERE, self._begin_step)
+        session.attempt("hooking models", self._install_data)
+        if session.facts.is_open and not self._losses.is_installed:
+            session.attempt("hooking backward", self._losses.install, self._backward)
+        session.attempt("hooking optimizers", self._optimizers.install)
+
+    def next_step(self) -> None:
+        """Forget the state of the step that is over."""
+        self._data.next_step()
+
+    # -- the step ------------------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        session = self._session
+        if not session.facts.is_open or session.account is self._begun:
+            return
+        self._begun = session.account
+        session.facts.put("random", random_states())
+        found = ModelContents()
+        for index, reference in enumerate(self._models):
+            model = reference()
+            if model is not None:
+                found.add(model, f"{index}." if len(self._models) > 1 else "")
+        self._parameters.begin(
+            [
+                (name, tensor)
+                for (name, tensor, _), same in zip(found.tensors, found.same_as, strict=True)
+                if same is None
+            ]
+        )
+        self._gradients.clear()
+        session.step_undo.callback(quietly, session, _WHERE, self._end_step)
+
+    def _end_step(self) -> None:
+        names, before, after = self._parameters.end()
+        gradient = no_prints(len(names))
+        for places, prints in self._gradients:
+            found = prints.wait()
+            earlier = gradient["checksum"][places]
+            gradient[places] = found
+            # An optimizer may step several times.
+            gradient["checksum"][places] = earlier * np.uint64(31) + found["checksum"]
+        self._sink.put_parameters(names, before, gradient, after)
+
+    # -- data ----------------------------------------------------------------------------------
+
+    def _install_data(self) -> None:
+        hook = module_code.register_module_forward_pre_hook(self._before)
+        self._session.undo.callback(hook.remove)
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if id(module) not in self._roots or torch.compiler.is_compiling() or is_tracing():
+            return
+        session = self._session
+        if threading.get_ident() == session.thread and torch._C._current_graph_task_id() == -1:
+            kwargs = keyword_arguments(sys._getframe(1))
+            quietly(session, "data", self._data.begin, module, args, kwargs, None)
+
+    # -- optimizers ----------------------------------------------------------------------------
+
+    def _draft_of(
+        self, optimizer: Optimizer, place: tuple[int, int], has_closure: bool
+    ) -> _GradientDraft:
+        return _GradientDraft(self, optimizer, place[0], has_closure)
+
+    def take_gradients(self, optimizer: Optimizer, number: int) -> None:
+        """Read the gradients of an optimizer, and its parameters if no model has them."""
+        parameters: list[Tensor] = []
+        names: list[str] = []
+        for index, group in enumerate(optimizer.param_groups):
+            parameters += group["params"]
+            prefix = f"optimizer.{number}.group.{index}."
+            names += [prefix + str(place) for place in range(len(group["params"]))]
+        places = self._parameters.places_of(parameters, names)
+        self._gradients.append((places, TensorPrints([one.grad for one in parameters])))
+
+    def put_settings(self, optimizer: Optimizer, number: int) -> None:
+        """Take the settings of an optimizer."""
+        groups = [
+            {key: described(value) for key, value in options_of(group).items()}
+            for group in optimizer.param_groups
+        ]
+        self._sink.put_settings(f"{number}.{type(optimizer).__name__}", groups)
+
+
+class _GradientDraft:
+    """What is taken of an optimizer's step while it runs."""
+
+    def __init__(
+        self, observer: SignatureObserver, optimizer: Optimizer, number: int, has_closure: bool
+    ) -> None:
+        self._observer = observer
+        self._optimizer = optimizer
+        self._number = number
+        # A closure computes the gradients while the step runs.
+        self._waits = has_closure
+
+    def read_before(self) -> None:
+        self._observer.put_settings(self._optimizer, self._number)
+        if not self._waits:
+            self._observer.take_gradients(self._optimizer, self._number)
+
+    def read_after(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._observer.take_gradients(self._optimizer, self._number)
+
+    def put(self, session: Session) -> None:
+        """Do nothing: all is handed on."""
+
+
+class _Parameters:
+    """The parameters and buffers of a step, and what was read of them at the end of the last."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._tensors: list[Tensor] = []
+        self._places: dict[int, int] = {}
+        self._before: list[_Reading] = []
+        self._known = _Known((), (), no_prints(0))
+
+    def begin(self, found: Sequence[tuple[str, Tensor]]) -> None:
+        """Read the parameters with which a step begins, unless they are as the last one left them.
+
+        Args:
+            found: names and tensors.
+        """
+        self._names = [name for name, _ in found]
+        self._tensors = [tensor for _, tensor in found]
+        self._places = {id(tensor): place for place, tensor in enumerate(self._tensors)}
+        self._before = [_Reading(self._tensors, self._known)]
+
+    def places_of(self, tensors: Sequence[Tensor], names: Sequence[str]) -> list[int]:
+        """Return the places of parameters; new ones are read and get these names."""
+        new = [place for place, one in enumerate(tensors) if id(one) not in self._places]
+        if new:
+            for place in new:
+                self._places[id(tensors[place])] = len(self._tensors)
+                self._names.append(names[place])
+                self._tensors.append(tensors[place])
+            self._before.append(_Reading([tensors[place] for place in new], self._known))
+        return [self._places[id(one)] for one in tensors]
+
+    def end(self) -> tuple[list[str], Prints, Prints]:
+        """Return names, and the prints of the parameters before and now; forget the parameters."""
+        before = np.concatenate([reading.wait() for reading in self._before])
+        states = [state for reading in self._before for state in reading.states]
+        tensors, self._tensors = self._tensors, []
+        # What is not trained is read again only if it seems to have changed.
+        frozen = [
+            state if isinstance(one, nn.Parameter) and not one.requires_grad else 0
+            for one, state in zip(tensors, states, strict=True)
+        ]
+        reading = _Reading(tensors, _Known(list(map(weakref.ref, tensors)), frozen, before))
+        after = reading.wait()
+        self._known = _Known(list(map(weakref.ref, tensors)), reading.states, after)
+        self._before = []
+        return self._names, before, after
+
+
+def _probes(tensors: list[Tensor]) -> list[int]:
+    """Return a key of each that changes with its content; 0 where it is quicker to read it."""
+    return [0] * len(tensors) if TENSORS is None else TENSORS.probes(tensors)
+
+
+class _Known:
+    """Tensors, their states when they were read, and what was read."""
+
+    __slots__ = ("_places", "_references", "_states", "prints")
+
+    def __init__(
+        self,
+        references: Sequence[weakref.ref[Tensor]],
+        states: Sequence[int],
+        prints: Prints,
+    ) -> None:
+        self._references = references
+        self._states = states
+        self._places = {id(reference()): place for place, reference in enumerate(references)}
+        self.prints = prints
+
+    def find(self, tensor: Tensor, state: int) -> int:
+        """Return the place of a tensor that has not changed, -1 for others."""
+        place = self._places.get(id(tensor), -1)
+        if place < 0 or not state or self._references[place]() is not tensor:
+            return -1
+        return place if self._states[place] == state else -1
+
+
+class _Reading:
+    """Prints of tensors as they are now.
+
+    Attributes:
+        states: of the tensors.
+    """
+
+    __slots__ = ("_changed", "_found", "_prints", "states")
+
+    def __init__(self, tensors: list[Tensor], known: _Known) -> None:
+        self.states = _probes(tensors)
+        places = np.fromiter(map(known.find, tensors, self.states), int, len(tensors))
+        self._changed = np.flatnonzero(places < 0)
+        self._found = TensorPrints([tensors[place] for place in self._changed.tolist()])
+        self._prints = no_prints(len(places))
+        kept = places >= 0
+        self._prints[kept] = known.prints[places[kept]]
+
+    def wait(self) -> Prints:
+        """Return the prints, waiting for those on a device."""
+        self._prints[self._changed] = self._found.wait()
+        return self._prints

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checksums, norms and projections of many tensors, as arrays.
+
+On the CPU one pass in C reads each tensor. On an accelerator norm and some elements are computed
+there as for `TensorColumns`: the checksum is then that of these, and the norm takes the place of
+the projections.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from msprobe.capture.signature import Prints, no_prints
+from msprobe.pytorch.values.memo import TENSORS
+from msprobe.pytorch.values.one_reading import fingerprint
+from msprobe.pytorch.values.tensor_columns import TensorColumns
+
+
+class TensorPrints:
+    """Prints of a list of tensors; those of an accelerator are there after `wait`."""
+
+    __slots__ = ("_columns", "_places", "_prints")
+
+    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+        """Read tensors as they are now; on an accelerator the work is queued there.
+
+        Grad mode must be off, and torch functions of subclasses and the user's modes disabled.
+
+        Args:
+            tensors: any tensors; a None makes an empty print.
+        """
+        self._prints = no_prints(len(tensors))
+        left = range(len(tensors))
+        if TENSORS is not None:
+            left = TENSORS.fingerprints(list(tensors), self._prints)
+        self._places: list[int] = []
+        far: list[Tensor] = []
+        for place in left:
+            tensor = tensors[place]
+            if tensor is None:
+                continue
+            found = fingerprint(tensor)
+            if found is None:
+                self._places.append(place)
+                far.append(tensor)
+                continue
+            row = self._prints[place]
+            row["checksum"] = int(found.checksum, 16)
+            row["norm"] = np.nan if found.norm is None else found.norm
+            row["projections"] = (
+                (np.nan, np.nan) if found.projections is None else found.projections
+            )
+        self._columns = TensorColumns(far) if far else None
+
+    def wait(self) -> Prints:
+        """Return the prints, waiting for those on a device."""
+        columns, self._columns = self._columns, None
+        if columns is not None:
+            columns.wait()
+            for place, norm, sample in zip(
+                self._places, columns.norm, columns.samples, strict=True
+            ):
+                if norm is not None:
+                    content = struct.pack("<d", norm) + repr(sample).encode()
+                    self._prints[place] = (zlib.crc32(content) or 1, norm, (norm, norm))
+        return self._prints
