@@ -24,7 +24,7 @@ SAMPLES: Final = 8
 """Elements kept of each parameter of an optimizer, at most."""
 
 Number = float | None
-Projections = list[float | None] | None
+Projections = tuple[float, float] | None
 # Settings of optimizers are open by nature: numbers, switches, texts, lists of these.
 Option = Any
 

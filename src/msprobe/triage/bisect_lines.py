@@ -10,7 +10,8 @@ from typing import Final
 from rich.text import Text
 
 from msprobe.dump.records import JsonTree
-from msprobe.report.value_text import count_text, number_text, plain
+from msprobe.plain_text import plain
+from msprobe.report.value_text import count_text, number_text
 from msprobe.triage.bisect import Bisection, RankParting
 from msprobe.triage.parting import Phase
 

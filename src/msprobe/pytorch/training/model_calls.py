@@ -154,6 +154,7 @@ def _filled(entry: Callable[..., Data], print_: Fingerprint) -> Data:
         min=summary.min,
         mean=summary.mean,
         norm=summary.norm,
+        projections=summary.projections,
     )
 
 

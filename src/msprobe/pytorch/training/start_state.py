@@ -95,7 +95,7 @@ class StartState:
             requires_grad=[tensor.requires_grad for tensor in tensors],
             checksum=columns.checksum,
             norm=columns.norm,
-            projections=columns.fingerprints().projections,
+            projections=columns.projections,
             same_as=found.same_as,
         )
         if columns.is_ready:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checksums and norms of large parameters, while they are not written."""
+"""Checksums, norms and projections of large parameters, while they are not written."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from torch import Tensor
 
+from msprobe.capture.statistics import Projections
 from msprobe.dump.crc import crc32
 from msprobe.pytorch.values.checksum import memory_at
 
@@ -18,10 +19,11 @@ _PROBE_BYTES: Final = 64  # a line of the processor's cache
 
 
 class Print(NamedTuple):
-    """Checksum and norm of one value."""
+    """Checksum, norm and projections of one value."""
 
     checksum: str
     norm: float | None
+    projections: Projections | None
 
 
 class _Known(NamedTuple):

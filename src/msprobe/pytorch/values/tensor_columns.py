@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checksums, norms and some elements of many tensors, by column.
 
-On the CPU a tensor is read at once: one pass for the norm, one for the checksum, nothing copied. On
-an accelerator norms (float32, one `torch._foreach_norm` for a dtype) and elements are computed
-there, and come to the host in one copy when they are asked for; checksums are left out.
+On the CPU a tensor is read at once: one pass for norm and projections, one for the checksum,
+nothing copied. On an accelerator norms (float32, one `torch._foreach_norm` for a dtype) and
+elements are computed there, and come to the host in one copy when they are asked for; checksums
+and projections are left out.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class TensorColumns:
     Attributes:
         checksum: CRC-32 of the bytes of each; None on accelerators and where there are none.
         norm: the L2 norm of each; those of an accelerator are there after `wait`.
+        projections: see docs/metrics.md; None on accelerators.
         samples: the elements at `sample_index` of each; None of sparse and complex tensors.
         elements: how many elements of each were read; None where none could be.
         notes: position → why numbers are missing, or what they are of.
@@ -84,6 +86,7 @@ class TensorColumns:
         count = len(tensors)
         self.checksum: list[str | None] = [None] * count
         self.norm: list[Number] = [None] * count
+        self.projections: list[Projections] = [None] * count
         self.samples: list[Row | None] = [None] * count
         self.elements: list[int | None] = [None] * count
         self.notes: dict[int, str] = {}
@@ -113,8 +116,7 @@ class TensorColumns:
 
     def fingerprints(self) -> Fingerprints:
         """Return checksums, norms and projections."""
-        projections: list[Projections] = [None] * len(self.norm)
-        return Fingerprints(checksum=self.checksum, norm=self.norm, projections=projections)
+        return Fingerprints(checksum=self.checksum, norm=self.norm, projections=self.projections)
 
     def _take(self, place: int, tensor: Tensor) -> None:
         memory = memory_of(tensor)
@@ -138,7 +140,8 @@ class TensorColumns:
             self._device[found.device].append(place)
             self._found[place] = found
         else:
-            self.norm[place] = summarise(found).norm
+            summary = summarise(found)
+            self.norm[place], self.projections[place] = summary.norm, summary.projections
             self.checksum[place] = crc32_hex(tensor)
             if _has_elements(tensor, found):
                 self.samples[place] = [view.item() for view in _element_views(found)]
@@ -154,13 +157,14 @@ class TensorColumns:
         if found is None:
             kind = _KINDS.get(dtype)
             if kind is None or NATIVE is None:
-                norm = summarise(tensor).norm
+                summary = summarise(tensor)
+                norm, projections = summary.norm, summary.projections
             else:
-                norm = NATIVE.stats(kind, address, count)[3]
-            found = Print(f"{crc32(memory):08x}", norm)
+                *_, norm, _, projections = NATIVE.stats(kind, address, count)
+            found = Print(f"{crc32(memory):08x}", norm, projections)
             if known is not None:
                 known.put(tensor, address, size_bytes, found)
-        self.checksum[place], self.norm[place] = found
+        self.checksum[place], self.norm[place], self.projections[place] = found
         self.samples[place] = _samples_of_memory(tensor, dtype, count, memory)
 
     def _take_from_device(self, device: torch.device, places: list[int]) -> None:
