@@ -8,6 +8,7 @@ backward calls returned is held against the sum.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
@@ -140,7 +141,12 @@ class GradientFlow:
                 continue
             taken_in = [each for each in map(exact_operand, _values(backward.inputs)) if each]
             bound = backward_bound(call.operator.family, taken_in, (), result)
-            return result.error <= _SUM_GROWTH * bound.own
+            # What a bias sums up was rounded before, to the coarser of the types.
+            terms = math.hypot(*(each.size for each in taken_in))
+            count = max((each.count for each in taken_in), default=1)
+            repeats = math.sqrt(max(count / result.count, 1.0)) if len(result.shape) <= 1 else 0.0
+            rounding = max(bound.own, result.epsilon * terms * repeats)
+            return result.error <= _SUM_GROWTH * rounding
         return False
 
     def _module_record(self, call: Call, direction: str) -> Call | None:
