@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 from fault_corpus.dumping import Summary, as_statistics, compare, dump  # noqa: E402
 from fault_corpus.models import Task  # noqa: E402
 
+from .later_pairs import LATER_PAIRS  # noqa: E402
 from .models import LEGAL_FAMILIES  # noqa: E402
 from .pairs import LEGAL_PAIRS, LegalPair  # noqa: E402
 
@@ -88,3 +89,18 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
 def test_no_call_is_blamed(recorder: Recorder, pair: LegalPair) -> None:
     for words, summary in recorder.compare(pair):
         assert not [(each["row"], each["reason"]) for each in summary["introduced"]], words
+
+
+def test_pairs_written_later(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [each for pair in LATER_PAIRS for each in recorder.compare(pair)]
+    blamed = [words for words, summary in found if summary["introduced"]]
+    proved = [
+        all(part["proof"]["is_rounding"] for part in each["comparisons"]) for _, each in found
+    ]
+
+    with capsys.disabled():
+        print(f"\nblamed in {len(blamed)} of {len(found)}: {blamed}")  # noqa: T201
+        print(f"proved: {sum(proved)} of {len(found)}")  # noqa: T201
+    assert len(LEGAL_PAIRS) + len(LATER_PAIRS) >= 60
+    assert len(blamed) <= 0.05 * len(found)
+    assert sum(proved) >= 0.9 * len(found)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is a difference rounding, and where does it jump if not; which arguments and limits matter."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from judging import compare, judged
+from test_origin import X, chain
+
+from builders.dumps import DumpBuilder, value
+from msprobe.compare.verdicts.ranking import culprit_groups, culprits_of, rank_culprits
+
+MODEL = "Module.Net.forward.0"
+BOTH = pytest.mark.parametrize("task", ["statistics", "tensor"])
+
+
+@BOTH
+def test_a_difference_of_rounding_is_proved(tmp_path: Path, task: str) -> None:
+    found = compare(chain(tmp_path / "t", task, noise=2e-6), chain(tmp_path / "r", task))
+
+    proof = found.summary["comparisons"][0]["proof"]
+    assert found.culprits == []
+    assert proof["is_rounding"]
+    assert proof["jumps"] == []
+    assert proof["worst"] is None
+
+
+@BOTH
+def test_a_fault_is_the_worst_jump(tmp_path: Path, task: str) -> None:
+    found = compare(chain(tmp_path / "t", task, noise=0.01), chain(tmp_path / "r", task))
+
+    proof = found.summary["comparisons"][0]["proof"]
+    assert not proof["is_rounding"]
+    assert proof["worst"]["kind"] == "call"
+    assert proof["worst"]["name"] == "Functional.linear.0.forward"
+    assert proof["worst"]["source"] == "train.py:3"
+
+
+def test_data_that_differ_are_no_rounding(tmp_path: Path) -> None:
+    found = compare(chain(tmp_path / "t", x=X + 1), chain(tmp_path / "r"))
+
+    proof = found.summary["comparisons"][0]["proof"]
+    assert not proof["is_rounding"]
+    assert proof["jumps"][0]["kind"] == "data"
+
+
+@BOTH
+def test_an_argument_without_effect_is_not_blamed(tmp_path: Path, task: str) -> None:
+    def write(side: str, rate: float) -> Path:
+        dump = DumpBuilder(tmp_path / side, task)
+        dump.call("Functional.dropout.0.forward", [value(X), rate], [value(X, 1)], parent=MODEL)
+        dump.call(MODEL, [value(X)], [value(X, 1)], parameters={})
+        return dump.write()
+
+    found = compare(write("t", 0.5), write("r", 0.1))
+
+    assert found.culprits == []
+    assert "without consequence" in found.reason("Functional.dropout.0.forward.input.1")
+
+
+@BOTH
+@pytest.mark.parametrize("limit", [-math.inf, -3.4e38, float(np.finfo(np.float16).min)])
+def test_limits_of_types_mean_the_same(tmp_path: Path, task: str, limit: float) -> None:
+    def write(side: str, number: float) -> Path:
+        mask = np.triu(np.full((6, 6), np.float32(number), np.float32), 1)
+        scores = (X[:6, :6] + mask).astype(np.float32)
+        dump = DumpBuilder(tmp_path / side, task)
+        dump.call("Torch.full.0.forward", [number], [value(mask, 1)], parent=MODEL)
+        inputs = [value(X[:6, :6]), value(mask, 1)]
+        dump.call("Tensor.__add__.0.forward", inputs, [value(scores, 2)], parent=MODEL)
+        dump.call(MODEL, [value(X[:6, :6])], [value(X)], parameters={})
+        return dump.write()
+
+    found = compare(write("t", limit), write("r", float(np.finfo(np.float32).min)))
+
+    assert found.culprits == []
+    assert found.summary["origins"]["inherited"] == 0
+
+
+def test_culprits_of_one_line_are_a_group(tmp_path: Path) -> None:
+    def write(side: str, factor: float) -> Path:
+        dump = DumpBuilder(tmp_path / side)
+        for number in range(4):
+            given, made = value(X + number), value((X + number) * np.float32(factor))
+            name = f"Tensor.mul_.{number}.forward"
+            dump.call(name, [given, factor], [made], line=41)
+        return dump.write()
+
+    comparison = judged(write("t", 0.9), write("r", 0.8))
+    groups = culprit_groups(rank_culprits(culprits_of(comparison)))
+
+    assert [group.words for group in groups] == ["4 x Tensor.mul_: 0.9 instead of 0.8, train.py:41"]
+    assert (groups[0].count, groups[0].kind, groups[0].argument) == (4, "forward", "input.1")
