@@ -22,6 +22,7 @@ from msprobe.cli import (
     repair,
     schema,
     show,
+    triage,
 )
 from msprobe.cli.terminal import discard_stdout, guarded_stdout
 from msprobe.errors import MsprobeError
@@ -29,6 +30,7 @@ from msprobe.errors import MsprobeError
 EXIT_ERROR: Final = 2
 _VERBS: Final = (
     compare,
+    triage,
     show,
     overflow_check,
     bisect,

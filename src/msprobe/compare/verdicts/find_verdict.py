@@ -39,6 +39,15 @@ def find_verdict(findings: Findings) -> Verdict:
     return _Search(findings).run()
 
 
+def first_effective_fact(findings: Findings) -> FactDifference | None:
+    """Return the difference of the training that is the cause, if the facts alone show it.
+
+    None where nothing of the training is a cause, or where the values of calls must tell whether
+    an earlier difference has an effect.
+    """
+    return _Search(findings).first_effective_fact()
+
+
 class _Search:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -64,6 +73,15 @@ class _Search:
         return without_cause(self._findings)
 
     # --- facts
+
+    def first_effective_fact(self) -> FactDifference | None:
+        """Return the first difference that is a cause; None if one before it is undecided."""
+        for fact in sorted(self._findings.facts, key=lambda each: (each.step, each.moment)):
+            if _needs_values(fact):
+                return None
+            if self._is_effective(fact):
+                return fact
+        return None
 
     def _is_effective(self, fact: FactDifference) -> bool:
         """Return whether a difference of the training is the cause of something."""
@@ -281,6 +299,15 @@ class _Search:
         return all(
             each.is_exact for each in self._findings.steps if each.step < culprit.comparison.step
         )
+
+
+def _needs_values(fact: FactDifference) -> bool:
+    """Return whether only the values of calls tell if a difference has an effect."""
+    by_calls = VerdictClass.RANDOM, VerdictClass.MODE, VerdictClass.PRECISION
+    return fact.effect is Effect.POSSIBLE and (
+        fact.verdict in (*by_calls, VerdictClass.INCOMPLETE)
+        or fact.moment in (Moment.LOSS, Moment.REDUCE)
+    )
 
 
 def _is_end(fact: FactDifference | None) -> bool:

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RunFacts`: what the facts of two runs alone tell: the step that parts, and often the cause.
+
+Only ``facts.json`` is read, of all steps and ranks; no record is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import groupby
+from typing import Final
+
+from msprobe.compare.ranks import ViewPair
+from msprobe.compare.training.differences import Effect, FactDifference, Moment
+from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of, of_parameter
+from msprobe.compare.training.history import TrainingHistory
+from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.step_pairs import StepPair, step_pairs
+from msprobe.compare.verdicts.find_verdict import first_effective_fact
+from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
+from msprobe.compare.verdicts.verdict_classes import Confidence
+from msprobe.dump.facts import Facts, Loss
+from msprobe.dump.rank_view import RankView
+from msprobe.errors import DumpFormatError
+
+# These act in their own step only, and on nothing if its losses and gradients are equal.
+_ACT_AT_ONCE: Final = (
+    Moment.DATA,
+    Moment.RANDOM,
+    Moment.MODES,
+    Moment.FORWARD,
+    Moment.LOSS,
+    Moment.FROZEN,
+    Moment.BACKWARD,
+    Moment.REDUCE,
+    Moment.CLIP,
+)
+
+
+class Seen(IntEnum):
+    """How far facts show two runs apart in a step, the least first."""
+
+    EQUAL = 0
+    """Gradients and updated parameters are equal to the bit, and losses where recorded."""
+    UNKNOWN = 1
+    """The facts do not tell: no gradients or checksums, or no facts."""
+    ROUNDING = 2
+    """They differ by a few roundings of their types."""
+    FAR = 3
+    """They differ by more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeen:
+    """What facts show of one step, over all ranks.
+
+    Attributes:
+        step: the target's step.
+        seen: how far the runs are apart.
+        is_exact: losses and gradients are known, and equal to the bit.
+        words: the values that differ, in words; empty if none is known to.
+        size: the largest relative difference; None where it is not known.
+    """
+
+    step: int
+    seen: Seen
+    is_exact: bool = False
+    words: str = ""
+    size: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Values of one kind that a step made.
+
+    Attributes:
+        what: their kind in words.
+        changes: how far they are apart.
+    """
+
+    what: str
+    changes: Sequence[Change]
+
+    @property
+    def moved(self) -> list[Change]:
+        """Those that differ."""
+        return [change for change in self.changes if not change.is_equal]
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step while it is looked at."""
+
+    number: int
+    pairs: list[FactsPair] = field(default_factory=list)
+    lacks_rank: bool = False
+
+
+class RunFacts:
+    """The facts of two runs, compared.
+
+    Attributes:
+        pairs: steps and ranks of which both sides hold facts.
+        differences: differences of the training, in the order in which they take effect.
+        steps: what is seen of each step, in order.
+        lacking: sides without facts in some step: ``target``, ``reference``.
+        notes: on damaged files.
+    """
+
+    def __init__(self, views: Sequence[ViewPair]) -> None:
+        self.pairs: list[FactsPair] = []
+        self.lacking: dict[str, None] = {}
+        self.notes: list[str] = []
+        steps = [
+            self._read(step, list(of_step)) for step, of_step in groupby(views, lambda v: v.step)
+        ]
+        history = TrainingHistory()
+        self.steps: list[StepSeen] = []
+        for step, following in zip(steps, [*steps[1:], None], strict=True):
+            seen = _look_at(step, following)
+            self.steps.append(seen)
+            history.add_data(step.pairs)
+            exact = seen.seen is Seen.EQUAL
+            history.add(step.pairs, {pair.rank: exact for pair in step.pairs})
+        self.differences = history.differences()
+        self._changed_steps = frozenset(history.changed_steps)
+        self._by_step = {each.step: each for each in self.steps}
+        self.cause = self._first_cause()
+
+    def _read(self, number: int, views: Sequence[ViewPair]) -> _Step:
+        step = _Step(number)
+        for view in views:
+            target, reference = self._facts(view.target), self._facts(view.reference)
+            for side, facts in (("target", target), ("reference", reference)):
+                if facts is None:
+                    self.lacking[side] = None
+            if target is None or reference is None:
+                step.lacks_rank = True
+                continue
+            step.pairs.append(
+                FactsPair(step=number, rank=view.rank, target=target, reference=reference)
+            )
+        self.pairs += step.pairs
+        return step
+
+    def _facts(self, view: RankView) -> Facts | None:
+        try:
+            return view.facts
+        except DumpFormatError as exc:
+            self.notes.append(str(exc))
+            return None
+
+    @property
+    def parting(self) -> StepSeen | None:
+        """The first step in which the runs part by more than rounding, else the first at all.
+
+        None where they are not known to part, or where an earlier step is not known.
+        """
+        for wanted in (Seen.FAR, Seen.ROUNDING):
+            for each in self.steps:
+                if each.seen is Seen.UNKNOWN:
+                    break
+                if each.seen is wanted:
+                    return each
+        return None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether losses, gradients and parameters of all steps are equal to the bit."""
+        return bool(self.steps) and all(each.seen is Seen.EQUAL for each in self.steps)
+
+    def has_effect(self, fact: FactDifference) -> bool:
+        """Return whether a difference may have an effect, as far as facts tell."""
+        if fact.effect is Effect.NONE or self.is_equal:
+            return False
+        own = self._by_step.get(fact.step)
+        return not (fact.moment in _ACT_AT_ONCE and own is not None and own.is_exact)
+
+    def seen(self, step: int) -> StepSeen | None:
+        """Return what is seen of a step."""
+        return self._by_step.get(step)
+
+    def _first_cause(self) -> FactDifference | None:
+        parting = self.parting
+        if parting is None:
+            return None
+        last = parting.step if parting.seen is Seen.FAR else math.inf
+        facts = [each for each in self.differences if each.step <= last and self.has_effect(each)]
+        findings = Findings(counts={}, facts=facts, changed_steps=self._changed_steps)
+        return first_effective_fact(findings)
+
+    def verdict(self) -> Verdict | None:
+        """Return the verdict that the facts alone justify; None where calls must tell."""
+        cause = self.cause
+        if cause is None:
+            return None
+        findings = Findings(counts={}, facts=self.differences)
+        before = [each for each in self.steps if each.step <= cause.step]
+        is_exact = all(each.is_exact for each in before)
+        evidence = []
+        if is_exact and cause.moment > Moment.BACKWARD:
+            evidence.append(f"losses and gradients are equal to the bit up to step {cause.step}")
+        elif (own := self._by_step[cause.step]).words:
+            evidence.append(f"in step {own.step} {own.words}")
+        is_proved = cause.effect is Effect.CERTAIN or is_exact
+        return findings.conclude(
+            cause.verdict,
+            cause.words,
+            Confidence.PROVED if is_proved else Confidence.LIKELY,
+            evidence=evidence,
+            chosen=cause,
+            where=Where(
+                step=cause.step,
+                rank=cause.rank,
+                record=cause.record,
+                parameter=cause.parameter,
+                phase=cause.moment.phase,
+            ),
+            next_steps=cause.next,
+        )
+
+    def holding(self, part: Callable[[Facts], object]) -> tuple[int, list[str]]:
+        """Return in how many steps and ranks both sides hold a part, and which sides lack it.
+
+        Args:
+            part: reads the part; empty or None where it is not there.
+        """
+        sides = [[bool(part(f)) for f in (pair.target, pair.reference)] for pair in self.pairs]
+        lacking = [
+            side
+            for place, side in enumerate(("target", "reference"))
+            if side in self.lacking or not all(flags[place] for flags in sides)
+        ]
+        return sum(map(all, sides)), lacking
+
+
+def _look_at(step: _Step, following: _Step | None) -> StepSeen:
+    """Return what facts show of a step; buffers are seen when the next one starts."""
+    later = {} if following is None else {pair.rank: pair for pair in following.pairs}
+    is_next = following is not None and following.number == step.number + 1
+    found = [_look_at_rank(pair, later.get(pair.rank) if is_next else None) for pair in step.pairs]
+    if step.lacks_rank or not found:
+        found.append(StepSeen(step=step.number, seen=Seen.UNKNOWN))
+    worst = max(found, key=lambda each: (each.seen, each.size or 0.0))
+    return StepSeen(
+        step=step.number,
+        seen=worst.seen,
+        is_exact=all(each.is_exact for each in found),
+        words=worst.words,
+        size=worst.size,
+    )
+
+
+def _look_at_rank(pair: FactsPair, following: FactsPair | None) -> StepSeen:
+    optimizers = step_pairs(pair)
+    counts = [
+        (len(facts.loss), len(facts.optimizer_steps())) for facts in (pair.target, pair.reference)
+    ]
+    made = [
+        _Values("losses", list(_losses(pair))),
+        _Values("gradients as the optimizer gets them", _columns(optimizers, "gradient")),
+        _Values("parameters after the step", _columns(optimizers, "after")),
+        _Values("buffers after the step", [] if following is None else _buffers(following)),
+    ]
+    is_even = counts[0] == counts[1]
+    is_exact = is_even and _is_known(optimizers) and not (made[0].moved or made[1].moved)
+    moved = [change for values in made for change in values.moved]
+    if not is_even or any(not change.is_rounding for change in moved):
+        seen = Seen.FAR
+    elif moved:
+        seen = Seen.ROUNDING
+    else:
+        seen = Seen.EQUAL if is_exact else Seen.UNKNOWN
+    sizes = [change.relative for change in moved if change.relative is not None]
+    words = _words(made)
+    if not is_even:
+        words = "the sides have other numbers of losses or optimizer steps"
+    return StepSeen(
+        step=pair.step,
+        seen=seen,
+        is_exact=is_exact,
+        words=words,
+        size=max(sizes, default=None),
+    )
+
+
+def _words(made: Sequence[_Values]) -> str:
+    """Return the first kind of values that differ beyond rounding, or else at all."""
+    far = [values for values in made if any(not change.is_rounding for change in values.moved)]
+    for values in far or [values for values in made if values.moved]:
+        sizes = [each.relative for each in values.moved if each.relative is not None]
+        size = f" by up to {max(sizes):.2g}" if sizes else ""
+        return f"{len(values.moved)} of {len(values.changes)} {values.what} differ{size}"
+    return ""
+
+
+def _is_known(optimizers: Sequence[StepPair]) -> bool:
+    """Return whether checksums of all gradients and updated parameters are there."""
+    return bool(optimizers) and all(
+        len(side.parameters.name) == pair.total > 0
+        and len(side.parameters.after.checksum) == pair.total
+        and None not in side.parameters.after.checksum
+        and all(
+            checksum is not None or not has_gradient
+            for checksum, has_gradient in zip(
+                side.parameters.gradient.checksum, side.parameters.has_gradient, strict=True
+            )
+        )
+        for pair in optimizers
+        for side in (pair.target, pair.reference)
+    )
+
+
+def _losses(pair: FactsPair) -> Iterator[Change]:
+    for target, reference in zip(pair.target.loss, pair.reference.loss, strict=False):
+        yield _loss_change(target, reference)
+
+
+def _loss_change(target: Loss, reference: Loss) -> Change:
+    value, expected = target.value, reference.value
+    if value is None or expected is None:
+        return Change(value is expected, None, 0.0)
+    if math.isfinite(value) and math.isfinite(expected):
+        return change_of(
+            Fingerprint(target.dtype, norm=abs(value), projections=(value,)),
+            Fingerprint(reference.dtype, norm=abs(expected), projections=(expected,)),
+        )
+    both_nan = math.isnan(value) and math.isnan(expected)
+    return Change(both_nan or value == expected, None, 0.0)
+
+
+def _columns(optimizers: Sequence[StepPair], column: str) -> list[Change]:
+    return [change for pair in optimizers for change in pair.changes(column).values()]
+
+
+def _buffers(pair: FactsPair) -> list[Change]:
+    target, reference = pair.target.parameters, pair.reference.parameters
+    if target is None or reference is None:
+        return []
+    there: Mapping[str, int] = {name: place for place, name in enumerate(reference.name)}
+    return [
+        change_of(of_parameter(target, place), of_parameter(reference, there[name]))
+        for place, (name, kind) in enumerate(zip(target.name, target.kind, strict=False))
+        if kind == "buffer" and name in there
+    ]
