@@ -461,7 +461,8 @@ class _Ladder:
         """Return the verdict of a comparison; equal only if the facts agree, too."""
         verdict: Mapping[str, Any] = summary["verdict"]
         known = self._runs.facts.parting
-        if _class_of(verdict) is VerdictClass.EQUAL and known and known.seen is Seen.FAR:
+        is_far = known is not None and known.seen is Seen.FAR and known.size is not None
+        if known is not None and is_far and _class_of(verdict) is VerdictClass.EQUAL:
             return _verdict(
                 VerdictClass.UNEXPLAINED,
                 f"in step {known.step} {known.words}, and the recorded calls agree",

@@ -15,14 +15,14 @@ from typing import Final
 
 from msprobe.compare.ranks import ViewPair
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
-from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of, of_parameter
+from msprobe.compare.training.fingerprints import Change, Fingerprint, at, change_of, of_parameter
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.training.step_pairs import StepPair, step_pairs
 from msprobe.compare.verdicts.find_verdict import first_effective_fact
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence
-from msprobe.dump.facts import Facts, Loss
+from msprobe.dump.facts import Facts, Loss, OptimizedParameters, OptimizerStep
 from msprobe.dump.rank_view import RankView
 from msprobe.errors import DumpFormatError
 
@@ -256,35 +256,50 @@ def _look_at(step: _Step, following: _Step | None) -> StepSeen:
 
 def _look_at_rank(pair: FactsPair, following: FactsPair | None) -> StepSeen:
     optimizers = step_pairs(pair)
-    counts = [
-        (len(facts.loss), len(facts.optimizer_steps())) for facts in (pair.target, pair.reference)
-    ]
+    uneven = _uneven(pair, optimizers)
     made = [
         _Values("losses", list(_losses(pair))),
         _Values("gradients as the optimizer gets them", _columns(optimizers, "gradient")),
         _Values("parameters after the step", _columns(optimizers, "after")),
         _Values("buffers after the step", [] if following is None else _buffers(following)),
     ]
-    is_even = counts[0] == counts[1]
-    is_exact = is_even and _is_known(optimizers) and not (made[0].moved or made[1].moved)
+    is_exact = not uneven and _is_known(optimizers) and not (made[0].moved or made[1].moved)
     moved = [change for values in made for change in values.moved]
-    if not is_even or any(not change.is_rounding for change in moved):
+    if uneven or any(not change.is_rounding for change in moved):
         seen = Seen.FAR
     elif moved:
         seen = Seen.ROUNDING
     else:
         seen = Seen.EQUAL if is_exact else Seen.UNKNOWN
     sizes = [change.relative for change in moved if change.relative is not None]
-    words = _words(made)
-    if not is_even:
-        words = "the sides have other numbers of losses or optimizer steps"
     return StepSeen(
         step=pair.step,
         seen=seen,
         is_exact=is_exact,
-        words=words,
-        size=max(sizes, default=None),
+        words=uneven or _words(made),
+        size=None if uneven else max(sizes, default=None),
     )
+
+
+def _uneven(pair: FactsPair, optimizers: Sequence[StepPair]) -> str:
+    """Return that the sides made other steps, in words; empty if they made the same ones."""
+    target, reference = pair.target, pair.reference
+    if len(target.loss) != len(reference.loss):
+        return f"the sides have {len(target.loss)} and {len(reference.loss)} losses"
+    counts = len(target.optimizer_steps()), len(reference.optimizer_steps())
+    if not counts[0] == counts[1] == len(optimizers):
+        return f"the sides have {counts[0]} and {counts[1]} optimizer steps"
+    for each in optimizers:
+        apart = _with_gradient(each.target) ^ _with_gradient(each.reference)
+        if apart:
+            return f"only one side's optimizer has a gradient of {min(apart)}"
+    return ""
+
+
+def _with_gradient(step: OptimizerStep) -> set[str]:
+    parameters = step.parameters
+    columns = zip(parameters.name, parameters.has_gradient, strict=False)
+    return {name for name, has_gradient in columns if has_gradient}
 
 
 def _words(made: Sequence[_Values]) -> str:
@@ -300,17 +315,18 @@ def _words(made: Sequence[_Values]) -> str:
 def _is_known(optimizers: Sequence[StepPair]) -> bool:
     """Return whether checksums of all gradients and updated parameters are there."""
     return bool(optimizers) and all(
-        len(side.parameters.name) == pair.total > 0
-        and len(side.parameters.after.checksum) == pair.total
-        and None not in side.parameters.after.checksum
-        and all(
-            checksum is not None or not has_gradient
-            for checksum, has_gradient in zip(
-                side.parameters.gradient.checksum, side.parameters.has_gradient, strict=True
-            )
-        )
+        _has_checksums(side.parameters)
         for pair in optimizers
         for side in (pair.target, pair.reference)
+    )
+
+
+def _has_checksums(parameters: OptimizedParameters) -> bool:
+    return all(
+        not has_gradient
+        or None
+        not in (at(parameters.gradient.checksum, place), at(parameters.after.checksum, place))
+        for place, has_gradient in enumerate(parameters.has_gradient)
     )
 
 
