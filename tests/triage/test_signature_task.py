@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The task `signature`, from a training to the answer of `msprobe bisect`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training_runs import PLANTED, STEPS, Change, Training, train
+
+from msprobe.capture.session import reset_session
+from msprobe.config import load_config
+from msprobe.dump.signature_file import FOLDER, SignatureFile
+from msprobe.errors import ConfigError
+from msprobe.pytorch import PrecisionDebugger
+from msprobe.triage.bisect import bisect_runs
+from msprobe.triage.parting import Phase
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    yield
+    reset_session()
+
+
+def steps_of(folder: Path, rank: str = "rank") -> list[int]:
+    with SignatureFile(folder / FOLDER / f"{rank}.msig") as file:
+        return list(map(int, file.heads["step"]))
+
+
+def test_equal_runs_are_equal_and_as_without_msprobe(tmp_path: Path) -> None:
+    plain = train(None)
+    for name, behind in (("one", False), ("two", True)):
+        state = train(tmp_path / name, stops_behind=behind)
+        assert all(torch.equal(state[key], plain[key]) for key in plain)
+    found = bisect_runs(tmp_path / "one", tmp_path / "two")
+    assert (found.first, found.steps) == (None, STEPS)
+    assert [path.name for path in (tmp_path / "one").iterdir()] == [FOLDER]
+
+
+def test_numbers_of_a_step(tmp_path: Path) -> None:
+    state = train(tmp_path, steps=range(1))
+    with SignatureFile(tmp_path / FOLDER / "rank.msig") as file:
+        step = file.step(0)
+    assert set(step.names) == set(state)
+    start = Training().model.state_dict()
+    for name, column in zip(step.names, step.entries.T, strict=True):
+        parameter, gradient, update = column
+        assert parameter["norm"] == pytest.approx(start[name].double().norm().item())
+        moved = (state[name].double() - start[name].double()).norm().item()
+        if moved:
+            assert 0.05 * moved < update["norm"] < 5 * moved
+        assert (gradient["checksum"] == 0) == name.startswith("1.running") or "num" in name
+    assert step.head["loss"] > 0
+    assert step.head["data"] != 0
+    assert step.head["random"] != 0
+    assert step.settings["0.AdamW"][0]["lr"] == 1e-2
+
+
+def other_rate(run: Training) -> None:
+    run.optimizer.param_groups[0]["lr"] = 2e-2
+
+
+def other_data(run: Training) -> None:
+    run.batch = run.batch + 1e-3
+
+
+def other_seed(_: Training) -> None:
+    torch.manual_seed(5)
+
+
+def other_parameter(run: Training) -> None:
+    run.model[0].weight.data[3, 2] += 1e-3
+
+
+def double_gradient(run: Training) -> None:
+    gradient = run.model[4].weight.grad
+    assert gradient is not None
+    gradient.mul_(2)
+
+
+def double_step(run: Training) -> None:
+    run.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("planted", "phase", "parameter"),
+    [
+        ({"before": other_rate}, Phase.SETTINGS, None),
+        ({"before": other_data}, Phase.DATA, None),
+        ({"before": other_seed}, Phase.RANDOM, None),
+        ({"before": other_parameter}, Phase.PARAMETER, "0.weight"),
+        ({"between": double_gradient}, Phase.GRADIENT, "4.weight"),
+    ],
+)
+def test_planted_changes_are_named(
+    tmp_path: Path, planted: dict[str, Change], phase: Phase, parameter: str | None
+) -> None:
+    train(tmp_path / "reference")
+    train(tmp_path / "target", **planted)
+    first = bisect_runs(tmp_path / "target", tmp_path / "reference").first
+    assert first is not None
+    assert (first.parting.jump, first.parting.jump_phase) == (PLANTED, phase)
+    if parameter is not None:
+        assert [change.name for change in first.changes] == [parameter]
+    if phase is Phase.SETTINGS:
+        assert first.settings == (("0.AdamW.0.lr", 2e-2, 1e-2),)
+
+
+def test_a_second_step_of_the_optimizer_is_seen(tmp_path: Path) -> None:
+    train(tmp_path / "reference")
+    train(tmp_path / "target", between=double_step)
+    first = bisect_runs(tmp_path / "target", tmp_path / "reference").first
+    assert first is not None
+    assert first.parting.step == PLANTED
+
+
+def test_micro_batches_make_one_step(tmp_path: Path) -> None:
+    train(tmp_path, micro=3)
+    assert steps_of(tmp_path) == list(range(STEPS))
+
+
+def test_a_new_run_replaces_the_file_and_a_continued_one_appends(tmp_path: Path) -> None:
+    train(tmp_path)
+    train(tmp_path, steps=range(5))
+    assert steps_of(tmp_path) == [0, 1, 2, 3, 4]
+    train(tmp_path, steps=range(5, 9))
+    assert steps_of(tmp_path) == list(range(9))
+
+
+def test_without_an_optimizer_and_with_one_that_the_model_lacks(tmp_path: Path) -> None:
+    model, loose = nn.Linear(3, 2), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([loose], lr=0.5)
+    debugger = PrecisionDebugger(task="signature", dump_path=tmp_path)
+    for step in range(2):
+        debugger.start(model)
+        (model(torch.ones(1, 3)) * loose).sum().backward()
+        if step:
+            optimizer.step()
+        debugger.step()
+    reset_session()
+    with SignatureFile(tmp_path / FOLDER / "rank.msig") as file:
+        first, second = file.step(0), file.step(1)
+    assert first.names == ["weight", "bias"]
+    assert (first.entries["checksum"][1] == 0).all()
+    assert (first.entries["norm"][2] == 0).all()
+    assert second.names == ["weight", "bias", "optimizer.0.group.0.0"]
+    assert second.entries["norm"][0][2] == pytest.approx(2**0.5)
+    assert np.isfinite(second.entries["norm"][1][2])
+
+
+def test_steps_and_ranks_of_the_configuration(tmp_path: Path) -> None:
+    debugger = PrecisionDebugger(task="signature", dump_path=tmp_path, step=[1, 3])
+    model = nn.Linear(3, 2)
+    for _ in range(5):
+        debugger.start(model, rank_id=6)
+        model(torch.ones(1, 3)).sum().backward()
+        debugger.step()
+    reset_session()
+    assert steps_of(tmp_path, "rank6") == [1, 3]
+
+
+def test_an_unwritable_file_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FOLDER).write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        state = train(tmp_path)
+    plain = train(None)
+    assert all(torch.equal(state[key], plain[key]) for key in plain)
+    assert len([one for one in caplog.records if "signature" in one.getMessage()]) == 1
+
+
+KILLED = """
+import os, signal, sys, torch
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(task="signature", dump_path=sys.argv[1])
+model = torch.nn.Linear(3, 2)
+for step in range(100):
+    debugger.start(model)
+    model(torch.ones(1, 3)).sum().backward()
+    if step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    debugger.step()
+"""
+
+
+def test_a_killed_process_keeps_its_finished_steps(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], check=False, env=os.environ
+    )
+    assert process.returncode == -signal.SIGKILL
+    assert steps_of(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_the_model_is_asked_for(tmp_path: Path) -> None:
+    debugger = PrecisionDebugger(task="signature", dump_path=tmp_path)
+    with pytest.raises(ConfigError, match="signature"):
+        debugger.start()
+
+
+def test_a_framework_that_lacks_it_refuses(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"task": "signature", "dump_path": tmp_path}
+    with pytest.raises(ConfigError, match="for PyTorch"):
+        load_config(**settings, dumps_kernels=True)
