@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of facts.json: CPU time of training steps with and without it, taken in turns.
+"""Cost of facts.json and of signatures: CPU time of training steps with and without it, taken in turns.
 
     python benchmarks/facts.py                  # GPT at mix, stop() on either side of the optimizer
     python benchmarks/facts.py --case small-ops --level L0
@@ -32,6 +32,7 @@ VARIANTS: Final[dict[str, tuple[dict[str, Any] | None, bool]]] = {
     "stop before, no facts": ({"facts": False}, False),
     "stop behind the optimizer": ({}, True),
     "stop behind, its APIs recorded": ({"optimizer_apis": True}, True),
+    "task signature": ({"task": "signature"}, True),
 }
 WARM_UP: Final = 2
 
