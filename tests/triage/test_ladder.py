@@ -29,7 +29,7 @@ from msprobe.compare.verdicts.verdict_classes import VerdictClass  # noqa: E402
 from msprobe.triage.ladder import Answer, FoundStep, Rung, RungResult, Triage, climb  # noqa: E402
 from msprobe.triage.ladder_lines import EXIT_CODES, exit_code  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*msprobe")]
+pytestmark = [pytest.mark.torch]
 
 Record = Callable[..., Path]
 DOCS = Path(__file__).resolve().parents[2] / "docs"
