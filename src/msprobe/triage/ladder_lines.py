@@ -11,8 +11,8 @@ from rich.text import Text
 
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.dump.records import JsonTree
+from msprobe.plain_text import plain
 from msprobe.report.fact_lines import fact_lines, list_lines, title_lines
-from msprobe.report.value_text import plain
 from msprobe.triage.ladder import Answer, Rung, RungResult, Triage
 
 SCHEMA_VERSION: Final = 1
