@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of facts.json and of signatures: CPU time of training steps with and without it, taken in turns.
+"""Cost of facts.json and of signatures: CPU time of steps with and without them, taken in turns.
 
     python benchmarks/facts.py                  # GPT at mix, stop() on either side of the optimizer
     python benchmarks/facts.py --case small-ops --level L0
