@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from msprobe.capture.array_statistics import summarise_array, summarise_by_numpy
-from msprobe.capture.projections import checksum, project
+from msprobe.capture.projections import project
 
 native = pytest.importorskip("msprobe.capture._native")
 
@@ -129,59 +129,6 @@ def test_a_difference_shows_its_norm():
 
 def test_elements_at_the_first_four_places_are_told_apart():
     assert len(set(documented_signs(4))) == 4
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-def test_fingerprints_are_those_of_numpy_whatever_the_strides(dtype):
-    kind = native.KINDS[dtype]
-    for size in SIZES:
-        array = random_array(dtype, size)
-        found = native.fingerprint(kind, array.ctypes.data, array.shape, (1,), array.nbytes)
-        assert found[0] == checksum(array)
-        assert found[1] == summarise_array(array).norm
-        assert found[2] == pytest.approx(project(array), rel=1e-9, abs=1e-9)
-    array = random_array(dtype, 30_000).reshape(20, 30, 50)
-    item = array.itemsize
-    for view in (
-        array.transpose(2, 0, 1),
-        array[:, ::3, 5:],
-        np.broadcast_to(array[:1], (4, 30, 50)),
-    ):
-        copy = np.ascontiguousarray(view)
-        strides = tuple(stride // item for stride in view.strides)
-        room = array.nbytes - (view.ctypes.data - array.ctypes.data)
-        found = native.fingerprint(kind, view.ctypes.data, view.shape, strides, room)
-        steps = tuple(stride // item for stride in copy.strides)
-        assert found == native.fingerprint(kind, copy.ctypes.data, copy.shape, steps, copy.nbytes)
-
-
-def test_checksums_tell_order_length_and_single_bits_apart():
-    array = random_array("float32", 20_000)
-    seen = {checksum(array), checksum(array[::-1]), checksum(array[:-1])}
-    for index in (0, 1, 287, 288, 16_127, 19_999):
-        changed = array.view(np.uint32).copy()
-        changed[index] ^= 1
-        seen.add(checksum(changed))
-    swapped = array.copy().reshape(-1, 32)
-    swapped[[0, 9]] = swapped[[9, 0]]
-    seen |= {checksum(swapped), checksum(np.zeros(3)), checksum(np.zeros(4)), checksum(np.zeros(0))}
-    assert len(seen) == 13
-
-
-def test_fingerprint_of_truth_values_and_of_nothing():
-    flags = np.ones(5, dtype=bool)
-    found = native.fingerprint(native.KINDS["bool"], flags.ctypes.data, (5,), (1,), 5)
-    assert found[1] is None
-    assert found[2] == project(flags)
-    assert native.fingerprint(native.KINDS["float32"], 0, (0,), (1,), 0) == (
-        checksum(np.zeros(0)),
-        None,
-        None,
-    )
-    with pytest.raises(ValueError, match="null"):
-        native.fingerprint(native.KINDS["float32"], 0, (3,), (1,), 12)
-    with pytest.raises(ValueError, match="ends before"):
-        native.fingerprint(native.KINDS["bool"], flags.ctypes.data, (6,), (1,), 5)
 
 
 def test_norm_and_projections_of_small_floats():

@@ -8,8 +8,6 @@
  *                                                strides in elements, `size_bytes` may be read
  *     -> (max, min, mean, norm, None | (nan, +inf, -inf, finite max, finite min),
  *         None | (projection, projection))
- *   fingerprint(kind, address, shape, strides, size_bytes)
- *     -> (checksum, norm | None, None | (projection, projection)), whatever the strides
  *   memory(address, size_bytes)  a read-only view of foreign memory
  *   stack_key(frame) a 64-bit key of the Python stack that ends in a frame
  *   use_isa(name)    choose the instruction set (tests); returns the names of those that work here
@@ -84,20 +82,6 @@ static inline struct signs signs_from(size_t index)
 {
     uint64_t random = random_at(SIGN_SEED, SIGN_WORDS + index / SIGN_BLOCK);
     return (struct signs){{SIGNS + (random >> 55), SIGNS + (random >> 46 & 511)}};
-}
-
-/* ---- checksum ------------------------------------------------------------------------------- */
-
-/* A whole number of pieces is a block, for elements of every size. */
-#define HASH_WORDS 144
-#define HASH_BYTES (8 * HASH_WORDS)
-#define HASH_SEED 2036
-
-static _Alignas(64) uint64_t HASH_KEYS[HASH_WORDS];
-
-static void fill_keys(void)
-{
-    for (size_t i = 0; i < HASH_WORDS; i++) HASH_KEYS[i] = random_at(HASH_SEED, i);
 }
 
 /* ---- sums ----------------------------------------------------------------------------------- */
@@ -220,7 +204,6 @@ struct kernels {
     widen_fn widen_f16, widen_bf16, widen_f32, widen_f64, widen_i8, widen_u8, widen_i16, widen_u16,
         widen_i32, widen_u32, widen_i64, widen_u64;
     void (*project)(const double *x, size_t n, struct projections *projections);
-    uint64_t (*hash_piece)(const void *piece);
 };
 
 #define KERNELS(isa)                                                                            \
@@ -228,7 +211,7 @@ struct kernels {
      block_u16_##isa, block_i32_##isa, block_u32_##isa, block_i64_##isa, block_u64_##isa,       \
      block_bool_##isa, widen_f16_##isa, widen_bf16_##isa, widen_f32_##isa, widen_f64_##isa,     \
      widen_i8_##isa, widen_u8_##isa, widen_i16_##isa, widen_u16_##isa, widen_i32_##isa,         \
-     widen_u32_##isa, widen_i64_##isa, widen_u64_##isa, project_##isa, hash_piece_##isa}
+     widen_u32_##isa, widen_i64_##isa, widen_u64_##isa, project_##isa}
 
 /* Ascending: the last one that works here is taken. */
 static const struct kernels ALL_KERNELS[] = {
@@ -359,7 +342,6 @@ struct layout {
     Py_ssize_t size[MAX_DIMS], stride[MAX_DIMS]; /* largest stride first, in elements, > 0 */
     double repeats; /* how often each element counts: product of the sizes with stride 0 */
     int is_in_order; /* whether this is the order of the elements in the tensor, each once */
-    struct checksum *checksum; /* of the elements, to be made on the way; or NULL */
 };
 
 /* Called with a block of whole elements. */
@@ -486,7 +468,7 @@ static void walk_floats(const struct layout *layout, const struct kind *kind, vi
     else walk(layout, BLOCK_BYTES, visit, state);
 }
 
-/* ---- projections and checksum, block by block ----------------------------------------------- */
+/* ---- projections, block by block ------------------------------------------------------------ */
 
 /* A number is one or two elements of the projections: the parts of a complex number, and the two
  * halves of a byte of float4. */
@@ -539,54 +521,30 @@ static void project_block(const void *block, size_t n, void *state)
     }
 }
 
-struct checksum {
-    uint64_t sum, pieces, size_bytes;
-};
-
-static void hash_block(const char *block, size_t size_bytes, struct checksum *checksum)
-{
-    checksum->size_bytes += size_bytes;
-    while (size_bytes) {
-        uint64_t hash, last[HASH_WORDS];
-        size_t step = size_bytes < HASH_BYTES ? size_bytes : HASH_BYTES;
-        if (step == HASH_BYTES) {
-            hash = chosen.hash_piece(block);
-        } else {
-            memset(last, 0, sizeof last);
-            memcpy(last, block, step);
-            hash = chosen.hash_piece(last);
-        }
-        checksum->sum += random_at(hash, checksum->pieces++);
-        block += step, size_bytes -= step;
-    }
-}
-
-/* Reduce a block, and while it is near, project it (unless NULL) and hash it (unless NULL). */
+/* Reduce a block, and project it while it is near. */
 struct pass {
     visit_fn visit;
     void *state;
     struct projecting *projecting;
-    struct checksum *checksum;
-    size_t itemsize;
 };
 
 static void pass_block(const void *block, size_t n, void *state)
 {
     const struct pass *pass = state;
     pass->visit(block, n, pass->state);
-    if (pass->projecting) project_block(block, n, pass->projecting);
-    if (pass->checksum) hash_block(block, n * pass->itemsize, pass->checksum);
+    project_block(block, n, pass->projecting);
 }
 
-/* The first walk over a buffer, which makes everything that the order of the elements decides. */
-static void walk_first(const struct layout *layout, const struct kind *kind, size_t block_bytes,
-                       visit_fn visit, void *state, struct projecting *projecting)
+/* Walk over a buffer whose type is not projected while it is reduced. */
+static void walk_projecting(const struct layout *layout, const struct kind *kind,
+                            size_t block_bytes, visit_fn visit, void *state,
+                            struct projecting *projecting)
 {
-    struct pass pass = {visit, state, layout->is_in_order ? projecting : NULL, layout->checksum,
-                        layout->itemsize};
     struct absolutes absolutes = {kind, visit, state};
-    if (kind->category == COMPLEX) pass.visit = absolute_block, pass.state = &absolutes;
-    walk(layout, block_bytes, pass_block, &pass);
+    if (kind->category == COMPLEX) visit = absolute_block, state = &absolutes;
+    struct pass pass = {visit, state, projecting};
+    if (layout->is_in_order) walk(layout, block_bytes, pass_block, &pass);
+    else walk(layout, block_bytes, visit, state);
 }
 
 struct nonfinite {
@@ -751,7 +709,8 @@ static void finish_floats(struct result *r, const struct layout *layout, const s
     struct projecting projecting;
     int is_narrow = kind->category == FLOAT16 || kind->category == FLOAT32;
     if (!is_narrow) begin_projecting(&projecting, kind);
-    walk_first(layout, kind, BLOCK_BYTES, reduce_block, &reduction, is_narrow ? NULL : &projecting);
+    if (is_narrow) walk(layout, BLOCK_BYTES, reduce_block, &reduction);
+    else walk_projecting(layout, kind, BLOCK_BYTES, reduce_block, &reduction, &projecting);
     r->form = NUMBERS;
     /* Squares of narrow floats are finite in float64, so their sum tells of a NaN or infinity. */
     int is_nonfinite = is_narrow ? !isfinite(t->sumsq.value)
@@ -780,7 +739,7 @@ static void finish_integers(struct result *r, const struct layout *layout,
     const struct total *t = &reduction.total;
     struct projecting projecting;
     begin_projecting(&projecting, kind);
-    walk_first(layout, kind, BLOCK_BYTES, reduce_block, &reduction, &projecting);
+    walk_projecting(layout, kind, BLOCK_BYTES, reduce_block, &reduction, &projecting);
     finish_projections(r, layout, &projecting.projections);
     r->form = kind->category == BOOLEAN ? BOOLEANS : INTEGERS;
     r->is_finite = 1;
@@ -859,7 +818,7 @@ static void compute(struct result *r, const struct layout *layout, int kind_inde
     struct counts counts = {{0}};
     struct projecting projecting;
     begin_projecting(&projecting, kind);
-    walk_first(layout, kind, COUNT_BLOCK_BYTES, count_block, &counts, &projecting);
+    walk_projecting(layout, kind, COUNT_BLOCK_BYTES, count_block, &counts, &projecting);
     finish_projections(r, layout, &projecting.projections);
     if (kind_index == K_I8 || kind_index == K_U8)
         finish_small_integers(r, &counts, kind_index == K_I8, (double)n, layout->repeats);
@@ -976,7 +935,7 @@ static PyObject *result_tuple(const struct result *r)
 }
 
 /* `n` counts the elements once, without those that a stride of 0 repeats. */
-static struct result result_of(const struct layout *layout, int kind, size_t n)
+static PyObject *stats_of(const struct layout *layout, int kind, size_t n)
 {
     struct result result = {0};
     if (n * layout->itemsize < GIL_RELEASE_BYTES) {
@@ -986,12 +945,6 @@ static struct result result_of(const struct layout *layout, int kind, size_t n)
         compute_ieee(&result, layout, kind, n);
         Py_END_ALLOW_THREADS
     }
-    return result;
-}
-
-static PyObject *stats_of(const struct layout *layout, int kind, size_t n)
-{
-    struct result result = result_of(layout, kind, n);
     return result_tuple(&result);
 }
 
@@ -1037,7 +990,6 @@ static PyObject *stats(PyObject *module, PyObject *const *args, Py_ssize_t nargs
     layout.stride[0] = 1;
     layout.repeats = 1.0;
     layout.is_in_order = 1;
-    layout.checksum = NULL;
     return stats_of(&layout, kind, (size_t)n);
 }
 
@@ -1052,12 +1004,6 @@ static void insert_dim(struct layout *layout, Py_ssize_t size, Py_ssize_t stride
     }
     layout->size[at] = size;
     layout->stride[at] = stride;
-}
-
-static void append_dim(struct layout *layout, Py_ssize_t size, Py_ssize_t stride)
-{
-    layout->size[layout->ndim] = size;
-    layout->stride[layout->ndim++] = stride;
 }
 
 /* Join neighbouring dimensions that together are one: a dense tensor becomes a plain run. */
@@ -1077,10 +1023,9 @@ static void join_dims(struct layout *layout)
     layout->ndim = last + 1;
 }
 
-/* Fill `layout` from shape and strides; the number of distinct elements, 0 if empty, -1 on error.
- * In their order all elements are visited, otherwise the distinct ones as they lie in memory. */
+/* Fill `layout` from shape and strides; the number of distinct elements, 0 if empty, -1 on error. */
 static Py_ssize_t read_layout(struct layout *layout, int ndim, const int64_t *shape,
-                              const int64_t *strides, int in_order)
+                              const int64_t *strides)
 {
     Py_ssize_t n = 1;
     layout->ndim = 0;
@@ -1089,53 +1034,20 @@ static Py_ssize_t read_layout(struct layout *layout, int ndim, const int64_t *sh
     for (int i = 0; i < ndim; i++) {
         if (shape[i] <= 0) return 0;
         if (shape[i] == 1) continue;
+        if (strides[i] == 0) {
+            layout->repeats *= (double)shape[i];
+            layout->is_in_order = 0;
+            continue;
+        }
         if (strides[i] < 0) {
             PyErr_SetString(PyExc_ValueError, "strides must not be negative");
             return -1;
         }
-        if (in_order) {
-            append_dim(layout, shape[i], strides[i]);
-        } else if (strides[i] == 0) {
-            layout->repeats *= (double)shape[i];
-            layout->is_in_order = 0;
-            continue;
-        } else {
-            insert_dim(layout, shape[i], strides[i]);
-        }
+        insert_dim(layout, shape[i], strides[i]);
         n *= shape[i];
     }
-    if (layout->ndim == 0) append_dim(layout, 1, 1);
+    if (layout->ndim == 0) insert_dim(layout, 1, 1);
     join_dims(layout);
-    return n;
-}
-
-/* A buffer as the callers describe it. */
-struct buffer {
-    int kind;
-    const char *start;
-    int ndim;
-    const int64_t *shape, *strides;
-    Py_ssize_t size_bytes;
-};
-
-/* Fill `layout`; the number of elements to visit, 0 if empty, -1 with an exception. */
-static Py_ssize_t lay_out(struct layout *layout, const struct buffer *buffer, int in_order)
-{
-    layout->start = buffer->start;
-    layout->itemsize = KINDS[buffer->kind].itemsize;
-    layout->checksum = NULL;
-    Py_ssize_t extent = 1;
-    Py_ssize_t n = read_layout(layout, buffer->ndim, buffer->shape, buffer->strides, in_order);
-    if (n <= 0) return n;
-    if (buffer->start == NULL) {
-        null_address();
-        return -1;
-    }
-    for (int i = 0; i < layout->ndim; i++) extent += (layout->size[i] - 1) * layout->stride[i];
-    if (extent * (Py_ssize_t)layout->itemsize > buffer->size_bytes) {
-        PyErr_SetString(PyExc_ValueError, "the buffer ends before the last element");
-        return -1;
-    }
     return n;
 }
 
@@ -1143,51 +1055,18 @@ static PyObject *statistics(int kind, const char *start, int ndim, const int64_t
                             const int64_t *strides, Py_ssize_t size_bytes)
 {
     struct layout layout; /* 1 KiB: only what is used gets set */
-    struct buffer buffer = {kind, start, ndim, shape, strides, size_bytes};
-    Py_ssize_t n = lay_out(&layout, &buffer, 0);
+    layout.start = start;
+    layout.itemsize = KINDS[kind].itemsize;
+    Py_ssize_t n = read_layout(&layout, ndim, shape, strides), extent = 1;
     if (n < 0) return NULL;
-    return n ? stats_of(&layout, kind, (size_t)n) : empty_tuple();
-}
-
-/* Fill in norm and projections, and return the checksum. */
-static int read_print(const struct buffer *buffer, struct result *result, uint64_t *hash)
-{
-    struct layout layout;
-    struct checksum checksum = {0, 0, 0};
-    Py_ssize_t n = lay_out(&layout, buffer, 1);
-    if (n < 0) return -1;
-    layout.checksum = &checksum;
-    if (n) *result = result_of(&layout, buffer->kind, (size_t)n);
-    if (!n) result->form = BOOLEANS; /* no norm */
-    *hash = random_at(checksum.sum, checksum.size_bytes);
-    return 0;
-}
-
-static PyObject *fingerprint_of(int kind, const char *start, int ndim, const int64_t *shape,
-                                const int64_t *strides, Py_ssize_t size_bytes)
-{
-    struct buffer buffer = {kind, start, ndim, shape, strides, size_bytes};
-    struct result result = {0};
-    uint64_t hash;
-    if (read_print(&buffer, &result, &hash) < 0) return NULL;
-    char digits[20];
-    PyOS_snprintf(digits, sizeof digits, "%08x%08x", (unsigned)(hash >> 32), (unsigned)hash);
-    PyObject *norm = result.form != BOOLEANS ? PyFloat_FromDouble(result.norm)
-                                             : Py_NewRef(Py_None);
-    return Py_BuildValue("(sNN)", digits, norm, projections_tuple(&result));
-}
-
-static int packed_fingerprint(int kind, const char *start, int ndim, const int64_t *shape,
-                              const int64_t *strides, Py_ssize_t size_bytes,
-                              struct msprobe_fingerprint *out)
-{
-    struct buffer buffer = {kind, start, ndim, shape, strides, size_bytes};
-    struct result result = {0};
-    if (read_print(&buffer, &result, &out->checksum) < 0) return -1;
-    out->norm = result.form != BOOLEANS ? result.norm : NAN;
-    for (int k = 0; k < PROJECTIONS; k++)
-        out->projections[k] = result.is_projected ? result.projections[k] : NAN;
-    return 0;
+    if (n == 0) return empty_tuple();
+    if (start == NULL) return null_address();
+    for (int i = 0; i < layout.ndim; i++) extent += (layout.size[i] - 1) * layout.stride[i];
+    if (extent * (Py_ssize_t)layout.itemsize > size_bytes) {
+        PyErr_SetString(PyExc_ValueError, "the buffer ends before the last element");
+        return NULL;
+    }
+    return stats_of(&layout, kind, (size_t)n);
 }
 
 /* Copy a tuple of sizes; -1 with an exception. */
@@ -1201,13 +1080,10 @@ static int read_sizes(PyObject *tuple, int64_t *sizes)
     return 0;
 }
 
-/* Read (kind, address, shape, strides, size_bytes) and call `use` with them. */
-static PyObject *with_buffer(PyObject *const *args, Py_ssize_t nargs,
-                             PyObject *(*use)(int, const char *, int, const int64_t *,
-                                              const int64_t *, Py_ssize_t))
+static PyObject *stats_strided(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 5 || !PyTuple_Check(args[2]) || !PyTuple_Check(args[3])) {
-        PyErr_SetString(PyExc_TypeError, "expected (kind, address, shape, strides, size_bytes)");
+        PyErr_SetString(PyExc_TypeError, "stats_strided(kind, address, shape, strides, size_bytes)");
         return NULL;
     }
     int kind = read_kind(args[0]);
@@ -1222,17 +1098,7 @@ static PyObject *with_buffer(PyObject *const *args, Py_ssize_t nargs,
     }
     int64_t shape[MAX_DIMS], strides[MAX_DIMS];
     if (read_sizes(args[2], shape) < 0 || read_sizes(args[3], strides) < 0) return NULL;
-    return use(kind, start, (int)ndim, shape, strides, size_bytes);
-}
-
-static PyObject *stats_strided(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
-{
-    return with_buffer(args, nargs, statistics);
-}
-
-static PyObject *fingerprint(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
-{
-    return with_buffer(args, nargs, fingerprint_of);
+    return statistics(kind, start, (int)ndim, shape, strides, size_bytes);
 }
 
 /* ---- stack key ------------------------------------------------------------------------------ */
@@ -1313,8 +1179,6 @@ static PyMethodDef METHODS[] = {
      "stats(kind, address, count) -> (max, min, mean, norm, nonfinite | None, projections | None)"},
     {"stats_strided", (PyCFunction)(void (*)(void))stats_strided, METH_FASTCALL,
      "stats_strided(kind, address, shape, strides, size_bytes) -> as stats()"},
-    {"fingerprint", (PyCFunction)(void (*)(void))fingerprint, METH_FASTCALL,
-     "fingerprint(kind, address, shape, strides, size_bytes) -> (checksum, norm, projections)"},
     {"memory", (PyCFunction)(void (*)(void))memory, METH_FASTCALL,
      "memory(address, size_bytes) -> read-only memoryview; the caller keeps the owner alive"},
     {"stack_key", stack_key, METH_O,
@@ -1330,7 +1194,7 @@ static struct msprobe_kind kind_at(int index)
 }
 
 static const struct msprobe_native_api API = {MSPROBE_NATIVE_API_VERSION, KIND_COUNT, kind_at,
-                                              statistics, fingerprint_of, packed_fingerprint};
+                                              statistics};
 
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_native", "One-pass statistics and stack keys.", -1, METHODS,
@@ -1343,7 +1207,6 @@ PyMODINIT_FUNC PyInit__native(void)
     __builtin_cpu_init();
 #endif
     fill_signs();
-    fill_keys();
     PyObject *module = PyModule_Create(&MODULE), *kinds = PyDict_New(), *isas = NULL;
     if (!module || !kinds || !(isas = use_isa(module, Py_None))) goto fail;
     Py_CLEAR(isas);

@@ -10,19 +10,12 @@
 #include <stdint.h>
 
 #define MSPROBE_NATIVE_API "msprobe.capture._native.API"
-#define MSPROBE_NATIVE_API_VERSION 3
+#define MSPROBE_NATIVE_API_VERSION 2
 #define MSPROBE_MAX_DIMS 64
 
 struct msprobe_kind {
     const char *name; /* "float32", as the frameworks call it */
     size_t itemsize;
-};
-
-/* As PRINT in dump/signature_file.py: NaN where there is no number. */
-struct msprobe_fingerprint {
-    uint64_t checksum;
-    double norm;
-    double projections[2];
 };
 
 struct msprobe_native_api {
@@ -34,13 +27,6 @@ struct msprobe_native_api {
      * `size_bytes` readable bytes that its last element needs. */
     PyObject *(*statistics)(int kind, const char *start, int ndim, const int64_t *shape,
                             const int64_t *strides, Py_ssize_t size_bytes);
-    /* (checksum, norm | None, None | (projection, projection)), under the same conditions. */
-    PyObject *(*fingerprint)(int kind, const char *start, int ndim, const int64_t *shape,
-                             const int64_t *strides, Py_ssize_t size_bytes);
-    /* The same, packed; -1 with an exception. */
-    int (*packed_fingerprint)(int kind, const char *start, int ndim, const int64_t *shape,
-                              const int64_t *strides, Py_ssize_t size_bytes,
-                              struct msprobe_fingerprint *out);
 };
 
 #endif

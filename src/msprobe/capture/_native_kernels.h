@@ -24,8 +24,6 @@
 typedef double ISA(vf64) __attribute__((vector_size(REGISTER_BYTES), aligned(8), may_alias));
 typedef int64_t ISA(vi64) __attribute__((vector_size(REGISTER_BYTES), aligned(8), may_alias));
 typedef uint64_t ISA(vu64) __attribute__((vector_size(REGISTER_BYTES), aligned(8), may_alias));
-/* Bytes of any type, which may lie at any address. */
-typedef uint32_t ISA(vu32) __attribute__((vector_size(REGISTER_BYTES), aligned(1), may_alias));
 
 /* A group of LANES running values, in registers. */
 typedef struct {
@@ -69,14 +67,10 @@ TARGET static inline ISA(floats) ISA(load_f16)(const void *p)
                     _mm256_min_ps((x).half[1], (min).half[1])}})
 
 #if REGISTER_BYTES == 64
-#define MULTIPLY_HALVES(x) \
-    (ISA(vu64)) _mm512_mul_epu32((__m512i)(x), _mm512_srli_epi64((__m512i)(x), 32))
 #define WIDE(x, r) _mm512_cvtps_pd((x).half[r])
 #define FMA(x, y, z) _mm512_fmadd_pd(x, y, z)
 typedef __m512d ISA(wide);
 #else
-#define MULTIPLY_HALVES(x) \
-    (ISA(vu64)) _mm256_mul_epu32((__m256i)(x), _mm256_srli_epi64((__m256i)(x), 32))
 #define WIDE(x, r)                                                                              \
     _mm256_cvtps_pd((r) % 2 ? _mm256_extractf128_ps((x).half[(r) / 2], 1)                       \
                             : _mm256_castps256_ps128((x).half[(r) / 2]))
@@ -96,7 +90,6 @@ TARGET static inline void ISA(add_floats)(ISA(floats) x, ISA(lanes) *sum, ISA(la
 #undef WIDE
 #undef FMA
 #else
-#define MULTIPLY_HALVES(x) (((x) & 0xffffffff) * ((x) >> 32))
 typedef struct {
     float of[LANES];
 } ISA(floats);
@@ -379,24 +372,8 @@ TARGET static void ISA(project)(const double *x, size_t n, struct projections *p
     projections->index += n;
 }
 
-/* The hash of one piece: sum of (low half + key) * (high half + key) of its 64-bit words, the
- * family NH of UMAC (RFC 4418). */
-TARGET static uint64_t ISA(hash_piece)(const void *piece)
-{
-    const char *p = piece;
-    ISA(vu64) sum = {0};
-    for (size_t i = 0; i < HASH_WORDS; i += PER_REGISTER) {
-        ISA(vu32) halves = *(const ISA(vu32) *)(p + 8 * i) + *(const ISA(vu32) *)(HASH_KEYS + i);
-        sum += MULTIPLY_HALVES((ISA(vu64))halves);
-    }
-    uint64_t total = 0;
-    for (int i = 0; i < PER_REGISTER; i++) total += sum[i];
-    return total;
-}
-
 #undef SUM_BLOCK
 #undef WIDEN
-#undef MULTIPLY_HALVES
 #undef MAX_FLOATS
 #undef MIN_FLOATS
 #undef INT_BLOCK

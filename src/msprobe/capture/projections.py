@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Projections and checksums by NumPy; the same as those of the C kernels up to rounding.
+"""Projections by NumPy; the same as those of the C kernels up to rounding.
 
-The signs and the checksum are part of the format of dumps: docs/metrics.md.
+The signs are part of the format of dumps: docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -19,35 +19,29 @@ _PERIOD: Final = 144
 _BLOCK: Final = 7 * _PERIOD
 """Elements with the same seven times repeated signs."""
 _SIGN_WORDS: Final = 11
-_SIGN_SEED: Final = 2035
+_SEED: Final = 2035
 
-_HASH_WORDS: Final = 144
-_HASH_SEED: Final = 2036
-_LOW: Final = np.uint64(0xFFFFFFFF)
-_HALF: Final = np.uint64(32)
 
 _PIECE_BLOCKS: Final = 1024
 PIECE_ELEMENTS: Final = _PIECE_BLOCKS * _BLOCK
 """How many elements are widened at a time."""
 
 
-def _random_at(seed: NDArray[np.uint64] | int, n: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _random_at(n: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the n-th outputs, from 0, of the generator splitmix64 (public domain, S. Vigna)."""
-    z = np.uint64(seed) if isinstance(seed, int) else seed
-    z = z + (n + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = np.uint64(_SEED) + (n + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def _make_signs() -> NDArray[np.float64]:
-    words = _random_at(_SIGN_SEED, np.arange(_SIGN_WORDS, dtype=np.uint64))
+    words = _random_at(np.arange(_SIGN_WORDS, dtype=np.uint64))
     bits = words[:, None] >> np.arange(64, dtype=np.uint64) & np.uint64(1)
     return bits.ravel().astype(np.float64) * 2 - 1
 
 
 _SIGNS: Final = _make_signs()
-_KEYS: Final = _random_at(_HASH_SEED, np.arange(_HASH_WORDS, dtype=np.uint64))
 
 
 def project(values: NDArray[Any]) -> Projections | None:
@@ -83,23 +77,9 @@ def _project_blocks(piece: NDArray[np.float64], first_block: int) -> NDArray[np.
     np.copyto(blocks[: piece.size], piece, where=np.isfinite(piece))
     folded = blocks.reshape(count, -1, _PERIOD).sum(axis=1)
     numbers = np.arange(first_block, first_block + count, dtype=np.uint64)
-    random = _random_at(_SIGN_SEED, numbers + np.uint64(_SIGN_WORDS))
+    random = _random_at(numbers + np.uint64(_SIGN_WORDS))
     starts = (random >> np.uint64(55), (random >> np.uint64(46)) & np.uint64(511))
     places = np.arange(_PERIOD)
     return np.array(
         [(folded * _SIGNS[start.astype(np.int64)[:, None] + places]).sum() for start in starts]
     )
-
-
-def checksum(values: NDArray[Any]) -> str:
-    """Return the checksum of the bytes of an array in row-major order, 16 hexadecimal digits."""
-    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    pieces = -(-content.size // (8 * _HASH_WORDS))
-    words = np.zeros((pieces, _HASH_WORDS), dtype=np.uint64)
-    words.reshape(-1).view(np.uint8)[: content.size] = content
-    low = (words & _LOW) + (_KEYS & _LOW) & _LOW
-    high = (words >> _HALF) + (_KEYS >> _HALF) & _LOW
-    sums = (low * high).sum(axis=1, dtype=np.uint64)
-    mixed = _random_at(sums, np.arange(pieces, dtype=np.uint64)).sum(dtype=np.uint64)
-    (found,) = _random_at(np.array([mixed]), np.array([content.size], dtype=np.uint64)).tolist()
-    return f"{found:016x}"

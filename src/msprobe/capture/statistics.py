@@ -87,30 +87,12 @@ Counts = tuple[int, int, int, float | None, float | None]
 RawStatistics = tuple[Statistic, Statistic, Statistic, Statistic, Counts | None, Projections | None]
 
 
-class Fingerprint(NamedTuple):
-    """What tells a value apart from others without its elements, in three columns of a table.
-
-    Attributes:
-        checksum: of the bytes of the elements in row-major order, 16 hexadecimal digits.
-        norm: the L2 norm; None as for `Summary`.
-        projections: as for `Summary`, but whatever the strides; None for empty tensors.
-    """
-
-    checksum: str
-    norm: float | None
-    projections: Projections | None
-
-
-RawFingerprint = tuple[str, float | None, Projections | None]
-
-
 class Native(NamedTuple):
     """The functions of the C extension (see ``_native.c``)."""
 
     kinds: Mapping[str, int]
     stats: Callable[[int, int, int], RawStatistics]
     stats_strided: Callable[[int, int, tuple[int, ...], tuple[int, ...], int], RawStatistics]
-    fingerprint: Callable[[int, int, tuple[int, ...], tuple[int, ...], int], RawFingerprint]
 
 
 def native_module() -> ModuleType | None:
@@ -128,7 +110,7 @@ def load_native() -> Native | None:
     module = native_module()
     if module is None:
         return None
-    return Native(module.KINDS, module.stats, module.stats_strided, module.fingerprint)
+    return Native(module.KINDS, module.stats, module.stats_strided)
 
 
 NATIVE: Final = load_native()

@@ -673,24 +673,14 @@ static Value *new_value(PyObject *numbers, int64_t id, const struct view *view)
     return value;
 }
 
-typedef PyObject *(*numbers_fn)(int kind, const char *start, int ndim, const int64_t *shape,
-                                const int64_t *strides, Py_ssize_t size_bytes);
-
-/* Return how many bytes may be read; -1 with an exception. `storage` is the tensor's. */
-static Py_ssize_t bytes_behind(PyObject *tensor, const struct view *view, PyObject *storage)
+/* Summarise the elements; `storage` is the tensor's. A buffer that was given back is an exception. */
+static PyObject *numbers_of(PyObject *tensor, const struct view *view, PyObject *storage)
 {
     int64_t size_bytes = take_int(PyObject_CallMethodNoArgs(storage, names.nbytes));
     int64_t offset = take_int(PyObject_CallMethodNoArgs(tensor, names.storage_offset));
-    return PyErr_Occurred() ? -1 : size_bytes - offset * (int64_t)view->itemsize;
-}
-
-/* Summarise the elements. A buffer that was given back is an exception. */
-static PyObject *numbers_of(PyObject *tensor, const struct view *view, PyObject *storage,
-                            numbers_fn compute)
-{
-    Py_ssize_t size_bytes = bytes_behind(tensor, view, storage);
     if (PyErr_Occurred()) return NULL;
-    return compute(view->kind, view->data, view->ndim, view->shape, view->strides, size_bytes);
+    return native->statistics(view->kind, view->data, view->ndim, view->shape, view->strides,
+                              size_bytes - offset * (int64_t)view->itemsize);
 }
 
 /* Return the numbers of the same elements in another order, which the projections depend on; NULL
@@ -766,7 +756,7 @@ static Value *look(Memo *self, PyObject *tensor, int comes_in)
     if (!value) {
         if (numbers) numbers = numbers_in_order(numbers, &view);
         if (!numbers && !PyErr_Occurred())
-            numbers = numbers_of(tensor, &view, storage_object, native->statistics);
+            numbers = numbers_of(tensor, &view, storage_object);
         if (version >= 0 && self->known.count >= PRUNE_AT && prune(self) < 0) Py_CLEAR(numbers);
         value = new_value(numbers, version >= 0 ? ++self->last_id : 0, &view);
         if (value && version >= 0 && remember(self, &view, storage, version, value) < 0)
@@ -779,21 +769,16 @@ done:
 
 /* ---- methods --------------------------------------------------------------------------------- */
 
-/* None, also for an exception: the tensor has no storage of its own, or one that was given back. */
-static PyObject *none_for_unreadable(void)
-{
-    if (PyErr_Occurred()) {
-        if (PyErr_ExceptionMatches(PyExc_MemoryError)) return NULL;
-        PyErr_Clear();
-    }
-    Py_RETURN_NONE;
-}
-
 /* Look at a tensor; None where it cannot be read, which another way of reading explains. */
 static PyObject *look_or_none(Memo *self, PyObject *tensor, int comes_in)
 {
     Value *value = look(self, tensor, comes_in);
-    return value ? (PyObject *)value : none_for_unreadable();
+    if (value) return (PyObject *)value;
+    if (PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_MemoryError)) return NULL;
+        PyErr_Clear(); /* no storage of its own, or one that was given back */
+    }
+    Py_RETURN_NONE;
 }
 
 static PyObject *Memo_look(Memo *self, PyObject *tensor)
@@ -1226,52 +1211,68 @@ static PyObject *find_edges(PyObject *module, PyObject *args)
     return result;
 }
 
-static PyObject *fingerprint(PyObject *module, PyObject *tensor)
+/* ---- many tensors ------------------------------------------------------------------------------ */
+
+/* As PRINT in dump/signature_file.py: NaN where there is no number. */
+struct print {
+    uint64_t checksum;
+    double norm, projections[2];
+};
+
+static double number_or_nan(PyObject *number)
 {
-    struct view view;
-    PyObject *storage = NULL, *found = NULL;
-    int is_plain = read_view(tensor, &view);
-    if (is_plain > 0) storage_address(tensor, &storage);
-    if (storage) found = numbers_of(tensor, &view, storage, native->fingerprint);
-    Py_XDECREF(storage);
-    return found ? found : none_for_unreadable();
+    return PyFloat_Check(number) ? PyFloat_AS_DOUBLE(number) : NAN;
 }
 
-/* Pack the fingerprint of a tensor: 1, 0 if it is no plain one on the CPU, -1 without memory. */
-static int pack_fingerprint(PyObject *tensor, struct msprobe_fingerprint *out)
+/* Fill in the numbers of a tensor that lies in one block, in order; -1 with an exception. */
+static int fill_print(struct print *out, PyObject *tensor, const struct view *view,
+                      PyObject *storage, PyObject *crc32)
+{
+    PyObject *numbers = numbers_of(tensor, view, storage);
+    if (!numbers) return -1;
+    PyObject *last = PyTuple_GET_ITEM(numbers, 5), *from = PyTuple_Check(last) ? last : numbers;
+    Py_ssize_t first = from == last ? 0 : 5;
+    out->norm = number_or_nan(PyTuple_GET_ITEM(numbers, 3));
+    for (Py_ssize_t k = 0; k < 2; k++)
+        out->projections[k] =
+            last == Py_None ? NAN : number_or_nan(PyTuple_GET_ITEM(from, first + k));
+    Py_DECREF(numbers);
+    PyObject *memory = PyMemoryView_FromMemory(
+        (char *)view->data, (Py_ssize_t)((size_t)view->count * view->itemsize), PyBUF_READ);
+    int64_t checksum = memory ? take_int(PyObject_CallOneArg(crc32, memory)) : -1;
+    Py_XDECREF(memory);
+    out->checksum = checksum ? (uint64_t)checksum : 1;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Return 1, 0 if this is no plain tensor on the CPU in one block, -1 without memory. */
+static int try_print(struct print *out, PyObject *tensor, PyObject *crc32)
 {
     struct view view;
     PyObject *storage = NULL;
     int done = 0;
-    if (read_view(tensor, &view) > 0) storage_address(tensor, &storage);
-    if (storage) {
-        Py_ssize_t size_bytes = bytes_behind(tensor, &view, storage);
-        done = !PyErr_Occurred() &&
-               native->packed_fingerprint(view.kind, view.data, view.ndim, view.shape,
-                                          view.strides, size_bytes, out) == 0;
-        Py_DECREF(storage);
-    }
+    if (read_view(tensor, &view) > 0 && view.count && is_dense(&view, 1))
+        storage_address(tensor, &storage);
+    if (storage) done = fill_print(out, tensor, &view, storage, crc32) == 0;
+    Py_XDECREF(storage);
     if (!PyErr_Occurred()) return done;
     if (PyErr_ExceptionMatches(PyExc_MemoryError)) return -1;
     PyErr_Clear();
     return 0;
 }
 
-/* Fill `out` by the fingerprints of `tensors`; return the places of those that it cannot read. */
-static PyObject *fingerprints(PyObject *module, PyObject *args)
+static PyObject *fill_prints(PyObject *module, PyObject *args)
 {
-    PyObject *tensors;
+    PyObject *tensors, *crc32, *left = NULL;
     Py_buffer out;
-    if (!PyArg_ParseTuple(args, "O!w*", &PyList_Type, &tensors, &out)) return NULL;
-    struct msprobe_fingerprint *entries = out.buf;
+    if (!PyArg_ParseTuple(args, "O!w*O", &PyList_Type, &tensors, &out, &crc32)) return NULL;
+    struct print *prints = out.buf;
     Py_ssize_t count = PyList_GET_SIZE(tensors);
-    PyObject *left = NULL;
-    if ((size_t)out.len != (size_t)count * sizeof *entries)
-        PyErr_SetString(PyExc_ValueError, "expected one entry for each tensor");
-    else left = PyList_New(0);
+    if ((size_t)out.len == (size_t)count * sizeof *prints) left = PyList_New(0);
+    else PyErr_SetString(PyExc_ValueError, "expected one print for each tensor");
     for (Py_ssize_t i = 0; left && i < PyList_GET_SIZE(tensors) && i < count; i++) {
         PyObject *tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
-        int done = pack_fingerprint(tensor, entries + i);
+        int done = try_print(prints + i, tensor, crc32);
         Py_DECREF(tensor);
         PyObject *place = done ? NULL : PyLong_FromSsize_t(i);
         if (done < 0 || (!done && (!place || PyList_Append(left, place) < 0))) Py_CLEAR(left);
@@ -1329,16 +1330,13 @@ static PyMethodDef METHODS[] = {
     {"probes", probes, METH_O,
      "probes(tensors) -> for each a key that changes with it, all but certainly; 0 for a small or "
      "unusual one"},
+    {"fill_prints", fill_prints, METH_VARARGS,
+     "fill_prints(tensors, out, crc32) -> places of the tensors that are no plain ones on the CPU in "
+     "one block; the others have in the buffer `out`: uint64 checksum, float64 norm, two float64 "
+     "projections"},
     {"find_edges", find_edges, METH_VARARGS,
      "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
      "msprobe.pytorch.gradients.graph_search"},
-    {"fingerprints", fingerprints, METH_VARARGS,
-     "fingerprints(tensors, out) -> places of the tensors that are no plain ones on the CPU; the "
-     "others have their entry in the buffer `out`: uint64 checksum, float64 norm, two "
-     "float64 projections"},
-    {"fingerprint", fingerprint, METH_O,
-     "fingerprint(tensor) -> (checksum, norm | None, projections | None) of a plain tensor on the "
-     "CPU, None for any other"},
     {"setup", setup, METH_VARARGS,
      "setup(Tensor, Parameter, strided, is_cow | None, expired, free_weak_ref, encode, Raw, "
      "summary_of, kinds, dlpack_table | None): what is needed of torch; call it once"},

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checksums, norms and projections of many tensors, as arrays.
 
-On the CPU one pass in C reads each tensor. On an accelerator norm and some elements are computed
+On the CPU all are read by one call in C. On an accelerator norm and some elements are computed
 there as for `TensorColumns`: the checksum is then that of these, and the norm takes the place of
 the projections.
 """
@@ -16,8 +16,10 @@ import numpy as np
 from torch import Tensor
 
 from msprobe.capture.signature import Prints, no_prints
+from msprobe.dump.crc import crc32
+from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.memo import TENSORS
-from msprobe.pytorch.values.one_reading import fingerprint
+from msprobe.pytorch.values.statistics import summarise
 from msprobe.pytorch.values.tensor_columns import TensorColumns
 
 
@@ -37,24 +39,23 @@ class TensorPrints:
         self._prints = no_prints(len(tensors))
         left = range(len(tensors))
         if TENSORS is not None:
-            left = TENSORS.fingerprints(list(tensors), self._prints)
+            left = TENSORS.fill_prints(list(tensors), self._prints, crc32)
         self._places: list[int] = []
         far: list[Tensor] = []
         for place in left:
             tensor = tensors[place]
             if tensor is None:
                 continue
-            found = fingerprint(tensor)
-            if found is None:
+            checksum = crc32_hex(tensor) if tensor.is_cpu else None
+            if checksum is None:
                 self._places.append(place)
                 far.append(tensor)
                 continue
+            summary = summarise(tensor)
             row = self._prints[place]
-            row["checksum"] = int(found.checksum, 16)
-            row["norm"] = np.nan if found.norm is None else found.norm
-            row["projections"] = (
-                (np.nan, np.nan) if found.projections is None else found.projections
-            )
+            row["checksum"] = int(checksum, 16) or 1
+            row["norm"] = np.nan if summary.norm is None else summary.norm
+            row["projections"] = summary.projections or (np.nan, np.nan)
         self._columns = TensorColumns(far) if far else None
 
     def wait(self) -> Prints:
