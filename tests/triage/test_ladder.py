@@ -378,6 +378,20 @@ def test_calls_that_were_not_recorded(recorded: Record, tmp_path: Path) -> None:
     assert "losses differ" in found.verdict["sentence"]
 
 
+def test_nothing_recorded_is_not_equal(recorded: Record, tmp_path: Path) -> None:
+    runs = [emptied(recorded(number=n), tmp_path / str(n)) for n in range(3)]
+    for facts in tmp_path.rglob("facts.json"):
+        facts.unlink()
+
+    found = climb(*runs)
+
+    rungs = answers(found)
+    assert rungs[Rung.ITSELF].answer is rungs[Rung.STEP].answer is Answer.UNKNOWN
+    assert rungs[Rung.STEP].record == 'record step 0 of both runs with "level": "mix"'
+    assert found.verdict_class is VerdictClass.UNEXPLAINED
+    assert exit_code(found) == 1
+
+
 def test_a_step_that_whole_runs_name_may_not_be_recorded(recorded: Record) -> None:
     found = climb(
         recorded(),

@@ -126,10 +126,12 @@ class FoundStep(NamedTuple):
     Attributes:
         step: its number; None if the runs do not part.
         words: how they part there.
+        is_known: whether they are known to; else nothing of the step can be compared.
     """
 
     step: int | None
     words: str
+    is_known: bool = True
 
 
 StepFinder = Callable[[Path, Path, Path | None], FoundStep | None]
@@ -208,6 +210,9 @@ class _Runs:
             if seen.seen is Seen.EQUAL:
                 continue
             summary = self.compare(seen.step)
+            if not summary["rows"]:
+                words = f"nothing of step {seen.step} can be compared"
+                return FoundStep(seen.step, words, is_known=False)
             values += summary["rows"]
             if _class_of(summary["verdict"]) is not VerdictClass.EQUAL:
                 first = summary["first_difference"]
@@ -273,7 +278,7 @@ class _Ladder:
         if found.step is None:
             self._verdict = _verdict(VerdictClass.EQUAL, found.words, Confidence.PROVED)
             yield _agrees(Rung.STEP, found.words)
-        elif found.step not in self._runs.numbers:
+        elif not found.is_known or found.step not in self._runs.numbers:
             yield self._not_recorded(found)
         else:
             yield RungResult(rung=Rung.STEP, answer=Answer.DIFFERS, words=found.words)
@@ -374,6 +379,8 @@ class _Ladder:
             )
         try:
             own = twice.parting
+            if not own.is_known:
+                return _unknown(Rung.ITSELF, own.words, _WITH_FACTS.format("the reference twice"))
             if own.step is None:
                 return _agrees(Rung.ITSELF, own.words)
             return self._of_itself(twice, own.step, own.words)
