@@ -103,15 +103,21 @@ def _by_reductions(t: torch.Tensor) -> Summary:
     if summary.note == NOT_COUNTED:  # rare, and counting doubles the work
         summary = _batch_of_one(t, count_nonfinite=True)
     held = _dense(t)
-    if not isinstance(held, str) and held.is_cpu and held.is_contiguous():
+    if not isinstance(held, str) and held.is_cpu:
         summary.projections = projections_of(held)
     return summary
 
 
 def projections_of(t: torch.Tensor) -> Projections | None:
-    """Return the projections of a contiguous tensor on the CPU, widened a piece at a time."""
+    """Return the projections of a tensor on the CPU, widened a piece at a time.
+
+    None of transposed and expanded views, as in C, where these would have to be copied.
+    """
+    strides = [step for step, size in zip(t.stride(), t.shape, strict=True) if size > 1]
+    if 0 in strides or strides != sorted(strides, reverse=True):
+        return None
     try:
-        flat = t.view(-1)
+        flat = t.contiguous().view(-1)
         if flat.is_complex():
             flat = torch.view_as_real(flat).view(-1)
         starts = range(0, flat.numel(), PIECE_ELEMENTS)
