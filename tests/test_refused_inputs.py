@@ -12,7 +12,7 @@ from msprobe.errors import ConfigError, MsprobeError
 
 LINEAR = "Functional.linear.0.forward"
 MODULE = "Module.fc.Linear.forward.0"
-TASKS = "use one of statistics, tensor, structure, overflow_check"
+TASKS = "use one of statistics, tensor, structure, overflow_check, signature"
 LEVELS = "use one of L0, L1, L2, mix, debug"
 API_RULE = "use an API name such as Functional.linear.0.forward"
 MODULE_RULE = "use a module name such as Module.fc.Linear.forward.0"

@@ -82,10 +82,11 @@ def answer_of(summary: Tree) -> Answer:
     verdict: Tree = summary.get("verdict") or {}
     outcome = _outcome(summary, verdict)
     sentence: str = verdict.get("sentence") or _counted(summary, outcome)
+    is_equal = verdict.get("class") == _EQUAL_CLASS  # the outcome says so before the sentence
     return Answer(
         outcome=outcome,
         kind=verdict.get("class", ""),
-        sentence=sentence.removeprefix(f"{_EQUAL_CLASS}: "),
+        sentence=sentence.replace(f"{_EQUAL_CLASS}: ", "", 1) if is_equal else sentence,
         confidence=verdict.get("confidence", ""),
         evidence=verdict.get("evidence") or (),
         where=_where(verdict.get("where") or {}, summary),
