@@ -53,7 +53,9 @@ class History:
                 key = parameter_of(comparison, row)
                 self.gradients[key] = self.gradients.get(key, True) and is_equal
             else:
-                if role is Role.OUTPUT and not is_equal and _is_explained(comparison, row):
+                # What differs in a later step differs here, unless a reason was found against it.
+                may_differ = row.status.is_difference or row.cause is not None
+                if role is Role.OUTPUT and may_differ and _is_explained(comparison, row):
                     self.results.add(fingerprints(row))
                 continue
             if row.error:

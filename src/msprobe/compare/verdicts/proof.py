@@ -129,15 +129,15 @@ def prove(comparison: RankComparison) -> Proof:
 
 
 def _jumps(comparison: RankComparison) -> Iterator[tuple[Row, JumpKind]]:
+    found = [row for row in comparison.rows if row.origin is not None]
     # Gradients and updates may be zero up to rounding, and then differ by any relative size.
-    end = _end_of_forward(comparison)
-    for row in comparison.rows:
-        if row.origin is not None:
-            kind = _kind_of(row)
-            if kind is None and row.pair.position < end and _is_far_apart(row):
-                kind = JumpKind.SIZE
-            if kind is not None:
-                yield row, kind
+    end = _end_of_forward(comparison) if found else 0
+    for row in found:
+        kind = _kind_of(row)
+        if kind is None and row.pair.position < end and _is_far_apart(row):
+            kind = JumpKind.SIZE
+        if kind is not None:
+            yield row, kind
 
 
 def _end_of_forward(comparison: RankComparison) -> float:
