@@ -2,7 +2,8 @@
 """The flow of data through a step: the call that made each value, on each side.
 
 Values that msprobe recognised carry a `value_id`. Others (parameters, data, dumps of other
-programs) are recognised by a fingerprint of type, shape, statistics and checksum.
+programs) are recognised by a fingerprint of type, shape, statistics, checksum and projections,
+which tell one order of elements from another.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def fingerprint(value: Value) -> Fingerprint | None:
         is_single = math.prod(value.shape or ()) == 1
         if not is_single or largest in _COMMON_NUMBERS:
             return None
-    return (value.dtype, value.shape, largest, least, value.mean, value.norm, value.md5)
+    numbers = (largest, least, value.mean, value.norm, value.md5, value.projections)
+    return (value.dtype, value.shape, *numbers)
 
 
 @dataclass(frozen=True, slots=True)
