@@ -344,7 +344,7 @@ def test_records_are_read_by_other_tools_too(tmp_path: Path) -> None:
     tree = json.loads((tmp_path / "step0" / "rank" / "dump.json").read_text())
     assert (tree["framework"], tree["level"]) == ("mindspore", "mix")
     value = tree["data"]["Cell.norm1.LayerNorm.forward.0"]["input_args"][0]
-    assert list(value) == ["type", "dtype", "shape", "Max", "Min", "Mean", "Norm"]
+    assert list(value)[:7] == ["type", "dtype", "shape", "Max", "Min", "Mean", "Norm"]
     assert (value["type"], value["dtype"]) == ("mindspore.Tensor", "Float32")
     stack = json.loads((tmp_path / "step0" / "rank" / "stack.json").read_text())
     frames = next(
