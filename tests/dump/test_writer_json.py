@@ -208,7 +208,10 @@ def test_build_json_without_news_leaves_the_files_alone(writer, directory):
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux")
 def test_a_thousand_builds_of_a_growing_dump_stay_linear(writer, directory):
-    """Rebuilding everything each time would write about 2 GB here, in place of 10 MB."""
+    """Rebuilding everything each time would write 500 times the last file here.
+
+    How often it is built depends on the speed of the machine; 5 times is usual.
+    """
     before = written_bytes()
     dump = writer.open(directory, HEAD)
     data = {"input_args": [tensor(max=1.0, min=2.0, mean=3.0, norm=4.0)] * 3}
@@ -218,7 +221,7 @@ def test_a_thousand_builds_of_a_growing_dump_stay_linear(writer, directory):
         dump.build_json()
     dump.close()
     assert len(load(directory)["data"]) == 20_000
-    assert written_bytes() - before < 5 * (directory / "dump.json").stat().st_size
+    assert written_bytes() - before < 40 * (directory / "dump.json").stat().st_size
 
 
 def test_a_postponed_build_happens_by_itself(writer, directory):
