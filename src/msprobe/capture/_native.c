@@ -45,11 +45,12 @@
 /* ---- signs of the projections --------------------------------------------------------------- */
 
 #define PROJECTIONS 2
-/* A block has SIGN_REPEATS times the same SIGN_GROUPS * LANES signs. An odd number of groups, so that
+/* A block has SIGN_REPEATS times the same SIGN_PERIOD signs. An odd number of groups, so that
  * rows whose length is a power of two never lie whole repeats apart. */
 #define SIGN_GROUPS 9
 #define SIGN_REPEATS 7
-#define SIGN_BLOCK (SIGN_GROUPS * SIGN_REPEATS * LANES)
+#define SIGN_PERIOD (SIGN_GROUPS * LANES)
+#define SIGN_BLOCK (SIGN_REPEATS * SIGN_PERIOD)
 #define SIGN_SEED 2035
 #define SIGN_WORDS 11
 
@@ -196,22 +197,22 @@ static double f16_value(uint16_t bits)
 #endif
 
 typedef void (*block_fn)(const void *block, size_t n, struct total *t);
-typedef void (*widen_fn)(const void *block, size_t n, double *out);
+typedef void (*fold_fn)(const void *block, size_t n, double *sums);
 
 struct kernels {
     const char *name;
     block_fn f16, bf16, f32, f64, i16, u16, i32, u32, i64, u64, boolean;
-    widen_fn widen_f16, widen_bf16, widen_f32, widen_f64, widen_i8, widen_u8, widen_i16, widen_u16,
-        widen_i32, widen_u32, widen_i64, widen_u64;
-    void (*project)(const double *x, size_t n, struct projections *projections);
+    fold_fn fold_i8, fold_u8, fold_i16, fold_u16, fold_i32, fold_u32, fold_i64, fold_u64, fold_f32,
+        fold_f64;
+    void (*project)(double *sums, size_t n, struct projections *projections);
 };
 
 #define KERNELS(isa)                                                                            \
     {#isa, block_f16_##isa, block_bf16_##isa, block_f32_##isa, block_f64_##isa, block_i16_##isa, \
      block_u16_##isa, block_i32_##isa, block_u32_##isa, block_i64_##isa, block_u64_##isa,       \
-     block_bool_##isa, widen_f16_##isa, widen_bf16_##isa, widen_f32_##isa, widen_f64_##isa,     \
-     widen_i8_##isa, widen_u8_##isa, widen_i16_##isa, widen_u16_##isa, widen_i32_##isa,         \
-     widen_u32_##isa, widen_i64_##isa, widen_u64_##isa, project_##isa}
+     block_bool_##isa, fold_i8_##isa, fold_u8_##isa, fold_i16_##isa, fold_u16_##isa,            \
+     fold_i32_##isa, fold_u32_##isa, fold_i64_##isa, fold_u64_##isa, fold_f32_##isa,            \
+     fold_f64_##isa, project_##isa}
 
 /* Ascending: the last one that works here is taken. */
 static const struct kernels ALL_KERNELS[] = {
@@ -246,8 +247,8 @@ struct kind {
     size_t itemsize;
     enum category category;
     int64_t inf_key; /* key of +Inf; that of -Inf is its complement */
-    /* Into struct kernels; `widen` is 0 where a table of 256 doubles does it. */
-    size_t kernel_offset, widen_offset;
+    /* Into struct kernels; `fold` is 0 where the elements become doubles first. */
+    size_t kernel_offset, fold_offset;
 };
 
 #define AT(member) offsetof(struct kernels, member)
@@ -257,28 +258,28 @@ enum {
 };
 
 static const struct kind KINDS[KIND_COUNT] = {
-    [K_F16] = {"float16", 2, FLOAT16, 0x7c00, AT(f16), AT(widen_f16)},
-    [K_BF16] = {"bfloat16", 2, FLOAT16, 0x7f80, AT(bf16), AT(widen_bf16)},
-    [K_F32] = {"float32", 4, FLOAT32, 0x7f800000, AT(f32), AT(widen_f32)},
-    [K_F64] = {"float64", 8, FLOAT64, 0x7ff0000000000000, AT(f64), AT(widen_f64)},
-    [K_I16] = {"int16", 2, INTEGER, 0, AT(i16), AT(widen_i16)},
-    [K_U16] = {"uint16", 2, INTEGER, 0, AT(u16), AT(widen_u16)},
-    [K_I32] = {"int32", 4, INTEGER, 0, AT(i32), AT(widen_i32)},
-    [K_U32] = {"uint32", 4, INTEGER, 0, AT(u32), AT(widen_u32)},
-    [K_I64] = {"int64", 8, INTEGER, 0, AT(i64), AT(widen_i64)},
-    [K_U64] = {"uint64", 8, UINT64, 0, AT(u64), AT(widen_u64)},
-    [K_BOOL] = {"bool", 1, BOOLEAN, 0, AT(boolean), AT(widen_u8)},
-    [K_I8] = {"int8", 1, COUNTED, 0, 0, AT(widen_i8)},
-    [K_U8] = {"uint8", 1, COUNTED, 0, 0, AT(widen_u8)},
+    [K_F16] = {"float16", 2, FLOAT16, 0x7c00, AT(f16), 0},
+    [K_BF16] = {"bfloat16", 2, FLOAT16, 0x7f80, AT(bf16), 0},
+    [K_F32] = {"float32", 4, FLOAT32, 0x7f800000, AT(f32), AT(fold_f32)},
+    [K_F64] = {"float64", 8, FLOAT64, 0x7ff0000000000000, AT(f64), AT(fold_f64)},
+    [K_I16] = {"int16", 2, INTEGER, 0, AT(i16), AT(fold_i16)},
+    [K_U16] = {"uint16", 2, INTEGER, 0, AT(u16), AT(fold_u16)},
+    [K_I32] = {"int32", 4, INTEGER, 0, AT(i32), AT(fold_i32)},
+    [K_U32] = {"uint32", 4, INTEGER, 0, AT(u32), AT(fold_u32)},
+    [K_I64] = {"int64", 8, INTEGER, 0, AT(i64), AT(fold_i64)},
+    [K_U64] = {"uint64", 8, UINT64, 0, AT(u64), AT(fold_u64)},
+    [K_BOOL] = {"bool", 1, BOOLEAN, 0, AT(boolean), AT(fold_u8)},
+    [K_I8] = {"int8", 1, COUNTED, 0, 0, AT(fold_i8)},
+    [K_U8] = {"uint8", 1, COUNTED, 0, 0, AT(fold_u8)},
     [K_E4M3FN] = {"float8_e4m3fn", 1, COUNTED, 0, 0, 0},
     [K_E4M3FNUZ] = {"float8_e4m3fnuz", 1, COUNTED, 0, 0, 0},
     [K_E5M2] = {"float8_e5m2", 1, COUNTED, 0, 0, 0},
     [K_E5M2FNUZ] = {"float8_e5m2fnuz", 1, COUNTED, 0, 0, 0},
     [K_E8M0FNU] = {"float8_e8m0fnu", 1, COUNTED, 0, 0, 0},
     [K_E2M1X2] = {"float4_e2m1fn_x2", 1, COUNTED, 0, 0, 0},
-    [K_C32] = {"complex32", 4, COMPLEX, 0x7ff0000000000000, AT(f64), AT(widen_f16)},
-    [K_C64] = {"complex64", 8, COMPLEX, 0x7ff0000000000000, AT(f64), AT(widen_f32)},
-    [K_C128] = {"complex128", 16, COMPLEX, 0x7ff0000000000000, AT(f64), AT(widen_f64)},
+    [K_C32] = {"complex32", 4, COMPLEX, 0x7ff0000000000000, AT(f64), 0},
+    [K_C64] = {"complex64", 8, COMPLEX, 0x7ff0000000000000, AT(f64), AT(fold_f32)},
+    [K_C128] = {"complex128", 16, COMPLEX, 0x7ff0000000000000, AT(f64), AT(fold_f64)},
 };
 
 static block_fn kernel_of(const struct kind *kind)
@@ -288,10 +289,10 @@ static block_fn kernel_of(const struct kind *kind)
     return fn;
 }
 
-static widen_fn widen_of(const struct kind *kind)
+static fold_fn fold_of(const struct kind *kind)
 {
-    widen_fn fn;
-    memcpy(&fn, (const char *)&chosen + kind->widen_offset, sizeof fn);
+    fold_fn fn;
+    memcpy(&fn, (const char *)&chosen + kind->fold_offset, sizeof fn);
     return fn;
 }
 
@@ -487,20 +488,39 @@ struct projecting {
 static void begin_projecting(struct projecting *projecting, const struct kind *kind)
 {
     projecting->kind = kind;
-    projecting->finite_only = !kind->widen_offset;
+    projecting->finite_only = kind->category == COUNTED && !kind->fold_offset;
     projecting->projections = (struct projections){{{0, 0}}, 0};
-    if (kind->widen_offset) return;
+    if (!projecting->finite_only) return;
     for (unsigned code = 0; code < 256; code++)
         projecting->codes[code] = small_float((int)(kind - KINDS), code);
 }
 
-static void widen_codes(const struct projecting *projecting, const uint8_t *p, size_t n, double *out)
+/* Elements of a floating-point type, or parts of a complex one, as doubles. */
+static void widen(const struct projecting *projecting, const void *block, size_t n, double *out)
 {
     const double *codes = projecting->codes;
-    if (projecting->kind != &KINDS[K_E2M1X2])
-        for (size_t i = 0; i < n; i++) out[i] = codes[p[i]];
-    else /* the low half of a byte comes first */
-        for (size_t i = 0; i < n; i++) out[i] = codes[i % 2 ? p[i / 2] >> 4 : p[i / 2] & 15];
+    const uint8_t *bytes = block;
+    const uint16_t *halves = block;
+    switch (projecting->kind - KINDS) {
+    case K_F16:
+    case K_C32:
+        for (size_t i = 0; i < n; i++) out[i] = f16_value(halves[i]);
+        return;
+    case K_BF16:
+        for (size_t i = 0; i < n; i++) out[i] = bf16_to_float(halves[i]);
+        return;
+    case K_F32:
+    case K_C64:
+        for (size_t i = 0; i < n; i++) out[i] = ((const float *)block)[i];
+        return;
+    case K_F64:
+    case K_C128: memcpy(out, block, n * sizeof *out); return;
+    case K_E2M1X2: /* the low half of a byte comes first */
+        for (size_t i = 0; i < n; i++) out[i] = codes[i % 2 ? bytes[i / 2] >> 4 : bytes[i / 2] & 15];
+        return;
+    default:
+        for (size_t i = 0; i < n; i++) out[i] = codes[bytes[i]];
+    }
 }
 
 /* Project a block of a type that is not projected while it is reduced. */
@@ -508,16 +528,21 @@ static void project_block(const void *block, size_t n, void *state)
 {
     struct projecting *projecting = state;
     const struct kind *kind = projecting->kind;
-    double values[SIGN_BLOCK];
+    double values[SIGN_BLOCK], sums[SIGN_PERIOD];
+    int is_folded = kind->fold_offset && !projecting->finite_only;
     size_t parts = parts_of(kind), step;
     const char *p = block;
     for (n *= parts; n; n -= step, p += step * kind->itemsize / parts) {
         step = n < SIGN_BLOCK ? n : SIGN_BLOCK;
-        if (kind->widen_offset) widen_of(kind)(p, step, values);
-        else widen_codes(projecting, (const uint8_t *)p, step, values);
-        if (projecting->finite_only)
-            for (size_t i = 0; i < step; i++) values[i] = isfinite(values[i]) ? values[i] : 0.0;
-        chosen.project(values, step, &projecting->projections);
+        if (is_folded) {
+            fold_of(kind)(p, step, sums);
+        } else {
+            widen(projecting, p, step, values);
+            if (projecting->finite_only)
+                for (size_t i = 0; i < step; i++) values[i] = isfinite(values[i]) ? values[i] : 0.0;
+            chosen.fold_f64(values, step, sums);
+        }
+        chosen.project(sums, step, &projecting->projections);
     }
 }
 

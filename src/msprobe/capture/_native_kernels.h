@@ -153,18 +153,23 @@ TARGET static void ISA(keys_i64)(const int64_t *p, size_t n, struct total *t)
     if (min < t->min) t->min = min;
 }
 
-/* Add the sum of the elements of a group to the sum of all and, with their signs, to the
- * projections. */
-TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct signs *signs, int g,
-                                          ISA(lanes) *sum, ISA(lanes) projection[PROJECTIONS])
+/* Add the elements of group `g` with their signs to the projections. */
+TARGET static inline void ISA(project_group)(const ISA(lanes) *group, const struct signs *signs,
+                                             int g, ISA(lanes) projection[PROJECTIONS])
 {
-    for (int r = 0; r < REGISTERS; r++) {
-        sum->part[r] += group->part[r];
-        for (int k = 0; k < PROJECTIONS; k++)
+    for (int k = 0; k < PROJECTIONS; k++)
+        for (int r = 0; r < REGISTERS; r++)
             projection[k].part[r] +=
                 group->part[r] *
                 *(const ISA(vf64) *)(signs->of[k] + g * LANES + r * PER_REGISTER);
-    }
+}
+
+/* Add the elements of group `g` to the sum of all and, with their signs, to the projections. */
+TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct signs *signs, int g,
+                                          ISA(lanes) *sum, ISA(lanes) projection[PROJECTIONS])
+{
+    for (int r = 0; r < REGISTERS; r++) sum->part[r] += group->part[r];
+    ISA(project_group)(group, signs, g, projection);
 }
 
 /* In a sign block every SIGN_GROUPS-th 16 elements have equal signs. So they are added up first,
@@ -333,47 +338,59 @@ TARGET static void ISA(block_bool)(const void *block, size_t n, struct total *t)
     if (min < t->min) t->min = min;
 }
 
-/* Elements as doubles, for the types whose own reduction does not project. */
-#define WIDEN(NAME, TYPE, SCALAR)                                                               \
-    TARGET static void ISA(NAME)(const void *block, size_t n, double *out)                      \
+/* Add up the elements of at most a sign block that have equal signs, for the types whose own
+ * reduction does not project. `sums` gets min(n, SIGN_PERIOD) numbers. */
+#define FOLD(NAME, TYPE, WIDE)                                                                  \
+    TARGET static void ISA(NAME)(const void *block, size_t n, double *sums)                     \
     {                                                                                           \
-        for (size_t i = 0; i < n; i++) out[i] = SCALAR(((const TYPE *)block)[i]);               \
+        const TYPE *p = block;                                                                  \
+        if (n == SIGN_BLOCK) {                                                                  \
+            for (size_t i = 0; i < SIGN_PERIOD; i++) {                                          \
+                WIDE sum = (WIDE)p[i];                                                          \
+                _Pragma("GCC unroll 8") for (size_t repeat = 1; repeat < SIGN_REPEATS; repeat++) \
+                    sum += (WIDE)p[i + repeat * SIGN_PERIOD];                                   \
+                sums[i] = (double)sum;                                                          \
+            }                                                                                   \
+            return;                                                                             \
+        }                                                                                       \
+        size_t used = n < SIGN_PERIOD ? n : SIGN_PERIOD;                                        \
+        for (size_t i = 0; i < used; i++) sums[i] = (double)p[i];                               \
+        for (; n > SIGN_PERIOD; n -= used) {                                                    \
+            p += SIGN_PERIOD;                                                                   \
+            used = n < 2 * SIGN_PERIOD ? n - SIGN_PERIOD : SIGN_PERIOD;                         \
+            for (size_t i = 0; i < used; i++) sums[i] += (double)p[i];                          \
+        }                                                                                       \
     }
 
-WIDEN(widen_f16, uint16_t, f16_value)
-WIDEN(widen_bf16, uint16_t, bf16_to_float)
-WIDEN(widen_f32, float, (double))
-WIDEN(widen_f64, double, (double))
-WIDEN(widen_i8, int8_t, (double))
-WIDEN(widen_u8, uint8_t, (double))
-WIDEN(widen_i16, int16_t, (double))
-WIDEN(widen_u16, uint16_t, (double))
-WIDEN(widen_i32, int32_t, (double))
-WIDEN(widen_u32, uint32_t, (double))
-WIDEN(widen_i64, int64_t, (double))
-WIDEN(widen_u64, uint64_t, (double))
+/* Sums of a few 8-bit and 16-bit integers are exact in an int, which takes half the registers. */
+FOLD(fold_i8, int8_t, int)
+FOLD(fold_u8, uint8_t, int)
+FOLD(fold_i16, int16_t, int)
+FOLD(fold_u16, uint16_t, int)
+FOLD(fold_i32, int32_t, double)
+FOLD(fold_u32, uint32_t, double)
+FOLD(fold_i64, int64_t, double)
+FOLD(fold_u64, uint64_t, double)
+FOLD(fold_f32, float, double)
+FOLD(fold_f64, double, double)
 
-/* Project at most a sign block, beginning at its first element. */
-TARGET static void ISA(project)(const double *x, size_t n, struct projections *projections)
+/* Project what was folded from the `n` elements of a sign block. */
+TARGET static void ISA(project)(double *sums, size_t n, struct projections *projections)
 {
     struct signs signs = signs_from(projections->index);
-    double sums[PROJECTIONS][LANES] = {{0}};
-    size_t i = 0, at = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int k = 0; k < PROJECTIONS; k++)
-            for (int lane = 0; lane < LANES; lane++)
-                sums[k][lane] += x[i + (size_t)lane] * signs.of[k][at + (size_t)lane];
-        at = at + LANES == SIGN_GROUPS * LANES ? 0 : at + LANES;
-    }
-    for (size_t lane = 0; i < n; i++, lane++)
-        for (int k = 0; k < PROJECTIONS; k++) sums[k][lane] += x[i] * signs.of[k][at + lane];
+    ISA(lanes) projection[PROJECTIONS] = {{{{0}}}};
+    size_t used = n < SIGN_PERIOD ? n : SIGN_PERIOD;
+    int groups = (int)((used + LANES - 1) / LANES);
+    for (; used % LANES; used++) sums[used] = 0.0;
+    for (int g = 0; g < groups; g++)
+        ISA(project_group)((const ISA(lanes) *)(sums + g * LANES), &signs, g, projection);
     for (int k = 0; k < PROJECTIONS; k++)
-        exact_add(&projections->of[k], sum_of_lanes(sums[k]));
+        exact_add(&projections->of[k], sum_of_lanes((const double *)&projection[k]));
     projections->index += n;
 }
 
 #undef SUM_BLOCK
-#undef WIDEN
+#undef FOLD
 #undef MAX_FLOATS
 #undef MIN_FLOATS
 #undef INT_BLOCK
