@@ -26,7 +26,10 @@ from msprobe.mindspore import (
     adapter,
     device_reductions,
     device_statistics,
+    model_calls,
     observer,
+    optimizer_steps,
+    start_state,
 )
 from msprobe.mindspore.device_statistics import DeviceStatistics
 from msprobe.mindspore.unnoticed import Unnoticed
@@ -459,7 +462,8 @@ def test_every_task_gives_what_the_host_gives(
 def test_a_recorded_step_reads_the_device_once(
     tmp_path: Path, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter, "on_host", lambda: False)
+    for module in (adapter, model_calls, optimizer_steps, start_state):
+        monkeypatch.setattr(module, "on_host", lambda: False)
     debugger = PrecisionDebugger(dump_path=tmp_path, level="mix")
     per_step = []
 

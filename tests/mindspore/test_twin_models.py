@@ -88,8 +88,9 @@ def test_twin_transformers_agree(tmp_path: Path) -> None:
         result = msprobe.compare_dumps(*sides)
         assert result.summary["equal"], result.summary["counts"]
         assert result.summary["unmatched"]["operations"] == {"added": [], "missing": []}
-        [note] = result.summary["notes"]
-        assert note.endswith("embedding (1), layer_norm (2), linear (5)")
+        joined, facts = result.summary["notes"]
+        assert joined.endswith("embedding (1), layer_norm (2), linear (5)")
+        assert "holds no facts about its training" in facts
 
 
 def test_twin_convolutions_agree(tmp_path: Path) -> None:
