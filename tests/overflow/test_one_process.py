@@ -198,14 +198,16 @@ def test_an_infinite_number_among_the_arguments_is_understood_as_it_is_written(
 ) -> None:
     argument = {"type": "float", "value": written}
     data = {"input_args": [tensor(1.0), argument], "output": [tensor(-math.inf)]}
-    found = only(write_dump({"rank": [("Torch.full_like.0.forward", None, data)]}))
+    (step,) = analyze_overflow(write_dump({"rank": [("Torch.full_like.0.forward", None, data)]}))
+    (found,) = step.findings
     assert found.is_deliberate
 
 
-def test_a_mask_alone_is_reported_as_what_it_is(capture) -> None:
+def test_a_mask_alone_is_reported_and_no_source(capture) -> None:
     mask = torch.triu(torch.full((4, 4), -math.inf), 1)[:1].expand(5, 4)
     (step,) = analyze_overflow(capture(Model(lambda x: torch.softmax(x + mask, dim=-1))))
-    assert step.first
+    assert step.findings
+    assert step.first == ()
     assert all(found.is_deliberate for found in step.findings)
 
 

@@ -84,7 +84,13 @@ class Calls:
     # -- calls ---------------------------------------------------------------------------------
 
     def begin(
-        self, base: str, stack: Stack, *, is_module: bool, is_checkpointed: bool = False
+        self,
+        base: str,
+        stack: Stack,
+        *,
+        is_module: bool,
+        is_checkpointed: bool = False,
+        is_recompute: bool = False,
     ) -> Call:
         """Begin a call.
 
@@ -93,6 +99,7 @@ class Calls:
             stack: where it was called.
             is_module: modules become the parents of what follows until `end` or `raised`.
             is_checkpointed: whether a backward pass may recompute it.
+            is_recompute: whether only a recomputation makes it: the first run had no such call.
         """
         number = self._counters.take(base)
         names = module_names if is_module else api_names
@@ -118,6 +125,7 @@ class Calls:
             step=step.number,
         )
         call.is_checkpointed = is_checkpointed
+        call.is_recompute = is_recompute
         self._select(call, enclosing)
         self.sink.begin(call, stack)
         if is_module:

@@ -93,7 +93,7 @@ class Recomputations:
             is_module: see `Calls.begin`.
 
         Returns:
-            The call; None when it repeats one that was not observed.
+            The call; None when it repeats none that was observed, and repetitions make no records.
         """
         calls = self._session.calls
         if not stack.traits.checkpointed:
@@ -105,11 +105,14 @@ class Recomputations:
             original = call
         else:
             found = self._original(base, repeated)
-            if found is None:
+            if found is not None:
+                original = found
+                call = calls.begin_again(original, keeps_record=self._keeps_records)
+            elif self._keeps_records:
+                original = call = calls.begin(base, stack, is_module=is_module, is_recompute=True)
+            else:
                 self._session.account.skipped["recomputation of an unrecorded call"] += 1
                 return None
-            original = found
-            call = calls.begin_again(original, keeps_record=self._keeps_records)
             if not around.is_reentrant:
                 call.keeps_gradients = False  # the first run's own graph delivers them
         for owner in around.entered:

@@ -127,11 +127,14 @@ class Recording(CallSink):
     def begin(self, call: Call, stack: Stack) -> None:
         """Open the record of a call, if any of it is kept; note its place in the tree."""
         self._write_unfinished()
+        name = call.forward_name
+        if call.is_recompute:
+            name = f"{name}.{RECOMPUTE}"
         if call.keeps_forward:
-            call.draft = self.new_draft(call.forward_name, call.call_order)
+            call.draft = self.new_draft(name, call.call_order)
             if call.is_checkpointed:
-                self._reruns[call.forward_name] = Rerun(call.draft)
-        self._say_call(call, stack)
+                self._reruns[name] = Rerun(call.draft)
+        self._say_call(call, name, stack)
 
     begin_kernel = begin
 
@@ -146,7 +149,7 @@ class Recording(CallSink):
             name = f"{original.forward_name}.{RECOMPUTE}"
             call.draft = self.new_draft(name, self._step.next_order())
 
-    def _say_call(self, call: Call, stack: Stack) -> None:
+    def _say_call(self, call: Call, name: str, stack: Stack) -> None:
         dump = self._dump
         if dump is None:
             return
@@ -160,7 +163,7 @@ class Recording(CallSink):
             self._written_owners.add(owner)
             dump.put_call(owner, call.call_order, None, None)
         dump.put_call(
-            call.forward_name,
+            name,
             call.call_order if self._keeps_construct else OUTSIDE_CONSTRUCT,
             call.parent,
             call.stack,

@@ -35,6 +35,7 @@ class RecordKind(StrEnum):
 MODULE_PREFIXES: Final = ("Module", "Cell")
 PARAMETER_GRADIENTS: Final = (RecordKind.PARAMETERS_GRAD, RecordKind.PARAMETERS_GRAD_REDUCED)
 """Kinds of records that hold gradients of parameters."""
+_RECOMPUTE: Final = "recompute"
 _PASS: Final = re.compile(r"pass(\d{1,18})")
 _DIRECTIONS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
 
@@ -83,7 +84,7 @@ def parse_record_name(name: str, *, level: str | None = None) -> RecordName:
         level: level of the dump; at ``debug`` the oldest names end with their number alone.
     """
     parts = name.split(".")
-    recompute = parts[-1] == "recompute"
+    recompute = parts[-1] == _RECOMPUTE
     later_pass = _PASS.fullmatch(parts[-1])
     if recompute or later_pass:
         parts = parts[:-1]
@@ -115,6 +116,19 @@ def backward_name(name: RecordName, backward_pass: int = 0) -> str | None:
     """
     found = _turned(name, RecordKind.BACKWARD) if name.kind is RecordKind.FORWARD else None
     return f"{found}.pass{backward_pass}" if found and backward_pass else found
+
+
+def recompute_name(name: str) -> str:
+    """Return the name of the record of the recomputation of a forward call."""
+    return f"{name}.{_RECOMPUTE}"
+
+
+def repeated_name(name: RecordName) -> str | None:
+    """Return the name of the forward record that a recomputation repeats; None for others.
+
+    A recomputation may make calls that its first run did not make: there is no such record then.
+    """
+    return name.full.removesuffix(f".{_RECOMPUTE}") if name.recompute else None
 
 
 def _turned(name: RecordName, direction: RecordKind) -> str | None:

@@ -24,6 +24,7 @@ _WORDS: Final = {
     Source.PARAMETER: "came in with a parameter",
     Source.INPUT: "came in from outside",
     Source.UNRECORDED: "came in between recorded calls",
+    Source.RECOMPUTED: "changed between the forward pass and its recomputation",
     Source.COMMUNICATION: "came out of a communication",
     Source.RECEIVED: "received from another rank",
 }

@@ -15,7 +15,7 @@ from msprobe.dump.records import JsonTree
 from msprobe.dump.stored_values import statistic_of
 from msprobe.dump.values import PartPath, Value
 from msprobe.operators.lookup import is_in_place, operator_of
-from msprobe.operators.operator import Flow, InPlace, Operator
+from msprobe.operators.operator import Family, Flow, InPlace, Operator
 from msprobe.report.value_text import nonfinite_text
 
 _ARGUMENT_PARTS: Final = ("input_args", "input_kwargs")
@@ -40,7 +40,7 @@ class Examined:
         worst_argument: the worst of all elements of the arguments.
         worst_result: the worst of all elements of the results.
         is_deliberate: whether the call was told to make NaN or Inf, by a number among its
-            arguments, or hands out memory that nothing was written to yet.
+            arguments. NaN counts only where the number is copied (``full``, ``masked_fill``).
     """
 
     record: Record
@@ -109,24 +109,27 @@ def examine(record: Record) -> Examined:
     is_unwritten = operator.allocates or _in_place(name, operator) is InPlace.EXTENDS
     arguments: list[Value] = []
     results: list[Value] = []
-    is_told_to = False
+    told_to = Badness.FINITE
     for value in record.values():
         if not value.is_tensor:
-            is_argument = value.path[0] in _ARGUMENT_PARTS
-            is_told_to |= is_argument and _is_nonfinite_number(value.value)
-        elif is_unwritten or value.note == "uninitialized":
+            if value.path[0] in _ARGUMENT_PARTS:
+                told_to = max(told_to, _badness_of_number(value.value))
+        elif is_unwritten or value.undefined or value.note == "uninitialized":
             continue
         elif _is_result(name, value.path):
             results.append(value)
         elif not _is_written_over(name, operator, value.path):
             arguments.append(value)
+    worst_result = worst(results)
+    copies = operator.family is Family.MOVING
+    is_wanted = told_to > Badness.FINITE and (copies or worst_result is told_to is Badness.INF)
     return Examined(
         record=record,
         arguments=tuple(arguments),
         results=tuple(results),
         worst_argument=worst(arguments),
-        worst_result=worst(results),
-        is_deliberate=is_told_to and not name.is_module,
+        worst_result=worst_result,
+        is_deliberate=is_wanted and not name.is_module,
     )
 
 
@@ -156,9 +159,11 @@ def _is_written_over(name: RecordName, operator: Operator, path: PartPath) -> bo
     return sent.flow is Flow.MESSAGES or operator.fills(path[1])
 
 
-def _is_nonfinite_number(value: JsonTree) -> bool:
+def _badness_of_number(value: JsonTree) -> Badness:
     try:
         number = statistic_of(value)
     except ValueError:  # no number at all
-        return False
-    return number is not None and not math.isfinite(number)
+        return Badness.FINITE
+    if number is None or math.isfinite(number):
+        return Badness.FINITE
+    return Badness.NAN if math.isnan(number) else Badness.INF

@@ -23,6 +23,8 @@ class Source(StrEnum):
     """Between two recorded calls: made by code that was not recorded, or held by a buffer."""
     COMMUNICATION = "communication"
     """A communication returned them although no rank was seen to send them."""
+    RECOMPUTED = "recomputed"
+    """Finite in the forward pass, and no more when activation checkpointing ran it again."""
     RECEIVED = "received"
     """Another rank sent them."""
 
@@ -95,10 +97,11 @@ class StepFindings:
     def first(self) -> tuple[Finding, ...]:
         """Findings to look at first: one, or several that no communication puts in an order.
 
-        Infinities that the program asked for come last; received values point at their sender.
+        Never one that the program asked for (a mask of -Inf). Received values point at their
+        sender.
         """
-        own = [found for found in self.findings if found.source is not Source.RECEIVED]
-        wanted = [found for found in own if not found.is_deliberate] or own or list(self.findings)
+        unmeant = [found for found in self.findings if not found.is_deliberate]
+        wanted = [found for found in unmeant if found.source is not Source.RECEIVED] or unmeant
         if not wanted:
             return ()
         by_rank: dict[RankKey, Finding] = {}

@@ -14,7 +14,13 @@ from msprobe.collectives.calls import (
 )
 from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.record_names import RecordKind, forward_name
+from msprobe.dump.record_names import (
+    PARAMETER_GRADIENTS,
+    RecordKind,
+    forward_name,
+    recompute_name,
+    repeated_name,
+)
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
 from msprobe.overflow.examined import (
@@ -31,6 +37,7 @@ from msprobe.overflow.severity import classify_examined
 
 # Other records are no calls: gradients of parameters, saved values.
 _CALLS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
+_GRADIENTS: Final = (RecordKind.BACKWARD, *PARAMETER_GRADIENTS)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +59,30 @@ class RankExamination:
     examined: dict[str, Examined]
     calls: list[CommunicationCall]
     findings: list[Finding] = field(default_factory=list)
+
+    def ancestors(self, name: str) -> list[str]:
+        """Return the records that `name` ran inside, innermost first.
+
+        A recomputed call ran inside the recomputation of its module, where that was recorded.
+        """
+        chain: dict[str, None] = {}
+        parent = self._parent(name)
+        while parent is not None and parent not in chain:  # a damaged file may go in circles
+            chain[parent] = None
+            parent = self._parent(parent)
+        return list(chain)
+
+    def _parent(self, name: str) -> str | None:
+        parent = self.view.parents.get(name)
+        if name not in self.view.records:
+            return parent
+        first_run = repeated_name(self.view.records.parsed(name))
+        if first_run is None:
+            return parent
+        parent = parent or self.view.parents.get(first_run)
+        if parent is not None and recompute_name(parent) in self.positions:
+            return recompute_name(parent)
+        return parent
 
 
 def examine_rank(rank: RankKey, view: RankView) -> RankExamination:
@@ -97,6 +128,11 @@ class _Search:
         self._parameters: set[tuple[str, str]] = set()
         self._seen = Badness.FINITE
         self._is_unmeant_inf_about = False
+        self._has_harmful_mask = self._turns_negative_inf_into_worse()
+        self._has_nan_gradients = any(
+            found.name.kind in _GRADIENTS and found.worst_result is Badness.NAN
+            for found in rank.examined.values()
+        )
 
     def findings(self) -> Iterator[Finding]:
         for name, examined in self._rank.examined.items():
@@ -127,6 +163,11 @@ class _Search:
             detail = "NaN out of infinities among its arguments"
         elif examined.name.kind is RecordKind.DEBUG:
             source, detail = Source.UNRECORDED, "the first value that was saved with any"
+        elif self._is_of_unrecorded_rerun(examined):
+            detail = (
+                "its forward call ran again before, and what it gave is not recorded: they may "
+                'have begun there (see "record_recompute")'
+            )
         elif examined.name.kind is RecordKind.BACKWARD and not examined.arguments:
             detail = "the gradients that came in were not recorded"
         bad = examined.bad_results
@@ -138,11 +179,27 @@ class _Search:
         return name in self._enclosing[worst_value]
 
     def _is_of_bad_forward(self, examined: Examined) -> bool:
-        """Whether a backward call got its NaN or Inf from its own forward call."""
-        forward = self._rank.examined.get(forward_name(examined.name) or "")
+        """Whether a backward call got its NaN or Inf from its forward call, or from its rerun."""
+        forward = forward_name(examined.name)
         if forward is None:
             return False
-        return max(forward.worst_result, forward.worst_argument) >= examined.worst_result
+        runs = (self._rank.examined.get(name) for name in (forward, recompute_name(forward)))
+        return any(
+            max(run.worst_result, run.worst_argument) >= examined.worst_result
+            for run in runs
+            if run
+        )
+
+    def _is_of_unrecorded_rerun(self, examined: Examined) -> bool:
+        """Whether the forward call of a backward one was recomputed with an unknown result.
+
+        Recomputation may end inside a call, as soon as the backward pass has what it needs.
+        """
+        forward = forward_name(examined.name)
+        if forward is None or (first_run := self._examine(forward)) is None:
+            return False
+        rerun = self._examine(recompute_name(forward))
+        return "recomputed" in first_run.record.notes and not (rerun and rerun.results)
 
     # -- given to it ---------------------------------------------------------------------------
 
@@ -151,7 +208,7 @@ class _Search:
         return [value for value in examined.bad_arguments if badness_of(value) > self._seen]
 
     def _given(self, name: str, examined: Examined, given: list[Value]) -> Iterator[Finding]:
-        chain = [name, *self._view.ancestors(name)]
+        chain = [name, *self._rank.ancestors(name)]
         for outer in chain[1:]:
             if (enclosing := self._examine(outer)) is None:
                 continue
@@ -162,10 +219,13 @@ class _Search:
         entry, entered = self._outermost_with_bad_inputs(chain, worst(given))
         if entered is None:
             entry, entered = name, examined
-        parent = self._view.parents.get(entry)
         bad = [value for value in entered.bad_arguments if value.path[0] != "parameters"]
         if not bad:
             return
+        if changed := self._changed_since_first_run(entered, bad):
+            yield self._changed(entry, entered, changed, at=name)
+            return
+        parent = next(iter(self._rank.ancestors(entry)), None)
         if parent is None:
             detail = self._outside_detail(entered)
             yield self._finding(entry, entered, Source.INPUT, bad, detail, at=name)
@@ -177,6 +237,18 @@ class _Search:
                 "by a buffer"
             )
             yield self._finding(entry, entered, Source.UNRECORDED, bad, detail, at=name)
+
+    def _changed_since_first_run(self, examined: Examined, bad: list[Value]) -> list[Value]:
+        """Return those of these arguments of a recomputation that were finite in its first run."""
+        first_run = self._examine(repeated_name(examined.name) or "")
+        if first_run is None:
+            return []
+        finite = {value.label for value in first_run.arguments if not badness_of(value)}
+        return [value for value in bad if value.label in finite]
+
+    def _changed(self, name: str, examined: Examined, bad: list[Value], *, at: str) -> Finding:
+        detail = f"finite in {repeated_name(examined.name)}: written to before it ran again"
+        return self._finding(name, examined, Source.RECOMPUTED, bad, detail, at=at)
 
     def _outermost_with_bad_inputs(
         self, chain: list[str], badness: Badness
@@ -211,6 +283,9 @@ class _Search:
         ]
         if bad and examined.name.kind is RecordKind.FORWARD:
             self._parameters |= {(examined.name.base, value.label) for value in bad}
+            if changed := self._changed_since_first_run(examined, bad):
+                yield self._changed(name, examined, changed, at=at)
+                return
             detail = "the parameter was like that when the step began or was written in between"
             yield self._finding(name, examined, Source.PARAMETER, bad, detail, at=at)
 
@@ -227,11 +302,16 @@ class _Search:
         at: str | None = None,
     ) -> Finding:
         """Make a finding; `at` is the record at which it shows first, if that is another one."""
-        forward = forward_name(examined.name)
-        is_mask = all(map(holds_only_negative_inf, bad))
-        is_deliberate = examined.is_deliberate or is_mask
+        forward = forward_name(examined.name) or repeated_name(examined.name)
+        is_mask = source is not Source.PARAMETER and all(map(holds_only_negative_inf, bad))
+        if source is Source.OPERATION and self._has_harmful_mask:
+            is_mask = False
+        is_wanted = examined.is_deliberate
+        if worst(bad) is Badness.NAN and self._has_nan_gradients:
+            is_wanted = False  # harmless only while it stays out of the training
+        is_deliberate = is_wanted or is_mask
         self._is_unmeant_inf_about |= not is_deliberate
-        if examined.is_deliberate:
+        if is_wanted:
             detail = "asked for: NaN or Inf is a number among the arguments"
         elif is_mask:
             detail = f"{detail}; only -Inf, as in a mask".removeprefix("; ")
@@ -244,8 +324,8 @@ class _Search:
             is_deliberate=is_deliberate,
             severity=classify_examined(examined),
             position=self._rank.positions[at or name],
-            modules=tuple(self._view.ancestors(name)),
-            frames=tuple(self._view.frames(forward or name)),
+            modules=tuple(self._rank.ancestors(name)),
+            frames=tuple(self._view.frames(name) or self._view.frames(forward or name)),
         )
 
     def _examine(self, name: str) -> Examined | None:
@@ -263,5 +343,21 @@ class _Search:
         found: set[str] = set()
         for name, examined in self._rank.examined.items():
             if max(examined.worst_result, examined.worst_argument) >= badness:
-                found.update(self._view.ancestors(name))
+                found.update(self._rank.ancestors(name))
         return found
+
+    def _turns_negative_inf_into_worse(self) -> bool:
+        """Whether -Inf becomes NaN or +Inf in some call, or in its backward.
+
+        A mask of -Inf does no harm; the logarithm of a zero does, and looks the same at first.
+        """
+        for examined in self._rank.examined.values():
+            if all(map(holds_only_negative_inf, examined.bad_results)):
+                continue
+            given = examined.bad_arguments
+            forward = self._rank.examined.get(forward_name(examined.name) or "")
+            if not given and forward is not None:
+                given = forward.bad_results
+            if given and all(map(holds_only_negative_inf, given)):
+                return True
+        return False
