@@ -10,6 +10,7 @@ from overflow_dumps import tensor
 
 from builders.records import forward, group, scalar
 from msprobe.overflow.analysis import analyze_overflow
+from msprobe.overflow.answer_lines import answer_lines
 from msprobe.overflow.findings import Source, StepFindings
 
 NAN = math.nan
@@ -139,6 +140,32 @@ def test_after_the_last_communication_ranks_answer_for_themselves(write_dump) ->
     rank1 = [all_reduce(0, 1.0, 1.0), op("Torch.log.0.forward", 1.0, 1.0)]
     found = analyze(write_dump({"rank0": rank0, "rank1": rank1}))
     assert [(each.place.rank, each.layer) for each in found.first] == [(0, 1)]
+
+
+def lines_of(found: StepFindings) -> list[str]:
+    return [str(line) for line in answer_lines(found)]
+
+
+def test_places_that_only_received_are_one_line_for_each_communication(write_dump) -> None:
+    def rank(number: int):
+        made = NAN if number == 2 else 1.0
+        reductions = [all_reduce(index, made, NAN, (0, 1, 2)) for index in range(20)]
+        return [op("Torch.log.0.forward", 1.0, made), *reductions]
+
+    found = analyze(write_dump({f"rank{number}": rank(number) for number in range(3)}))
+    assert len(found.findings) == 41
+    lines = lines_of(found)
+    assert "  40 further places only received them from another rank" in lines
+    assert lines[-1] == "    Distributed.all_reduce: 20 calls, ranks 0, 1"
+    assert sum("all_reduce" in line for line in lines) == 1
+
+
+def test_the_same_beginning_on_several_ranks_is_said_once(write_dump) -> None:
+    ranks = {f"rank{number}": [op("Torch.log.0.forward", 1.0, NAN)] for number in range(3)}
+    found = analyze(write_dump(ranks))
+    assert len(found.first) == 3
+    (line,) = [line for line in lines_of(found) if "Torch.log" in line]
+    assert line == "  first  Torch.log.0.forward on ranks 0, 1, 2"
 
 
 def test_a_rank_that_cannot_be_read_is_left_out_and_mentioned(write_dump) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from rich.text import Text
 
 from msprobe.dump.dump_steps import RankKey
+from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.stack_frames import parse_frame
 from msprobe.overflow.findings import Finding, Source, StepFindings
 from msprobe.plain_text import plain
@@ -35,20 +36,54 @@ def answer_lines(found: StepFindings) -> Iterator[Text]:
     yield Text(f"step {found.step}: {_spread(found)}", "bold")
     first = found.first
     several = len(found.affected) > 1
-    for finding in first:
+    for alike in _grouped(first):
         yield Text()
-        yield from _finding_lines("first", finding, several)
+        yield from _finding_lines("first", alike[0], _ranks_text(alike) if several else "")
     rest = [finding for finding in found.findings if finding not in first]
-    if rest:
+    own = [finding for finding in rest if finding.source is not Source.RECEIVED]
+    received = [finding for finding in rest if finding.source is Source.RECEIVED]
+    if own:
         yield Text()
-        count = count_text(len(rest), "further place")
+        count = count_text(len(own), "further place")
         yield Text(f"  {count} where they come in, in order of execution", "dim")
-    for finding in rest[:_MAX_LISTED]:
+    for finding in own[:_MAX_LISTED]:
         yield _short_line(finding, several)
-    if len(rest) > _MAX_LISTED:
-        yield Text(f"  … {len(rest) - _MAX_LISTED} more; the file has all", "dim")
+    if len(own) > _MAX_LISTED:
+        yield Text(f"  … {len(own) - _MAX_LISTED} more; the file has all", "dim")
+    if received:
+        yield Text()
+        yield from _received_lines(received)
     for note in found.notes:
         yield Text(f"  note: {plain(note)}", "yellow")
+
+
+def _grouped(findings: tuple[Finding, ...]) -> list[list[Finding]]:
+    """Return findings of several ranks that say the same, as one list each."""
+    groups: dict[tuple[str, Source, str], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.place.name, finding.source, finding.contents)
+        groups.setdefault(key, []).append(finding)
+    return list(groups.values())
+
+
+def _received_lines(received: list[Finding]) -> Iterator[Text]:
+    """Yield one line for each communication that handed NaN or Inf on to further ranks."""
+    count = count_text(len(received), "further place")
+    yield Text(f"  {count} only received them from another rank", "dim")
+    by_call: dict[str, list[Finding]] = {}
+    for finding in received:
+        by_call.setdefault(parse_record_name(finding.place.name).base, []).append(finding)
+    for call, findings in by_call.items():
+        times = count_text(len({finding.place.name for finding in findings}), "call")
+        yield Text(f"    {plain(call)}: {times}, {_ranks_text(findings)}")
+
+
+def _ranks_text(findings: list[Finding]) -> str:
+    ranks = list(dict.fromkeys(finding.place.rank for finding in findings))
+    if len(ranks) == 1:
+        return _rank_text(ranks[0])
+    shown = ", ".join(str(rank) for rank in ranks[:_MAX_LISTED])
+    return plain(f"ranks {shown}" + (" …" if len(ranks) > _MAX_LISTED else ""))
 
 
 def _spread(found: StepFindings) -> str:
@@ -64,8 +99,8 @@ def _spread(found: StepFindings) -> str:
     return plain(text)
 
 
-def _finding_lines(label: str, finding: Finding, several: bool) -> Iterator[Text]:
-    where = f" on {_rank_text(finding.place.rank)}" if several else ""
+def _finding_lines(label: str, finding: Finding, ranks: str) -> Iterator[Text]:
+    where = f" on {ranks}" if ranks else ""
     yield Text.assemble(
         (f"  {label}  ", "dim"), (plain(finding.place.name), "bold red"), (where, "bold")
     )
