@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 
 import pytest
 from overflow_dumps import tensor
 
 from builders.records import forward, group, scalar
+from msprobe.dump.journal import DumpHead, Journal
 from msprobe.overflow.analysis import analyze_overflow
 from msprobe.overflow.answer_lines import answer_lines
 from msprobe.overflow.findings import Source, StepFindings
@@ -166,6 +169,50 @@ def test_the_same_beginning_on_several_ranks_is_said_once(write_dump) -> None:
     assert len(found.first) == 3
     (line,) = [line for line in lines_of(found) if "Torch.log" in line]
     assert line == "  first  Torch.log.0.forward on ranks 0, 1, 2"
+
+
+def set_times(folder, began: float, ended: float) -> None:
+    run = {"run": {"began": began, "ended": ended}}
+    (folder / "account.json").write_text(json.dumps(run))
+
+
+def test_ranks_of_an_earlier_run_are_left_out(write_dump) -> None:
+    """Four ranks recorded a NaN; then two ranks ran without it, and cleared their own folders."""
+    bad = [op("Torch.log.0.forward", 1.0, NAN), all_reduce(0, NAN, NAN, (0, 1, 2, 3))]
+    good = [op("Torch.log.0.forward", 1.0, 1.0), all_reduce(0, 1.0, 1.0)]
+    path = write_dump({"rank0": good, "rank1": good, "rank2": bad, "rank3": bad})
+    for rank in range(4):
+        began, ended = (2000, 2005) if rank < 2 else (1000, 1009)
+        set_times(path / "step0" / f"rank{rank}", began + rank / 10, ended)
+    found = analyze(path)
+    assert found.findings == ()
+    assert set(found.affected) == {0, 1}
+    assert "rank 2 is left out: of an earlier run" in found.notes[0]
+    (opened_alone,) = analyze_overflow(path / "step0" / "rank2")
+    assert opened_alone.first
+
+
+def test_an_earlier_run_that_was_killed_is_left_out(write_dump) -> None:
+    path = write_dump({"rank0": [op("Torch.log.0.forward", 1.0, 1.0)]})
+    set_times(path / "step0" / "rank0", time.time() + 100, time.time() + 200)
+    folder = path / "step0" / "rank1"
+    folder.mkdir()
+    head = DumpHead("statistics", "mix", "pytorch", began=time.time())
+    journal = Journal(folder / "journal.jsonl", head)
+    journal.close()
+    found = analyze(path)
+    assert "rank 1 is left out" in found.notes[0]
+
+
+def test_ranks_of_one_run_may_begin_and_end_at_any_time(write_dump) -> None:
+    ranks = {f"rank{rank}": [op("Torch.log.0.forward", 1.0, NAN)] for rank in range(3)}
+    path = write_dump(ranks)
+    for rank in range(3):
+        set_times(path / "step0" / f"rank{rank}", 1000 + rank * 100, 1201 + rank * 1000)
+    assert set(analyze(path).affected) == {0, 1, 2}
+    (path / "step0" / "rank1" / "account.json").unlink()  # as dumps of other programs
+    (path / "step0" / "rank2" / "account.json").write_text('{"run": "yesterday"}')
+    assert set(analyze(path).affected) == {0, 1, 2}
 
 
 def test_a_rank_that_cannot_be_read_is_left_out_and_mentioned(write_dump) -> None:

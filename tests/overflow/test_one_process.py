@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from overflow_dumps import tensor
 
+from msprobe.dump.reader import open_dump
 from msprobe.overflow.analysis import analyze_overflow
 from msprobe.overflow.answer_lines import answer_lines
 from msprobe.overflow.findings import Finding, Source
@@ -81,6 +83,12 @@ def test_a_finite_run_has_no_finding(capture) -> None:
     assert step.findings == step.first == ()
     assert step.records > 10
     assert set(step.affected.values()) == {0}
+
+
+def test_a_recording_tells_when_its_process_began_and_the_step_ended(capture) -> None:
+    before = time.time()
+    (view,) = open_dump(capture(Model())).rank_views()
+    assert view.account["run"]["began"] <= before <= view.account["run"]["ended"] <= time.time()
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])

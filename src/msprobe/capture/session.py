@@ -49,6 +49,7 @@ from msprobe.config import (
 from msprobe.dump.clearing import drop_rank
 from msprobe.dump.layout import rank_directory
 from msprobe.dump.locking import RankClaim, claim_rank_directory
+from msprobe.dump.run_times import RUN_KEY, RunTimes, process_began
 from msprobe.dump.writer import DumpHead, DumpWriter, RankDump
 
 logger = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class Session:
         self._warned_of_rank = False
         self._switch = DumpSwitch(enabled=config.dump_enable)
         self._dead = False
+        self._began = process_began()
         self.overflow = _overflow_check(config)
         selection = _selection(config)
         around = RecordingContext(
@@ -384,8 +386,10 @@ class Session:
             atexit.register(self.close)
         claim = self._claim(rank)
         directory = rank_directory(claim.dump_path, self.step_number, claim.name)
-        head = DumpHead(self.config.task, self.config.level, self.adapter.framework)
-        calls = self.config.extra_info and self.config.level is not Level.DEBUG
+        config = self.config
+        framework = self.adapter.framework
+        head = DumpHead(config.task, config.level, framework, began=self._began)
+        calls = config.extra_info and config.level is not Level.DEBUG
         self.dump = self._writer.open(directory, head, extra_info=calls)
         if self.overflow is not None:
             self.overflow.begin_step()
@@ -426,6 +430,7 @@ class Session:
         )
         self.settle_spending()
         fields = account.as_json(facts)
+        fields[RUN_KEY] = RunTimes(self._began, time.time()).as_json()
         fields["write_errors"] = written.errors
         fields["linked_tensors"] = written.linked
         if self.overflow is not None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The append-only journal of a dump that is being captured: one JSON array a line.
 
-    ["head", {"version", "task", "level", "framework", "dump_data_dir", "extra_info"}]
+    ["head", {"version", "task", "level", "framework", "dump_data_dir", "extra_info", "began"}]
     ["r", order, name, data]              a record
     ["c", call order, name, parent, stack]  a call; parent and stack may be null
     ["s", stack, [frames]]                the frames of a stack
@@ -59,6 +59,7 @@ class DumpHead:
             writer.
         extra_info: whether ``stack.json`` and ``construct.json`` belong to the dump. Filled in by
             the writer.
+        began: when the process loaded msprobe, in seconds since 1970; only journals hold it.
     """
 
     task: str
@@ -66,6 +67,7 @@ class DumpHead:
     framework: str
     dump_data_dir: str | None = None
     extra_info: bool = True
+    began: float | None = None
 
 
 class Span(msgspec.Struct, gc=False, frozen=True):

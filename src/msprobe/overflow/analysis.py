@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Final
 
 from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import open_dump
+from msprobe.dump.run_times import RunTimes, left_over_ranks
 from msprobe.errors import DumpFormatError
 from msprobe.overflow.across_ranks import connect_ranks
 from msprobe.overflow.findings import StepFindings
@@ -39,19 +41,19 @@ def analyze_overflow(
     """
     opened = dump if isinstance(dump, Dump) else open_dump(dump)
     wanted = opened.steps if steps is None else sorted(set(steps))
-    return [analyze_step(opened.step(number)) for number in wanted]
+    left_over = left_over_ranks(opened)
+    return [_analyze_step(opened.step(number), left_over) for number in wanted]
 
 
-def analyze_step(step: DumpStep) -> StepFindings:
-    """Find where NaN and Inf begin in one step, over all its ranks.
-
-    Raises:
-        DumpFormatError: no rank can be read.
-    """
+def _analyze_step(step: DumpStep, left_over: Mapping[RankKey, RunTimes]) -> StepFindings:
     ranks: dict[RankKey, RankExamination] = {}
     notes: list[str] = []
     problem: DumpFormatError | None = None
     for key, view in step.ranks.items():
+        if key in left_over:
+            ended = datetime.fromtimestamp(left_over[key].ended).isoformat(" ", "seconds")
+            notes.append(f"rank {key} is left out: of an earlier run, which ended {ended}")
+            continue
         notes += [f"rank {key} is seen without {problem}" for problem in view.ignore_damaged()]
         try:
             ranks[key] = examine_rank(key, view)
