@@ -80,6 +80,35 @@ def test_exit_code_and_json(dump: Path, tmp_path: Path, capsys, monkeypatch) -> 
     assert not (tmp_path / "output").exists()
 
 
+def test_a_mask_is_no_reason_for_an_exit_code(tmp_path: Path, capsys) -> None:
+    low = tensor((2,), Max=1.0, Min=-math.inf, Mean=-math.inf, Norm=math.inf)
+    write_rank(tmp_path / "step0" / "rank", {"Torch.add.0.forward": forward([low, low], [low])})
+    out = str(tmp_path / "out")
+    assert main(["overflow_check", str(tmp_path), "-o", out, "--exit-code"]) == 0
+    assert "on purpose it seems" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["{", '{"data": {"Torch.log.0.forward": {}}', '{"data": []}', ""])
+def test_a_rank_that_cannot_be_looked_at_is_no_success(dump, tmp_path, capsys, text) -> None:
+    folder = tmp_path / "dump" / "step0" / "rank3"
+    folder.mkdir()
+    (folder / "dump.json").write_text(text)
+    args = ["overflow_check", str(dump), "--step", "0"]
+    assert main([*args, "-o", str(tmp_path / "out"), "--exit-code"]) == 2
+    assert main([*args, "--json", "--exit-code"]) == 2
+    out = capsys.readouterr().out
+    assert "rank 3 is left out" in out
+    tree = json.loads(out[out.index("{\n") :])
+    assert (tree["finite"], tree["steps"][0]["unseen"]) == (False, ["3"])
+
+
+def test_a_dump_without_statistics_is_no_success(tmp_path: Path, capsys) -> None:
+    leaf = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "md5": "00000000"}
+    write_rank(tmp_path / "step0" / "rank", {"Torch.log.0.forward": forward([leaf], [leaf])})
+    assert main(["overflow_check", str(tmp_path), "-o", str(tmp_path), "--exit-code"]) == 2
+    assert "holds no statistics" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["a", "-i", "b"], ["-i", "nothing/here"], ["{dump}", "--step", "9"]]
 )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # The second is its name in mindstudio-probe 8.
 NAMES: Final = ("overflow_check", "nan_analyze")
 EXIT_FOUND: Final = 1
+EXIT_UNSEEN: Final = 2
 
 
 def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
@@ -42,7 +43,9 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON for programs; no file")
     parser.add_argument(
-        "--exit-code", action="store_true", help="exit with 1 if there is any NaN or Inf"
+        "--exit-code",
+        action="store_true",
+        help="exit with 1 if a source of NaN or Inf is found, with 2 if a rank cannot be looked at",
     )
     parser.set_defaults(run=run)
 
@@ -65,8 +68,11 @@ def run(options: argparse.Namespace) -> int:
         print_json(findings_json(steps))
     else:
         _print_answer(dump, steps, options.output_path)
-    found = any(step.findings for step in steps)
-    return EXIT_FOUND if found and options.exit_code else 0
+    if not options.exit_code:
+        return 0
+    if any(step.first for step in steps):
+        return EXIT_FOUND
+    return EXIT_UNSEEN if any(step.unseen for step in steps) else 0
 
 
 def _print_answer(dump: Dump, steps: list[StepFindings], directory: Path) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -139,6 +139,10 @@ class Records(Mapping[str, Record]):
     def may_list_parameters(self, name: str) -> bool:
         """Return whether a record may have parameters; cheap, errs on the safe side."""
         return self._index.may_hold(name, b'"parameters"')
+
+    def may_hold_any(self, name: str, words: Iterable[bytes]) -> bool:
+        """Return whether a record's JSON has one of these texts in it; errs on the safe side."""
+        return any(self._index.may_hold(name, word) for word in words)
 
     def may_be_nonfinite(self, name: str) -> bool:
         """Return whether a record may hold a NaN or infinity; cheap, errs on the safe side."""

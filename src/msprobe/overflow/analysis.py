@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -16,6 +17,8 @@ from msprobe.errors import DumpFormatError
 from msprobe.overflow.across_ranks import connect_ranks
 from msprobe.overflow.findings import StepFindings
 from msprobe.overflow.one_rank import RankExamination, examine_rank
+from msprobe.overflow.run_up import growth_before, loss_growth, near_overflow
+from msprobe.overflow.scaling import scaler_skip
 
 _TENSORS_TO_LOOK_AT: Final = 200
 
@@ -42,12 +45,15 @@ def analyze_overflow(
     opened = dump if isinstance(dump, Dump) else open_dump(dump)
     wanted = opened.steps if steps is None else sorted(set(steps))
     left_over = left_over_ranks(opened)
-    return [_analyze_step(opened.step(number), left_over) for number in wanted]
+    return [_analyze_step(opened, opened.step(number), left_over) for number in wanted]
 
 
-def _analyze_step(step: DumpStep, left_over: Mapping[RankKey, RunTimes]) -> StepFindings:
+def _analyze_step(
+    dump: Dump, step: DumpStep, left_over: Mapping[RankKey, RunTimes]
+) -> StepFindings:
     ranks: dict[RankKey, RankExamination] = {}
     notes: list[str] = []
+    unseen: list[RankKey] = []
     problem: DumpFormatError | None = None
     for key, view in step.ranks.items():
         if key in left_over:
@@ -59,18 +65,45 @@ def _analyze_step(step: DumpStep, left_over: Mapping[RankKey, RunTimes]) -> Step
             ranks[key] = examine_rank(key, view)
         except DumpFormatError as exc:
             problem = exc
+            unseen.append(key)
             notes.append(f"rank {key} is left out: {exc}")
             continue
         if note := _blind_spot(view):
+            unseen.append(key)
             notes.append(f"rank {key} {note}")
     if problem is not None and not ranks:
         raise problem
-    return StepFindings(
+    found = StepFindings(
         step=step.number,
         findings=tuple(connect_ranks(ranks)),
         affected={key: len(rank.examined) for key, rank in ranks.items()},
         records=sum(len(rank.positions) for rank in ranks.values()),
         notes=tuple(notes),
+        unseen=tuple(unseen),
+    )
+    return _with_circumstances(found, dump, ranks)
+
+
+def _with_circumstances(
+    found: StepFindings, dump: Dump, ranks: Mapping[RankKey, RankExamination]
+) -> StepFindings:
+    """Add the signs of trouble before the first finding, and what a gradient scaler did."""
+    if not found.first:
+        near = (near_overflow(rank, None) for rank in ranks.values())
+        return replace(found, near=next(filter(None, near), None))
+    first = found.first[0]
+    rank = ranks[first.place.rank]
+    views = {
+        number: step.ranks[rank.rank]
+        for number, step in dump.steps.items()
+        if rank.rank in step.ranks
+    }
+    return replace(
+        found,
+        near=near_overflow(rank, first),
+        growth=growth_before(rank, first),
+        loss_growth=loss_growth(views, found.step),
+        skip=scaler_skip(ranks, found.findings, views, found.step),
     )
 
 

@@ -39,6 +39,9 @@ def answer_lines(found: StepFindings) -> Iterator[Text]:
     for alike in _grouped(first):
         yield Text()
         yield from _finding_lines("first", alike[0], _ranks_text(alike) if several else "")
+    if circumstances := list(_circumstances(found)):
+        yield Text()
+        yield from circumstances
     rest = [finding for finding in found.findings if finding not in first]
     own = [finding for finding in rest if finding.source is not Source.RECEIVED]
     received = [finding for finding in rest if finding.source is Source.RECEIVED]
@@ -55,6 +58,38 @@ def answer_lines(found: StepFindings) -> Iterator[Text]:
         yield from _received_lines(received)
     for note in found.notes:
         yield Text(f"  note: {plain(note)}", "yellow")
+
+
+def _circumstances(found: StepFindings) -> Iterator[Text]:
+    """Yield what else the dump tells: growth before, values near overflow, a skipped update."""
+    if (skip := found.skip) is not None:
+        scales = f"scale {_number(skip.scale)}, then {_number(skip.new_scale)}"
+        yield _fact("scaler", f"the gradient scaler skipped this update: {scales}")
+        if skip.is_expected:
+            yield _fact("", "only gradients overflow, as they do where a scale is too large")
+        elif skip.in_a_row > 1:
+            yield _fact("", f"{skip.in_a_row} updates in a row; the scale is not the reason")
+        else:
+            yield _fact("", "the scale is not the reason")
+    if (growth := found.growth) is not None:
+        times = f"x{_number(growth.norm / growth.norm_before)}"
+        over = count_text(growth.calls, "call")
+        inside = f" inside {plain(growth.module)}" if growth.module else ""
+        where = f"first at {plain(growth.place.name)}{inside}"
+        yield _fact("growth", f"norm {times} over {over}, {where}")
+    if (loss := found.loss_growth) is not None:
+        times = f"x{_number(loss.loss / loss.loss_before)}"
+        yield _fact("", f"loss {times} from step {loss.step} to step {loss.last_step}")
+    if (near := found.near) is not None:
+        several = f" on {_rank_text(near.place.rank)}" if len(found.affected) > 1 else ""
+        where = f"{plain(near.place.name)} {near.slot}{several}"
+        yield _fact("near", f"{where} reached {near.share:.0%} of the largest {near.dtype}")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:,.0f}" if value < 1e6 and value.is_integer() else f"{value:.3g}"
 
 
 def _grouped(findings: tuple[Finding, ...]) -> list[list[Finding]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from msprobe.dump.records import JsonTree
@@ -15,7 +16,7 @@ def findings_json(steps: list[StepFindings]) -> dict[str, JsonTree]:
     """Return the answer for all steps."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "finite": not any(step.findings for step in steps),
+        "finite": not any(step.findings or step.unseen for step in steps),
         "steps": [_step_json(step) for step in steps],
     }
 
@@ -28,6 +29,11 @@ def _step_json(found: StepFindings) -> dict[str, Any]:
         "first": [_finding_json(finding) for finding in found.first],
         "findings": [_finding_json(finding) for finding in found.findings],
         "notes": list(found.notes),
+        "unseen": [str(rank) for rank in found.unseen],
+        "near": found.near and asdict(found.near),
+        "growth": found.growth and asdict(found.growth),
+        "loss_growth": found.loss_growth and asdict(found.loss_growth),
+        "scaler_skip": found.skip and asdict(found.skip),
     }
 
 

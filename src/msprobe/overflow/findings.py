@@ -76,6 +76,78 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NearOverflow:
+    """A finite result near the largest number of its type.
+
+    Attributes:
+        place: the record.
+        slot: the value, as ``output.0``.
+        dtype: its type.
+        share: its largest element over the largest number of the type.
+    """
+
+    place: Place
+    slot: str
+    dtype: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """A norm that grew over the calls before a finding.
+
+    Attributes:
+        place: the first call with a large share in it.
+        module: the record that it ran inside; None for none.
+        calls: over how many calls.
+        norm_before: the norm that went into the first of them.
+        norm: the norm of the largest argument of the finding's call.
+    """
+
+    place: Place
+    module: str | None
+    calls: int
+    norm_before: float
+    norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossGrowth:
+    """A loss that grew over the recorded steps.
+
+    Attributes:
+        step: the step with the smallest loss.
+        last_step: the last step with a finite loss.
+        loss_before: the loss of `step`.
+        loss: the loss of `last_step`.
+    """
+
+    step: int
+    last_step: int
+    loss_before: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerSkip:
+    """An optimizer step that the gradient scaler left out.
+
+    Attributes:
+        scale: the scale of the step.
+        new_scale: the scale of the next step.
+        in_a_row: how many recorded steps up to this one were skipped without a break.
+        is_expected: whether a scale that is too large explains all NaN and Inf of the step: they
+            begin in gradients, and not where a slope is infinite by itself; or the next step, with
+            a smaller scale, was not skipped.
+    """
+
+    scale: float | None
+    new_scale: float | None
+    in_a_row: int
+    is_expected: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepFindings:
     """The answer for one step.
 
@@ -85,6 +157,11 @@ class StepFindings:
         affected: how many records hold any, by rank.
         records: how many records there are, over all ranks.
         notes: limits of the answer (a rank that cannot be read …).
+        unseen: ranks in which NaN and Inf cannot be seen: damaged, or without statistics.
+        near: the first value near the end of its type, before anything that is not finite.
+        growth: of the norm before the first finding.
+        loss_growth: over the recorded steps up to this one.
+        skip: by the gradient scaler.
     """
 
     step: int
@@ -92,14 +169,21 @@ class StepFindings:
     affected: dict[RankKey, int]
     records: int
     notes: tuple[str, ...] = ()
+    unseen: tuple[RankKey, ...] = ()
+    near: NearOverflow | None = None
+    growth: Growth | None = None
+    loss_growth: LossGrowth | None = None
+    skip: ScalerSkip | None = None
 
     @property
     def first(self) -> tuple[Finding, ...]:
         """Findings to look at first: one, or several that no communication puts in an order.
 
-        Never one that the program asked for (a mask of -Inf). Received values point at their
-        sender.
+        Never one that the program asked for (a mask of -Inf), and none where a scale of gradients
+        that was too large explains all. Received values point at their sender.
         """
+        if self.skip is not None and self.skip.is_expected:
+            return ()
         unmeant = [found for found in self.findings if not found.is_deliberate]
         wanted = [found for found in unmeant if found.source is not Source.RECEIVED] or unmeant
         if not wanted:

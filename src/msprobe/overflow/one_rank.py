@@ -128,7 +128,7 @@ class _Search:
         self._parameters: set[tuple[str, str]] = set()
         self._seen = Badness.FINITE
         self._is_unmeant_inf_about = False
-        self._has_harmful_mask = self._turns_negative_inf_into_worse()
+        self._has_harmful_mask = self._is_negative_inf_harmful()
         self._has_nan_gradients = any(
             found.name.kind in _GRADIENTS and found.worst_result is Badness.NAN
             for found in rank.examined.values()
@@ -346,18 +346,21 @@ class _Search:
                 found.update(self._rank.ancestors(name))
         return found
 
-    def _turns_negative_inf_into_worse(self) -> bool:
-        """Whether -Inf becomes NaN or +Inf in some call, or in its backward.
+    def _is_negative_inf_harmful(self) -> bool:
+        """Whether -Inf becomes NaN or +Inf in some call or its backward, or is never used up.
 
-        A mask of -Inf does no harm; the logarithm of a zero does, and looks the same at first.
+        A mask of -Inf ends in a softmax that is finite; the logarithm of a zero looks the same at
+        first.
         """
+        is_used_up = False
         for examined in self._rank.examined.values():
-            if all(map(holds_only_negative_inf, examined.bad_results)):
-                continue
             given = examined.bad_arguments
             forward = self._rank.examined.get(forward_name(examined.name) or "")
             if not given and forward is not None:
                 given = forward.bad_results
-            if given and all(map(holds_only_negative_inf, given)):
+            if not given or not all(map(holds_only_negative_inf, given)):
+                continue
+            if not all(map(holds_only_negative_inf, examined.bad_results)):
                 return True
-        return False
+            is_used_up |= examined.worst_result is Badness.FINITE and bool(examined.results)
+        return not is_used_up
