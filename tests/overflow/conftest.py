@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small dumps of several ranks, written record by record."""
+"""Small dumps: of several ranks, written record by record, and of training under the debugger."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,3 +33,26 @@ def write_dump(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / "dump"
 
     return write
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Callable[..., Path]:
+    """Run a case under the debugger and return the path of its dump."""
+    torch = pytest.importorskip("torch")
+    from msprobe.capture.session import reset_session
+    from msprobe.pytorch import PrecisionDebugger
+
+    def run(case: Callable, config: dict[str, Any] | None = None) -> Path:
+        reset_session()
+        torch.manual_seed(3)
+        settings = {"task": "statistics", "level": "mix", "dump_path": str(tmp_path / "dump")}
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(settings | {"statistics": {}} | (config or {})))
+        debugger = PrecisionDebugger(config_path=str(path))
+        case(debugger.start)
+        debugger.stop()
+        reset_session()
+        return tmp_path / "dump"
+
+    yield run
+    reset_session()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -248,30 +247,6 @@ RECOMPUTED = {
         config=RECORDED,
     ),
 }
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> Callable[..., Path]:
-    """Run a case under the debugger and return the path of its dump."""
-    from msprobe.capture.session import reset_session
-    from msprobe.pytorch import PrecisionDebugger
-
-    def run(case: Callable, config: dict[str, Any] | None = None) -> Path:
-        import json
-
-        reset_session()
-        torch.manual_seed(3)
-        settings = {"task": "statistics", "level": "mix", "dump_path": str(tmp_path / "dump")}
-        path = tmp_path / "config.json"
-        path.write_text(json.dumps(settings | {"statistics": {}} | (config or {})))
-        debugger = PrecisionDebugger(config_path=str(path))
-        case(debugger.start)
-        debugger.stop()
-        reset_session()
-        return tmp_path / "dump"
-
-    yield run
-    reset_session()
 
 
 CASES = FORWARD | BACKWARD | {f"recomputed: {name}": case for name, case in RECOMPUTED.items()}

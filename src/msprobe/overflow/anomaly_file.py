@@ -40,7 +40,8 @@ def write_anomalies(directory: Path, step: DumpStep, found: StepFindings) -> Pat
     tree: dict[str, list[dict[str, JsonTree]]] = {}
     for finding in found.findings:
         view = step.rank(finding.place.rank)
-        data = view.records[finding.place.name].parts
+        name = finding.place.name
+        data = view.records[name].parts if name in view.records else {}  # none of an update
         entry = _entry(finding, data) | {"step": found.step}
         tree.setdefault(rank_title(finding.place.rank, step.ranks), []).append(entry)
     path = directory / f"anomaly_analyze_{time.time_ns()}.json"

@@ -26,6 +26,7 @@ _WORDS: Final = {
     Source.INPUT: "came in from outside",
     Source.UNRECORDED: "came in between recorded calls",
     Source.RECOMPUTED: "changed between the forward pass and its recomputation",
+    Source.UPDATE: "made by the update of an optimizer",
     Source.COMMUNICATION: "came out of a communication",
     Source.RECEIVED: "received from another rank",
 }
@@ -125,7 +126,7 @@ def _spread(found: StepFindings) -> str:
     affected = sum(found.affected.values())
     total = count_text(found.records, "record")
     if not affected:
-        return f"no NaN or Inf seen in {total}"
+        return f"no NaN or Inf seen in {total}" + (", but in an update" if found.findings else "")
     text = f"NaN or Inf in {affected:,} of {total}"
     if len(found.affected) > 1:
         ranks = [str(rank) for rank, count in found.affected.items() if count]

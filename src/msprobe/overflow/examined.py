@@ -20,6 +20,8 @@ from msprobe.report.value_text import nonfinite_text
 
 _ARGUMENT_PARTS: Final = ("input_args", "input_kwargs")
 
+_MAKES_OF_NUMBERS: Final = ("tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor")
+
 
 class Badness(IntEnum):
     """Badness of a value. NaN is worse than Inf: Inf turns into NaN."""
@@ -40,7 +42,7 @@ class Examined:
         worst_argument: the worst of all elements of the arguments.
         worst_result: the worst of all elements of the results.
         is_deliberate: whether the call was told to make NaN or Inf, by a number among its
-            arguments. NaN counts only where the number is copied (``full``, ``masked_fill``).
+            arguments that it copies (``full``, ``masked_fill``); one that it adds may make -Inf.
     """
 
     record: Record
@@ -120,16 +122,16 @@ def examine(record: Record) -> Examined:
             results.append(value)
         elif not _is_written_over(name, operator, value.path):
             arguments.append(value)
-    worst_result = worst(results)
-    copies = operator.family is Family.MOVING
-    is_wanted = told_to > Badness.FINITE and (copies or worst_result is told_to is Badness.INF)
+    is_told = told_to > Badness.FINITE and not name.is_module
+    copies = operator.family is Family.MOVING or operator.name in _MAKES_OF_NUMBERS
+    is_masked = all(map(holds_only_negative_inf, filter(badness_of, results)))
     return Examined(
         record=record,
         arguments=tuple(arguments),
         results=tuple(results),
         worst_argument=worst(arguments),
-        worst_result=worst_result,
-        is_deliberate=is_wanted and not name.is_module,
+        worst_result=worst(results),
+        is_deliberate=is_told and (copies or is_masked),
     )
 
 

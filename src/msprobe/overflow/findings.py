@@ -25,6 +25,8 @@ class Source(StrEnum):
     """A communication returned them although no rank was seen to send them."""
     RECOMPUTED = "recomputed"
     """Finite in the forward pass, and no more when activation checkpointing ran it again."""
+    UPDATE = "update"
+    """An optimizer made them of finite parameters and gradients."""
     RECEIVED = "received"
     """Another rank sent them."""
 
@@ -47,7 +49,7 @@ class Finding:
     """One place where NaN or Inf begin on a rank.
 
     Attributes:
-        place: the record.
+        place: the record; for `Source.UPDATE`, the optimizer's class, number and call.
         source: where the values come from.
         slots: the values concerned, as ``output.0``, ``parameters.weight``.
         contents: the non-finite contents: ``3 NaN``, ``Inf``.

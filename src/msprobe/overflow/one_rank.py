@@ -34,6 +34,7 @@ from msprobe.overflow.examined import (
 )
 from msprobe.overflow.findings import Finding, Place, Source
 from msprobe.overflow.severity import classify_examined
+from msprobe.overflow.updates import bad_updates
 
 # Other records are no calls: gradients of parameters, saved values.
 _CALLS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
@@ -111,7 +112,7 @@ def examine_rank(rank: RankKey, view: RankView) -> RankExamination:
         examined=examined,
         calls=communication_calls(view.records, names, view.rank or 0),
     )
-    result.findings = list(_Search(result).findings())
+    result.findings = [*_Search(result).findings(), *bad_updates(rank, view, len(positions))]
     return result
 
 
