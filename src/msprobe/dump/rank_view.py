@@ -144,6 +144,10 @@ class Records(Mapping[str, Record]):
         """Return whether a record's JSON has one of these texts in it; errs on the safe side."""
         return any(self._index.may_hold(name, word) for word in words)
 
+    def words_present(self, words: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Return those of these texts that the JSON of any record may have in it."""
+        return tuple(word for word in words if self._index.any_may_hold(word))
+
     def may_be_nonfinite(self, name: str) -> bool:
         """Return whether a record may hold a NaN or infinity; cheap, errs on the safe side."""
         return self._index.may_be_nonfinite(name)

@@ -106,6 +106,10 @@ class RecordIndex(Mapping[str, JsonTree]):
             return True
         return self._buffer.find(text, entry.start, entry.end) >= 0
 
+    def any_may_hold(self, text: bytes) -> bool:
+        """Return whether the JSON of any record has some text in it; true where that is unknown."""
+        return not self._buffer or text in self._buffer
+
 
 def read_record_index(path: Path) -> RecordIndex:
     """Open ``dump.json`` or ``debug.json``.

@@ -42,9 +42,10 @@ _STEPS_BEFORE: Final = 20
 def near_overflow(rank: RankExamination, finding: Finding | None) -> NearOverflow | None:
     """Return the first finite result near the end of its type; with a finding, only before that."""
     records = rank.view.records
+    words = records.words_present(_NEAR_WORDS)
     last = len(rank.positions) if finding is None else finding.position
     for name in islice(rank.positions, last):
-        if not records.may_hold_any(name, _NEAR_WORDS):
+        if not records.may_hold_any(name, words):
             continue
         examined = _examined(records, name)
         if examined is None or examined.name.recompute:
