@@ -50,6 +50,26 @@ def test_schema_lists_the_words_that_are_accepted():
     assert set(words["Level"]["enum"]) == set(Level)
 
 
+def allows(schema, key, value) -> bool:
+    """Return whether a key may be null, or an empty string."""
+    kind = {None: "null", "": "string"}[value]
+    words = [word for choice in key.get("anyOf", ()) for word in choice.get("enum", ())]
+    return kind in key.get("type", ()) or value in words
+
+
+def test_schema_accepts_the_empty_values_that_the_file_may_hold(load):
+    schema = json_schema()
+    common = {name: schema["properties"][name] for name in CommonKeys.__struct_encode_fields__}
+    sections = [part["properties"] for part in schema["$defs"].values() if "properties" in part]
+    keys = [key for part in (common, *sections) for key in part.values()]
+    assert all(allows(schema, key, None) for key in keys)
+    assert load({**dict.fromkeys(common), "statistics": {"list": None}}) == load({})
+    assert allows(schema, common["task"], "")
+    assert allows(schema, common["level"], "")
+    assert not allows(schema, common["precision"], "")
+    assert load({"task": "", "level": ""}) == load({})
+
+
 def test_schema_lets_editors_mark_misspelt_keys():
     schema = json_schema()
     sections = [definition for definition in schema["$defs"].values() if "properties" in definition]

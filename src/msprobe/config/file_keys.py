@@ -309,6 +309,8 @@ SectionKeys = (
     | ExceptionDumpKeys
 )
 
+EMPTY_IS_DEFAULT: Final = ("task", "level")
+"""Keys whose empty string means the default."""
 SECTION_KEYS: Final[dict[Task, type[SectionKeys]]] = {
     Task.STATISTICS: StatisticsKeys,
     Task.TENSOR: TensorKeys,

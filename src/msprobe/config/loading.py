@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from msprobe.config.checking import convert, parse_choice
 from msprobe.config.choices import Level, RiskLevel, Task
-from msprobe.config.file_keys import SECTION_KEYS, CommonKeys, SliceKeys
+from msprobe.config.file_keys import EMPTY_IS_DEFAULT, SECTION_KEYS, CommonKeys, SliceKeys
 from msprobe.config.numbers import parse_number_list
 from msprobe.config.paths import parse_api_list, parse_config_path, parse_dump_path
 from msprobe.config.reading import read_config_file
@@ -106,12 +106,11 @@ def _is_empty(value: object) -> bool:
 
 def _present(values: dict[str, Any]) -> dict[str, Any]:
     """Return the keys without absent values: null, and "" where it means the default."""
-    empty = {"task", "level"}
     return {
         key: value
         for key, value in values.items()
         if not (value is None and key not in SECTION_KEYS)
-        and not (key in empty and isinstance(value, str) and not value)
+        and not (key in EMPTY_IS_DEFAULT and isinstance(value, str) and not value)
     }
 
 

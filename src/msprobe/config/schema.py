@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from msprobe.config.file_keys import SECTION_KEYS, CommonKeys
+from msprobe.config.file_keys import EMPTY_IS_DEFAULT, SECTION_KEYS, CommonKeys
 from msprobe.config.unknown_keys import OTHER_TASKS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -17,16 +17,20 @@ def json_schema() -> dict[str, Any]:
     """Return the schema (JSON Schema 2020-12) as plain JSON data.
 
     It describes types, words and ranges, and knows no further keys, so that an editor marks a
-    misspelt one. Rules over several keys at once, such as the names
-    in `scope` at each level, only `load_config` can judge.
+    misspelt one. Null is the default of every key, and ``""`` that of task and level. Rules over
+    several keys at once, such as the names in `scope` at each level, only `load_config` can judge.
     """
     types = [CommonKeys, *SECTION_KEYS.values()]
     _, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
     common = definitions.pop(CommonKeys.__name__)
+    for name, key in common["properties"].items():
+        _add_values(key, *(("", None) if name in EMPTY_IS_DEFAULT else (None,)))
     properties = {"$schema": {"type": "string"}, **common["properties"]}
     for definition in definitions.values():
         if definition.get("type") == "object":
             definition["additionalProperties"] = False
+            for key in definition["properties"].values():
+                _add_values(key, None)
     for name, advice in OTHER_TASKS.items():
         properties[name] = {"description": f"Not read: not a capture task; {advice}."}
     for task, keys in SECTION_KEYS.items():
@@ -40,3 +44,11 @@ def json_schema() -> dict[str, Any]:
         "additionalProperties": False,
         "$defs": dict(sorted(definitions.items())),
     }
+
+
+def _add_values(key: dict[str, Any], *values: str | None) -> None:
+    """Let a key have further values."""
+    if "type" in key:
+        key["type"] = [key["type"], "null"]
+    else:
+        key["anyOf"] = [{"$ref": key.pop("$ref")}, {"enum": list(values)}]
