@@ -72,12 +72,19 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show a dump, a part of it, or one record; or an array."""
     from msprobe.cli.array_files import is_array_file, show_array
-    from msprobe.cli.terminal import make_console
-    from msprobe.dump.reader import open_dump
+    from msprobe.garbage import collector_paused
 
     if is_array_file(options.dump):
         show_array(Path(options.dump), as_json=options.json)
         return 0
+    with collector_paused():
+        return _show_dump(options)
+
+
+def _show_dump(options: argparse.Namespace) -> int:
+    from msprobe.cli.terminal import make_console
+    from msprobe.dump.reader import open_dump
+
     dump = open_dump(options.dump)
     view = _choose_rank(dump, options.step, options.rank)
     selected = _select(view, options.name, options.filter)

@@ -40,6 +40,11 @@ def make_console() -> Console:
 
 def print_lines(screen: Console, lines: Iterable[Text]) -> None:
     """Print lines that were made for the console's width."""
+    if screen.color_system is None:  # rich would only look for styles that it may not print
+        for line in lines:
+            screen.file.write(f"{line.plain}\n".expandtabs())
+        screen.file.flush()
+        return
     for line in lines:
         line.end = "\n"
         screen.print(line)

@@ -8,11 +8,10 @@ verdict, and differences an origin.
 
 from __future__ import annotations
 
-import gc
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +25,7 @@ from msprobe.compare.recorders import LeftOut, have_two_recorders, leave_out_unr
 from msprobe.compare.sides import Side
 from msprobe.dump.dump_steps import Dump, DumpStep
 from msprobe.errors import UsageError
+from msprobe.garbage import collector_paused
 
 if TYPE_CHECKING:
     from msprobe.compare.replicas import ReplicaCheck
@@ -159,7 +159,7 @@ def run_comparison(
         from msprobe.compare.matching.mapping_check import check_mappings
 
         check_mappings(options, [_sides_of(pair) for pair in pairing.pairs])
-    with _collector_paused(), _Comparer(options, output) as comparer:
+    with collector_paused(), _Comparer(options, output) as comparer:
         comparer.notes += [*notes, *pairing.notes]
         comparisons: list[RankComparison] = []
         for _, pairs in groupby(pairing.pairs, key=lambda pair: pair.step):
@@ -186,18 +186,6 @@ def run_comparison(
         changes_tensors=options.processing is not None,
         set_aside=set_aside,
     )
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep the cyclic collector from walking millions of values that hold no cycles."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _Comparer:

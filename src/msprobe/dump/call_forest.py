@@ -64,13 +64,14 @@ def call_forest(view: RankView, selected: set[str] | None = None) -> dict[Sectio
         selected: keep only these records and the calls around them; None keeps all.
     """
     parents = _with_groups(view.parents)
+    _cut_cycles(parents)
     wanted = _with_ancestors(parents, selected)
     nodes = {
         name: CallNode(view.records.parsed(name), name in view.records)
         for name in (*parents, *view.records)
         if wanted is None or name in wanted
     }
-    return _sections(nodes, _acyclic(parents))
+    return _sections(nodes, parents)
 
 
 def _with_groups(parents: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -100,21 +101,19 @@ def _with_ancestors(parents: dict[str, str | None], selected: set[str] | None) -
     return wanted
 
 
-def _acyclic(parents: dict[str, str | None]) -> dict[str, str | None]:
-    """Return parents without cycles, as a damaged file may have them: each call is below a root."""
+def _cut_cycles(parents: dict[str, str | None]) -> None:
+    """Take parents out of cycles, as a damaged file may have them: each call is below a root."""
     safe: set[str] = set()
-    result = dict(parents)
     for name in parents:
         seen: dict[str, None] = {}
         current: str | None = name
         while current is not None and current not in safe:
             seen[current] = None
-            parent = result.get(current)
+            parent = parents.get(current)
             if parent in seen:
-                result[current] = parent = None
+                parents[current] = parent = None
             current = parent
         safe.update(seen)
-    return result
 
 
 def _sections(

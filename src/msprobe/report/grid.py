@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
-from rich.text import Text
+from rich.text import Span, Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,7 @@ class Column:
     right: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """A piece of text with a style, between a dimmed `lead` and `tail`.
 
     Where room is short the tail is cut first, at its end, and the lead never.
@@ -45,7 +44,12 @@ class Cell:
     @property
     def width(self) -> int:
         """Its width in terminal cells, where nothing is cut."""
-        return cell_len(self.lead + self.text + self.tail)
+        return text_width(self.lead + self.text + self.tail)
+
+
+def text_width(text: str) -> int:
+    """Return the width of a text in terminal cells."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 class Guides(NamedTuple):
@@ -85,31 +89,40 @@ def heading(columns: Sequence[Column], gap: int = 2) -> Text:
 
 def row(columns: Sequence[Column], cells: Sequence[Cell], gap: int = 2) -> Text:
     """Return one line; cells that are too long are cut in the middle."""
-    line = Text(no_wrap=True, overflow="crop", end="")
+    parts: list[str] = []
+    spans: list[Span] = []
+    end = 0
     for position, (column, cell) in enumerate(zip(columns, cells, strict=True)):
-        if position:
-            line.append(" " * gap)
-        room = max(column.width - cell_len(cell.lead), 1)
         text, tail = cell.text, cell.tail
-        if cell_len(text + tail) > room:
-            left = room - cell_len(text)
+        room = max(column.width - text_width(cell.lead), 1) if cell.lead else column.width
+        width = text_width(text + tail)
+        if width > room:
+            left = room - text_width(text)
             tail = set_cell_size(tail, left - 1).rstrip() + "…" if left > 3 else ""
             text = cut_middle(text, room)
-        padding = " " * (room - cell_len(text + tail))
-        line.append(cell.lead, "dim")
-        if column.right:
-            line.append(padding)
-        line.append(text, cell.style)
-        line.append(tail, "dim")
-        if not column.right:
-            line.append(padding)
-    line.rstrip()
+            width = text_width(text + tail)
+        padding = " " * (room - width)
+        for part, style in (
+            (" " * gap if position else "", ""),
+            (cell.lead, "dim"),
+            (padding if column.right else "", ""),
+            (text, cell.style),
+            (tail, "dim"),
+            ("" if column.right else padding, ""),
+        ):
+            if part:
+                parts.append(part)
+                if style:
+                    spans.append(Span(end, end + len(part), style))
+                end += len(part)
+    line = Text("".join(parts).rstrip(), no_wrap=True, overflow="crop", end="")
+    line.spans = [span for span in spans if span.start < len(line)]
     return line
 
 
 def cut_middle(text: str, width: int) -> str:
     """Return text cut in the middle to at most `width` cells."""
-    if cell_len(text) <= width:
+    if text_width(text) <= width:
         return text
     if width < 4:
         return set_cell_size(text, width).rstrip()

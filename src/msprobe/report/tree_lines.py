@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rich.cells import cell_len
 from rich.text import Text
 
 from msprobe.dump.call_forest import CallNode, Section, call_forest
@@ -17,7 +16,7 @@ from msprobe.dump.record_views import Record
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
 from msprobe.plain_text import plain
-from msprobe.report.grid import Cell, Column, guides, heading, row
+from msprobe.report.grid import Cell, Column, guides, heading, row, text_width
 from msprobe.report.nonfinite import BORN, PRESENT, Nonfinite
 from msprobe.report.value_text import (
     count_text,
@@ -246,9 +245,9 @@ class _Layout:
         is_wide = width >= _WIDE_FROM
         gap, number = (2, 9) if is_wide else (1, 8)
         room = width - 2 - gap - len(_STATISTICS) * (number + gap)
-        kinds = max((cell_len(_kind(line, is_wide)) for line in lines), default=0)
+        kinds = max((text_width(_kind(line, is_wide)) for line in lines), default=0)
         names = max(
-            (cell_len(line.lead + line.label.text + _tail(line)) for line in lines), default=0
+            (text_width(line.lead + line.label.text + _tail(line)) for line in lines), default=0
         )
         names = max(names, len(Section.SAVED_VALUES), _MIN_NAME_WIDTH)
         kinds = max(kinds, len("output"))
@@ -285,7 +284,7 @@ class _Layout:
         return row(self.columns, cells, self.gap)
 
     def _name(self, line: _Line, lead: str) -> str:
-        fits = cell_len(lead + line.label.text) <= self.columns[1].width
+        fits = text_width(lead + line.label.text) <= self.columns[1].width
         return line.label.text if fits else line.label.short or line.label.text
 
 
