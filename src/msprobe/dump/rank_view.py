@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -32,6 +32,9 @@ from msprobe.dump.tensor_files import StoredTensor, locate_tensor_file, read_ten
 from msprobe.dump.value_reader import ValueReader
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError, RecordNotFoundError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 logger = logging.getLogger(__name__)
 
@@ -285,6 +288,20 @@ class RankView:
             return self._journal_facts(self._journal)
         path = self._optional_file(layout.FACTS_JSON)
         return None if path is None else parse_facts(path, read_bytes(path))
+
+    def frame(self) -> pl.DataFrame:
+        """Return a polars table with a row for each value of each record, in order of execution.
+
+        Columns: ``record``, ``kind``, ``index``, ``module`` (whether a module made it), ``slot``,
+        ``role``, ``type``, ``dtype``, ``shape``, ``max``, ``min``, ``mean``, ``norm``, counts of
+        NaN and Inf, ``md5``, ``data_name``, ``value_id``. Single damaged records are left out.
+
+        Raises:
+            DumpFormatError: the file of records is damaged.
+        """
+        from msprobe.dump.record_frame import record_frame
+
+        return record_frame(self)
 
     @property
     def incomplete_reason(self) -> str | None:
