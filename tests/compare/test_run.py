@@ -409,3 +409,15 @@ def test_damage_ends_in_a_result_or_an_error_of_ours(pair, name):
             with suppress(MsprobeError):
                 result = msprobe.compare_dumps(*sides)
                 assert result.frame.height == result.summary["rows"]
+
+
+def test_the_table_goes_to_pandas_without_pyarrow(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    result = msprobe.compare_dumps(
+        write_dump(tmp_path / "new", "statistics", scale=1.5),
+        write_dump(tmp_path / "old", "statistics"),
+    )
+    table = result.to_pandas()
+    assert isinstance(table, pandas.DataFrame)
+    assert list(table.columns) == result.frame.columns
+    assert table["name"].tolist() == result.frame["name"].to_list()

@@ -17,6 +17,7 @@ from msprobe.errors import UsageError
 from msprobe.files import TEMPORARY_PREFIX, report_file
 
 if TYPE_CHECKING:
+    import pandas as pd
     import polars as pl
 
     from msprobe.compare.rank_comparison import RankComparison
@@ -84,6 +85,12 @@ class CompareResult:
             is_here = not self._is_set_aside
             self._frame = make_table(self._comparisons) if is_here else self._scan().collect()
         return self._frame
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the table for pandas; needs no pyarrow, unlike ``frame.to_pandas()``."""
+        import pandas as pd
+
+        return pd.DataFrame(self.frame.to_dict(as_series=False))
 
     @property
     def is_equal(self) -> bool:
