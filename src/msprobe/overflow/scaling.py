@@ -20,21 +20,10 @@ _GRADIENTS: Final = (RecordKind.BACKWARD, *PARAMETER_GRADIENTS)
 _MANY: Final = 8
 # Their slope can be infinite at finite arguments, whatever the scale is.
 _SINGULAR: Final = frozenset(
-    (
-        *("sqrt", "rsqrt", "pow", "rpow", "div", "divide", "rtruediv", "reciprocal"),
-        *("log", "log2", "log10", "log1p", "logit", "acos", "acosh", "asin", "atanh"),
-        *(
-            "norm",
-            "linalgnorm",
-            "linalgvectornorm",
-            "normalize",
-            "cosine_similarity",
-            "dist",
-            "cdist",
-            "std",
-            "var",
-        ),
-    )
+    {"sqrt", "rsqrt", "pow", "rpow", "div", "divide", "rtruediv", "reciprocal"}
+    | {"log", "log2", "log10", "log1p", "logit", "acos", "acosh", "asin", "atanh"}
+    | {"norm", "linalgnorm", "linalgvectornorm", "normalize", "cosine_similarity"}
+    | {"dist", "cdist", "std", "var"}
 )
 
 
