@@ -215,6 +215,17 @@ def test_ranks_of_one_run_may_begin_and_end_at_any_time(write_dump) -> None:
     assert set(analyze(path).affected) == {0, 1, 2}
 
 
+@pytest.mark.parametrize(
+    ("began", "ended"),
+    [(-1e300, -1e299), (1e300, 1e301), (math.nan, 5.0), (9000, 8000), ("soon", None), ([], {})],
+)
+def test_times_that_cannot_be_hide_no_rank(write_dump, began, ended) -> None:
+    path = write_dump({f"rank{rank}": [op("Torch.log.0.forward", 1.0, NAN)] for rank in range(2)})
+    set_times(path / "step0" / "rank0", 1000, 1001)
+    set_times(path / "step0" / "rank1", began, ended)
+    assert set(analyze(path).affected) == {0, 1}
+
+
 def test_a_rank_that_cannot_be_read_is_left_out_and_mentioned(write_dump) -> None:
     path = write_dump({"rank0": [op("Torch.log.0.forward", 1.0, NAN)], "rank1": []})
     (path / "step0" / "rank1" / "dump.json").write_text("{")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -326,3 +327,14 @@ def test_a_run_in_order_has_no_source(record, monkeypatch, between) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert step.first == ()
+
+
+def test_facts_with_columns_of_different_lengths_are_read_as_far_as_they_go(record) -> None:
+    path = record(update(lambda parameters: torch.optim.SGD(parameters, lr=math.nan)))
+    facts = path / "step0" / "rank" / "facts.json"
+    tree = json.loads(facts.read_text())
+    (event,) = tree["events"]
+    event["parameters"]["name"] = event["parameters"]["name"][:2]
+    facts.write_text(json.dumps(tree))
+    (step,) = analyze_overflow(path)
+    assert step.first[0].slots == ("first.weight",)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # a recording needs no reader
 RUN_KEY: Final = "run"
 """Key of the times in ``account.json``."""
 _IMPORTED: Final = (os.getpid(), time.time())
+# Up to the year 3000: what a calendar can show.
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=32_503_680_000)]
 
 
 class RunTimes(msgspec.Struct, frozen=True):
@@ -35,8 +37,8 @@ class RunTimes(msgspec.Struct, frozen=True):
         ended: when the step was closed.
     """
 
-    began: float
-    ended: float
+    began: _Seconds
+    ended: _Seconds
 
     def as_json(self) -> dict[str, JsonTree]:
         """Return the entry of ``account.json``."""
@@ -66,7 +68,11 @@ def _run_times(view: RankView) -> RunTimes | None:
     """Return the times of a rank; None where it does not tell them, or they are damaged."""
     try:
         if view.records_path.name == layout.JOURNAL:  # a killed process wrote no account
-            return RunTimes(view.head.began or 0.0, view.records_path.stat().st_mtime)
-        return msgspec.convert((view.account or {}).get(RUN_KEY), RunTimes)
+            ended = view.records_path.stat().st_mtime
+            told: JsonTree = {"began": view.head.began or 0.0, "ended": ended}
+        else:
+            told = (view.account or {}).get(RUN_KEY)
+        times = msgspec.convert(told, RunTimes)
     except (DumpFormatError, msgspec.ValidationError, OSError):
         return None
+    return times if times.began <= times.ended else None

@@ -48,12 +48,17 @@ def _class_of(step: OptimizerStep) -> str:
 
 def _made_bad(parameters: OptimizedParameters) -> list[int]:
     """Return the parameters that were finite before, with a finite gradient, and are not after."""
+    # A damaged file may hold columns of different lengths.
     columns = zip(
-        parameters.before.norm, parameters.gradient.norm, parameters.after.norm, strict=False
+        parameters.name,
+        parameters.before.norm,
+        parameters.gradient.norm,
+        parameters.after.norm,
+        strict=False,
     )
     return [
         index
-        for index, (before, gradient, after) in enumerate(columns)
+        for index, (_, before, gradient, after) in enumerate(columns)
         if _is_finite(before)
         and _is_finite(gradient)
         and after is not None
