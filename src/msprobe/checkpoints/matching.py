@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from msprobe.checkpoints.key_paths import path_name
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
 
 # A prefix is taken off only if that lets at least this share of the leftover names meet.
@@ -56,7 +57,7 @@ def match_parameters(
     Raises:
         CheckpointFormatError: a file cannot be read.
     """
-    partners = {name: name for name in target.parameters if name in reference.parameters}
+    partners = _pair_by_path(target.parameters.values(), reference.parameters.values())
     notes = _pair_without_prefix(target, reference, partners)
     renamed: dict[str, str] = {}
     if find_renamed:
@@ -83,13 +84,40 @@ def match_parameters(
     return Matching(pairs=tuple(pairs), notes=tuple(notes))
 
 
+def _pair_by_path(target: Iterable[Parameter], reference: Iterable[Parameter]) -> dict[str, str]:
+    """Return target name → reference name: the same keys first, then keys equal when joined."""
+    target, reference = list(target), list(reference)
+    by_path = {item.path: item.name for item in reference}
+    found = {item.name: by_path[item.path] for item in target if item.path in by_path}
+    if len(found) == len(target):
+        return found
+    taken = set(found.values())
+    added = _by_joined_keys(item for item in target if item.name not in found)
+    removed = _by_joined_keys(item for item in reference if item.name not in taken)
+    found |= {item.name: removed[key].name for key, item in added.items() if key in removed}
+    return found
+
+
+def _by_joined_keys(parameters: Iterable[Parameter]) -> dict[str, Parameter]:
+    """Return parameters by their keys joined by dots, those alone that share it with no other."""
+    found: dict[str, Parameter | None] = {}
+    for item in parameters:
+        key = path_name(item.path)
+        found[key] = None if key in found else item
+    return {key: item for key, item in found.items() if item is not None}
+
+
 def _pair_without_prefix(
     target: Checkpoint, reference: Checkpoint, partners: dict[str, str]
 ) -> list[str]:
     """Add to `partners` the names that are equal without a common prefix of one side."""
     taken = set(partners.values())
-    added = {name: item for name, item in target.parameters.items() if name not in partners}
-    removed = {name: item for name, item in reference.parameters.items() if name not in taken}
+    added = _by_joined_keys(
+        item for name, item in target.parameters.items() if name not in partners
+    )
+    removed = _by_joined_keys(
+        item for name, item in reference.parameters.items() if name not in taken
+    )
     if not added or not removed:
         return []
     longer, prefix, count = _best_prefix(added, removed)
@@ -98,7 +126,7 @@ def _pair_without_prefix(
     for name in added:
         other = name.removeprefix(prefix) if longer == "target" else prefix + name
         if other in removed and (longer != "target" or name.startswith(prefix)):
-            partners[name] = other
+            partners[added[name].name] = removed[other].name
     return [f'names of the {longer} were read without their prefix "{prefix}"']
 
 

@@ -96,7 +96,7 @@ def read_megatron(folder: Path) -> Checkpoint:
         settings = settings or _settings(contents[file].tree)
     for file, rank in _grid(numbers, settings, contents).items():
         models[rank] = {}
-        for parameter in contents[file].parameters:
+        for parameter in contents[file].content.parameters:
             found = _MODEL.fullmatch(parameter.name)
             if found is not None:
                 models[rank][int(found[1] or 0), core_name(found[2])] = parameter
@@ -161,8 +161,8 @@ def _all_have_embeddings(contents: Mapping[Path, Any]) -> bool:
         any(is_expert(name) for name in names)
         and any(name.endswith("embedding.word_embeddings.weight") for name in names)
         for names in (
-            [core_name(parameter.name) for parameter in content.parameters]
-            for content in contents.values()
+            [core_name(parameter.name) for parameter in file.content.parameters]
+            for file in contents.values()
         )
     )
 
@@ -275,7 +275,9 @@ class _Tail:
 
 
 def _joined(name: str, part: Parameter, shape: tuple[int, ...], span: Span) -> Parameter:
-    return Parameter(name=name, dtype=part.dtype, shape=shape, span=span, file=part.file)
+    return Parameter(
+        name=name, dtype=part.dtype, shape=shape, span=span, file=part.file, path=(name,)
+    )
 
 
 def _compare_copies(name: str, first: Parameter, copies: list[Parameter], notes: list[str]) -> None:

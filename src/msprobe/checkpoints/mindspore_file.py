@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from msprobe.checkpoints.parameters import Parameter, storage_dtype
+from msprobe.checkpoints.parameters import Content, Parameter, storage_dtype
 from msprobe.checkpoints.spans import FileSpan, JoinedSpan, Span
 from msprobe.dump.formats.dtypes import STORAGE_TYPES
 from msprobe.dump.formats.protobuf import Field, MalformedMessageError, Message, Wire
@@ -34,7 +34,7 @@ _MAX_FIELDS: Final = 1_000
 _CHECKSUM_MARK: Final = b"crc_num"
 
 
-def read_mindspore_file(path: Path) -> tuple[list[Parameter], list[str]]:
+def read_mindspore_file(path: Path) -> Content:
     """Return the parameters of a file, and notes about entries that hold no numbers.
 
     Raises:
@@ -49,14 +49,13 @@ def read_mindspore_file(path: Path) -> tuple[list[Parameter], list[str]]:
                     _read_value(entry.data, found)
     except MalformedMessageError as exc:
         raise CheckpointFormatError(path, f"is no checkpoint of MindSpore: {exc}") from exc
-    parameters: list[Parameter] = []
-    notes: list[str] = []
+    content = Content()
     for tag, pending in found.items():
         if pending.dtype in STORAGE_TYPES:
-            parameters.append(_parameter(path, tag, pending))
+            content.parameters.append(_parameter(path, tag, pending))
         else:
-            notes.append(f"{tag}: left out, its type is {pending.dtype or 'not given'}")
-    return parameters, notes
+            content.notes.append(f"{tag}: left out, its type is {pending.dtype or 'not given'}")
+    return content
 
 
 @dataclass(slots=True)
@@ -127,4 +126,6 @@ def _parameter(path: Path, tag: str, pending: _Pending) -> Parameter:
         if len(parts) == 1
         else JoinedSpan(parts or [(FileSpan(path, 0, numpy_type), 0)])
     )
-    return Parameter(name=tag, dtype=pending.dtype, shape=pending.dims, span=span, file=path)
+    return Parameter(
+        name=tag, dtype=pending.dtype, shape=pending.dims, span=span, file=path, path=(tag,)
+    )

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
-from msprobe.checkpoints.parameters import Parameter
+from msprobe.checkpoints.parameters import Content, Parameter
 from msprobe.checkpoints.spans import CompressedSpan, FileSpan, FortranSpan, Span
 from msprobe.dump.formats.dtypes import STORAGE_TYPES
 from msprobe.dump.formats.npy import NoNumbersError, NpyHeader, read_npy_header
@@ -22,7 +22,7 @@ _ERRORS: Final = (*ZIP_ERRORS, SyntaxError, RecursionError)
 _MAX_RATIO: Final = 1100
 
 
-def read_npy(path: Path, name: str) -> list[Parameter]:
+def read_npy(path: Path, name: str) -> Content:
     """Return the array of a ``.npy`` file as a parameter called `name`.
 
     Raises:
@@ -34,10 +34,11 @@ def read_npy(path: Path, name: str) -> list[Parameter]:
             header = _numbers(file)
     except _ERRORS as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
-    return [_parameter(path, name, header, _stored(path, header, header.start))]
+    found = _parameter(path, name, header, _stored(path, header, header.start))
+    return Content(parameters=[found])
 
 
-def read_npz(path: Path) -> tuple[list[Parameter], list[str]]:
+def read_npz(path: Path) -> Content:
     """Return the arrays of a ``.npz`` file, and notes about those that are no numbers.
 
     Raises:
@@ -45,8 +46,7 @@ def read_npz(path: Path) -> tuple[list[Parameter], list[str]]:
             be read.
         DumpFormatError: it is damaged.
     """
-    found: list[Parameter] = []
-    notes: list[str] = []
+    content = Content()
     try:
         with OpenFile(path) as file, zipfile.ZipFile(path) as archive:
             directory = read_directory(file)
@@ -60,7 +60,7 @@ def read_npz(path: Path) -> tuple[list[Parameter], list[str]]:
                     with archive.open(info) as member:
                         header = _numbers(_Member(f"{path}: {name}", info.file_size, member))
                 except NoNumbersError as exc:
-                    notes.append(f"{name}: left out, {exc.problem}")
+                    content.notes.append(f"{name}: left out, {exc.problem}")
                     continue
                 raw = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
                 entry = directory[raw][-1]
@@ -69,10 +69,10 @@ def read_npz(path: Path) -> tuple[list[Parameter], list[str]]:
                     span = _stored(path, header, start)
                 else:
                     span = _compressed(path, info.filename, header)
-                found.append(_parameter(path, name, header, span))
+                content.parameters.append(_parameter(path, name, header, span))
     except _ERRORS as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
-    return found, notes
+    return content
 
 
 class _Member(NamedTuple):
@@ -111,4 +111,11 @@ def _compressed(path: Path, member: str, header: NpyHeader) -> Span:
 def _parameter(path: Path, name: str, header: NpyHeader, span: Span) -> Parameter:
     if len(header.shape) > MAX_DIMENSIONS:
         raise CheckpointFormatError(path, f"{name!r} has {len(header.shape)} dimensions")
-    return Parameter(name=name, dtype=header.dtype.name, shape=header.shape, span=span, file=path)
+    return Parameter(
+        name=name,
+        dtype=header.dtype.name,
+        shape=header.shape,
+        span=span,
+        file=path,
+        path=(name,),
+    )

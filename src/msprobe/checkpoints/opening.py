@@ -8,7 +8,6 @@ checkpoint, a sharded one with an index, or simply a folder of files.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,13 @@ from msprobe.checkpoints.megatron import find_megatron, read_megatron
 from msprobe.checkpoints.mindspore_file import read_mindspore_file
 from msprobe.checkpoints.numpy_file import MAGIC as NPY_MAGIC
 from msprobe.checkpoints.numpy_file import read_npy, read_npz
-from msprobe.checkpoints.parameters import Checkpoint, Parameter
+from msprobe.checkpoints.parameters import (
+    Checkpoint,
+    Content,
+    Parameter,
+    joined_contents,
+    make_checkpoint,
+)
 from msprobe.checkpoints.safetensors_file import looks_like_safetensors, read_safetensors
 from msprobe.checkpoints.spans import file_size
 from msprobe.checkpoints.torch_file import read_torch_file
@@ -59,8 +64,8 @@ def _open(path: Path) -> Checkpoint:
         return _open_folder(path)
     if path.name.endswith(_INDEX_SUFFIX):
         return _open_index(path)
-    parameters, kind, notes = _read_file(path, path.stem)
-    return _checkpoint(path, kind, parameters, notes)
+    content, kind = _read_file(path, path.stem)
+    return make_checkpoint(path, kind, content)
 
 
 def _open_folder(path: Path) -> Checkpoint:
@@ -85,23 +90,24 @@ def _open_index(path: Path) -> Checkpoint:
     """Open the shards that an index lists."""
     places = _weight_map(path)
     shards: dict[str, dict[str, Parameter]] = {}
-    notes: list[str] = []
+    content = Content()
     for name in dict.fromkeys(places.values()):
         if Path(name).name != name or name in ("", ".", ".."):
             raise CheckpointFormatError(path, f"lists the file {name!r}, which is not beside it")
-        parameters, _, found_notes = _read_file(path.parent / name, name)
-        shards[name] = {parameter.name: parameter for parameter in parameters}
-        notes += found_notes
-    found: list[Parameter] = []
-    for name, shard in places.items():
-        parameter = shards[shard].pop(name, None)
+        shard, _ = _read_file(path.parent / name, name)
+        shards[name] = {parameter.name: parameter for parameter in shard.parameters}
+        content.notes += shard.notes
+    for name, file in places.items():
+        parameter = shards[file].pop(name, None)
         if parameter is None:
-            raise CheckpointFormatError(path.parent / shard, f"does not hold {name!r}")
-        found.append(parameter)
-    unlisted = [name for shard in shards.values() for name in shard]
+            raise CheckpointFormatError(path.parent / file, f"does not hold {name!r}")
+        content.parameters.append(parameter)
+    unlisted = [name for left in shards.values() for name in left]
     if unlisted:
-        notes.append(f"{len(unlisted)} tensors are not in the index: {', '.join(unlisted[:3])} …")
-    return _checkpoint(path.parent, f"{len(shards)} shards", found, notes)
+        content.notes.append(
+            f"{len(unlisted)} tensors are not in the index: {', '.join(unlisted[:3])} …"
+        )
+    return make_checkpoint(path.parent, f"{len(shards)} shards", content)
 
 
 def _weight_map(path: Path) -> Mapping[str, str]:
@@ -120,95 +126,62 @@ def _weight_map(path: Path) -> Mapping[str, str]:
 
 
 def _open_files(path: Path) -> Checkpoint:
-    """Open all files of a folder. Names that occur in several files begin with their file's."""
+    """Open all files of a folder. Paths of files that share one begin with the file's name."""
     files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
     if not files:
         known = ", ".join(SUFFIXES)
         raise CheckpointFormatError(path, f"holds no checkpoint: no index and no file of {known}")
     if len(files) > _MAX_FILES:
         raise CheckpointFormatError(path, f"holds {len(files)} files")
-    notes: list[str] = []
-    by_file: dict[str, list[Parameter]] = {}
+    by_file: dict[str, Content] = {}
     for file in files:
         stem = file.relative_to(path).with_suffix("").as_posix()
-        parameters, _, found_notes = _read_file(file, stem, may_be_empty=True)
-        by_file[stem] = parameters
-        notes += found_notes
-    counts = Counter(each.name for parameters in by_file.values() for each in parameters)
-    is_ambiguous = any(count > 1 for count in counts.values())
-    found = [
-        _renamed(each, f"{stem}.{each.name}") if is_ambiguous else each
-        for stem, parameters in by_file.items()
-        for each in parameters
-    ]
-    kind = f"{len(files)} files" if len(files) > 1 else "1 file"
-    return _checkpoint(path, kind, found, notes)
+        by_file[stem if stem not in by_file else file.relative_to(path).as_posix()] = _read_file(
+            file, stem, may_be_empty=True
+        )[0]
+    content = joined_contents(by_file)
+    return make_checkpoint(path, f"{len(files)} files" if len(files) > 1 else "1 file", content)
 
 
-def _renamed(parameter: Parameter, name: str) -> Parameter:
-    return Parameter(
-        name=name,
-        dtype=parameter.dtype,
-        shape=parameter.shape,
-        span=parameter.span,
-        file=parameter.file,
-    )
-
-
-def _read_file(
-    path: Path, stem: str, *, may_be_empty: bool = False
-) -> tuple[list[Parameter], str, list[str]]:
-    """Return the parameters of one file, its format, and notes."""
+def _read_file(path: Path, stem: str, *, may_be_empty: bool = False) -> tuple[Content, str]:
+    """Return the entries of one file, and its format."""
     size = file_size(path)
     try:
         with path.open("rb") as file:
             start = file.read(64)
     except OSError as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
-    parameters, kind, notes = _read_known(path, stem, start, size)
-    if not parameters and not notes and not may_be_empty:
+    content, kind = _read_known(path, stem, start, size)
+    if not may_be_empty and not content.parameters and not content.notes:
         raise CheckpointFormatError(path, "holds no tensors")
-    return parameters, kind, notes
+    return content, kind
 
 
-def _read_known(
-    path: Path, stem: str, start: bytes, size: int
-) -> tuple[list[Parameter], str, list[str]]:
-    notes: list[str] = []
+def _read_known(path: Path, stem: str, start: bytes, size: int) -> tuple[Content, str]:
     if start.startswith(NPY_MAGIC):
-        parameters, kind = read_npy(path, stem), "NumPy array"
-    elif start.startswith(b"PK\x03\x04"):
-        parameters, kind, notes = _read_zip(path)
-    elif start.startswith(OLD_TORCH_MAGIC):
-        old = read_old_torch_file(path)
-        parameters, kind, notes = old.parameters, "PyTorch file before 1.6", old.notes
-    elif looks_like_safetensors(start, size):
-        parameters, kind = read_safetensors(path), "safetensors"
-    elif start.startswith(b"\x0a"):
-        (parameters, notes), kind = read_mindspore_file(path), "MindSpore checkpoint"
-    elif start.startswith(b"version https://git-lfs"):
+        return read_npy(path, stem), "NumPy array"
+    if start.startswith(b"PK\x03\x04"):
+        return _read_zip(path)
+    if start.startswith(OLD_TORCH_MAGIC):
+        return read_old_torch_file(path).content, "PyTorch file before 1.6"
+    if looks_like_safetensors(start, size):
+        return read_safetensors(path), "safetensors"
+    if start.startswith(b"\x0a"):
+        return read_mindspore_file(path), "MindSpore checkpoint"
+    if start.startswith(b"version https://git-lfs"):
         raise CheckpointFormatError(path, "is a git-lfs pointer; fetch the file itself")
-    else:
-        problem = "is no checkpoint that is known" if size else "is empty"
-        raise CheckpointFormatError(path, f"{problem} (known: {', '.join(SUFFIXES)})")
-    return parameters, kind, notes
+    problem = "is no checkpoint that is known" if size else "is empty"
+    raise CheckpointFormatError(path, f"{problem} (known: {', '.join(SUFFIXES)})")
 
 
-def _read_zip(path: Path) -> tuple[list[Parameter], str, list[str]]:
+def _read_zip(path: Path) -> tuple[Content, str]:
     try:
         with OpenFile(path) as file:
             names = list(read_directory(file))
     except NoArchiveError as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
     if any(name.endswith(b"/data.pkl") for name in names):
-        found = read_torch_file(path)
-        return found.parameters, "PyTorch file", found.notes
+        return read_torch_file(path).content, "PyTorch file"
     if any(name.endswith(b".npy") for name in names):
-        parameters, notes = read_npz(path)
-        return parameters, "NumPy archive", notes
+        return read_npz(path), "NumPy archive"
     raise CheckpointFormatError(path, "is an archive without tensors")
-
-
-def _checkpoint(path: Path, kind: str, parameters: list[Parameter], notes: list[str]) -> Checkpoint:
-    by_name = {parameter.name: parameter for parameter in parameters}
-    return Checkpoint(path=path, kind=kind, parameters=by_name, notes=tuple(notes))

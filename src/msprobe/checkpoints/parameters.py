@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Checkpoint` and `Parameter`: types and shapes are known, values are read when asked for."""
+"""`Checkpoint` and its entries: parameters, whose elements are read when asked for, and values."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.checkpoints.key_paths import KeyPath, spelled_names
 from msprobe.checkpoints.spans import FileSpan, Span
 from msprobe.dump.formats.dtypes import STORAGE_TYPES
 from msprobe.dump.formats.torch_archive import MAX_DIMENSIONS
@@ -26,11 +28,12 @@ class Parameter:
     """One tensor of a checkpoint.
 
     Attributes:
-        name: its full name, ``layers.0.weight``.
+        name: its full name, ``layers.0.weight``; no other entry of its checkpoint has it.
         dtype: ``float32``, ``bfloat16`` …
         shape: the shape.
         span: its values: raw elements, bfloat16 as uint16, float8 as uint8.
         file: where it is stored, for messages; one of several files for a merged parameter.
+        path: the keys that lead to it.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Parameter:
     shape: tuple[int, ...]
     span: Span
     file: Path
+    path: KeyPath
 
     @property
     def count(self) -> int:
@@ -67,6 +71,39 @@ class Parameter:
         return self.span.read(0, self.count).reshape(self.shape)
 
 
+@dataclass(slots=True, kw_only=True)
+class Content:
+    """Entries of one file, or of several that belong together; every path occurs once.
+
+    Attributes:
+        parameters: the tensors, in the order of the file.
+        notes: remarks for the user.
+    """
+
+    parameters: list[Parameter] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def joined_contents(by_file: Mapping[str, Content]) -> Content:
+    """Return the entries of several files. Files that have a path in common put theirs before it.
+
+    Args:
+        by_file: the content of each file, by a name for it.
+    """
+    counts = Counter(item.path for content in by_file.values() for item in content.parameters)
+    found = Content()
+    for file, content in by_file.items():
+        if any(counts[item.path] > 1 for item in content.parameters):
+            found.parameters += [
+                replace(item, name=f"{file}.{item.name}", path=(file, *item.path))
+                for item in content.parameters
+            ]
+        else:
+            found.parameters += content.parameters
+        found.notes += content.notes
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A checkpoint on disk.
@@ -82,6 +119,21 @@ class Checkpoint:
     kind: str
     parameters: Mapping[str, Parameter]
     notes: tuple[str, ...] = ()
+
+
+def make_checkpoint(path: Path, kind: str, content: Content) -> Checkpoint:
+    """Return a checkpoint of these entries, whose names are made different where they are not."""
+    names = spelled_names(item.path for item in content.parameters)
+    found = (
+        replace(item, name=names[item.path]) if item.path in names else item
+        for item in content.parameters
+    )
+    return Checkpoint(
+        path=path,
+        kind=kind,
+        parameters={item.name: item for item in found},
+        notes=tuple(content.notes),
+    )
 
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:
@@ -123,4 +175,4 @@ def contiguous_parameter(
             f"the file has {available} for it",
         )
     span = FileSpan(path, offset, numpy_type)
-    return Parameter(name=name, dtype=dtype, shape=shape, span=span, file=path)
+    return Parameter(name=name, dtype=dtype, shape=shape, span=span, file=path, path=(name,))

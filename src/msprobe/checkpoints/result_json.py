@@ -55,7 +55,12 @@ def parameters_json(found: CheckpointComparison) -> dict[str, JsonTree]:
     ``l2``, ``cos``, ``numel`` and ``shape`` are those of mindstudio-probe: distance and cosine are
     null where the shapes differ or one side is missing, and ``shape`` then lists both shapes.
     """
-    return {each.name: _difference_json(each) for each in found.differences}
+    trees: dict[str, JsonTree] = {}
+    for each in found.differences:
+        # The two sides may spell different paths alike.
+        name = each.name if each.name not in trees else f"{each.name} ({each.change})"
+        trees[name] = _difference_json(each)
+    return trees
 
 
 def write_json(path: Path, tree: JsonTree) -> None:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from msprobe.checkpoints.parameters import Parameter, contiguous_parameter
+from msprobe.checkpoints.parameters import Content, Parameter, contiguous_parameter
 from msprobe.checkpoints.spans import file_size
 from msprobe.errors import CheckpointFormatError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
@@ -49,7 +49,7 @@ def looks_like_safetensors(start: bytes, size: int) -> bool:
     return len(start) > 8 and 2 <= length <= size - 8 and start[8:9] == b"{"
 
 
-def read_safetensors(path: Path) -> list[Parameter]:
+def read_safetensors(path: Path) -> Content:
     """Return the tensors of a file, in the order of their bytes.
 
     Raises:
@@ -71,7 +71,7 @@ def read_safetensors(path: Path) -> list[Parameter]:
     for (_, end, before), (start, _, after) in pairwise(found):
         if start < end:
             raise CheckpointFormatError(path, f"{before.name!r} and {after.name!r} overlap")
-    return [parameter for _, _, parameter in found]
+    return Content(parameters=[parameter for _, _, parameter in found])
 
 
 def _read_header(path: Path, size: int) -> tuple[int, dict[str, Any]]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from msprobe.checkpoints.parameters import Parameter, storage_dtype
+from msprobe.checkpoints.key_paths import KeyPath, path_name
+from msprobe.checkpoints.parameters import Content, Parameter, storage_dtype
 from msprobe.checkpoints.spans import FileSpan, Span, StridedSpan
 from msprobe.dump.formats.pickle import Described
 from msprobe.dump.formats.torch_archive import Layout, SpecialTensorError, read_layout
@@ -34,13 +35,11 @@ class TorchFile:
 
     Attributes:
         tree: the containers, as `formats.pickle` describes them.
-        parameters: the tensors in them; names are the keys on the way, joined by dots.
-        notes: tensors that were left out, and why.
+        content: the tensors in them, and notes about those that were left out.
     """
 
     tree: Any
-    parameters: list[Parameter]
-    notes: list[str]
+    content: Content
 
 
 def find_tensors(path: Path, tree: Any, locate: Locate, byte_order: ByteOrder) -> TorchFile:
@@ -56,32 +55,32 @@ def find_tensors(path: Path, tree: Any, locate: Locate, byte_order: ByteOrder) -
         CheckpointFormatError: a description is damaged, or contradicts the file.
     """
     reader = _Tensors(path, locate, byte_order)
-    parameters: dict[str, Parameter] = {}
-    for name, tensor in _walk(path, tree):
-        found = reader.parameter(name, tensor)
+    parameters: dict[KeyPath, Parameter] = {}
+    for keys, tensor in _walk(path, tree):
+        found = reader.parameter(keys, tensor)
         if found is not None:
-            parameters[name] = found
-    return TorchFile(tree=tree, parameters=list(parameters.values()), notes=reader.notes)
+            parameters[keys] = found
+    content = Content(parameters=list(parameters.values()), notes=reader.notes)
+    return TorchFile(tree=tree, content=content)
 
 
-def _walk(path: Path, tree: Any) -> Iterator[tuple[str, Described]]:
-    """Yield every tensor with its name; without recursion, in the order of the file."""
-    waiting: list[tuple[str, int, Any]] = [("", 0, tree)]
+def _walk(path: Path, tree: Any) -> Iterator[tuple[KeyPath, Described]]:
+    """Yield every tensor with its path; without recursion, in the order of the file."""
+    waiting: list[tuple[KeyPath, int, Any]] = [((), 0, tree)]
     for _ in range(_MAX_NODES):
         if not waiting:
             return
-        name, depth, node = waiting.pop()
+        keys, depth, node = waiting.pop()
         if depth > _MAX_DEPTH:
             raise CheckpointFormatError(path, f"nested deeper than {_MAX_DEPTH} levels")
         if isinstance(node, Described) and node.name.startswith(_TENSOR_FUNCTIONS):
-            yield name, node
+            yield keys, node
             continue
-        begin = f"{name}." if name else ""
-        waiting += reversed([(begin + key, depth + 1, child) for key, child in _children(node)])
+        waiting += reversed([((*keys, key), depth + 1, child) for key, child in _children(node)])
     raise CheckpointFormatError(path, f"unfolds into more than {_MAX_NODES:,} values")
 
 
-def _children(node: Any) -> Iterator[tuple[str, Any]]:
+def _children(node: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the containers and described objects inside one, with their keys."""
     if isinstance(node, Described):
         if isinstance(node.items, (dict, list)):
@@ -96,11 +95,12 @@ def _children(node: Any) -> Iterator[tuple[str, Any]]:
         entries = enumerate(node) if isinstance(node, (list, tuple)) else ()
     for key, value in entries:
         if isinstance(value, (dict, list, tuple, Described)):
-            yield _key_text(key), value
+            yield _plain_key(key), value
 
 
-def _key_text(key: Any) -> str:
-    return key if isinstance(key, str) else str(key)[:200]
+def _plain_key(key: Any) -> Any:
+    """Return a key that equals the same key of another file; others than numbers become text."""
+    return key if isinstance(key, (str, int, float)) else repr(key)[:200]
 
 
 class _Tensors:
@@ -112,11 +112,12 @@ class _Tensors:
         self._locate = locate
         self._byte_order = byte_order
 
-    def parameter(self, name: str, tensor: Described) -> Parameter | None:
+    def parameter(self, path: KeyPath, tensor: Described) -> Parameter | None:
+        name = path_name(path)
         try:
             layout = read_layout(tensor, accepts_subclasses=True)
             if not (layout.conjugate or layout.negative):
-                return self._plain(name, layout)
+                return self._plain(name, path, layout)
             self.notes.append(f"{name}: left out, is stored with its sign or conjugation pending")
         except SpecialTensorError as exc:
             self.notes.append(f"{name}: left out, {exc}")
@@ -126,7 +127,7 @@ class _Tensors:
             raise CheckpointFormatError(self._path, f"{name}: damaged ({exc.problem})") from exc
         return None
 
-    def _plain(self, name: str, layout: Layout) -> Parameter:
+    def _plain(self, name: str, path: KeyPath, layout: Layout) -> Parameter:
         offset, size_bytes = self._locate(layout.key)
         numpy_type = storage_dtype(layout.dtype).newbyteorder(self._byte_order)
         stored = size_bytes // layout.itemsize
@@ -145,5 +146,10 @@ class _Tensors:
                 stride=layout.stride,
             )
         return Parameter(
-            name=name, dtype=layout.dtype, shape=layout.shape, span=span, file=self._path
+            name=name,
+            dtype=layout.dtype,
+            shape=layout.shape,
+            span=span,
+            file=self._path,
+            path=path,
         )
