@@ -7,51 +7,30 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, Literal
 
+from msprobe.checkpoints.changes import Change
 from msprobe.checkpoints.matching import ParameterPair, match_parameters
 from msprobe.checkpoints.opening import open_checkpoint
 from msprobe.checkpoints.parameters import (
     PIECE_ELEMENTS,
     Checkpoint,
+    Entry,
     Parameter,
 )
+from msprobe.checkpoints.values import ValueDifference, compare_values, with_numbers_as_values
 from msprobe.dump.formats.dtypes import PACKED_TYPES
 from msprobe.errors import UsageError
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.numerics.elementwise import ElementAccumulator, Tolerance
 
+__all__ = ["Change", "CheckpointComparison", "ParameterDifference", "compare_checkpoints"]
+
 EXACT: Final = Tolerance(rtol=0.0, atol=0.0)
-
-
-class Change(StrEnum):
-    """Kind of change of a parameter, from the reference to the target."""
-
-    EQUAL = "equal"
-    """Every element is equal; NaN equals NaN."""
-    CLOSE = "close"
-    """Every element is within the given tolerance."""
-    CHANGED = "changed"
-    DTYPE = "dtype"
-    """The type differs, the values are equal (or close)."""
-    SHAPE = "shape"
-    """The shape differs; elements are compared if only dimensions of size 1 do."""
-    ADDED = "added"
-    """Only the target has it."""
-    REMOVED = "removed"
-    """Only the reference has it."""
-    RENAMED = "renamed"
-    """The values are equal, the name differs."""
-
-    @property
-    def is_difference(self) -> bool:
-        """Whether the change counts as a difference."""
-        return self not in (Change.EQUAL, Change.CLOSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +78,8 @@ class CheckpointComparison:
         target: the checkpoint under test.
         reference: the trusted one.
         differences: every parameter, in the order of the target, removed ones last.
+        values: every other value: numbers, text, names of classes.
+        uncompared: entries of either side that could not be compared.
         notes: remarks on limits of the comparison.
         elapsed_s: how long it took.
         bytes_read: how much was read of values.
@@ -107,25 +88,52 @@ class CheckpointComparison:
     target: Checkpoint
     reference: Checkpoint
     differences: tuple[ParameterDifference, ...]
+    values: tuple[ValueDifference, ...]
+    uncompared: tuple[Uncompared, ...]
     notes: tuple[str, ...]
     elapsed_s: float
     bytes_read: int
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
-        return not any(each.change.is_difference for each in self.differences)
+        """Whether nothing differs, and everything was compared."""
+        return not self.is_different and not self.uncompared
+
+    @property
+    def is_different(self) -> bool:
+        """Whether anything that was compared differs."""
+        counts = Counter(self.counts) + Counter(self.value_counts)
+        return any(change.is_difference for change in counts)
 
     @property
     def counts(self) -> dict[Change, int]:
         """How many parameters there are of each change; all of them are listed."""
-        counted = Counter(each.change for each in self.differences)
-        return {change: counted[change] for change in Change}
+        return _counts(self.differences)
+
+    @property
+    def value_counts(self) -> dict[Change, int]:
+        """How many values there are of each change."""
+        return _counts(self.values)
 
     def worst(self) -> list[ParameterDifference]:
         """Return the changed parameters, the largest relative error first."""
         changed = [each for each in self.differences if each.change is Change.CHANGED]
         return sorted(changed, key=lambda each: -each.relative_error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncompared:
+    """An entry that was not compared.
+
+    Attributes:
+        side: "target" or "reference".
+        name: its name.
+        problem: why it could not be compared.
+    """
+
+    side: Literal["target", "reference"]
+    name: str
+    problem: str
 
 
 def compare_checkpoints(
@@ -157,8 +165,8 @@ def compare_checkpoints(
         UsageError: no parameter fits `only`.
     """
     began = time.perf_counter()
-    one = _opened(target, only)
-    other = _opened(reference, only)
+    one, other = _opened(target, only), _opened(reference, only)
+    one, other = with_numbers_as_values(one, other), with_numbers_as_values(other, one)
     matching = match_parameters(one, other, find_renamed=find_renamed)
     total = sum(map(_size, matching.pairs))
     done = 0
@@ -174,6 +182,8 @@ def compare_checkpoints(
         target=one,
         reference=other,
         differences=tuple(differences),
+        values=tuple(compare_values(one, other, tolerance)),
+        uncompared=(*_uncompared("target", one), *_uncompared("reference", other)),
         notes=(*notes, *matching.notes),
         elapsed_s=time.perf_counter() - began,
         bytes_read=done,
@@ -184,16 +194,31 @@ def _opened(which: Checkpoint | str | os.PathLike[str], only: Sequence[str]) -> 
     checkpoint = which if isinstance(which, Checkpoint) else open_checkpoint(which)
     if not only:
         return checkpoint
-    kept = {
-        name: parameter
-        for name, parameter in checkpoint.parameters.items()
-        if any(fnmatchcase(name, pattern) for pattern in only)
-    }
-    if not kept:
-        raise UsageError(f"{checkpoint.path}: no parameter fits {' or '.join(map(repr, only))}")
-    return Checkpoint(
-        path=checkpoint.path, kind=checkpoint.kind, parameters=kept, notes=checkpoint.notes
+
+    def fits(entry: Entry) -> bool:
+        return any(fnmatchcase(entry.name, pattern) for pattern in only)
+
+    found = replace(
+        checkpoint,
+        parameters={name: item for name, item in checkpoint.parameters.items() if fits(item)},
+        values={name: item for name, item in checkpoint.values.items() if fits(item)},
+        unread=tuple(filter(fits, checkpoint.unread)),
     )
+    if not (found.parameters or found.values or found.unread):
+        raise UsageError(f"{checkpoint.path}: no parameter fits {' or '.join(map(repr, only))}")
+    return found
+
+
+def _counts(found: Iterable[ParameterDifference | ValueDifference]) -> dict[Change, int]:
+    counted = Counter(each.change for each in found)
+    return {change: counted[change] for change in Change}
+
+
+def _uncompared(
+    side: Literal["target", "reference"], checkpoint: Checkpoint
+) -> Iterator[Uncompared]:
+    for each in checkpoint.unread:
+        yield Uncompared(side=side, name=each.name, problem=each.problem)
 
 
 def _size(pair: ParameterPair) -> int:

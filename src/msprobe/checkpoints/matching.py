@@ -12,9 +12,9 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
-from msprobe.checkpoints.key_paths import path_name
+from msprobe.checkpoints.key_paths import KeyPath, path_name
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
 
 # A prefix is taken off only if that lets at least this share of the leftover names meet.
@@ -57,7 +57,7 @@ def match_parameters(
     Raises:
         CheckpointFormatError: a file cannot be read.
     """
-    partners = _pair_by_path(target.parameters.values(), reference.parameters.values())
+    partners = pair_by_path(target.parameters.values(), reference.parameters.values())
     notes = _pair_without_prefix(target, reference, partners)
     renamed: dict[str, str] = {}
     if find_renamed:
@@ -84,7 +84,20 @@ def match_parameters(
     return Matching(pairs=tuple(pairs), notes=tuple(notes))
 
 
-def _pair_by_path(target: Iterable[Parameter], reference: Iterable[Parameter]) -> dict[str, str]:
+class _Keyed(Protocol):
+    """An entry of a checkpoint."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def path(self) -> KeyPath: ...
+
+
+_Entry = TypeVar("_Entry", bound=_Keyed)
+
+
+def pair_by_path(target: Iterable[_Keyed], reference: Iterable[_Keyed]) -> dict[str, str]:
     """Return target name → reference name: the same keys first, then keys equal when joined."""
     target, reference = list(target), list(reference)
     by_path = {item.path: item.name for item in reference}
@@ -98,10 +111,10 @@ def _pair_by_path(target: Iterable[Parameter], reference: Iterable[Parameter]) -
     return found
 
 
-def _by_joined_keys(parameters: Iterable[Parameter]) -> dict[str, Parameter]:
-    """Return parameters by their keys joined by dots, those alone that share it with no other."""
-    found: dict[str, Parameter | None] = {}
-    for item in parameters:
+def _by_joined_keys(entries: Iterable[_Entry]) -> dict[str, _Entry]:
+    """Return entries by their keys joined by dots, those alone that share it with no other."""
+    found: dict[str, _Entry | None] = {}
+    for item in entries:
         key = path_name(item.path)
         found[key] = None if key in found else item
     return {key: item for key, item in found.items() if item is not None}

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from msprobe.checkpoints.parameters import Content, Parameter, storage_dtype
+from msprobe.checkpoints.parameters import Content, Parameter, Unread, Value, storage_dtype
 from msprobe.checkpoints.spans import FileSpan, JoinedSpan, Span
 from msprobe.dump.formats.dtypes import STORAGE_TYPES
 from msprobe.dump.formats.protobuf import Field, MalformedMessageError, Message, Wire
@@ -51,10 +51,15 @@ def read_mindspore_file(path: Path) -> Content:
         raise CheckpointFormatError(path, f"is no checkpoint of MindSpore: {exc}") from exc
     content = Content()
     for tag, pending in found.items():
+        text = _text(path, pending)
+        if text is not None:
+            content.values.append(Value(name=tag, path=(tag,), content=text, file=path))
+            continue
         if pending.dtype in STORAGE_TYPES:
             content.parameters.append(_parameter(path, tag, pending))
         else:
-            content.notes.append(f"{tag}: left out, its type is {pending.dtype or 'not given'}")
+            problem = f"its type is {pending.dtype or 'not given'}"
+            content.unread.append(Unread(name=tag, path=(tag,), problem=problem))
     return content
 
 
@@ -106,6 +111,18 @@ def _at_most(limit: int, fields: Iterator[Field]) -> Iterator[Field]:
         if count == limit:
             raise MalformedMessageError(f"has more than {limit:,} entries")
         yield entry
+
+
+def _text(path: Path, pending: _Pending) -> str | None:
+    """Return an entry of text, None for one of another type or too long."""
+    sizes = [stop - start for start, stop in pending.contents]
+    if pending.dtype not in ("str", "string") or sum(sizes) > _MAX_TEXT_BYTES:
+        return None
+    with OpenFile(path) as file:
+        parts = [
+            file.read(start, size) for (start, _), size in zip(pending.contents, sizes, strict=True)
+        ]
+    return b"".join(parts).decode(errors="backslashreplace")
 
 
 def _parameter(path: Path, tag: str, pending: _Pending) -> Parameter:

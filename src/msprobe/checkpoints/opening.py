@@ -96,7 +96,8 @@ def _open_index(path: Path) -> Checkpoint:
             raise CheckpointFormatError(path, f"lists the file {name!r}, which is not beside it")
         shard, _ = _read_file(path.parent / name, name)
         shards[name] = {parameter.name: parameter for parameter in shard.parameters}
-        content.notes += shard.notes
+        shard.parameters = []
+        content.add(shard)
     for name, file in places.items():
         parameter = shards[file].pop(name, None)
         if parameter is None:
@@ -152,8 +153,8 @@ def _read_file(path: Path, stem: str, *, may_be_empty: bool = False) -> tuple[Co
     except OSError as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
     content, kind = _read_known(path, stem, start, size)
-    if not may_be_empty and not content.parameters and not content.notes:
-        raise CheckpointFormatError(path, "holds no tensors")
+    if not may_be_empty and content.is_empty():
+        raise CheckpointFormatError(path, "holds nothing to compare")
     return content, kind
 
 

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.checkpoints.key_paths import KeyPath, spelled_names
+from msprobe.checkpoints.key_paths import KeyPath, path_name, spelled_names
 from msprobe.checkpoints.spans import FileSpan, Span
 from msprobe.dump.formats.dtypes import STORAGE_TYPES
 from msprobe.dump.formats.torch_archive import MAX_DIMENSIONS
@@ -71,17 +71,87 @@ class Parameter:
         return self.span.read(0, self.count).reshape(self.shape)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """An entry of a checkpoint that is no tensor: a learning rate, an epoch, a name …
+
+    Attributes:
+        name: its full name, as that of a parameter.
+        path: the keys that lead to it.
+        content: number, text, bytes, None; a tuple of these; a `GlobalName` for a class or
+            function; an empty dict.
+        file: where it is stored.
+    """
+
+    name: str
+    path: KeyPath
+    content: Any
+    file: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """An entry that cannot be read, and hence not be compared.
+
+    Attributes:
+        name: its full name.
+        path: the keys that lead to it.
+        problem: why it cannot be read.
+    """
+
+    name: str
+    path: KeyPath
+    problem: str
+
+
+Entry = Parameter | Value | Unread
+_Entry = TypeVar("_Entry", Parameter, Value, Unread)
+
+
 @dataclass(slots=True, kw_only=True)
 class Content:
     """Entries of one file, or of several that belong together; every path occurs once.
 
     Attributes:
         parameters: the tensors, in the order of the file.
+        values: everything else that can be compared.
+        unread: entries that cannot be read.
         notes: remarks for the user.
     """
 
     parameters: list[Parameter] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield all entries of every kind."""
+        yield from self.parameters
+        yield from self.values
+        yield from self.unread
+
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to compare and nothing to say."""
+        return not (self.parameters or self.values or self.unread or self.notes)
+
+    def add(self, other: Content, below: KeyPath = ()) -> None:
+        """Add the entries of another file.
+
+        Args:
+            other: its content; not to be used afterwards.
+            below: keys that are put before its paths.
+        """
+        self.parameters += [_below(item, below) for item in other.parameters]
+        self.values += [_below(item, below) for item in other.values]
+        self.unread += [_below(item, below) for item in other.unread]
+        self.notes += other.notes
+
+
+def _below(entry: _Entry, keys: KeyPath) -> _Entry:
+    """Return an entry with further keys before its path."""
+    if not keys:
+        return entry
+    return replace(entry, name=f"{path_name(keys)}.{entry.name}", path=(*keys, *entry.path))
 
 
 def joined_contents(by_file: Mapping[str, Content]) -> Content:
@@ -90,17 +160,11 @@ def joined_contents(by_file: Mapping[str, Content]) -> Content:
     Args:
         by_file: the content of each file, by a name for it.
     """
-    counts = Counter(item.path for content in by_file.values() for item in content.parameters)
+    counts = Counter(item.path for content in by_file.values() for item in content.entries())
     found = Content()
     for file, content in by_file.items():
-        if any(counts[item.path] > 1 for item in content.parameters):
-            found.parameters += [
-                replace(item, name=f"{file}.{item.name}", path=(file, *item.path))
-                for item in content.parameters
-            ]
-        else:
-            found.parameters += content.parameters
-        found.notes += content.notes
+        is_shared = any(counts[item.path] > 1 for item in content.entries())
+        found.add(content, (file,) if is_shared else ())
     return found
 
 
@@ -112,26 +176,33 @@ class Checkpoint:
         path: the path that was opened.
         kind: the detected format, in words.
         parameters: its tensors by name, in the order of the file.
-        notes: remarks for the user: tensors that were left out, replicas that disagree …
+        values: its other entries by name: numbers, text, names of classes …
+        unread: entries that cannot be read, and hence not be compared.
+        notes: remarks for the user.
     """
 
     path: Path
     kind: str
     parameters: Mapping[str, Parameter]
+    values: Mapping[str, Value] = field(default_factory=dict)
+    unread: tuple[Unread, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def make_checkpoint(path: Path, kind: str, content: Content) -> Checkpoint:
     """Return a checkpoint of these entries, whose names are made different where they are not."""
-    names = spelled_names(item.path for item in content.parameters)
-    found = (
-        replace(item, name=names[item.path]) if item.path in names else item
-        for item in content.parameters
-    )
+    names = spelled_names(item.path for item in content.entries())
+
+    def named(items: list[_Entry]) -> Iterator[_Entry]:
+        for item in items:
+            yield replace(item, name=names[item.path]) if item.path in names else item
+
     return Checkpoint(
         path=path,
         kind=kind,
-        parameters={item.name: item for item in found},
+        parameters={item.name: item for item in named(content.parameters)},
+        values={item.name: item for item in named(content.values)},
+        unread=tuple(named(content.unread)),
         notes=tuple(content.notes),
     )
 

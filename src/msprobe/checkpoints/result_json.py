@@ -6,8 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from msprobe.checkpoints.changes import Change
 from msprobe.checkpoints.comparing import CheckpointComparison, ParameterDifference
 from msprobe.checkpoints.parameters import Checkpoint
+from msprobe.checkpoints.values import value_texts
 from msprobe.dump.records import JsonTree
 from msprobe.errors import UsageError
 from msprobe.files import write_report
@@ -39,13 +41,20 @@ def comparison_json(found: CheckpointComparison) -> dict[str, JsonTree]:
     return {
         "schema_version": SCHEMA_VERSION,
         "equal": found.is_equal,
+        "different": found.is_different,
         "counts": {change.value: count for change, count in found.counts.items()},
+        "value_counts": {change.value: count for change, count in found.value_counts.items()},
         "target": _checkpoint_json(found.target),
         "reference": _checkpoint_json(found.reference),
         "notes": list(found.notes),
         "elapsed_s": round(found.elapsed_s, 3),
         "bytes_read": found.bytes_read,
+        "uncompared": [
+            {"side": each.side, "name": each.name, "problem": each.problem}
+            for each in found.uncompared
+        ],
         "parameters": parameters_json(found),
+        "values": _values_json(found),
     }
 
 
@@ -60,6 +69,23 @@ def parameters_json(found: CheckpointComparison) -> dict[str, JsonTree]:
         # The two sides may spell different paths alike.
         name = each.name if each.name not in trees else f"{each.name} ({each.change})"
         trees[name] = _difference_json(each)
+    return trees
+
+
+def _values_json(found: CheckpointComparison) -> list[JsonTree]:
+    """Return the values that are not equal, one object each."""
+    trees: list[JsonTree] = []
+    for each in found.values:
+        if each.change is not Change.EQUAL:
+            target, reference = value_texts(each)
+            trees.append(
+                {
+                    "name": each.name,
+                    "change": each.change.value,
+                    "target": target,
+                    "reference": reference,
+                }
+            )
     return trees
 
 

@@ -8,9 +8,11 @@ from typing import Final
 
 from rich.text import Text
 
-from msprobe.checkpoints.comparing import Change, CheckpointComparison, ParameterDifference
+from msprobe.checkpoints.changes import Change
+from msprobe.checkpoints.comparing import CheckpointComparison, ParameterDifference
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
 from msprobe.checkpoints.result_json import cosine, max_abs_index
+from msprobe.checkpoints.values import ValueDifference, value_texts
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.plain_text import plain
 from msprobe.report.value_text import (
@@ -27,6 +29,13 @@ _TITLES: Final = {
     Change.RENAMED: "renamed: equal values under another name",
     Change.SHAPE: "other shape",
     Change.DTYPE: "other type, equal values",
+}
+
+_VALUE_TITLES: Final = {
+    Change.CHANGED: "other value",
+    Change.DTYPE: "other type, equal value",
+    Change.REMOVED: "values only in the reference",
+    Change.ADDED: "values only in the target",
 }
 
 
@@ -48,27 +57,73 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
             yield Text()
             yield Text(f"  {_TITLES[change]}", "bold")
             yield from _limited([_plain_line(each) for each in items], limit)
+    yield from _value_lines(found, limit)
+    yield from _uncompared_lines(found, limit)
     for note in found.notes[: limit or None]:
         yield Text(f"  note: {plain(note)}", "yellow")
     if limit and len(found.notes) > limit:
         yield Text(f"  … {count_text(len(found.notes) - limit, 'further note')}", "dim")
 
 
+def _value_lines(found: CheckpointComparison, limit: int) -> Iterator[Text]:
+    order = (Change.CHANGED, Change.DTYPE, Change.REMOVED, Change.ADDED)
+    for change in order:
+        items = [each for each in found.values if each.change is change]
+        if items:
+            yield Text()
+            yield Text(f"  {_VALUE_TITLES[change]}", "bold")
+            yield from _limited([_value_line(each) for each in items], limit)
+
+
+def _value_line(each: ValueDifference) -> Text:
+    target, reference = value_texts(each)
+    text = f"{reference} → {target}"
+    if each.change in (Change.ADDED, Change.REMOVED):
+        text = target if each.reference is None else reference
+    return Text.assemble(f"    {plain(each.name)}", (f"  {plain(text)}", "dim"))
+
+
+def _uncompared_lines(found: CheckpointComparison, limit: int) -> Iterator[Text]:
+    if found.uncompared:
+        yield Text()
+        yield Text("  not compared", "bold")
+        lines = [
+            Text.assemble(
+                f"    {plain(each.name)}", (f"  {each.side}: {plain(each.problem)}", "dim")
+            )
+            for each in found.uncompared
+        ]
+        yield from _limited(lines, limit)
+
+
 def _checkpoint_line(label: str, checkpoint: Checkpoint) -> Text:
     items = checkpoint.parameters.values()
     size = size_text(sum(item.size_bytes for item in items))
     text = f"{plain(checkpoint.kind)}, {count_text(len(items), 'parameter')}, {size}"
+    if checkpoint.values:
+        text += f", {count_text(len(checkpoint.values), 'value')}"
     return Text.assemble(
         (f"{label}".ljust(11), "dim"), plain(str(checkpoint.path)), (f"  {text}", "dim")
     )
 
 
 def _verdict(found: CheckpointComparison) -> Text:
-    counts = ", ".join(
-        f"{count:,} {change.value}" for change, count in found.counts.items() if count
-    )
-    word, style = ("equal", "bold green") if found.is_equal else ("different", "bold red")
-    return Text.assemble((word, style), f": {counts or 'no parameters'}")
+    counts = ", ".join(_counted(found.counts)) or "no parameters"
+    values = ", ".join(_counted(found.value_counts))
+    if values:
+        counts += f"; other values: {values}"
+    if found.uncompared:
+        counts += f"; {len(found.uncompared):,} not compared"
+    word, style = "different", "bold red"
+    if not found.is_different:
+        word, style = "equal", "bold green"
+        if found.uncompared:
+            word, style = "no difference in what was compared", "bold yellow"
+    return Text.assemble((word, style), f": {counts}")
+
+
+def _counted(counts: dict[Change, int]) -> Iterator[str]:
+    return (f"{count:,} {change.value}" for change, count in counts.items() if count)
 
 
 def _limited(lines: list[Text], limit: int) -> Iterator[Text]:

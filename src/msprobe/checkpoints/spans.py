@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zipfile
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -102,6 +103,29 @@ class StridedSpan:
             rest, coordinate = np.divmod(rest, size)
             places += coordinate * step
         return np.asarray(storage[places])
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpan:
+    """Elements of an array that a pickle holds by itself; flat."""
+
+    array: NDArray[Any]
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return some elements."""
+        return self.array[start:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class MappedSpan:
+    """Elements of another span after a function, as of a tensor that is stored conjugated."""
+
+    inner: Span
+    function: Callable[[NDArray[Any]], NDArray[Any]]
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return some elements."""
+        return self.function(self.inner.read(start, stop))
 
 
 class CompressedSpan:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from msprobe.checkpoints.torch_tensors import ByteOrder, TorchFile, find_tensors
+from msprobe.checkpoints.pickled_tree import ByteOrder, TorchFile, read_tree
 from msprobe.dump.formats.pickle import read_pickle
 from msprobe.dump.formats.torch_archive import SpecialTensorError, open_torch_archive
 from msprobe.dump.formats.zip import NoArchiveError
@@ -38,7 +38,7 @@ def read_torch_file(path: Path) -> TorchFile:
                 return start, entry.size
 
             order: ByteOrder = "big" if archive.is_big_endian else "little"
-            return find_tensors(path, tree, locate, order)
+            return read_tree(path, tree, locate, order)
     except (NoArchiveError, ValueError) as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
     except SpecialTensorError as exc:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from msprobe.checkpoints.pickled_tree import TorchFile, read_tree
 from msprobe.checkpoints.spans import file_size
 from msprobe.checkpoints.torch_file import MAX_PICKLE_BYTES
-from msprobe.checkpoints.torch_tensors import TorchFile, find_tensors
 from msprobe.dump.formats.dtypes import STORAGE_TYPES, item_size
 from msprobe.dump.formats.pickle import PersistentId, read_pickle
 from msprobe.dump.formats.torch_archive import storage_type_name
@@ -42,7 +42,7 @@ def read_old_torch_file(path: Path) -> TorchFile:
     except (OSError, ValueError, AttributeError, TypeError, IndexError) as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
     is_big_endian = facts.get("little_endian") is False
-    return find_tensors(path, tree, places.__getitem__, "big" if is_big_endian else "little")
+    return read_tree(path, tree, places.__getitem__, "big" if is_big_endian else "little")
 
 
 class _Limited:

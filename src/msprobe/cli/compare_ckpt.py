@@ -65,7 +65,11 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
     parser.add_argument("--all", action="store_true", help="list everything, not the first 20")
     parser.add_argument("--quiet", "-q", action="store_true", help="print nothing")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    parser.add_argument("--exit-code", action="store_true", help="exit with 1 if they differ")
+    parser.add_argument(
+        "--exit-code",
+        action="store_true",
+        help="exit with 1 if they differ, or were not compared completely",
+    )
     parser.set_defaults(run=run)
 
 

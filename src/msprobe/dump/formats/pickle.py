@@ -86,7 +86,7 @@ class _Machine:
             name = opcode.name
             number: Any = argument
             if name == "STOP":
-                return self._stack.pop()
+                return self._end()
             if name in _LITERALS:
                 self._stack.append(argument)
             elif name in _CONSTANTS:
@@ -103,6 +103,12 @@ class _Machine:
                     raise ValueError(f"pickle opcode {name} is not expected here")
                 handler(self, argument)
         raise ValueError("the pickle has no end")
+
+    def _end(self) -> Any:
+        found = self._stack.pop()
+        if found is _MARK:
+            raise ValueError("the pickle ends with a mark")
+        return found
 
     def _to_mark(self) -> list[Any]:
         items: list[Any] = []
