@@ -17,6 +17,7 @@ pytest.importorskip("safetensors")
 from builders.checkpoints import WRITERS, state, write_safetensors, write_torch  # noqa: E402
 from msprobe.checkpoints.comparing import Change, compare_checkpoints  # noqa: E402
 from msprobe.checkpoints.result_json import comparison_json, parameters_json  # noqa: E402
+from msprobe.checkpoints.result_lines import comparison_lines  # noqa: E402
 from msprobe.errors import UsageError  # noqa: E402
 from msprobe.numerics.elementwise import Tolerance  # noqa: E402
 
@@ -130,8 +131,59 @@ def test_nan_equals_nan_and_nothing_else(compare) -> None:
     found = compare(
         {"a": same, "b": same}, {"a": same.clone(), "b": torch.tensor([1.0, math.nan, -math.inf])}
     )
-    assert changes(found) == {"a": "equal", "b": "changed"}
+    assert changes(found) == {"a": "equal", "b": "nonfinite"}
     assert comparison_json(found)["parameters"]["b"]["unequal"] == 1
+
+
+def test_nan_and_inf_rank_before_every_other_change(compare) -> None:
+    base = {f"p{i}": torch.ones(2, 4) * (i + 1) for i in range(30)}
+    target = {name: tensor + 1.0 for name, tensor in base.items()}
+    target["p13"] = base["p13"].clone()
+    target["p13"][1, 2] = math.nan
+    target["p14"] = base["p14"].clone()
+    target["p14"][0, 1:3] = math.inf
+    found = compare(target, base)
+    assert [each.name for each in found.worst()[:2]] == ["p14", "p13"]
+    assert changes(found)["p13"] == changes(found)["p14"] == "nonfinite"
+    tree = parameters_json(found)["p13"]
+    assert (tree["target_nan"], tree["reference_nan"]) == (1, 0)
+    assert tree["nonfinite_index"] == [1, 2]
+    lines = [line.plain for line in comparison_lines(found)]
+    begin = next(i for i, line in enumerate(lines) if "NaN and Inf first" in line) + 2
+    assert lines[begin].startswith("  2 Inf (0 in the reference)  first at [0, 1] p14")
+    assert lines[begin + 1].startswith("  1 NaN (0 in the reference)  first at [1, 2] p13")
+
+
+@pytest.mark.parametrize("coarse", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("side", ["target", "reference"])
+def test_values_rounded_to_a_coarser_type_are_rounded_alike(compare, coarse, side: str) -> None:
+    fine = torch.float64 if coarse is torch.float32 else torch.float32
+    values = torch.randn(3000, dtype=fine) * torch.logspace(-12, 12, 3000, base=2)
+    values = torch.cat([values, torch.tensor([0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8], dtype=fine)])
+    rounded = {"w": values.to(coarse)}
+    pair = (rounded, {"w": values}) if side == "target" else ({"w": values}, rounded)
+    found = compare(*pair)
+    assert changes(found) == {"w": "rounded"}
+    assert found.differences[0].rounded_to == str(coarse).removeprefix("torch.")
+    assert not found.is_equal
+    widened = compare({"w": rounded["w"].to(fine)}, {"w": values})
+    assert changes(widened) == {"w": "rounded"}
+    rounded["w"] = rounded["w"].clone()
+    rounded["w"][7] = torch.nextafter(rounded["w"][7:8], torch.tensor([9e9]).to(coarse))[0]
+    assert changes(compare(rounded, {"w": values})) == {"w": "changed"}
+
+
+def test_a_value_that_overflows_when_rounded_is_reported_as_infinite(compare) -> None:
+    wide = torch.tensor([1.0, 70000.0])
+    assert changes(compare({"w": wide.half()}, {"w": wide})) == {"w": "nonfinite"}
+
+
+def test_float64_is_rounded_to_bfloat16_once_and_not_through_float32(compare) -> None:
+    # A little above the middle between two bfloat16; as float32 it is the middle.
+    value = torch.tensor([1 + 2**-8 + 2**-40], dtype=torch.float64)
+    up = torch.tensor([1 + 2**-7]).bfloat16()
+    assert changes(compare({"w": up}, {"w": value})) == {"w": "rounded"}
+    assert changes(compare({"w": torch.ones(1).bfloat16()}, {"w": value})) == {"w": "changed"}
 
 
 @pytest.mark.parametrize("prefix", ["module.", "state_dict.model."])

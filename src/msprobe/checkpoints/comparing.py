@@ -22,6 +22,7 @@ from msprobe.checkpoints.parameters import (
     Entry,
     Parameter,
 )
+from msprobe.checkpoints.rounding import rounded_type
 from msprobe.checkpoints.values import ValueDifference, compare_values, with_numbers_as_values
 from msprobe.dump.formats.dtypes import PACKED_TYPES
 from msprobe.errors import UsageError
@@ -33,6 +34,11 @@ __all__ = ["Change", "CheckpointComparison", "ParameterDifference", "compare_che
 EXACT: Final = Tolerance(rtol=0.0, atol=0.0)
 
 
+_BY_ERROR: Final = (Change.NONFINITE, Change.CHANGED)
+# Rounding to bfloat16 is an error of at most 2**-9 of each element.
+_LARGEST_ROUNDING: Final = 2.0**-8
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterDifference:
     """One parameter of two checkpoints.
@@ -42,12 +48,14 @@ class ParameterDifference:
         change: kind of change.
         metrics: how the elements differ; None where they were not compared one by one.
         problem: why they were not; empty if they were, or if one side is missing.
+        rounded_to: for `Change.ROUNDED`, the type.
     """
 
     pair: ParameterPair
     change: Change
     metrics: ElementMetrics | None = None
     problem: str = ""
+    rounded_to: str = ""
 
     @property
     def name(self) -> str:
@@ -60,6 +68,16 @@ class ParameterDifference:
         parameter = self.pair.target or self.pair.reference
         assert parameter is not None
         return parameter
+
+    @property
+    def nonfinite(self) -> int:
+        """How many elements are NaN or infinite on one of the sides, if the sides disagree."""
+        metrics = self.metrics
+        if metrics is None or metrics.first_nonfinite_mismatch is None:
+            return 0
+        target = metrics.target_nan + metrics.target_pos_inf + metrics.target_neg_inf
+        reference = metrics.reference_nan + metrics.reference_pos_inf + metrics.reference_neg_inf
+        return max(target, reference)
 
     @property
     def relative_error(self) -> float:
@@ -116,9 +134,9 @@ class CheckpointComparison:
         return _counts(self.values)
 
     def worst(self) -> list[ParameterDifference]:
-        """Return the changed parameters, the largest relative error first."""
-        changed = [each for each in self.differences if each.change is Change.CHANGED]
-        return sorted(changed, key=lambda each: -each.relative_error)
+        """Return the changed parameters: NaN and Inf, then the largest relative error first."""
+        changed = [each for each in self.differences if each.change in _BY_ERROR]
+        return sorted(changed, key=lambda each: (-each.nonfinite, -each.relative_error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,16 +267,28 @@ def _compare(pair: ParameterPair, tolerance: Tolerance) -> ParameterDifference:
     if PACKED_TYPES & {target.dtype, reference.dtype}:
         return _compare_bytes(pair, target, reference)
     metrics = _measure(target, reference, tolerance)
-    change = Change.CHANGED
+    change, rounded_to = _change(pair, target, reference, metrics)
+    return ParameterDifference(pair=pair, change=change, metrics=metrics, rounded_to=rounded_to)
+
+
+def _change(
+    pair: ParameterPair, target: Parameter, reference: Parameter, metrics: ElementMetrics
+) -> tuple[Change, str]:
+    """Return the kind of change, and the type if one side is rounded."""
     if target.shape != reference.shape:
-        change = Change.SHAPE
-    elif metrics.mismatches == 0:
-        change = Change.EQUAL if metrics.is_equal else Change.CLOSE
+        return Change.SHAPE, ""
+    if metrics.mismatches == 0:
         if target.dtype != reference.dtype:
-            change = Change.DTYPE
-        elif pair.is_renamed:
-            change = Change.RENAMED
-    return ParameterDifference(pair=pair, change=change, metrics=metrics)
+            return Change.DTYPE, ""
+        same = Change.RENAMED if pair.is_renamed else Change.EQUAL
+        return (same if metrics.is_equal or pair.is_renamed else Change.CLOSE), ""
+    if metrics.first_nonfinite_mismatch is not None:
+        return Change.NONFINITE, ""
+    if (metrics.relative_l2 or 0.0) <= _LARGEST_ROUNDING:
+        rounded_to = rounded_type(target, reference)
+        if rounded_to is not None:
+            return Change.ROUNDED, rounded_to
+    return Change.CHANGED, ""
 
 
 def _same_elements(target: Parameter, reference: Parameter) -> bool:

@@ -32,7 +32,11 @@ _NUMBERS: Final = (
     "max_ulp",
     "sign_flips",
     "target_nan",
+    "target_pos_inf",
+    "target_neg_inf",
     "reference_nan",
+    "reference_pos_inf",
+    "reference_neg_inf",
 )
 
 
@@ -104,9 +108,19 @@ def write_json(path: Path, tree: JsonTree) -> None:
 def max_abs_index(difference: ParameterDifference) -> list[int] | None:
     """Return the coordinates of the largest error, None if there is none."""
     metrics = difference.metrics
-    if metrics is None or metrics.max_abs_index is None:
+    return None if metrics is None else _coordinates(difference, metrics.max_abs_index)
+
+
+def nonfinite_index(difference: ParameterDifference) -> list[int] | None:
+    """Return the coordinates of the first element where the sides disagree about NaN or Inf."""
+    metrics = difference.metrics
+    return None if metrics is None else _coordinates(difference, metrics.first_nonfinite_mismatch)
+
+
+def _coordinates(difference: ParameterDifference, place: int | None) -> list[int] | None:
+    if place is None:
         return None
-    rest, index = metrics.max_abs_index, list[int]()
+    rest, index = place, list[int]()
     for size in reversed(difference.parameter.shape):
         rest, place = divmod(rest, size)
         index.append(place)
@@ -149,6 +163,9 @@ def _difference_json(each: ParameterDifference) -> dict[str, JsonTree]:
     if metrics is not None:
         tree |= {key: _number(getattr(metrics, key)) for key in _NUMBERS}
         tree["max_abs_index"] = max_abs_index(each)
+        tree["nonfinite_index"] = nonfinite_index(each)
+    if each.rounded_to:
+        tree["rounded_to"] = each.rounded_to
     if each.problem:
         tree["problem"] = each.problem
     return tree

@@ -11,7 +11,7 @@ from rich.text import Text
 from msprobe.checkpoints.changes import Change
 from msprobe.checkpoints.comparing import CheckpointComparison, ParameterDifference
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
-from msprobe.checkpoints.result_json import cosine, max_abs_index
+from msprobe.checkpoints.result_json import cosine, max_abs_index, nonfinite_index
 from msprobe.checkpoints.values import ValueDifference, value_texts
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.plain_text import plain
@@ -22,12 +22,20 @@ from msprobe.report.value_text import (
 )
 
 _LISTED: Final = 20
-_ORDER: Final = (Change.REMOVED, Change.ADDED, Change.RENAMED, Change.SHAPE, Change.DTYPE)
+_ORDER: Final = (
+    Change.REMOVED,
+    Change.ADDED,
+    Change.RENAMED,
+    Change.SHAPE,
+    Change.ROUNDED,
+    Change.DTYPE,
+)
 _TITLES: Final = {
     Change.REMOVED: "only in the reference",
     Change.ADDED: "only in the target",
     Change.RENAMED: "renamed: equal values under another name",
     Change.SHAPE: "other shape",
+    Change.ROUNDED: "rounded alike: one side is exactly the other one, rounded",
     Change.DTYPE: "other type, equal values",
 }
 
@@ -48,7 +56,8 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
     changed = found.worst()
     if changed:
         yield Text()
-        yield Text("  changed, the largest relative difference first", "bold")
+        first = "NaN and Inf first, then " if changed[0].nonfinite else ""
+        yield Text(f"  changed, {first}the largest relative difference first", "bold")
         yield Text("   rel. l2    max abs       unequal     cosine  where, parameter", "dim")
         yield from _limited([_changed_line(each) for each in changed], limit)
     for change in _ORDER:
@@ -144,14 +153,34 @@ def _changed_line(each: ParameterDifference) -> Text:
         f"{metrics.unequal:,}".rjust(14),
         _cosine_text(metrics).rjust(11),
     )
-    nonfinite = ""
-    if metrics.first_nonfinite_mismatch is not None:
-        nonfinite = f"  NaN {metrics.target_nan:,} | {metrics.reference_nan:,}"
+    if each.change is Change.NONFINITE:
+        return _nonfinite_line(each, metrics)
     return Text.assemble(
         "".join(numbers),
         f"  {place if place is not None else ''} ",
         (plain(each.name), "bold"),
-        (f"  {_types(each)}{nonfinite}", "dim"),
+        (f"  {_types(each)}", "dim"),
+    )
+
+
+def _nonfinite_line(each: ParameterDifference, metrics: ElementMetrics) -> Text:
+    infinities = (
+        metrics.target_pos_inf + metrics.target_neg_inf,
+        metrics.reference_pos_inf + metrics.reference_neg_inf,
+    )
+    counts = [
+        f"{target:,} {word} ({reference:,} in the reference)"
+        for word, target, reference in (
+            ("NaN", metrics.target_nan, metrics.reference_nan),
+            ("Inf", *infinities),
+        )
+        if target or reference
+    ]
+    return Text.assemble(
+        ("  " + ", ".join(counts), "bold red"),
+        f"  first at {nonfinite_index(each)} ",
+        (plain(each.name), "bold"),
+        (f"  {_types(each)}", "dim"),
     )
 
 
@@ -170,7 +199,8 @@ def _plain_line(each: ParameterDifference) -> Text:
 
 def _types(each: ParameterDifference) -> str:
     texts = [_type(item) for item in (each.pair.reference, each.pair.target) if item is not None]
-    return " → ".join(dict.fromkeys(texts))
+    rounded = f", rounded to {each.rounded_to}" if each.rounded_to else ""
+    return " → ".join(dict.fromkeys(texts)) + rounded
 
 
 def _type(item: Parameter) -> str:
