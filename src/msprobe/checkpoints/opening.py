@@ -16,6 +16,7 @@ from msprobe.checkpoints.megatron import find_megatron, read_megatron
 from msprobe.checkpoints.mindspore_file import read_mindspore_file
 from msprobe.checkpoints.numpy_file import MAGIC as NPY_MAGIC
 from msprobe.checkpoints.numpy_file import read_npy, read_npz
+from msprobe.checkpoints.optimizers import name_states
 from msprobe.checkpoints.parameters import (
     Checkpoint,
     Content,
@@ -65,6 +66,11 @@ def _open(path: Path) -> Checkpoint:
     if path.name.endswith(_INDEX_SUFFIX):
         return _open_index(path)
     content, kind = _read_file(path, path.stem)
+    return _made(path, kind, content)
+
+
+def _made(path: Path, kind: str, content: Content) -> Checkpoint:
+    name_states(content)
     return make_checkpoint(path, kind, content)
 
 
@@ -108,7 +114,7 @@ def _open_index(path: Path) -> Checkpoint:
         content.notes.append(
             f"{len(unlisted)} tensors are not in the index: {', '.join(unlisted[:3])} …"
         )
-    return make_checkpoint(path.parent, f"{len(shards)} shards", content)
+    return _made(path.parent, f"{len(shards)} shards", content)
 
 
 def _weight_map(path: Path) -> Mapping[str, str]:
@@ -141,7 +147,7 @@ def _open_files(path: Path) -> Checkpoint:
             file, stem, may_be_empty=True
         )[0]
     content = joined_contents(by_file)
-    return make_checkpoint(path, f"{len(files)} files" if len(files) > 1 else "1 file", content)
+    return _made(path, f"{len(files)} files" if len(files) > 1 else "1 file", content)
 
 
 def _read_file(path: Path, stem: str, *, may_be_empty: bool = False) -> tuple[Content, str]:

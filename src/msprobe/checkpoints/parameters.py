@@ -105,7 +105,7 @@ class Unread:
 
 
 Entry = Parameter | Value | Unread
-_Entry = TypeVar("_Entry", Parameter, Value, Unread)
+AnyEntry = TypeVar("AnyEntry", Parameter, Value, Unread)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class Content:
         self.notes += other.notes
 
 
-def _below(entry: _Entry, keys: KeyPath) -> _Entry:
+def _below(entry: AnyEntry, keys: KeyPath) -> AnyEntry:
     """Return an entry with further keys before its path."""
     if not keys:
         return entry
@@ -193,7 +193,7 @@ def make_checkpoint(path: Path, kind: str, content: Content) -> Checkpoint:
     """Return a checkpoint of these entries, whose names are made different where they are not."""
     names = spelled_names(item.path for item in content.entries())
 
-    def named(items: list[_Entry]) -> Iterator[_Entry]:
+    def named(items: list[AnyEntry]) -> Iterator[AnyEntry]:
         for item in items:
             yield replace(item, name=names[item.path]) if item.path in names else item
 

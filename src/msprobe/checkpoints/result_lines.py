@@ -10,6 +10,8 @@ from rich.text import Text
 
 from msprobe.checkpoints.changes import Change
 from msprobe.checkpoints.comparing import CheckpointComparison, ParameterDifference
+from msprobe.checkpoints.key_paths import KeyPath, path_name
+from msprobe.checkpoints.optimizers import StatePlace, find_optimizers, state_place
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
 from msprobe.checkpoints.result_json import cosine, max_abs_index, nonfinite_index
 from msprobe.checkpoints.values import ValueDifference, value_texts
@@ -53,13 +55,21 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
     yield _checkpoint_line("reference", found.reference)
     yield Text()
     yield _verdict(found)
-    changed = found.worst()
+    optimizers = find_optimizers(
+        value for side in (found.target, found.reference) for value in side.values.values()
+    )
+    changed = [
+        each
+        for each in found.worst()
+        if each.change is Change.NONFINITE or state_place(each.parameter.path, optimizers) is None
+    ]
     if changed:
         yield Text()
         first = "NaN and Inf first, then " if changed[0].nonfinite else ""
         yield Text(f"  changed, {first}the largest relative difference first", "bold")
         yield Text("   rel. l2    max abs       unequal     cosine  where, parameter", "dim")
         yield from _limited([_changed_line(each) for each in changed], limit)
+    yield from _optimizer_lines(found, optimizers)
     for change in _ORDER:
         items = [each for each in found.differences if each.change is change]
         if items:
@@ -72,6 +82,39 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
         yield Text(f"  note: {plain(note)}", "yellow")
     if limit and len(found.notes) > limit:
         yield Text(f"  … {count_text(len(found.notes) - limit, 'further note')}", "dim")
+
+
+def _optimizer_lines(found: CheckpointComparison, optimizers: list[KeyPath]) -> Iterator[Text]:
+    """Yield a line for each kind of state that changed, with the parameter that changed most."""
+    states: dict[tuple[KeyPath, str], list[tuple[StatePlace, ParameterDifference]]] = {}
+    for each in found.differences:
+        place = state_place(each.parameter.path, optimizers)
+        if place is not None:
+            states.setdefault((place.optimizer, place.key), []).append((place, each))
+    lines = [
+        _state_line(key, items)
+        for key, items in states.items()
+        if any(each.change is Change.CHANGED for _, each in items)
+    ]
+    if lines:
+        yield Text()
+        yield Text("  states of the optimizer", "bold")
+        yield from lines
+
+
+def _state_line(
+    key: tuple[KeyPath, str], items: list[tuple[StatePlace, ParameterDifference]]
+) -> Text:
+    changed = [(place, each) for place, each in items if each.change is Change.CHANGED]
+    place, worst = max(changed, key=lambda item: item[1].relative_error)
+    text = f"{len(changed):,} of {len(items):,} changed"
+    metrics = worst.metrics
+    if metrics is not None and metrics.count == 1:
+        text += f", {metrics.max_abs_reference:g} → {metrics.max_abs_target:g}"
+    elif metrics is not None:
+        text += f", relative l2 up to {number_text(metrics.relative_l2)}"
+    name = path_name((*key[0], key[1]))
+    return Text.assemble(f"    {plain(name)}  {text}", (f"  {plain(place.parameter)}", "dim"))
 
 
 def _value_lines(found: CheckpointComparison, limit: int) -> Iterator[Text]:
