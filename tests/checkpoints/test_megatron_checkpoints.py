@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 from builders.checkpoints import bits  # noqa: E402
 from msprobe.checkpoints.comparing import compare_checkpoints  # noqa: E402
 from msprobe.checkpoints.opening import open_checkpoint  # noqa: E402
+from msprobe.cli import main  # noqa: E402
 from msprobe.errors import CheckpointFormatError  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -99,9 +101,17 @@ def cut(
     """Write the model as Megatron-LM does for this grid of ranks."""
     model = whole_model(experts=experts)
     for t, p, e in itertools.product(range(tp), range(pp), range(ep)):
-        tree: dict = {"iteration": 100, "optimizer": {"exp_avg": torch.randn(3)}}
+        tree: dict = {"iteration": 100}
         if with_args:
-            tree["args"] = argparse.Namespace(pipeline_model_parallel_size=pp, swiglu=gated, lr=0.1)
+            tree["args"] = argparse.Namespace(
+                tensor_model_parallel_size=tp,
+                pipeline_model_parallel_size=pp,
+                expert_model_parallel_size=ep,
+                num_layers=LAYERS,
+                rank=t,
+                swiglu=gated,
+                lr=0.1,
+            )
         for v in range(vpp):
             part = tree["model" if vpp == 1 else f"model{v}"] = {}
             for name, tensor in model.items():
@@ -186,21 +196,98 @@ def test_old_names_are_those_of_megatron_core(tmp_path: Path) -> None:
     }
 
 
-def test_replicas_that_disagree_are_mentioned(tmp_path: Path) -> None:
-    folder = cut(tmp_path / "m", tp=2)
-    path = folder / "iter_0000100" / "mp_rank_01" / "model_optim_rng.pt"
+def change_rank(folder: Path, rank: str, change) -> None:
+    path = folder / "iter_0000100" / rank / "model_optim_rng.pt"
     tree = torch.load(path, weights_only=False)
-    tree["model"]["decoder.final_layernorm.weight"][0] += 1
+    change(tree)
     torch.save(tree, path)
-    (note,) = open_checkpoint(folder).notes
-    assert note.startswith("decoder.final_layernorm.weight: mp_rank_01")
 
 
-def test_a_missing_rank_is_refused(tmp_path: Path) -> None:
-    folder = cut(tmp_path / "m", tp=2)
-    (folder / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt").unlink()
-    with pytest.raises(CheckpointFormatError, match=r"missing on tensor-parallel rank \[0\]"):
+def test_replicas_that_contradict_each_other_are_a_difference(tmp_path: Path) -> None:
+    def diverge(tree: dict) -> None:
+        tree["model"]["decoder.final_layernorm.weight"][0] += 1
+
+    one, other = cut(tmp_path / "a", tp=2), cut(tmp_path / "b")
+    change_rank(one, "mp_rank_01", diverge)
+    found = compare_checkpoints(one, other)
+    (finding,) = found.contradictions
+    assert (finding.side, finding.name) == ("target", "decoder.final_layernorm.weight")
+    assert "mp_rank_01" in finding.problem
+    assert found.counts["equal"] == len(whole_model())
+    assert not found.is_equal
+    assert main(["compare-ckpt", str(one), str(other), "-q", "--exit-code"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("grid", "gone"),
+    [
+        ({"tp": 2}, "mp_rank_00"),
+        ({"tp": 2}, "mp_rank_01"),
+        ({"pp": 4}, "mp_rank_00_001"),
+        ({"pp": 4}, "mp_rank_00_003"),
+        ({"tp": 2, "pp": 2}, "mp_rank_01_001"),
+        ({"ep": 2, "experts": 4}, "mp_rank_00_001"),
+    ],
+    ids=str,
+)
+def test_a_missing_part_is_refused(tmp_path: Path, grid: dict, gone: str, capsys) -> None:
+    whole = cut(tmp_path / "whole", **grid)
+    folder = cut(tmp_path / "m", **grid)
+    shutil.rmtree(folder / "iter_0000100" / gone)
+    named = "expert group 1" if "ep" in grid else gone
+    with pytest.raises(CheckpointFormatError, match=f"{named} is missing"):
         open_checkpoint(folder)
+    assert main(["compare-ckpt", str(folder), str(whole), "--exit-code"]) == 2
+    assert str(folder) in capsys.readouterr().err
+
+
+def test_a_part_that_lacks_layers_is_refused(tmp_path: Path) -> None:
+    def drop(tree: dict) -> None:
+        model = tree["model"]
+        for name in [name for name in model if ".layers.1." in name]:
+            del model[name]
+
+    folder = cut(tmp_path / "m", pp=2)
+    change_rank(folder, "mp_rank_00_001", drop)
+    with pytest.raises(CheckpointFormatError, match="holds 3 layers, num_layers is 4"):
+        open_checkpoint(folder)
+
+
+def test_entries_outside_the_model_are_compared(tmp_path: Path) -> None:
+    def train(rank: int):
+        def change(tree: dict) -> None:
+            tree["optimizer"] = {"exp_avg": torch.full((3,), float(rank))}
+            tree["opt_param_scheduler"] = {"num_steps": 7}
+
+        return change
+
+    for name in ("a", "b"):
+        for rank in (0, 1):
+            change_rank(cut(tmp_path / name, tp=2) if not rank else tmp_path / name,
+                        f"mp_rank_{rank:02d}", train(rank))  # fmt: skip
+    assert compare_checkpoints(tmp_path / "a", tmp_path / "b").is_equal
+
+    def later(tree: dict) -> None:
+        tree["optimizer"]["exp_avg"] += 1
+        tree["opt_param_scheduler"]["num_steps"] = 8
+        tree["args"].lr = 0.2
+
+    for rank in (0, 1):
+        change_rank(tmp_path / "b", f"mp_rank_{rank:02d}", later)
+    found = compare_checkpoints(tmp_path / "b", tmp_path / "a")
+    assert {each.name for each in found.values if each.change.is_difference} == {
+        "opt_param_scheduler.num_steps",
+        "args.lr",
+    }
+    assert [each.name for each in found.worst()] == [
+        "mp_rank_00.optimizer.exp_avg",
+        "mp_rank_01.optimizer.exp_avg",
+    ]
+    found = compare_checkpoints(tmp_path / "a", cut(tmp_path / "whole"))
+    assert [each.name for each in found.uncompared] == [
+        "mp_rank_00.optimizer.exp_avg",
+        "mp_rank_01.optimizer.exp_avg",
+    ]
 
 
 def test_a_damaged_rank_is_refused(tmp_path: Path) -> None:

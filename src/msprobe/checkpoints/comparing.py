@@ -15,12 +15,15 @@ from typing import Final, Literal
 
 from msprobe.checkpoints.changes import Change
 from msprobe.checkpoints.matching import ParameterPair, match_parameters
+from msprobe.checkpoints.megatron import apart_from_ranks
 from msprobe.checkpoints.opening import open_checkpoint
 from msprobe.checkpoints.parameters import (
     PIECE_ELEMENTS,
     Checkpoint,
+    Contradiction,
     Entry,
     Parameter,
+    Unread,
 )
 from msprobe.checkpoints.rounding import rounded_type
 from msprobe.checkpoints.values import ValueDifference, compare_values, with_numbers_as_values
@@ -31,6 +34,7 @@ from msprobe.numerics.elementwise import ElementAccumulator, Tolerance
 
 __all__ = ["Change", "CheckpointComparison", "ParameterDifference", "compare_checkpoints"]
 
+Side = Literal["target", "reference"]
 EXACT: Final = Tolerance(rtol=0.0, atol=0.0)
 
 
@@ -98,6 +102,7 @@ class CheckpointComparison:
         differences: every parameter, in the order of the target, removed ones last.
         values: every other value: numbers, text, names of classes.
         uncompared: entries of either side that could not be compared.
+        contradictions: parameters of which a side has copies that differ from each other.
         notes: remarks on limits of the comparison.
         elapsed_s: how long it took.
         bytes_read: how much was read of values.
@@ -107,7 +112,8 @@ class CheckpointComparison:
     reference: Checkpoint
     differences: tuple[ParameterDifference, ...]
     values: tuple[ValueDifference, ...]
-    uncompared: tuple[Uncompared, ...]
+    uncompared: tuple[Finding, ...]
+    contradictions: tuple[Finding, ...]
     notes: tuple[str, ...]
     elapsed_s: float
     bytes_read: int
@@ -121,7 +127,7 @@ class CheckpointComparison:
     def is_different(self) -> bool:
         """Whether anything that was compared differs."""
         counts = Counter(self.counts) + Counter(self.value_counts)
-        return any(change.is_difference for change in counts)
+        return bool(self.contradictions) or any(change.is_difference for change in counts)
 
     @property
     def counts(self) -> dict[Change, int]:
@@ -140,16 +146,16 @@ class CheckpointComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uncompared:
-    """An entry that was not compared.
+class Finding:
+    """An entry of one side that could not be compared, or whose copies contradict each other.
 
     Attributes:
         side: "target" or "reference".
         name: its name.
-        problem: why it could not be compared.
+        problem: why it could not be compared, or which copies differ.
     """
 
-    side: Literal["target", "reference"]
+    side: Side
     name: str
     problem: str
 
@@ -184,6 +190,7 @@ def compare_checkpoints(
     """
     began = time.perf_counter()
     one, other = _opened(target, only), _opened(reference, only)
+    one, other = apart_from_ranks(one, other)
     one, other = with_numbers_as_values(one, other), with_numbers_as_values(other, one)
     matching = match_parameters(one, other, find_renamed=find_renamed)
     total = sum(map(_size, matching.pairs))
@@ -201,7 +208,8 @@ def compare_checkpoints(
         reference=other,
         differences=tuple(differences),
         values=tuple(compare_values(one, other, tolerance)),
-        uncompared=(*_uncompared("target", one), *_uncompared("reference", other)),
+        uncompared=_findings(one.unread, other.unread),
+        contradictions=_findings(one.contradictions, other.contradictions),
         notes=(*notes, *matching.notes),
         elapsed_s=time.perf_counter() - began,
         bytes_read=done,
@@ -221,6 +229,11 @@ def _opened(which: Checkpoint | str | os.PathLike[str], only: Sequence[str]) -> 
         parameters={name: item for name, item in checkpoint.parameters.items() if fits(item)},
         values={name: item for name, item in checkpoint.values.items() if fits(item)},
         unread=tuple(filter(fits, checkpoint.unread)),
+        contradictions=tuple(
+            each
+            for each in checkpoint.contradictions
+            if any(fnmatchcase(each.name, pattern) for pattern in only)
+        ),
     )
     if not (found.parameters or found.values or found.unread):
         raise UsageError(f"{checkpoint.path}: no parameter fits {' or '.join(map(repr, only))}")
@@ -232,11 +245,18 @@ def _counts(found: Iterable[ParameterDifference | ValueDifference]) -> dict[Chan
     return {change: counted[change] for change in Change}
 
 
-def _uncompared(
-    side: Literal["target", "reference"], checkpoint: Checkpoint
-) -> Iterator[Uncompared]:
-    for each in checkpoint.unread:
-        yield Uncompared(side=side, name=each.name, problem=each.problem)
+def _findings(
+    target: Sequence[Unread | Contradiction], reference: Sequence[Unread | Contradiction]
+) -> tuple[Finding, ...]:
+    sides: tuple[tuple[Side, Sequence[Unread | Contradiction]], ...] = (
+        ("target", target),
+        ("reference", reference),
+    )
+    return tuple(
+        Finding(side=side, name=each.name, problem=each.problem)
+        for side, found in sides
+        for each in found
+    )
 
 
 def _size(pair: ParameterPair) -> int:

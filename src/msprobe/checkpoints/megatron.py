@@ -5,18 +5,20 @@
     {folder}/iter_0000100/mp_rank_{tp}[_{pp}][_{ep}]/model_optim_rng.pt
 
 Tensor-parallel parts are joined, layers and experts are numbered through, names get the spelling of
-megatron.core. Only the model's parameters are read.
+megatron.core. Entries outside the model that all ranks hold alike are read once; others, as the
+states of optimizers and generators, stay those of their rank: ``mp_rank_00.rng_state.0``.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from msprobe.checkpoints.key_paths import KeyPath, path_name
 from msprobe.checkpoints.megatron_names import (
     Cut,
     core_name,
@@ -27,7 +29,15 @@ from msprobe.checkpoints.megatron_names import (
     layer_of,
     renumbered,
 )
-from msprobe.checkpoints.parameters import Checkpoint, Parameter
+from msprobe.checkpoints.parameters import (
+    Checkpoint,
+    Content,
+    Contradiction,
+    Entry,
+    Parameter,
+    Unread,
+    make_checkpoint,
+)
 from msprobe.checkpoints.spans import ColumnsSpan, JoinedSpan, Span
 from msprobe.checkpoints.torch_file import read_torch_file
 from msprobe.dump.formats.pickle import Described
@@ -36,7 +46,30 @@ from msprobe.errors import CheckpointFormatError
 LATEST: Final = "latest_checkpointed_iteration.txt"
 _RANK_FOLDER: Final = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
 _FILES: Final = ("model_optim_rng.pt", "model_rng.pt")
-_MODEL: Final = re.compile(r"model(\d*)\.(.+)")
+_MODEL: Final = re.compile(r"model(\d*)")
+_EXTRA_STATE: Final = "_extra_state"
+_SIZES: Final = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "ep": "expert_model_parallel_size",
+}
+_MAX_RANKS: Final = 1 << 16
+# Arguments that say how the checkpoint is laid out, which is no difference of what it holds.
+_LAYOUT: Final = frozenset(
+    (
+        *_SIZES.values(),
+        "context_parallel_size",
+        "data_parallel_size",
+        "expert_tensor_parallel_size",
+        "local_rank",
+        "num_layers_per_virtual_pipeline_stage",
+        "num_virtual_stages_per_pipeline_rank",
+        "rank",
+        "transformer_pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "world_size",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +118,129 @@ def read_megatron(folder: Path) -> Checkpoint:
     Raises:
         CheckpointFormatError: a file is damaged, or parts are missing or do not fit together.
     """
-    notes: list[str] = []
+    content = Content()
     files = _rank_files(folder)
-    models: dict[_Rank, dict[tuple[int, str], Parameter]] = {}
-    settings: Mapping[str, Any] = {}
-    numbers: dict[Path, tuple[int, int | None, int | None]] = files
-    contents = {}
-    for file in numbers:
-        contents[file] = read_torch_file(file)
-        settings = settings or _settings(contents[file].tree)
-    for file, rank in _grid(numbers, settings, contents).items():
-        models[rank] = {}
-        for parameter in contents[file].content.parameters:
-            found = _MODEL.fullmatch(parameter.name)
-            if found is not None:
-                models[rank][int(found[1] or 0), core_name(found[2])] = parameter
+    contents = {file: read_torch_file(file) for file in files}
+    settings = next(filter(None, (_settings(found.tree) for found in contents.values())), {})
+    grid = _grid(files, settings, contents)
+    _check_grid(folder, grid, settings)
+    models = {rank: _model(contents[file].content) for file, rank in grid.items()}
     parts = _parts_by_name(models)
     if not parts:
         raise CheckpointFormatError(folder, "holds no parameters of a model")
+    _check_layers(folder, parts, settings)
     gated = settings.get("swiglu") is True
-    tp_size = 1 + max(rank.tp for rank in models)
-    merged = {
-        name: _merge(folder, name, by_tp, tp_size, gated, notes) for name, by_tp in parts.items()
-    }
-    pp_size, ep_size = (1 + max(getattr(rank, axis) for rank in models) for axis in ("pp", "ep"))
-    kind = f"Megatron, TP {tp_size} PP {pp_size} EP {ep_size}"
-    return Checkpoint(path=folder, kind=kind, parameters=merged, notes=tuple(notes))
+    tp_size, pp_size, ep_size = (
+        1 + max(getattr(rank, axis) for rank in models) for axis in ("tp", "pp", "ep")
+    )
+    for name, by_tp in parts.items():
+        content.parameters.append(
+            _merge(folder, name, by_tp, tp_size, gated, content.contradictions)
+        )
+    _add_others(content, {file.parent.name: contents[file].content for file in grid})
+    sizes = f"TP {tp_size} PP {pp_size} EP {ep_size}"
+    return make_checkpoint(folder, f"Megatron, {sizes}", content, grid=sizes)
+
+
+def apart_from_ranks(target: Checkpoint, reference: Checkpoint) -> tuple[Checkpoint, Checkpoint]:
+    """Return two checkpoints whose entries of single ranks are unread if their grids differ."""
+    if not target.grid or not reference.grid or target.grid == reference.grid:
+        return target, reference
+    return _without_ranks(target, reference.grid), _without_ranks(reference, target.grid)
+
+
+def _without_ranks(checkpoint: Checkpoint, grid: str) -> Checkpoint:
+    def is_local(entry: Entry) -> bool:
+        return bool(entry.path) and _RANK_FOLDER.fullmatch(str(entry.path[0])) is not None
+
+    problem = f"is that of one rank, and the other checkpoint has another grid ({grid})"
+    entries = (*checkpoint.parameters.values(), *checkpoint.values.values())
+    unread = [
+        Unread(name=entry.name, path=entry.path, problem=problem)
+        for entry in entries
+        if is_local(entry)
+    ]
+    return replace(
+        checkpoint,
+        parameters={name: x for name, x in checkpoint.parameters.items() if not is_local(x)},
+        values={name: x for name, x in checkpoint.values.items() if not is_local(x)},
+        unread=(*checkpoint.unread, *unread),
+    )
+
+
+def _model(content: Content) -> dict[tuple[int, str], Parameter]:
+    """Return the parameters of a rank by number of the virtual stage and name."""
+    found: dict[tuple[int, str], Parameter] = {}
+    for parameter in content.parameters:
+        stage = _stage(parameter)
+        if stage is not None:
+            name = path_name(parameter.path[1:])
+            key = (stage, core_name(name))
+            found[key if key not in found else (stage, name)] = parameter
+    return found
+
+
+def _stage(parameter: Parameter) -> int | None:
+    """Return the virtual stage of a parameter, None for a tensor that is none of the model's."""
+    found = _MODEL.fullmatch(str(parameter.path[0])) if len(parameter.path) > 1 else None
+    if found is None or parameter.path[-1] == _EXTRA_STATE:
+        return None
+    return int(found[1] or 0)
+
+
+def _add_others(content: Content, by_rank: Mapping[str, Content]) -> None:
+    """Add the entries outside the model."""
+    seen: Counter[tuple[KeyPath, str]] = Counter()
+    for found in by_rank.values():
+        seen.update((value.path, repr(value.content)) for value in found.values)
+    shared: set[KeyPath] = set()
+    for rank, found in by_rank.items():
+        others = [each for each in found.parameters if _stage(each) is None]
+        local = Content(parameters=others, unread=found.unread)
+        for value in found.values:
+            if value.path[:1] == ("args",) and value.path[-1] in _LAYOUT:
+                continue
+            if seen[value.path, repr(value.content)] < len(by_rank):
+                local.values.append(value)
+            elif value.path not in shared:
+                shared.add(value.path)
+                content.values.append(value)
+        content.add(local, (rank,))
+        content.notes += found.notes
+
+
+def _check_grid(folder: Path, grid: Mapping[Path, _Rank], settings: Mapping[str, Any]) -> None:
+    """Check that there is a file for every rank of the grid that the saved arguments describe."""
+    sizes: dict[str, int] = {}
+    for axis, argument in _SIZES.items():
+        found = 1 + max(getattr(rank, axis) for rank in grid.values())
+        said = settings.get(argument)
+        sizes[axis] = said if type(said) is int and 0 < said <= _MAX_RANKS else found
+        if found > sizes[axis]:
+            problem = f"{argument} is {said} in the saved arguments, and there are {found} parts"
+            raise CheckpointFormatError(folder, problem)
+    there = set(grid.values())
+    for tp in range(sizes["tp"]):
+        for pp in range(sizes["pp"]):
+            if not any(rank.tp == tp and rank.pp == pp for rank in there):
+                name = f"mp_rank_{tp:02d}" + (f"_{pp:03d}" if sizes["pp"] > 1 else "")
+                raise CheckpointFormatError(folder, f"{name} is missing ({_sizes_text(sizes)})")
+    missing = [ep for ep in range(sizes["ep"]) if not any(rank.ep == ep for rank in there)]
+    if missing:
+        problem = f"expert group {missing[0]} is missing ({_sizes_text(sizes)})"
+        raise CheckpointFormatError(folder, problem)
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    return f"tensor parallel {sizes['tp']}, pipeline {sizes['pp']}, expert {sizes['ep']}"
+
+
+def _check_layers(folder: Path, names: Iterable[str], settings: Mapping[str, Any]) -> None:
+    said = settings.get("num_layers")
+    layers = {layer_of(name) for name in names if name.startswith("decoder.layers.")}
+    if type(said) is int and layers and len(layers) < said:
+        problem = f"holds {len(layers)} layers, num_layers is {said} in the saved arguments"
+        raise CheckpointFormatError(folder, problem)
 
 
 def _rank_files(folder: Path) -> dict[Path, tuple[int, int | None, int | None]]:
@@ -211,7 +341,7 @@ def _merge(
     by_tp: Mapping[int, list[Parameter]],
     tp_size: int,
     gated: bool,
-    notes: list[str],
+    contradictions: list[Contradiction],
 ) -> Parameter:
     if sorted(by_tp) != list(range(tp_size)):
         missing = sorted(set(range(tp_size)) - set(by_tp))
@@ -222,10 +352,10 @@ def _merge(
     copies = [copy for tp in range(tp_size) for copy in by_tp[tp][1:]]
     cut = cut_of(name) if tp_size > 1 else Cut.WHOLE
     if cut is Cut.WHOLE:
-        _compare_copies(name, parts[0], [*parts[1:], *copies], notes)
+        _compare_copies(name, parts[0], [*parts[1:], *copies], contradictions)
         return _joined(name, parts[0], parts[0].shape, parts[0].span)
     for tp in range(tp_size):
-        _compare_copies(name, by_tp[tp][0], by_tp[tp][1:], notes)
+        _compare_copies(name, by_tp[tp][0], by_tp[tp][1:], contradictions)
     return _join_parts(folder, name, parts, cut, gated and is_gated(name))
 
 
@@ -280,8 +410,10 @@ def _joined(name: str, part: Parameter, shape: tuple[int, ...], span: Span) -> P
     )
 
 
-def _compare_copies(name: str, first: Parameter, copies: list[Parameter], notes: list[str]) -> None:
-    """Add a note for each parameter whose copies on different ranks differ."""
+def _compare_copies(
+    name: str, first: Parameter, copies: list[Parameter], contradictions: list[Contradiction]
+) -> None:
+    """Add the copies of a parameter on other ranks that differ from the first one."""
     for copy in copies:
         same = (
             copy.shape == first.shape
@@ -292,7 +424,8 @@ def _compare_copies(name: str, first: Parameter, copies: list[Parameter], notes:
             )
         )
         if not same:
-            notes.append(
-                f"{name}: {copy.file.parent.name} does not hold the same as "
+            problem = (
+                f"{copy.file.parent.name} does not hold the same as "
                 f"{first.file.parent.name}, whose values are used"
             )
+            contradictions.append(Contradiction(name=name, problem=problem))

@@ -104,6 +104,19 @@ class Unread:
     problem: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """Copies of one parameter that should be alike, and are not.
+
+    Attributes:
+        name: the parameter's name.
+        problem: which copies differ.
+    """
+
+    name: str
+    problem: str
+
+
 Entry = Parameter | Value | Unread
 AnyEntry = TypeVar("AnyEntry", Parameter, Value, Unread)
 
@@ -116,12 +129,14 @@ class Content:
         parameters: the tensors, in the order of the file.
         values: everything else that can be compared.
         unread: entries that cannot be read.
+        contradictions: parameters whose copies differ.
         notes: remarks for the user.
     """
 
     parameters: list[Parameter] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
+    contradictions: list[Contradiction] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def entries(self) -> Iterator[Entry]:
@@ -144,6 +159,7 @@ class Content:
         self.parameters += [_below(item, below) for item in other.parameters]
         self.values += [_below(item, below) for item in other.values]
         self.unread += [_below(item, below) for item in other.unread]
+        self.contradictions += other.contradictions
         self.notes += other.notes
 
 
@@ -178,6 +194,8 @@ class Checkpoint:
         parameters: its tensors by name, in the order of the file.
         values: its other entries by name: numbers, text, names of classes …
         unread: entries that cannot be read, and hence not be compared.
+        contradictions: parameters whose copies on several ranks differ.
+        grid: how a model is divided over ranks, where the checkpoint has entries of single ranks.
         notes: remarks for the user.
     """
 
@@ -186,10 +204,12 @@ class Checkpoint:
     parameters: Mapping[str, Parameter]
     values: Mapping[str, Value] = field(default_factory=dict)
     unread: tuple[Unread, ...] = ()
+    contradictions: tuple[Contradiction, ...] = ()
+    grid: str = ""
     notes: tuple[str, ...] = ()
 
 
-def make_checkpoint(path: Path, kind: str, content: Content) -> Checkpoint:
+def make_checkpoint(path: Path, kind: str, content: Content, *, grid: str = "") -> Checkpoint:
     """Return a checkpoint of these entries, whose names are made different where they are not."""
     names = spelled_names(item.path for item in content.entries())
 
@@ -203,6 +223,8 @@ def make_checkpoint(path: Path, kind: str, content: Content) -> Checkpoint:
         parameters={item.name: item for item in named(content.parameters)},
         values={item.name: item for item in named(content.values)},
         unread=tuple(named(content.unread)),
+        contradictions=tuple(content.contradictions),
+        grid=grid,
         notes=tuple(content.notes),
     )
 

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from msprobe.checkpoints.changes import Change
-from msprobe.checkpoints.comparing import CheckpointComparison, ParameterDifference
+from msprobe.checkpoints.comparing import CheckpointComparison, Finding, ParameterDifference
 from msprobe.checkpoints.parameters import Checkpoint
 from msprobe.checkpoints.values import value_texts
 from msprobe.dump.records import JsonTree
@@ -53,10 +54,8 @@ def comparison_json(found: CheckpointComparison) -> dict[str, JsonTree]:
         "notes": list(found.notes),
         "elapsed_s": round(found.elapsed_s, 3),
         "bytes_read": found.bytes_read,
-        "uncompared": [
-            {"side": each.side, "name": each.name, "problem": each.problem}
-            for each in found.uncompared
-        ],
+        "uncompared": _findings_json(found.uncompared),
+        "contradictions": _findings_json(found.contradictions),
         "parameters": parameters_json(found),
         "values": _values_json(found),
     }
@@ -74,6 +73,10 @@ def parameters_json(found: CheckpointComparison) -> dict[str, JsonTree]:
         name = each.name if each.name not in trees else f"{each.name} ({each.change})"
         trees[name] = _difference_json(each)
     return trees
+
+
+def _findings_json(findings: Iterable[Finding]) -> list[JsonTree]:
+    return [{"side": each.side, "name": each.name, "problem": each.problem} for each in findings]
 
 
 def _values_json(found: CheckpointComparison) -> list[JsonTree]:

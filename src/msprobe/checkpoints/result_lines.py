@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rich.text import Text
 
 from msprobe.checkpoints.changes import Change
-from msprobe.checkpoints.comparing import CheckpointComparison, ParameterDifference
+from msprobe.checkpoints.comparing import CheckpointComparison, Finding, ParameterDifference
 from msprobe.checkpoints.key_paths import KeyPath, path_name
 from msprobe.checkpoints.optimizers import StatePlace, find_optimizers, state_place
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
@@ -58,6 +58,8 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
     optimizers = find_optimizers(
         value for side in (found.target, found.reference) for value in side.values.values()
     )
+    title = "copies on several ranks that should be alike, and are not"
+    yield from _finding_lines(title, found.contradictions, limit)
     changed = [
         each
         for each in found.worst()
@@ -77,7 +79,7 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
             yield Text(f"  {_TITLES[change]}", "bold")
             yield from _limited([_plain_line(each) for each in items], limit)
     yield from _value_lines(found, limit)
-    yield from _uncompared_lines(found, limit)
+    yield from _finding_lines("not compared", found.uncompared, limit)
     for note in found.notes[: limit or None]:
         yield Text(f"  note: {plain(note)}", "yellow")
     if limit and len(found.notes) > limit:
@@ -135,16 +137,14 @@ def _value_line(each: ValueDifference) -> Text:
     return Text.assemble(f"    {plain(each.name)}", (f"  {plain(text)}", "dim"))
 
 
-def _uncompared_lines(found: CheckpointComparison, limit: int) -> Iterator[Text]:
-    if found.uncompared:
+def _finding_lines(title: str, findings: Sequence[Finding], limit: int) -> Iterator[Text]:
+    if findings:
         yield Text()
-        yield Text("  not compared", "bold")
-        lines = [
-            Text.assemble(
-                f"    {plain(each.name)}", (f"  {each.side}: {plain(each.problem)}", "dim")
-            )
-            for each in found.uncompared
-        ]
+        yield Text(f"  {title}", "bold")
+        lines = []
+        for each in findings:
+            problem = f"  {each.side}: {plain(each.problem)}"
+            lines.append(Text.assemble(f"    {plain(each.name)}", (problem, "dim")))
         yield from _limited(lines, limit)
 
 
@@ -164,6 +164,8 @@ def _verdict(found: CheckpointComparison) -> Text:
     values = ", ".join(_counted(found.value_counts))
     if values:
         counts += f"; other values: {values}"
+    if found.contradictions:
+        counts += f"; {len(found.contradictions):,} contradictory"
     if found.uncompared:
         counts += f"; {len(found.uncompared):,} not compared"
     word, style = "different", "bold red"
