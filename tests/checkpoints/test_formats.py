@@ -185,7 +185,7 @@ def test_what_is_no_checkpoint_is_refused_with_a_reason(tmp_path: Path, name: st
     with pytest.raises((CheckpointFormatError, UnsupportedError)) as caught:
         open_checkpoint(path)
     words = {
-        "distributed": "dcp_to_torch_save",
+        "distributed": ".metadata: cannot be read",
         "empty file": "empty",
         "empty folder": "holds no checkpoint",
         "missing": "missing",

@@ -24,6 +24,7 @@ from msprobe.checkpoints.parameters import (
     Entry,
     Parameter,
     Unread,
+    same_bytes,
 )
 from msprobe.checkpoints.rounding import rounded_type
 from msprobe.checkpoints.values import ValueDifference, compare_values, with_numbers_as_values
@@ -329,10 +330,7 @@ def _measure(target: Parameter, reference: Parameter, tolerance: Tolerance) -> E
 def _compare_bytes(
     pair: ParameterPair, target: Parameter, reference: Parameter
 ) -> ParameterDifference:
-    same = target.dtype == reference.dtype and all(
-        one.tobytes() == other.tobytes()
-        for one, other in zip(target.pieces(), reference.pieces(), strict=True)
-    )
+    same = same_bytes(target, reference)
     change = Change.RENAMED if pair.is_renamed else Change.EQUAL
     return ParameterDifference(
         pair=pair,

@@ -4,6 +4,8 @@
     {folder}/latest_checkpointed_iteration.txt
     {folder}/iter_0000100/mp_rank_{tp}[_{pp}][_{ep}]/model_optim_rng.pt
 
+or a distributed checkpoint in that place (`megatron_distributed`).
+
 Tensor-parallel parts are joined, layers and experts are numbered through, names get the spelling of
 megatron.core. Entries outside the model that all ranks hold alike are read once; others, as the
 states of optimizers and generators, stay those of their rank: ``mp_rank_00.rng_state.0``.
@@ -19,6 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.checkpoints.key_paths import KeyPath, path_name
+from msprobe.checkpoints.megatron_distributed import (
+    is_megatron_distributed,
+    read_megatron_distributed,
+)
 from msprobe.checkpoints.megatron_names import (
     Cut,
     core_name,
@@ -26,6 +32,7 @@ from msprobe.checkpoints.megatron_names import (
     expert_of,
     is_expert,
     is_gated,
+    is_layout,
     layer_of,
     renumbered,
 )
@@ -36,9 +43,11 @@ from msprobe.checkpoints.parameters import (
     Entry,
     Parameter,
     Unread,
+    Value,
     make_checkpoint,
+    same_bytes,
 )
-from msprobe.checkpoints.spans import ColumnsSpan, JoinedSpan, Span
+from msprobe.checkpoints.spans import ColumnsSpan, JoinedSpan, PartSpan, Span
 from msprobe.checkpoints.torch_file import read_torch_file
 from msprobe.dump.formats.pickle import Described
 from msprobe.errors import CheckpointFormatError
@@ -54,22 +63,6 @@ _SIZES: Final = {
     "ep": "expert_model_parallel_size",
 }
 _MAX_RANKS: Final = 1 << 16
-# Arguments that say how the checkpoint is laid out, which is no difference of what it holds.
-_LAYOUT: Final = frozenset(
-    (
-        *_SIZES.values(),
-        "context_parallel_size",
-        "data_parallel_size",
-        "expert_tensor_parallel_size",
-        "local_rank",
-        "num_layers_per_virtual_pipeline_stage",
-        "num_virtual_stages_per_pipeline_rank",
-        "rank",
-        "transformer_pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-        "world_size",
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +88,7 @@ def find_megatron(path: Path) -> Path | None:
     Raises:
         CheckpointFormatError: the checkpoint that is marked as the latest is not there.
     """
-    if any(_rank_files(path)):
+    if any(_rank_files(path)) or is_megatron_distributed(path):
         return path
     latest = path / LATEST
     if not latest.is_file():
@@ -107,7 +100,7 @@ def find_megatron(path: Path) -> Path | None:
     if word != "release" and not (word.isascii() and word.isdigit()):
         raise CheckpointFormatError(latest, f'holds {word!r} instead of a number or "release"')
     folder = path / (word if word == "release" else f"iter_{int(word):07d}")
-    if not any(_rank_files(folder)):
+    if not any(_rank_files(folder)) and not is_megatron_distributed(folder):
         raise CheckpointFormatError(folder, f"holds no mp_rank_* with {' or '.join(_FILES)}")
     return folder
 
@@ -118,6 +111,8 @@ def read_megatron(folder: Path) -> Checkpoint:
     Raises:
         CheckpointFormatError: a file is damaged, or parts are missing or do not fit together.
     """
+    if is_megatron_distributed(folder):
+        return read_megatron_distributed(folder)
     content = Content()
     files = _rank_files(folder)
     contents = {file: read_torch_file(file) for file in files}
@@ -154,7 +149,10 @@ def _without_ranks(checkpoint: Checkpoint, grid: str) -> Checkpoint:
         return bool(entry.path) and _RANK_FOLDER.fullmatch(str(entry.path[0])) is not None
 
     problem = f"is that of one rank, and the other checkpoint has another grid ({grid})"
-    entries = (*checkpoint.parameters.values(), *checkpoint.values.values())
+    entries: tuple[Parameter | Value, ...] = (
+        *checkpoint.parameters.values(),
+        *checkpoint.values.values(),
+    )
     unread = [
         Unread(name=entry.name, path=entry.path, problem=problem)
         for entry in entries
@@ -198,7 +196,7 @@ def _add_others(content: Content, by_rank: Mapping[str, Content]) -> None:
         others = [each for each in found.parameters if _stage(each) is None]
         local = Content(parameters=others, unread=found.unread)
         for value in found.values:
-            if value.path[:1] == ("args",) and value.path[-1] in _LAYOUT:
+            if is_layout(value.path):
                 continue
             if seen[value.path, repr(value.content)] < len(by_rank):
                 local.values.append(value)
@@ -382,7 +380,7 @@ def _join_parts(
     elif in_halves and all(part.shape[0] % 2 == 0 for part in parts):
         # Each rank holds its share of the gate, then its share of the values.
         halves = [
-            (_Tail(part.span, half * (part.count // 2)), part.count // 2)
+            (PartSpan(part.span, half * (part.count // 2)), part.count // 2)
             for half in (0, 1)
             for part in parts
         ]
@@ -390,18 +388,6 @@ def _join_parts(
     else:
         span = JoinedSpan([(part.span, part.count) for part in parts])
     return _joined(name, first, joined, span)
-
-
-class _Tail:
-    """A span from one of its elements on."""
-
-    def __init__(self, span: Span, first: int) -> None:
-        self._span = span
-        self._first = first
-
-    def read(self, start: int, stop: int) -> Any:
-        """Return some elements of the inner span."""
-        return self._span.read(start + self._first, stop + self._first)
 
 
 def _joined(name: str, part: Parameter, shape: tuple[int, ...], span: Span) -> Parameter:
@@ -415,15 +401,7 @@ def _compare_copies(
 ) -> None:
     """Add the copies of a parameter on other ranks that differ from the first one."""
     for copy in copies:
-        same = (
-            copy.shape == first.shape
-            and copy.dtype == first.dtype
-            and all(
-                one.tobytes() == other.tobytes()
-                for one, other in zip(first.pieces(), copy.pieces(), strict=True)
-            )
-        )
-        if not same:
+        if not same_bytes(first, copy):
             problem = (
                 f"{copy.file.parent.name} does not hold the same as "
                 f"{first.file.parent.name}, whose values are used"

@@ -7,6 +7,8 @@ import re
 from enum import Enum
 from typing import Final
 
+from msprobe.checkpoints.key_paths import KeyPath
+
 
 class Cut(Enum):
     """How tensor parallelism divides a parameter."""
@@ -42,6 +44,25 @@ _SPELLINGS: Final = (
     (re.compile(r"\.dense_4h_to_h\."), ".linear_fc2."),
     (re.compile(r"\.input_norm\."), ".input_layernorm."),
     (re.compile(r"\.post_attention_(norm|layernorm)\."), ".pre_mlp_layernorm."),
+)
+
+# Arguments that say how the checkpoint is laid out, which is no difference of what it holds.
+_LAYOUT: Final = frozenset(
+    (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "expert_model_parallel_size",
+        "context_parallel_size",
+        "data_parallel_size",
+        "expert_tensor_parallel_size",
+        "local_rank",
+        "num_layers_per_virtual_pipeline_stage",
+        "num_virtual_stages_per_pipeline_rank",
+        "rank",
+        "transformer_pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "world_size",
+    )
 )
 
 
@@ -94,3 +115,8 @@ def renumbered(name: str, *, first_layer: int, first_expert: int) -> str:
     name = _LAYER.sub(lambda found: str(first_layer + int(found[0])), name, count=1)
     name = _LOCAL_EXPERT.sub(lambda found: str(first_expert + int(found[0])), name)
     return _GROUPED_EXPERT.sub(lambda found: f"{found[1]}{first_expert + int(found[2])}", name)
+
+
+def is_layout(path: KeyPath) -> bool:
+    """Return whether an entry is an argument that says how a checkpoint is laid out."""
+    return path[:1] == ("args",) and path[-1] in _LAYOUT

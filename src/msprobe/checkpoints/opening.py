@@ -8,12 +8,17 @@ checkpoint, a sharded one with an index, or simply a folder of files.
 from __future__ import annotations
 
 import os
+import re
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from msprobe.checkpoints.deepspeed import find_deepspeed, read_deepspeed
+from msprobe.checkpoints.distributed import METADATA, is_distributed, read_distributed
 from msprobe.checkpoints.megatron import find_megatron, read_megatron
 from msprobe.checkpoints.mindspore_file import read_mindspore_file
+from msprobe.checkpoints.mindspore_sharded import find_mindspore_shards, read_mindspore_shards
 from msprobe.checkpoints.numpy_file import MAGIC as NPY_MAGIC
 from msprobe.checkpoints.numpy_file import read_npy, read_npz
 from msprobe.checkpoints.optimizers import name_states
@@ -31,7 +36,7 @@ from msprobe.checkpoints.torch_old_file import MAGIC as OLD_TORCH_MAGIC
 from msprobe.checkpoints.torch_old_file import read_old_torch_file
 from msprobe.dump.formats.zip import NoArchiveError, read_directory
 from msprobe.dump.open_file import OpenFile
-from msprobe.errors import CheckpointFormatError, DumpFormatError, UnsupportedError
+from msprobe.errors import CheckpointFormatError, DumpFormatError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 
 SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy")
@@ -39,6 +44,7 @@ SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy
 
 _INDEX_SUFFIX: Final = ".index.json"
 _MAX_INDEX_BYTES: Final = 256 << 20
+_NUMBERED: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
 _MAX_FILES: Final = 100_000
 
 
@@ -78,11 +84,14 @@ def _open_folder(path: Path) -> Checkpoint:
     megatron = find_megatron(path)
     if megatron is not None:
         return read_megatron(megatron)
-    if (path / ".metadata").is_file() or any(path.glob("*.distcp")):
-        raise UnsupportedError(
-            f"{path}: is a distributed checkpoint of PyTorch; make one file of it with "
-            "torch.distributed.checkpoint.format_utils.dcp_to_torch_save(folder, file)"
-        )
+    deepspeed = find_deepspeed(path)
+    if deepspeed is not None:
+        return read_deepspeed(deepspeed)
+    shards = find_mindspore_shards(path)
+    if shards is not None:
+        return read_mindspore_shards(path, shards, lambda file: _read_file(file, file.stem)[0])
+    if is_distributed(path):
+        return _made(path, "distributed checkpoint", read_distributed(path))
     indexes = sorted(path.glob("*" + _INDEX_SUFFIX))
     if indexes:
         # Of two (safetensors and .bin of the same weights) the safer format is read.
@@ -134,20 +143,42 @@ def _weight_map(path: Path) -> Mapping[str, str]:
 
 def _open_files(path: Path) -> Checkpoint:
     """Open all files of a folder. Paths of files that share one begin with the file's name."""
-    files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-    if not files:
+    parts = sorted({file.parent for file in path.rglob(METADATA) if file.is_file()})
+    files = sorted(
+        file
+        for file in path.rglob("*")
+        if file.suffix in SUFFIXES and file.is_file() and file.parent not in parts
+    )
+    if not files and not parts:
         known = ", ".join(SUFFIXES)
         raise CheckpointFormatError(path, f"holds no checkpoint: no index and no file of {known}")
     if len(files) > _MAX_FILES:
         raise CheckpointFormatError(path, f"holds {len(files)} files")
-    by_file: dict[str, Content] = {}
+    _check_numbered(files)
+    by_file = {part.relative_to(path).as_posix(): read_distributed(part) for part in parts}
     for file in files:
         stem = file.relative_to(path).with_suffix("").as_posix()
         by_file[stem if stem not in by_file else file.relative_to(path).as_posix()] = _read_file(
             file, stem, may_be_empty=True
         )[0]
     content = joined_contents(by_file)
-    return _made(path, f"{len(files)} files" if len(files) > 1 else "1 file", content)
+    count = len(by_file)
+    return _made(path, f"{count} files" if count > 1 else "1 file", content)
+
+
+def _check_numbered(files: list[Path]) -> None:
+    """Check that shards without an index, whose names say how many there are, are all there."""
+    found: dict[tuple[Path, str, int, str], set[int]] = defaultdict(set)
+    for file in files:
+        name = _NUMBERED.fullmatch(file.name)
+        if name is not None:
+            found[file.parent, name[1], int(name[3]), name[4]].add(int(name[2]))
+    for (folder, begin, count, end), numbers in found.items():
+        first = 0 if 0 in numbers else 1
+        missing = next((each for each in range(first, count + first) if each not in numbers), None)
+        if missing is not None:
+            name_missing = f"{begin}-{missing:05d}-of-{count:05d}{end}"
+            raise CheckpointFormatError(folder / name_missing, "is missing")
 
 
 def _read_file(path: Path, stem: str, *, may_be_empty: bool = False) -> tuple[Content, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from msprobe.checkpoints.key_paths import KeyPath, path_name
 from msprobe.checkpoints.parameters import AnyEntry, Content, Parameter, Value
@@ -55,16 +55,16 @@ def find_optimizers(values: Iterable[Value]) -> list[KeyPath]:
 def state_place(path: KeyPath, optimizers: Sequence[KeyPath]) -> StatePlace | None:
     """Return where in an optimizer's state an entry is, None if it is in none."""
     for optimizer in optimizers:
-        depth = len(optimizer)
-        if path[:depth] == optimizer and path[depth : depth + 1] == (STATE,) != path[depth:]:
-            parameter, key = path[depth + 1], path[depth + 2 :]
-            return StatePlace(optimizer, str(parameter), path_name(key))
+        inner = path[len(optimizer) :]
+        if path[: len(optimizer)] == optimizer and len(inner) > 1 and inner[0] == STATE:
+            return StatePlace(optimizer, str(inner[1]), path_name(inner[2:]))
     return None
 
 
 def name_states(content: Content) -> None:
     """Replace the numbers of parameters in optimizers by their names, where these are certain."""
     optimizers = find_optimizers(content.values)
+    content.values = [_in_order_of_names(item) for item in content.values]
     for optimizer in optimizers:
         names = _names(content, optimizer, optimizers)
         if names:
@@ -72,11 +72,21 @@ def name_states(content: Content) -> None:
             content.values = [_named(item, optimizer, names) for item in content.values]
 
 
+def _in_order_of_names(item: Value) -> Value:
+    """Return the names of the parameters of a group sorted: their order means nothing."""
+    is_group = len(item.path) > 2 and item.path[-3] == GROUPS
+    if not is_group or item.path[-1] not in (_PARAMETERS, _NAMES):
+        return item
+    if not isinstance(item.content, tuple) or not all(isinstance(x, str) for x in item.content):
+        return item
+    return replace(item, content=tuple(sorted(item.content)))
+
+
 def _named(item: AnyEntry, optimizer: KeyPath, names: dict[int, str]) -> AnyEntry:
     depth = len(optimizer)
     if item.path[:depth] != optimizer or len(item.path) < depth + 2:
         return item
-    part, number = item.path[depth], item.path[depth + 1]
+    part, number = item.path[depth], _number(item.path[depth + 1])
     if part == STATE and number in names:
         path = (*optimizer, STATE, names[number], *item.path[depth + 2 :])
         return replace(item, path=path, name=path_name(path))
@@ -130,8 +140,13 @@ def _shapes(content: Content, optimizer: KeyPath) -> dict[int, Shape]:
     for item in content.parameters:
         path = item.path
         if path[:depth] == optimizer and path[depth : depth + 1] == (STATE,) and item.shape:
-            found.setdefault(path[depth + 1], item.shape)
+            found.setdefault(_number(path[depth + 1]), item.shape)
     return found
+
+
+def _number(key: Any) -> Any:
+    """Return the number of a parameter, which distributed checkpoints save as text."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
 
 
 def _models(content: Content, optimizers: Sequence[KeyPath]) -> list[list[tuple[str, Parameter]]]:

@@ -229,6 +229,18 @@ def make_checkpoint(path: Path, kind: str, content: Content, *, grid: str = "") 
     )
 
 
+def same_bytes(one: Parameter, other: Parameter) -> bool:
+    """Return whether two parameters have one shape, one type and the same bytes.
+
+    Raises:
+        CheckpointFormatError: a file cannot be read.
+    """
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and all(
+        left.tobytes() == right.tobytes()
+        for left, right in zip(one.pieces(), other.pieces(), strict=True)
+    )
+
+
 def storage_dtype(dtype: str) -> np.dtype[Any]:
     """Return how NumPy holds elements of a type.
 

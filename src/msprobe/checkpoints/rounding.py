@@ -37,15 +37,16 @@ def rounded_type(target: Parameter, reference: Parameter) -> str | None:
         return None
     if len(types) == 2:
         coarse, fine = sorted((target, reference), key=lambda item: _TYPES.index(item.dtype))
-        return coarse.dtype if _is_rounding(fine, coarse, coarse.dtype) else None
+        return coarse.dtype if is_rounding(fine, coarse, coarse.dtype) else None
     for dtype in _TYPES[: _TYPES.index(target.dtype)]:
         for fine, coarse in ((reference, target), (target, reference)):
-            if _is_rounding(fine, coarse, dtype):
+            if is_rounding(fine, coarse, dtype):
                 return dtype
     return None
 
 
-def _is_rounding(fine: Parameter, coarse: Parameter, dtype: str) -> bool:
+def is_rounding(fine: Parameter, coarse: Parameter, dtype: str) -> bool:
+    """Return whether a parameter is another one rounded to a type, element by element."""
     for one, other in zip(fine.pieces(), coarse.pieces(), strict=True):
         expected = rounded(widen(one, fine.dtype), dtype)
         if not np.array_equal(expected, widen(other, coarse.dtype), equal_nan=True):
@@ -57,7 +58,8 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return numbers rounded to a type, to nearest, ties to even; widened for bfloat16."""
     if dtype != "bfloat16":
         with np.errstate(over="ignore", invalid="ignore"):
-            return values.astype(f"f{_BYTES[dtype]}")
+            narrow: NDArray[Any] = values.astype(f"f{_BYTES[dtype]}")
+            return narrow
     bits = _as_float32(values).view(np.uint32)
     upper = (bits + np.uint32(0x7FFF) + ((bits >> 16) & _LOWEST_BIT)) & np.uint32(0xFFFF0000)
     found: NDArray[Any] = upper.view(np.float32)
@@ -77,4 +79,5 @@ def _as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
         cut = np.where(np.abs(wide) > np.abs(values), np.nextafter(near, np.float32(0)), near)
     inexact = (wide != values) & np.isfinite(values)
     bits = cut.astype(np.float32).view(np.uint32) | inexact.astype(np.uint32)
-    return bits.view(np.float32)
+    odd: NDArray[np.float32] = bits.view(np.float32)
+    return odd

@@ -190,6 +190,18 @@ class FortranSpan:
         return self._picked.read(start, stop)
 
 
+@dataclass(frozen=True, slots=True)
+class PartSpan:
+    """A span from one of its elements on."""
+
+    inner: Span
+    first: int
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return some elements of the inner span."""
+        return self.inner.read(start + self.first, stop + self.first)
+
+
 class JoinedSpan:
     """Spans one after another: a tensor that was cut along its first dimension, or in slices."""
 

@@ -33,7 +33,8 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
         help="compare two checkpoints: parameters added, removed, renamed, changed",
         description="Compare the parameters of two checkpoints. Files may be .safetensors, .pt,\n"
         ".pth, .bin, .npz, .npy or MindSpore's .ckpt; folders may hold such files, shards with an\n"
-        "index, or a Megatron-LM checkpoint. Nothing in a file is executed.",
+        "index, a distributed checkpoint (FSDP, DCP), or one of Megatron-LM, DeepSpeed ZeRO or\n"
+        "MindSpore's ranks. Nothing in a file is executed.",
         epilog=_EXAMPLES,
         formatter_class=RawDescriptionRichHelpFormatter,
     )

@@ -8,10 +8,11 @@ meanwhile would kill the process.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import IO, Any, Final, NamedTuple, Self
 
 from msprobe.errors import DumpFormatError, RecordNotFoundError
 
@@ -105,6 +106,10 @@ class OpenFile:
         """Close the file."""
         os.close(self._descriptor)
 
+    def stream(self) -> IO[bytes]:
+        """Return the file as a stream of its own, to be closed by the caller."""
+        return self.path.open("rb")
+
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset` on.
 
@@ -138,3 +143,61 @@ class OpenFile:
                 raise DumpFormatError(self.name, "became shorter while it was read")
             view = view[count:]
             offset += count
+
+
+class FileWindow:
+    """A range of an open file, read as if it were a file of its own.
+
+    Attributes:
+        name: path of the file.
+        size: bytes of the range.
+    """
+
+    __slots__ = ("_begin", "_file", "name", "size")
+
+    def __init__(self, file: OpenFile, begin: int, size: int) -> None:
+        """Take the range from `begin` on; the file remains the caller's."""
+        self._file = file
+        self._begin = begin
+        self.name = file.name
+        self.size = size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on.
+
+        Raises:
+            DumpFormatError: the range ends before, or the file cannot be read.
+        """
+        if offset + length > self.size:
+            problem = f"ends at byte {self.size} of a part, before byte {offset + length}"
+            raise DumpFormatError(self.name, problem)
+        return self._file.read(self._begin + offset, length)
+
+    def stream(self) -> IO[bytes]:
+        """Return the range as a stream."""
+        return io.BufferedReader(_WindowStream(self))
+
+
+class _WindowStream(io.RawIOBase):
+    def __init__(self, window: FileWindow) -> None:
+        self._window = window
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._window.size}[whence]
+        if base + offset < 0:
+            raise ValueError("negative position")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        length = max(min(len(buffer), self._window.size - self._at), 0)
+        buffer[:length] = self._window.read(self._at, length)
+        self._at += length
+        return length

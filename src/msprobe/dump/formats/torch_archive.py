@@ -24,7 +24,7 @@ from msprobe.dump.formats.zip import (
     stored_content,
     stored_entry,
 )
-from msprobe.dump.open_file import OpenFile
+from msprobe.dump.open_file import FileWindow, OpenFile
 from msprobe.errors import DumpFormatError
 
 MAX_DIMENSIONS: Final = 64
@@ -49,7 +49,7 @@ class TorchArchive(NamedTuple):
         is_big_endian: byte order of the machine that wrote.
     """
 
-    file: OpenFile
+    file: OpenFile | FileWindow
     directory: Directory
     prefix: bytes
     is_big_endian: bool
@@ -78,7 +78,7 @@ class TorchArchive(NamedTuple):
         return content_offset(self.file, name, entry), entry
 
 
-def open_torch_archive(file: OpenFile) -> TorchArchive:
+def open_torch_archive(file: OpenFile | FileWindow) -> TorchArchive:
     """Return the archive in a file of `torch.save`, with its tensors not read yet.
 
     Raises:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msprobe.dump.crc import crc32
-from msprobe.dump.open_file import OpenFile
+from msprobe.dump.open_file import FileWindow, OpenFile
 from msprobe.errors import DumpFormatError
 
 _END: Final = struct.Struct("<4sHHHHIIH")
@@ -61,7 +61,7 @@ class Entry(NamedTuple):
     place: int = -1
 
 
-def read_directory(file: OpenFile) -> dict[bytes, list[Entry]]:
+def read_directory(file: OpenFile | FileWindow) -> dict[bytes, list[Entry]]:
     """Return the entries of an archive by name; a damaged one may hold a name twice.
 
     Raises:
@@ -75,7 +75,7 @@ def read_directory(file: OpenFile) -> dict[bytes, list[Entry]]:
 Directory = Mapping[bytes, Sequence[Entry]]
 
 
-def stored_entry(file: OpenFile, directory: Directory, name: bytes) -> Entry:
+def stored_entry(file: OpenFile | FileWindow, directory: Directory, name: bytes) -> Entry:
     """Return an entry whose bytes lie in the file as they are.
 
     Raises:
@@ -92,7 +92,7 @@ def stored_entry(file: OpenFile, directory: Directory, name: bytes) -> Entry:
     return entry
 
 
-def stored_content(file: OpenFile, name: bytes, entry: Entry) -> bytes:
+def stored_content(file: OpenFile | FileWindow, name: bytes, entry: Entry) -> bytes:
     """Return the content of an entry that `stored_entry` returned.
 
     Raises:
@@ -118,7 +118,7 @@ def check_checksum(path: str, written: int, computed: int) -> None:
         raise DumpFormatError(path, "is damaged: its content does not fit its checksum")
 
 
-def content_offset(file: OpenFile, name: bytes, entry: Entry) -> int:
+def content_offset(file: OpenFile | FileWindow, name: bytes, entry: Entry) -> int:
     """Return where the content of an entry begins.
 
     Raises:
@@ -141,7 +141,7 @@ def content_offset(file: OpenFile, name: bytes, entry: Entry) -> int:
     return start
 
 
-def _read_usual_directory(file: OpenFile) -> dict[bytes, list[Entry]] | None:
+def _read_usual_directory(file: OpenFile | FileWindow) -> dict[bytes, list[Entry]] | None:
     if file.size < _END.size:
         return None
     end = file.size - _END.size
@@ -173,15 +173,15 @@ def _read_usual_directory(file: OpenFile) -> dict[bytes, list[Entry]] | None:
     return entries if at == length and _is_end_of_directory(file, start + length, end) else None
 
 
-def _is_end_of_directory(file: OpenFile, directory_end: int, end: int) -> bool:
+def _is_end_of_directory(file: OpenFile | FileWindow, directory_end: int, end: int) -> bool:
     """Return whether nothing lies between the directory and its end record but a 64-bit copy."""
     gap = end - directory_end
     return gap == 0 or (gap == 76 and file.read(directory_end, 4) == b"PK\6\6")
 
 
-def _read_any_directory(file: OpenFile) -> dict[bytes, list[Entry]]:
+def _read_any_directory(file: OpenFile | FileWindow) -> dict[bytes, list[Entry]]:
     try:
-        with file.path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+        with file.stream() as stream, zipfile.ZipFile(stream) as archive:
             infos = archive.infolist()
     except ZIP_ERRORS as exc:
         raise NoArchiveError(str(exc)) from exc
