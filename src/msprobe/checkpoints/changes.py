@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class Change(StrEnum):
@@ -29,7 +30,46 @@ class Change(StrEnum):
     RENAMED = "renamed"
     """The values are equal, the name differs."""
 
+    TRANSPOSED = "transposed"
+    """The values are equal, the two dimensions are exchanged."""
+    JOINED = "joined"
+    """The target has several parameters of the reference as one, with equal values."""
+    SPLIT = "split"
+    """The target has one parameter of the reference as several, with equal values."""
+    TIED = "tied"
+    """One side has it once where the other has it twice, with equal values."""
+
     @property
     def is_difference(self) -> bool:
         """Whether the change counts as a difference."""
         return self not in (Change.EQUAL, Change.CLOSE)
+
+
+class Relation(StrEnum):
+    """How a parameter of the target and one of the reference were found to belong together."""
+
+    NAME = "name"
+    VALUES = "values"
+    """The values are equal."""
+    ALIKE = "alike"
+    """Values, order or the pattern of the names are alike."""
+    TRANSPOSED = "transposed"
+    JOINED = "joined"
+    SPLIT = "split"
+    TIED = "tied"
+
+    @property
+    def change_if_equal(self) -> Change:
+        """The change that this is where all values are equal."""
+        return _IF_EQUAL[self]
+
+
+_IF_EQUAL: Final = {
+    Relation.NAME: Change.EQUAL,
+    Relation.VALUES: Change.RENAMED,
+    Relation.ALIKE: Change.RENAMED,
+    Relation.TRANSPOSED: Change.TRANSPOSED,
+    Relation.JOINED: Change.JOINED,
+    Relation.SPLIT: Change.SPLIT,
+    Relation.TIED: Change.TIED,
+}

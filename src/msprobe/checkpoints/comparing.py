@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Final, Literal
+from functools import lru_cache
+from typing import Any, Final, Literal
 
-from msprobe.checkpoints.changes import Change
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.checkpoints.changes import Change, Relation
 from msprobe.checkpoints.matching import ParameterPair, match_parameters
 from msprobe.checkpoints.megatron import apart_from_ranks
 from msprobe.checkpoints.opening import open_checkpoint
@@ -26,6 +30,7 @@ from msprobe.checkpoints.parameters import (
     Unread,
     same_bytes,
 )
+from msprobe.checkpoints.regrouped import is_transposed, transposed
 from msprobe.checkpoints.rounding import rounded_type
 from msprobe.checkpoints.values import ValueDifference, compare_values, with_numbers_as_values
 from msprobe.dump.formats.dtypes import PACKED_TYPES
@@ -39,7 +44,27 @@ Side = Literal["target", "reference"]
 EXACT: Final = Tolerance(rtol=0.0, atol=0.0)
 
 
+# A batch is a piece of work for a thread; a pair costs as much time as reading some bytes does.
+_BATCH_BYTES: Final = 16 << 20
+_PAIR_BYTES: Final = 16 << 10
+# Up to so many elements, equal ones are found by their bytes, without metrics.
+_SMALL_COUNT: Final = 1 << 16
 _BY_ERROR: Final = (Change.NONFINITE, Change.CHANGED)
+# A parameter that differs more from its reference may be the reference transposed.
+_UNRELATED: Final = 0.5
+_BY_KIND: Final = (
+    Change.CHANGED,
+    Change.SHAPE,
+    Change.REMOVED,
+    Change.ADDED,
+    Change.RENAMED,
+    Change.TRANSPOSED,
+    Change.JOINED,
+    Change.SPLIT,
+    Change.TIED,
+    Change.ROUNDED,
+    Change.DTYPE,
+)
 # Rounding to bfloat16 is an error of at most 2**-9 of each element.
 _LARGEST_ROUNDING: Final = 2.0**-8
 
@@ -139,6 +164,26 @@ class CheckpointComparison:
     def value_counts(self) -> dict[Change, int]:
         """How many values there are of each change."""
         return _counts(self.values)
+
+    def ranked(self) -> list[tuple[str, str]]:
+        """Return kind and name of every difference, the most alarming first.
+
+        NaN and Inf, copies that contradict each other, changed tensors by their relative error,
+        changed values, what only one side has, other forms of equal values, and last entries that
+        could not be compared.
+        """
+        found = [(each.change.value, each.name) for each in self.worst()]
+        alarming = [pair for pair in found if pair[0] == Change.NONFINITE]
+        contradictions = [("contradiction", each.name) for each in self.contradictions]
+        rest = [
+            (each.change.value, each.name)
+            for change in _BY_KIND
+            for each in (*self.differences, *self.values)
+            if each.change is change
+            and not (change is Change.CHANGED and isinstance(each, ParameterDifference))
+        ]
+        uncompared = [("not compared", each.name) for each in self.uncompared]
+        return alarming + contradictions + found[len(alarming) :] + rest + uncompared
 
     def worst(self) -> list[ParameterDifference]:
         """Return the changed parameters: NaN and Inf, then the largest relative error first."""
@@ -271,10 +316,26 @@ def _size(pair: ParameterPair) -> int:
 def _compared(
     pairs: Sequence[ParameterPair], tolerance: Tolerance, workers: int | None
 ) -> Iterator[tuple[ParameterPair, ParameterDifference]]:
-    # Reading and the C metrics let other threads run.
+    # Reading and the C metrics let other threads run. Many small pairs are one piece of work.
+    batches = list(_batches(pairs))
+
+    def compare_batch(batch: Sequence[ParameterPair]) -> list[ParameterDifference]:
+        return [_compare(pair, tolerance) for pair in batch]
+
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        found = pool.map(lambda pair: _compare(pair, tolerance), pairs)
-        yield from zip(pairs, found, strict=True)
+        for batch, found in zip(batches, pool.map(compare_batch, batches), strict=True):
+            yield from zip(batch, found, strict=True)
+
+
+def _batches(pairs: Sequence[ParameterPair]) -> Iterator[Sequence[ParameterPair]]:
+    begin, size = 0, 0
+    for place, pair in enumerate(pairs):
+        size += _size(pair) + _PAIR_BYTES
+        if size >= _BATCH_BYTES:
+            yield pairs[begin : place + 1]
+            begin, size = place + 1, 0
+    if begin < len(pairs):
+        yield pairs[begin:]
 
 
 def _compare(pair: ParameterPair, tolerance: Tolerance) -> ParameterDifference:
@@ -284,10 +345,17 @@ def _compare(pair: ParameterPair, tolerance: Tolerance) -> ParameterDifference:
     if reference is None:
         return ParameterDifference(pair=pair, change=Change.ADDED)
     if not _same_elements(target, reference):
+        turned = _turned(pair)
+        if turned is not None:
+            return _compare(turned, tolerance)
         return ParameterDifference(pair=pair, change=Change.SHAPE)
     if PACKED_TYPES & {target.dtype, reference.dtype}:
         return _compare_bytes(pair, target, reference)
     metrics = _measure(target, reference, tolerance)
+    if pair.relation is Relation.NAME and (metrics.relative_l2 or 0.0) > _UNRELATED:
+        turned = _turned(pair)
+        if turned is not None:
+            return _compare(turned, tolerance)
     change, rounded_to = _change(pair, target, reference, metrics)
     return ParameterDifference(pair=pair, change=change, metrics=metrics, rounded_to=rounded_to)
 
@@ -301,7 +369,7 @@ def _change(
     if metrics.mismatches == 0:
         if target.dtype != reference.dtype:
             return Change.DTYPE, ""
-        same = Change.RENAMED if pair.is_renamed else Change.EQUAL
+        same = pair.relation.change_if_equal
         return (same if metrics.is_equal or pair.is_renamed else Change.CLOSE), ""
     if metrics.first_nonfinite_mismatch is not None:
         return Change.NONFINITE, ""
@@ -312,6 +380,14 @@ def _change(
     return Change.CHANGED, ""
 
 
+def _turned(pair: ParameterPair) -> ParameterPair | None:
+    """Return a pair with its reference transposed, None if that does not make them alike."""
+    target, reference = pair.target, pair.reference
+    if target is None or reference is None or not is_transposed(target, reference):
+        return None
+    return replace(pair, reference=transposed(reference), relation=Relation.TRANSPOSED)
+
+
 def _same_elements(target: Parameter, reference: Parameter) -> bool:
     """Whether shapes are equal up to dimensions of size 1."""
     one, other = ([size for size in item.shape if size != 1] for item in (target, reference))
@@ -320,6 +396,14 @@ def _same_elements(target: Parameter, reference: Parameter) -> bool:
 
 def _measure(target: Parameter, reference: Parameter, tolerance: Tolerance) -> ElementMetrics:
     count = target.count
+    if count <= _SMALL_COUNT and target.dtype == reference.dtype:
+        one, other = target.span.read(0, count), reference.span.read(0, count)
+        if (
+            one.tobytes() == other.tobytes()
+            and one.dtype == other.dtype
+            and _is_finite(one, target)
+        ):
+            return _equal_metrics(count)
     accumulator = ElementAccumulator(target.dtype, reference.dtype, tolerance, count=count)
     for start in range(0, count, PIECE_ELEMENTS):
         stop = min(start + PIECE_ELEMENTS, count)
@@ -327,11 +411,25 @@ def _measure(target: Parameter, reference: Parameter, tolerance: Tolerance) -> E
     return accumulator.finish()
 
 
+def _is_finite(array: NDArray[Any], parameter: Parameter) -> bool:
+    if parameter.dtype == "bfloat16":
+        return not ((array & 0x7F80) == 0x7F80).any()
+    if parameter.dtype.startswith("float8"):
+        return False
+    return array.dtype.kind in "iub" or bool(np.isfinite(array).all())
+
+
+@lru_cache(maxsize=1024)
+def _equal_metrics(count: int) -> ElementMetrics:
+    """Return the metrics of equal finite elements."""
+    return ElementMetrics(count=count, is_equal=True, cosine=1.0)
+
+
 def _compare_bytes(
     pair: ParameterPair, target: Parameter, reference: Parameter
 ) -> ParameterDifference:
     same = same_bytes(target, reference)
-    change = Change.RENAMED if pair.is_renamed else Change.EQUAL
+    change = pair.relation.change_if_equal
     return ParameterDifference(
         pair=pair,
         change=change if same else Change.CHANGED,

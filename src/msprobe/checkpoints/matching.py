@@ -14,8 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
+from msprobe.checkpoints.alike import pair_alike
+from msprobe.checkpoints.changes import Relation
 from msprobe.checkpoints.key_paths import KeyPath, path_name
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
+from msprobe.checkpoints.regrouped import find_joined, find_tied, pair_transposed, transposed
 
 # A prefix is taken off only if that lets at least this share of the leftover names meet.
 _WORTHWHILE: Final = 0.5
@@ -28,12 +31,17 @@ class ParameterPair:
     Attributes:
         target: that of the checkpoint under test, None where it was removed.
         reference: that of the trusted one, None where it was added.
-        is_renamed: whether they were paired by their values.
+        relation: how they were found.
     """
 
     target: Parameter | None
     reference: Parameter | None
-    is_renamed: bool = False
+    relation: Relation = Relation.NAME
+
+    @property
+    def is_renamed(self) -> bool:
+        """Whether they were paired although their names differ."""
+        return self.relation is not Relation.NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,29 +67,121 @@ def match_parameters(
     """
     partners = pair_by_path(target.parameters.values(), reference.parameters.values())
     notes = _pair_without_prefix(target, reference, partners)
-    renamed: dict[str, str] = {}
+    found = {
+        name: ParameterPair(target=target.parameters[name], reference=reference.parameters[other])
+        for name, other in partners.items()
+    }
+    leftovers = _Leftovers(target, reference, partners)
     if find_renamed:
-        taken = set(partners.values())
-        renamed = _pair_by_content(
-            (item for name, item in target.parameters.items() if name not in partners),
-            [item for name, item in reference.parameters.items() if name not in taken],
-        )
-    found = partners | renamed
+        leftovers.find_all(list(found.values()))
+    for pair in leftovers.pairs:
+        assert pair.target is not None
+        found[leftovers.place(pair)] = pair
+    hidden = leftovers.hidden
     pairs = [
-        ParameterPair(
-            target=item,
-            reference=reference.parameters[found[name]] if name in found else None,
-            is_renamed=name in renamed,
-        )
+        found.get(name) or ParameterPair(target=item, reference=None)
         for name, item in target.parameters.items()
+        if name in found or name not in hidden
     ]
-    taken = set(found.values())
-    pairs += [
-        ParameterPair(target=None, reference=item)
-        for name, item in reference.parameters.items()
-        if name not in taken
-    ]
+    pairs += [pair for place, pair in found.items() if place not in target.parameters]
+    pairs += [ParameterPair(target=None, reference=item) for item in leftovers.removed]
     return Matching(pairs=tuple(pairs), notes=tuple(notes))
+
+
+class _Leftovers:
+    """Parameters without a partner of the same name, and the pairs found among them."""
+
+    def __init__(
+        self, target: Checkpoint, reference: Checkpoint, partners: Mapping[str, str]
+    ) -> None:
+        taken = set(partners.values())
+        self.added = [item for name, item in target.parameters.items() if name not in partners]
+        self.removed = [item for name, item in reference.parameters.items() if name not in taken]
+        self.pairs: list[ParameterPair] = []
+        self.hidden: set[str] = set()
+        self._places: dict[int, str] = {}
+
+    def place(self, pair: ParameterPair) -> str:
+        """Return the name in whose place of the target a pair comes."""
+        assert pair.target is not None
+        return self._places.get(id(pair), pair.target.name)
+
+    def find_all(self, paired: list[ParameterPair]) -> None:
+        """Pair by equal values first, then by other forms, then by likeness."""
+        by_content = _pair_by_content(self.added, self.removed)
+        removed = {item.name: item for item in self.removed}
+        equal = [
+            (item, removed[by_content[item.name]]) for item in self.added if item.name in by_content
+        ]
+        self._take(equal, Relation.VALUES)
+        self._find_tied([*paired, *self.pairs])
+        if self.added and self.removed:
+            self._find_joined()
+            known = [
+                (pair.target, pair.reference)
+                for pair in self.pairs
+                if pair.target is not None and pair.reference is not None
+            ]
+            self._take(pair_alike(self.added, self.removed, known), Relation.ALIKE)
+            turned = pair_transposed(self.added, self.removed)
+            self._take(
+                [(item, other) for item, each in turned if (other := transposed(each)) is not None],
+                Relation.TRANSPOSED,
+            )
+
+    def _take(self, pairs: Iterable[tuple[Parameter, Parameter]], relation: Relation) -> None:
+        pairs = list(pairs)
+        self.pairs += [
+            ParameterPair(target=one, reference=other, relation=relation) for one, other in pairs
+        ]
+        self._drop(one.name for one, _ in pairs)
+        names = {other.name for _, other in pairs}
+        self.removed = [item for item in self.removed if item.name not in names]
+
+    def _drop(self, added: Iterable[str]) -> None:
+        names = set(added)
+        self.hidden |= names
+        self.added = [item for item in self.added if item.name not in names]
+
+    def _find_joined(self) -> None:
+        for group in find_joined(self.added, self.removed):
+            pair = ParameterPair(
+                target=group.whole, reference=group.joined, relation=Relation.JOINED
+            )
+            self.pairs.append(pair)
+            self._drop([group.whole.name])
+            names = {part.name for part in group.parts}
+            self.removed = [item for item in self.removed if item.name not in names]
+        for group in find_joined(self.removed, self.added):
+            pair = ParameterPair(
+                target=group.joined, reference=group.whole, relation=Relation.SPLIT
+            )
+            self.pairs.append(pair)
+            self._places[id(pair)] = group.parts[0].name
+            self._drop(part.name for part in group.parts)
+            self.removed = [item for item in self.removed if item.name != group.whole.name]
+
+    def _find_tied(self, paired: list[ParameterPair]) -> None:
+        """Pair a parameter that only one side has twice with the other side's only one."""
+        targets = {pair.target.name: pair for pair in paired if pair.target is not None}
+        references = {pair.reference.name: pair for pair in paired if pair.reference is not None}
+        both = [pair for pair in paired if pair.target is not None and pair.reference is not None]
+        tied = find_tied(self.added, [pair.target for pair in both if pair.target], _digest)
+        for item, twin in tied:
+            pair = ParameterPair(
+                target=item, reference=targets[twin.name].reference, relation=Relation.TIED
+            )
+            self.pairs.append(pair)
+        self._drop(item.name for item, _ in tied)
+        tied = find_tied(self.removed, [pair.reference for pair in both if pair.reference], _digest)
+        for item, twin in tied:
+            pair = ParameterPair(
+                target=references[twin.name].target, reference=item, relation=Relation.TIED
+            )
+            self._places[id(pair)] = f"{item.name} (tied)"
+            self.pairs.append(pair)
+        names = {item.name for item, _ in tied}
+        self.removed = [item for item in self.removed if item.name not in names]
 
 
 class _Keyed(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
@@ -41,6 +42,8 @@ def read_npy(path: Path, name: str) -> Content:
             content = _read_array(path, name, file, lambda header: _stored(path, header, 0))
     except _ERRORS as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+    # The name is that of the file, not of anything in it.
+    content.parameters = [replace(item, path=()) for item in content.parameters]
     return content
 
 

@@ -11,6 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -158,9 +159,10 @@ def _open_files(path: Path) -> Checkpoint:
     by_file = {part.relative_to(path).as_posix(): read_distributed(part) for part in parts}
     for file in files:
         stem = file.relative_to(path).with_suffix("").as_posix()
-        by_file[stem if stem not in by_file else file.relative_to(path).as_posix()] = _read_file(
-            file, stem, may_be_empty=True
-        )[0]
+        content, _ = _read_file(file, stem, may_be_empty=True)
+        if all(not entry.path for entry in content.entries()):  # of .npy only the file has a name
+            content = Content(parameters=[replace(x, path=(x.name,)) for x in content.parameters])
+        by_file[stem if stem not in by_file else file.relative_to(path).as_posix()] = content
     content = joined_contents(by_file)
     count = len(by_file)
     return _made(path, f"{count} files" if count > 1 else "1 file", content)

@@ -9,6 +9,7 @@ from typing import Final
 
 from msprobe.checkpoints.changes import Change
 from msprobe.checkpoints.comparing import CheckpointComparison, Finding, ParameterDifference
+from msprobe.checkpoints.layers import layers
 from msprobe.checkpoints.parameters import Checkpoint
 from msprobe.checkpoints.values import value_texts
 from msprobe.dump.records import JsonTree
@@ -48,6 +49,7 @@ def comparison_json(found: CheckpointComparison) -> dict[str, JsonTree]:
         "equal": found.is_equal,
         "different": found.is_different,
         "counts": {change.value: count for change, count in found.counts.items()},
+        "ranked": [{"change": kind, "name": name} for kind, name in found.ranked()],
         "value_counts": {change.value: count for change, count in found.value_counts.items()},
         "target": _checkpoint_json(found.target),
         "reference": _checkpoint_json(found.reference),
@@ -56,6 +58,15 @@ def comparison_json(found: CheckpointComparison) -> dict[str, JsonTree]:
         "bytes_read": found.bytes_read,
         "uncompared": _findings_json(found.uncompared),
         "contradictions": _findings_json(found.contradictions),
+        "layers": [
+            {
+                "layer": layer.number,
+                "parameters": layer.parameters,
+                "changed": layer.changed,
+                "relative_l2": layer.relative_error,
+            }
+            for layer in layers(found.differences)
+        ],
         "parameters": parameters_json(found),
         "values": _values_json(found),
     }
@@ -163,6 +174,8 @@ def _difference_json(each: ParameterDifference) -> dict[str, JsonTree]:
     }
     if target is not None and reference is not None and target.name != reference.name:
         tree["reference_name"] = reference.name
+    if each.pair.is_renamed:
+        tree["relation"] = each.pair.relation.value
     if metrics is not None:
         tree |= {key: _number(getattr(metrics, key)) for key in _NUMBERS}
         tree["max_abs_index"] = max_abs_index(each)

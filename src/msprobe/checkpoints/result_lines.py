@@ -11,6 +11,7 @@ from rich.text import Text
 from msprobe.checkpoints.changes import Change
 from msprobe.checkpoints.comparing import CheckpointComparison, Finding, ParameterDifference
 from msprobe.checkpoints.key_paths import KeyPath, path_name
+from msprobe.checkpoints.layers import layer_map, layers, shade
 from msprobe.checkpoints.optimizers import StatePlace, find_optimizers, state_place
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
 from msprobe.checkpoints.result_json import cosine, max_abs_index, nonfinite_index
@@ -24,10 +25,16 @@ from msprobe.report.value_text import (
 )
 
 _LISTED: Final = 20
+_MOST_KINDS: Final = 16
+_MOST_LAYERS: Final = 100
 _ORDER: Final = (
     Change.REMOVED,
     Change.ADDED,
     Change.RENAMED,
+    Change.TRANSPOSED,
+    Change.JOINED,
+    Change.SPLIT,
+    Change.TIED,
     Change.SHAPE,
     Change.ROUNDED,
     Change.DTYPE,
@@ -36,6 +43,10 @@ _TITLES: Final = {
     Change.REMOVED: "only in the reference",
     Change.ADDED: "only in the target",
     Change.RENAMED: "renamed: equal values under another name",
+    Change.TRANSPOSED: "transposed, equal values",
+    Change.JOINED: "joined: several of the reference in one, equal values",
+    Change.SPLIT: "split: one of the reference in several, equal values",
+    Change.TIED: "tied: equal to another parameter, which one side has once",
     Change.SHAPE: "other shape",
     Change.ROUNDED: "rounded alike: one side is exactly the other one, rounded",
     Change.DTYPE: "other type, equal values",
@@ -55,6 +66,9 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
     yield _checkpoint_line("reference", found.reference)
     yield Text()
     yield _verdict(found)
+    ranked = found.ranked()
+    if len(ranked) > 1:
+        yield Text.assemble(("first: ", "dim"), (plain(ranked[0][1]), "bold"), f"  {ranked[0][0]}")
     optimizers = find_optimizers(
         value for side in (found.target, found.reference) for value in side.values.values()
     )
@@ -71,6 +85,10 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
         yield Text(f"  changed, {first}the largest relative difference first", "bold")
         yield Text("   rel. l2    max abs       unequal     cosine  where, parameter", "dim")
         yield from _limited([_changed_line(each) for each in changed], limit)
+    model = [
+        each for each in found.differences if state_place(each.parameter.path, optimizers) is None
+    ]
+    yield from _layer_lines(model)
     yield from _optimizer_lines(found, optimizers)
     for change in _ORDER:
         items = [each for each in found.differences if each.change is change]
@@ -84,6 +102,30 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
         yield Text(f"  note: {plain(note)}", "yellow")
     if limit and len(found.notes) > limit:
         yield Text(f"  … {count_text(len(found.notes) - limit, 'further note')}", "dim")
+
+
+def _layer_lines(differences: Sequence[ParameterDifference]) -> Iterator[Text]:
+    """Yield a picture of the relative error by layer and kind, where several layers have any."""
+    picture = layer_map(differences)
+    kinds = [
+        kind
+        for kind in picture.kinds
+        if any(picture.errors.get((kind, number)) for number in picture.numbers)
+    ][:_MOST_KINDS]
+    if len(picture.numbers) < 2 or not kinds:
+        return
+    numbers = picture.numbers[:_MOST_LAYERS]
+    yield Text()
+    title = f"  relative l2 by layer, {numbers[0]} to {numbers[-1]}"
+    yield Text.assemble((title, "bold"), ("   · equal, ▁ 1e-7 … █ 1, ! NaN or Inf", "dim"))
+    for kind in kinds:
+        shades = "".join(shade(picture.errors.get((kind, number))) for number in numbers)
+        yield Text.assemble(f"    {shades}  ", (plain(kind), "dim"))
+    changed = [layer for layer in layers(differences) if layer.changed]
+    worst = max(changed, key=lambda layer: layer.relative_error)
+    place = "outside the layers" if worst.number is None else f"in layer {worst.number}"
+    text = f"{count_text(len(changed), 'layer')} changed, most {place}"
+    yield Text(f"    {text}: {number_text(worst.relative_error)}", "dim")
 
 
 def _optimizer_lines(found: CheckpointComparison, optimizers: list[KeyPath]) -> Iterator[Text]:
@@ -204,8 +246,16 @@ def _changed_line(each: ParameterDifference) -> Text:
         "".join(numbers),
         f"  {place if place is not None else ''} ",
         (plain(each.name), "bold"),
-        (f"  {_types(each)}", "dim"),
+        (f"  {_types(each)}{_relation(each)}", "dim"),
     )
+
+
+def _relation(each: ParameterDifference) -> str:
+    """Return the reference's name and how it was found, where it was not found by its name."""
+    reference = each.pair.reference
+    if reference is None or not each.pair.is_renamed:
+        return ""
+    return f", was {plain(reference.name)} ({each.pair.relation.value})"
 
 
 def _nonfinite_line(each: ParameterDifference, metrics: ElementMetrics) -> Text:

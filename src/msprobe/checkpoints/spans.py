@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.checkpoints.open_files import read_elements
 from msprobe.dump.formats.zip import ZIP_ERRORS
 from msprobe.errors import CheckpointFormatError
 
@@ -52,16 +53,8 @@ class FileSpan:
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return some elements, from the file."""
-        size = self.dtype.itemsize
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(self.offset + start * size)
-                found = np.fromfile(file, dtype=self.dtype, count=stop - start)
-        except OSError as exc:
-            raise CheckpointFormatError(self.path, f"cannot be read: {exc}") from exc
-        if len(found) < stop - start:
-            raise CheckpointFormatError(self.path, "has become shorter while it was read")
-        return found
+        begin = self.offset + start * self.dtype.itemsize
+        return read_elements(self.path, begin, self.dtype, stop - start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads ranges of files, with few system calls for many small ranges that follow each other.
+
+Files stay open between reads, a few in each thread, and small ranges come out of a larger one that
+is kept. Before each read the file is asked whether it is still the same.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.dump.open_file import FileIdentity
+from msprobe.errors import CheckpointFormatError
+
+_MOST_OPEN: Final = 8
+_SMALL_BYTES: Final = 64 << 10
+_AHEAD_BYTES: Final = 512 << 10
+
+
+def read_elements(path: Path, offset: int, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    """Return elements that lie one after another in a file.
+
+    Raises:
+        CheckpointFormatError: the file cannot be read, or ends before.
+    """
+    size = count * dtype.itemsize
+    try:
+        file = _OPEN.file(path)
+        if size <= _SMALL_BYTES:
+            content = file.small(offset, size)
+            if len(content) == size:
+                return np.frombuffer(content, dtype)
+        else:
+            found = np.empty(count, dtype)
+            if file.read_into(offset, memoryview(found.view(np.uint8))):
+                return found
+    except OSError as exc:
+        raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+    raise CheckpointFormatError(path, "has become shorter while it was read")
+
+
+class _File:
+    """An open file, and the bytes that were read ahead."""
+
+    def __init__(self, path: Path, identity: FileIdentity) -> None:
+        self.identity = identity
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._start = 0
+        self._ahead = b""
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def small(self, offset: int, size: int) -> bytes:
+        begin = offset - self._start
+        if begin < 0 or begin + size > len(self._ahead):
+            self._ahead = os.pread(self._descriptor, _AHEAD_BYTES, offset)
+            self._start, begin = offset, 0
+        return self._ahead[begin : begin + size]
+
+    def read_into(self, offset: int, view: memoryview) -> bool:
+        """Fill a buffer; return whether the file had as many bytes."""
+        while view:
+            count = os.preadv(self._descriptor, [view], offset)
+            if count == 0:
+                return False
+            view = view[count:]
+            offset += count
+        return True
+
+
+class _OpenFiles(threading.local):
+    """The files that a thread read last."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, _File] = {}
+
+    def file(self, path: Path) -> _File:
+        identity = FileIdentity.of(os.stat(path))  # noqa: PTH116 (twice as fast)
+        found = self._files.get(path)
+        if found is None or found.identity != identity:
+            self._files.pop(path, None)
+            while len(self._files) >= _MOST_OPEN:
+                del self._files[next(iter(self._files))]
+            found = self._files[path] = _File(path, identity)
+        return found
+
+
+_OPEN: Final = _OpenFiles()
