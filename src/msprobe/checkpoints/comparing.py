@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.checkpoints.changes import Change, Relation
+from msprobe.checkpoints.key_paths import KeyPath
 from msprobe.checkpoints.matching import ParameterPair, match_parameters
 from msprobe.checkpoints.megatron import apart_from_ranks
 from msprobe.checkpoints.opening import open_checkpoint
+from msprobe.checkpoints.optimizers import find_optimizers, names_parameters, state_place
 from msprobe.checkpoints.parameters import (
     PIECE_ELEMENTS,
     Checkpoint,
@@ -175,13 +177,19 @@ class CheckpointComparison:
         found = [(each.change.value, each.name) for each in self.worst()]
         alarming = [pair for pair in found if pair[0] == Change.NONFINITE]
         contradictions = [("contradiction", each.name) for each in self.contradictions]
-        rest = [
-            (each.change.value, each.name)
+        others = [
+            each
             for change in _BY_KIND
             for each in (*self.differences, *self.values)
             if each.change is change
             and not (change is Change.CHANGED and isinstance(each, ParameterDifference))
         ]
+        # Other names of parameters give other names to the states of the optimizer.
+        optimizers = find_optimizers(
+            (*self.target.values.values(), *self.reference.values.values())
+        )
+        others.sort(key=lambda each: _follows_from_names(each, optimizers))
+        rest = [(each.change.value, each.name) for each in others]
         uncompared = [("not compared", each.name) for each in self.uncompared]
         return alarming + contradictions + found[len(alarming) :] + rest + uncompared
 
@@ -284,6 +292,16 @@ def _opened(which: Checkpoint | str | os.PathLike[str], only: Sequence[str]) -> 
     if not (found.parameters or found.values or found.unread):
         raise UsageError(f"{checkpoint.path}: no parameter fits {' or '.join(map(repr, only))}")
     return found
+
+
+def _follows_from_names(
+    each: ParameterDifference | ValueDifference, optimizers: Sequence[KeyPath]
+) -> bool:
+    """Whether a difference may only say that parameters have other names in an optimizer."""
+    if isinstance(each, ValueDifference):
+        return names_parameters(each.value.path)
+    is_state = state_place(each.parameter.path, optimizers) is not None
+    return is_state and each.change is not Change.CHANGED
 
 
 def _counts(found: Iterable[ParameterDifference | ValueDifference]) -> dict[Change, int]:

@@ -217,11 +217,11 @@ def _read_known(path: Path, stem: str, start: bytes, size: int) -> tuple[Content
 def _read_zip(path: Path) -> tuple[Content, str]:
     try:
         with OpenFile(path) as file:
-            names = list(read_directory(file))
+            directory = read_directory(file)
     except NoArchiveError as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
-    if any(name.endswith(b"/data.pkl") for name in names):
-        return read_torch_file(path).content, "PyTorch file"
-    if any(name.endswith(b".npy") for name in names):
+    if any(name.endswith(b"/data.pkl") for name in directory):
+        return read_torch_file(path, directory).content, "PyTorch file"
+    if any(name.endswith(b".npy") for name in directory):
         return read_npz(path), "NumPy archive"
     raise CheckpointFormatError(path, "is an archive without tensors")

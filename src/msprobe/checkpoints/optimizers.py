@@ -72,10 +72,14 @@ def name_states(content: Content) -> None:
             content.values = [_named(item, optimizer, names) for item in content.values]
 
 
+def names_parameters(path: KeyPath) -> bool:
+    """Return whether an entry is the list of the parameters of a group of an optimizer."""
+    return len(path) > 2 and path[-3] == GROUPS and path[-1] in (_PARAMETERS, _NAMES)
+
+
 def _in_order_of_names(item: Value) -> Value:
     """Return the names of the parameters of a group sorted: their order means nothing."""
-    is_group = len(item.path) > 2 and item.path[-3] == GROUPS
-    if not is_group or item.path[-1] not in (_PARAMETERS, _NAMES):
+    if not names_parameters(item.path):
         return item
     if not isinstance(item.content, tuple) or not all(isinstance(x, str) for x in item.content):
         return item

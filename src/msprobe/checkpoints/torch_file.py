@@ -13,15 +13,19 @@ from typing import Final
 from msprobe.checkpoints.pickled_tree import ByteOrder, TorchFile, read_tree
 from msprobe.dump.formats.pickle import read_pickle
 from msprobe.dump.formats.torch_archive import SpecialTensorError, open_torch_archive
-from msprobe.dump.formats.zip import NoArchiveError
+from msprobe.dump.formats.zip import Directory, NoArchiveError
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import CheckpointFormatError
 
 MAX_PICKLE_BYTES: Final = 256 << 20
 
 
-def read_torch_file(path: Path) -> TorchFile:
-    """Return the tensors of a ``.pt``, ``.pth`` or ``.bin`` file.
+def read_torch_file(path: Path, directory: Directory | None = None) -> TorchFile:
+    """Return the entries of a ``.pt``, ``.pth`` or ``.bin`` file.
+
+    Args:
+        path: the file.
+        directory: its entries as an archive, if they were read before.
 
     Raises:
         CheckpointFormatError: the file holds no pickle that can be read.
@@ -29,7 +33,7 @@ def read_torch_file(path: Path) -> TorchFile:
     """
     try:
         with OpenFile(path) as file:
-            archive = open_torch_archive(file)
+            archive = open_torch_archive(file, directory)
             tree = read_pickle(archive.pickle(MAX_PICKLE_BYTES))
 
             @cache

@@ -19,6 +19,7 @@ from msprobe.errors import DumpFormatError, RecordNotFoundError
 SMALL_BYTES: Final = 128 << 10
 """Files up to this size are held in memory as a whole while they are open."""
 _END_BYTES: Final = 4096
+_NEAR_BYTES: Final = 8192
 
 
 class FileIdentity(NamedTuple):
@@ -46,8 +47,8 @@ class OpenFile:
         content: all of it, if it is small; None else.
     """
 
-    __slots__ = ("_descriptor", "_head", "_tail", "_tail_start", "content", "identity", "is_npy",
-                 "name", "size")  # fmt: skip
+    __slots__ = ("_descriptor", "_head", "_near", "_near_start", "_tail", "_tail_start", "content",
+                 "identity", "is_npy", "name", "size")  # fmt: skip
 
     def __init__(self, path: str | Path) -> None:
         """Open a file.
@@ -79,6 +80,7 @@ class OpenFile:
         self.size = size = status.st_size
         self._tail_start = 0
         self._tail = self.content = None
+        self._near, self._near_start = b"", 0
         try:
             if size <= SMALL_BYTES:
                 self._head = self.content = os.pread(self._descriptor, size, 0)
@@ -123,9 +125,20 @@ class OpenFile:
             return self._tail[offset - self._tail_start : end - self._tail_start]
         if end > self.size:
             raise DumpFormatError(self.name, f"ends at byte {self.size}, before byte {end}")
+        if length <= _NEAR_BYTES // 8:
+            return self._read_near(offset, length)
         content = bytearray(length)
         self.read_into(offset, content)
         return bytes(content)
+
+    def _read_near(self, offset: int, length: int) -> bytes:
+        """Return few bytes out of a larger range that is kept: others near by often follow."""
+        begin = offset - self._near_start
+        if begin < 0 or begin + length > len(self._near):
+            content = bytearray(min(_NEAR_BYTES, self.size - offset))
+            self.read_into(offset, content)
+            self._near, self._near_start, begin = bytes(content), offset, 0
+        return self._near[begin : begin + length]
 
     def read_into(self, offset: int, buffer: Any) -> None:
         """Read the bytes from `offset` on into a buffer (an array, a bytearray …).

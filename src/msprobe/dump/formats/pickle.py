@@ -8,6 +8,7 @@ import or call anything.
 
 from __future__ import annotations
 
+import io
 import pickletools
 import warnings
 from dataclasses import dataclass
@@ -82,27 +83,110 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, pickled: bytes | BinaryIO) -> Any:
+        if isinstance(pickled, bytes):
+            return self._run_bytes(pickled)
         for opcode, argument, _ in pickletools.genops(pickled):
-            name = opcode.name
-            number: Any = argument
-            if name == "STOP":
+            if opcode.name == "STOP":
                 return self._end()
-            if name in _LITERALS:
-                self._stack.append(argument)
-            elif name in _CONSTANTS:
-                self._stack.append(_CONSTANTS[name])
-            elif name in _GETS:
-                self._stack.append(self._memo[int(number)])
-            elif name in _PUTS:
-                self._memo[int(number)] = self._stack[-1]
-            elif name == "MEMOIZE":
-                self._memo[len(self._memo)] = self._stack[-1]
-            elif name not in ("PROTO", "FRAME"):
-                handler = _HANDLERS.get(name)
-                if handler is None:
-                    raise ValueError(f"pickle opcode {name} is not expected here")
-                handler(self, argument)
+            self.do(opcode.name, argument)
         raise ValueError("the pickle has no end")
+
+    def _run_bytes(self, pickled: bytes) -> Any:
+        """Do the same as `run` with a file, in a third of the time."""
+        at = 0
+        while (opcode := pickled[at]) != _STOP:
+            at = _FAST[opcode](self, pickled, at + 1)
+        return self._end()
+
+    def do(self, name: str, argument: Any) -> None:
+        """Carry out an opcode."""
+        if name in _LITERALS:
+            self._stack.append(argument)
+        elif name in _CONSTANTS:
+            self._stack.append(_CONSTANTS[name])
+        elif name in _GETS:
+            self._stack.append(self._memo[int(argument)])
+        elif name in _PUTS:
+            self._memo[int(argument)] = self._stack[-1]
+        elif name == "MEMOIZE":
+            self._memo[len(self._memo)] = self._stack[-1]
+        elif name not in ("PROTO", "FRAME"):
+            handler = _HANDLERS.get(name)
+            if handler is None:
+                raise ValueError(f"pickle opcode {name} is not expected here")
+            handler(self, argument)
+
+    def rare(self, pickled: bytes, at: int) -> int:
+        """Carry out an opcode that is not among the frequent ones; return where it ends."""
+        opcode = pickletools.code2op.get(chr(pickled[at - 1]))
+        if opcode is None:
+            raise ValueError(f"at position {at - 1}, opcode {pickled[at - 1 : at]!r} is unknown")
+        argument = None
+        if opcode.arg is not None:
+            stream = io.BytesIO(pickled)
+            stream.seek(at)
+            argument = opcode.arg.reader(stream)
+            at = stream.tell()
+        self.do(opcode.name, argument)
+        return at
+
+    # The frequent opcodes: each takes the bytes and its place, and returns where the next one is.
+
+    def get(self, pickled: bytes, at: int) -> int:
+        self._stack.append(self._memo[pickled[at]])
+        return at + 1
+
+    def get_long(self, pickled: bytes, at: int) -> int:
+        self._stack.append(self._memo[int.from_bytes(pickled[at : at + 4], "little")])
+        return at + 4
+
+    def put(self, pickled: bytes, at: int) -> int:
+        self._memo[pickled[at]] = self._stack[-1]
+        return at + 1
+
+    def put_long(self, pickled: bytes, at: int) -> int:
+        self._memo[int.from_bytes(pickled[at : at + 4], "little")] = self._stack[-1]
+        return at + 4
+
+    def small_number(self, pickled: bytes, at: int) -> int:
+        self._stack.append(pickled[at])
+        return at + 1
+
+    def text(self, pickled: bytes, at: int) -> int:
+        start = at + 4
+        end = start + int.from_bytes(pickled[at:start], "little")
+        if end > len(pickled):
+            raise ValueError("a text reaches beyond the pickle")
+        self._stack.append(str(pickled[start:end], "utf-8", "surrogatepass"))
+        return end
+
+    def plain_tuple(self, _: bytes, at: int) -> int:
+        self._stack.append(tuple(self._to_mark()))
+        return at
+
+    def plain_mark(self, _: bytes, at: int) -> int:
+        self._stack.append(_MARK)
+        return at
+
+    def plain_false(self, _: bytes, at: int) -> int:
+        self._stack.append(False)
+        return at
+
+    def plain_empty(self, _: bytes, at: int) -> int:
+        self._stack.append(())
+        return at
+
+    def plain_single(self, _: bytes, at: int) -> int:
+        self._stack[-1] = (self._stack[-1],)
+        return at
+
+    def plain_reduce(self, _: bytes, at: int) -> int:
+        self.reduce(None)
+        return at
+
+    def plain_reference(self, _: bytes, at: int) -> int:
+        self.persistent_id(None)
+        return at
 
     def _end(self) -> Any:
         found = self._stack.pop()
@@ -126,7 +210,7 @@ class _Machine:
 
     def reduce(self, _: Any) -> None:
         arguments, function = self._stack.pop(), self._stack.pop()
-        if function == _ORDERED_DICT:
+        if isinstance(function, GlobalName) and function.name == _ORDERED_DICT:
             pairs = arguments[0] if arguments else []
             self._stack.append({key: value for key, value in pairs})  # noqa: C416 (as written)
         else:
@@ -212,7 +296,26 @@ def _pairs_to_dict(items: list[Any]) -> dict[Any, Any]:
     return dict(zip(items[::2], items[1::2], strict=True))
 
 
-_ORDERED_DICT: Final = GlobalName("collections.OrderedDict")
+_STOP: Final = ord(".")
+_FAST: Final = [_Machine.rare] * 256
+for _opcode, _function in (
+    ("h", _Machine.get),
+    ("j", _Machine.get_long),
+    ("q", _Machine.put),
+    ("r", _Machine.put_long),
+    ("K", _Machine.small_number),
+    ("X", _Machine.text),
+    ("t", _Machine.plain_tuple),
+    ("(", _Machine.plain_mark),
+    ("\x89", _Machine.plain_false),
+    (")", _Machine.plain_empty),
+    ("\x85", _Machine.plain_single),
+    ("R", _Machine.plain_reduce),
+    ("Q", _Machine.plain_reference),
+):
+    _FAST[ord(_opcode)] = _function
+
+_ORDERED_DICT: Final = "collections.OrderedDict"
 _CONSTANTS: Final = {
     "NONE": None,
     "NEWTRUE": True,

@@ -78,14 +78,20 @@ class TorchArchive(NamedTuple):
         return content_offset(self.file, name, entry), entry
 
 
-def open_torch_archive(file: OpenFile | FileWindow) -> TorchArchive:
+def open_torch_archive(
+    file: OpenFile | FileWindow, directory: Directory | None = None
+) -> TorchArchive:
     """Return the archive in a file of `torch.save`, with its tensors not read yet.
+
+    Args:
+        file: the file.
+        directory: its entries, if they were read before.
 
     Raises:
         NoArchiveError: it is no zip archive.
         DumpFormatError: it is damaged, or not one of torch's.
     """
-    directory = read_directory(file)
+    directory = directory or read_directory(file)
     pickles = [name for name in directory if name.endswith(_PICKLE)]
     count = sum(len(directory[name]) for name in pickles)
     if count != 1:

@@ -128,10 +128,11 @@ def content_offset(file: OpenFile | FileWindow, name: bytes, entry: Entry) -> in
         raise DumpFormatError(
             file.name, f"has no entry {name.decode(errors='replace')!r} where it should be"
         )
-    header = file.read(entry.offset, _LOCAL.size)
-    magic, _, flags, _, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(header)
+    header = file.read(entry.offset, _LOCAL.size + len(name))
+    magic, _, flags, _, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack_from(header)
     start: int = entry.offset + _LOCAL.size
-    if magic != b"PK\3\4" or file.read(start, name_length) != name or flags & _ENCRYPTED:
+    is_named = name_length == len(name) and header.endswith(name)
+    if magic != b"PK\3\4" or not is_named or flags & _ENCRYPTED:
         raise DumpFormatError(
             file.name, f"has no entry {name.decode(errors='replace')!r} where it should be"
         )
