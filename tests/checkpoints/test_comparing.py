@@ -178,6 +178,11 @@ def test_a_value_that_overflows_when_rounded_is_reported_as_infinite(compare) ->
     assert changes(compare({"w": wide.half()}, {"w": wide})) == {"w": "nonfinite"}
 
 
+def test_a_shift_of_simple_numbers_is_no_rounding(compare) -> None:
+    ones = torch.ones(40) * 3
+    assert changes(compare({"w": ones + 1e-3}, {"w": ones})) == {"w": "changed"}
+
+
 def test_float64_is_rounded_to_bfloat16_once_and_not_through_float32(compare) -> None:
     # A little above the middle between two bfloat16; as float32 it is the middle.
     value = torch.tensor([1 + 2**-8 + 2**-40], dtype=torch.float64)

@@ -197,7 +197,7 @@ def test_changes_are_summed_up_by_layer_and_drawn(compare) -> None:
     changed = dict(base)
     for layer in (1, 3):
         name = f"layers.{layer}.mlp.down.weight"
-        changed[name] = base[name] * (1 + 10.0**-layer)
+        changed[name] = base[name] * (1 + 2 * 10.0**-layer)
     found = compare(changed, base)
     by_layer = {each["layer"]: each for each in comparison_json(found)["layers"]}
     assert [by_layer[number]["changed"] for number in (None, 0, 1, 2, 3)] == [0, 0, 1, 0, 1]

@@ -271,6 +271,12 @@ def test_damaged_distributed_checkpoints_are_refused(tmp_path: Path, how: str) -
     assert str(caught.value).startswith(str(folder))
 
 
+def test_a_part_alone_is_refused(tmp_path: Path) -> None:
+    folder = write_distributed(tmp_path / "d", weights())
+    with pytest.raises(CheckpointFormatError, match="name its folder"):
+        open_checkpoint(folder / "__0_0.distcp")
+
+
 def test_blocks_that_overlap_or_leave_holes_are_refused(tmp_path: Path) -> None:
     from torch.distributed.checkpoint import metadata as dcp
 

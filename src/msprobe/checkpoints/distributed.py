@@ -33,6 +33,7 @@ from msprobe.dump.open_file import FileWindow, OpenFile
 from msprobe.errors import CheckpointFormatError, DumpFormatError
 
 METADATA: Final = ".metadata"
+PART_SUFFIX: Final = ".distcp"
 _MAX_METADATA_BYTES: Final = 1 << 30
 _MAX_PICKLE_BYTES: Final = 64 << 20
 _DAMAGE: Final = (KeyError, TypeError, AttributeError, ValueError, IndexError)
@@ -49,7 +50,7 @@ class _Place:
 
 def is_distributed(folder: Path) -> bool:
     """Return whether a folder is a distributed checkpoint."""
-    return (folder / METADATA).is_file() or any(folder.glob("*.distcp"))
+    return (folder / METADATA).is_file() or any(folder.glob("*" + PART_SUFFIX))
 
 
 def read_distributed(folder: Path) -> Content:

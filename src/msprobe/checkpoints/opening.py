@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from msprobe.checkpoints.deepspeed import find_deepspeed, read_deepspeed
-from msprobe.checkpoints.distributed import METADATA, is_distributed, read_distributed
+from msprobe.checkpoints.distributed import METADATA, PART_SUFFIX, is_distributed, read_distributed
 from msprobe.checkpoints.megatron import find_megatron, read_megatron
 from msprobe.checkpoints.mindspore_file import read_mindspore_file
 from msprobe.checkpoints.mindspore_sharded import find_mindspore_shards, read_mindspore_shards
@@ -72,6 +72,8 @@ def _open(path: Path) -> Checkpoint:
         return _open_folder(path)
     if path.name.endswith(_INDEX_SUFFIX):
         return _open_index(path)
+    if path.suffix == PART_SUFFIX:
+        raise CheckpointFormatError(path, "is a part of a distributed checkpoint; name its folder")
     content, kind = _read_file(path, path.stem)
     return _made(path, kind, content)
 

@@ -72,7 +72,7 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
     optimizers = find_optimizers(
         value for side in (found.target, found.reference) for value in side.values.values()
     )
-    title = "copies on several ranks that should be alike, and are not"
+    title = "copies that should be alike, and are not"
     yield from _finding_lines(title, found.contradictions, limit)
     changed = [
         each

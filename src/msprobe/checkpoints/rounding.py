@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.checkpoints.parameters import Parameter
+from msprobe.checkpoints.parameters import PIECE_ELEMENTS, Parameter
 from msprobe.dump.formats.dtypes import widen
 
 _TYPES: Final = ("bfloat16", "float16", "float32", "float64")
@@ -40,7 +40,7 @@ def rounded_type(target: Parameter, reference: Parameter) -> str | None:
         return coarse.dtype if is_rounding(fine, coarse, coarse.dtype) else None
     for dtype in _TYPES[: _TYPES.index(target.dtype)]:
         for fine, coarse in ((reference, target), (target, reference)):
-            if is_rounding(fine, coarse, dtype):
+            if is_rounding(fine, coarse, dtype) and _goes_both_ways(fine, coarse):
                 return dtype
     return None
 
@@ -52,6 +52,14 @@ def is_rounding(fine: Parameter, coarse: Parameter, dtype: str) -> bool:
         if not np.array_equal(expected, widen(other, coarse.dtype), equal_nan=True):
             return False
     return True
+
+
+def _goes_both_ways(fine: Parameter, coarse: Parameter) -> bool:
+    """Whether some elements were rounded up and some down; a shift of simple numbers is neither."""
+    count = min(fine.count, PIECE_ELEMENTS)
+    one, other = (widen(item.span.read(0, count), item.dtype) for item in (fine, coarse))
+    errors = np.sign(one.astype(np.float64) - other)
+    return bool((errors > 0).any() and (errors < 0).any())
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
