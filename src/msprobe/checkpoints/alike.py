@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ NEAR: Final = 0.2
 _CLEAR_COSINE: Final = 0.5
 _CHANCE: Final = 6.0
 _ALIKE_NAMES: Final = 0.6
+_LEAST_SIZE_RATIO: Final = 0.5
+# Patterns of names that are compared with each other at most.
+_MOST_PATTERNS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +163,9 @@ def _likeness(targets: Sequence[Sample], references: Sequence[Sample]) -> NDArra
         return np.zeros_like(cosine)
     clear = max(_CLEAR_COSINE, _CHANCE / float(np.sqrt(count)))
     likeness = np.where(cosine >= min(clear, 0.999), cosine, 0.0)
-    sizes = np.array([[_size_ratio(a, b) for b in references] for a in targets])
-    return np.asarray(np.where(sizes >= 0.5, likeness, 0.0))
+    sizes, other_sizes = ([each.rms for each in side] for side in (targets, references))
+    small, large = np.minimum.outer(sizes, other_sizes), np.maximum.outer(sizes, other_sizes)
+    return np.asarray(np.where(small >= _LEAST_SIZE_RATIO * large, likeness, 0.0))
 
 
 def _centred(samples: Sequence[Sample]) -> NDArray[np.float64]:
@@ -180,15 +184,16 @@ def _size_ratio(one: Sample, other: Sample) -> float:
 def _pairs_by_names(added: Sequence[Parameter], removed: Sequence[Parameter]) -> list[Pair]:
     """Pair whole patterns of names (``layers.#.weight``) with the same numbers and shapes."""
     targets, references = _by_pattern(added), _by_pattern(removed)
-    candidates = sorted(
-        (
-            (-SequenceMatcher(None, one, other).ratio(), one, other)
-            for one, members in targets.items()
-            for other, others in references.items()
-            if members.keys() == others.keys()
-            and all(members[key].shape == others[key].shape for key in members)
-        ),
-    )
+    others = _by_members(references)
+    candidates: list[tuple[float, str, str]] = []
+    for members, patterns in _by_members(targets).items():
+        if len(patterns) * len(others.get(members, ())) <= _MOST_PATTERNS:
+            candidates += [
+                (-SequenceMatcher(None, one, other).ratio(), one, other)
+                for one in patterns
+                for other in others.get(members, ())
+            ]
+    candidates.sort()
     pairs: list[Pair] = []
     taken: set[tuple[int, str]] = set()
     for ratio, one, other in candidates:
@@ -201,7 +206,19 @@ def _pairs_by_names(added: Sequence[Parameter], removed: Sequence[Parameter]) ->
     return pairs
 
 
-def _by_pattern(parameters: Sequence[Parameter]) -> dict[str, dict[tuple[int, ...], Parameter]]:
+_Patterns = dict[str, dict[tuple[int, ...], Parameter]]
+"""Parameters by the pattern of their names and their numbers."""
+
+
+def _by_members(patterns: _Patterns) -> dict[Any, list[str]]:
+    """Return the patterns by the numbers and shapes of their parameters."""
+    found: dict[Any, list[str]] = defaultdict(list)
+    for pattern, members in patterns.items():
+        found[frozenset((key, item.shape) for key, item in members.items())].append(pattern)
+    return found
+
+
+def _by_pattern(parameters: Sequence[Parameter]) -> _Patterns:
     found: dict[str, dict[tuple[int, ...], Parameter]] = defaultdict(dict)
     for item in parameters:
         pattern, numbers = number_pattern(item.name)
@@ -213,4 +230,4 @@ def _same_magnitude(one: Parameter, other: Parameter) -> bool:
     samples = sample(one), sample(other)
     if samples[0] is None or samples[1] is None:
         return one.dtype == other.dtype
-    return samples[0].rms > 0.0 and _size_ratio(samples[0], samples[1]) >= 0.5
+    return samples[0].rms > 0.0 and _size_ratio(samples[0], samples[1]) >= _LEAST_SIZE_RATIO

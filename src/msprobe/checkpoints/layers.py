@@ -57,7 +57,7 @@ def layers(differences: Iterable[ParameterDifference]) -> list[Layer]:
         Layer(
             number=number,
             parameters=len(found[number]),
-            changed=sum(each.change.is_difference for each in found[number]),
+            changed=sum(_error(each) > 0.0 for each in found[number]),
             relative_error=max(map(_error, found[number])),
         )
         for number in sorted(found, key=lambda number: -1 if number is None else number)
@@ -90,6 +90,8 @@ def shade(error: float | None) -> str:
 
 
 def _error(each: ParameterDifference) -> float:
+    if each.change is Change.ROUNDED:
+        return 0.0
     return math.inf if each.change is Change.NONFINITE else each.relative_error
 
 

@@ -27,6 +27,7 @@ from msprobe.dump.formats.dtypes import COMPLEX_PARTS, PACKED_TYPES
 # Other spans than those of files are held in memory to be transposed: 64 MiB of float32.
 _MOST_IN_MEMORY: Final = 1 << 24
 _MOST_PARTS: Final = 64
+_MOST_CANDIDATES: Final = 256
 
 
 def transposed(parameter: Parameter) -> Parameter | None:
@@ -87,19 +88,17 @@ def pair_transposed(
     added: Sequence[Parameter], removed: Sequence[Parameter]
 ) -> list[tuple[Parameter, Parameter]]:
     """Return pairs of leftovers of which the second is the first, transposed."""
-    waiting: dict[tuple[int, ...], list[Parameter]] = defaultdict(list)
+    waiting: dict[Any, list[Parameter]] = defaultdict(list)
     for item in removed:
         if len(item.shape) == 2 and item.count > 1:
-            waiting[item.shape[::-1]].append(item)
+            waiting[item.shape[::-1], number_pattern(item.name)[1]].append(item)
     pairs: list[tuple[Parameter, Parameter]] = []
     for item in added:
-        numbers = number_pattern(item.name)[1]
-        others = waiting.get(item.shape, [])
-        # Those of the same layer first, and few others.
-        others.sort(key=lambda other: number_pattern(other.name)[1] != numbers)
-        found = next((each for each in others[:_MOST_PARTS] if is_transposed(item, each)), None)
+        others = waiting.get((item.shape, number_pattern(item.name)[1]), [])[:_MOST_PARTS]
+        found = next((each for each in others if is_transposed(item, each)), None)
         if found is not None:
-            others.remove(found)
+            key = (item.shape, number_pattern(item.name)[1])
+            waiting[key] = [each for each in waiting[key] if each is not found]
             pairs.append((item, found))
     return pairs
 
@@ -131,12 +130,13 @@ def find_joined(wholes: Sequence[Parameter], parts: Sequence[Parameter]) -> list
         by_numbers[number_pattern(item.name)[1]].append(item)
     found: list[Regrouped] = []
     for whole in wholes:
-        candidates = by_numbers.get(number_pattern(whole.name)[1], [])
-        group = _joined_from(whole, [item for item in candidates if _is_part(item, whole)])
+        numbers = number_pattern(whole.name)[1]
+        candidates = [item for item in by_numbers.get(numbers, ()) if _is_part(item, whole)]
+        group = _joined_from(whole, candidates[:_MOST_CANDIDATES])
         if group is not None:
             found.append(group)
-            for part in group.parts:
-                candidates.remove(part)
+            taken = set(map(id, group.parts))
+            by_numbers[numbers] = [x for x in by_numbers[numbers] if id(x) not in taken]
     return found
 
 
@@ -187,7 +187,7 @@ def _chain(whole: Parameter, parts: Sequence[Parameter], axis: int) -> list[Para
         part = next((item for item in left if _begins(whole, place * step, item, axis)), None)
         if part is None:
             return None
-        left.remove(part)
+        left = [item for item in left if item is not part]
         chain.append(part)
         place += part.shape[axis]
     return chain if place == whole.shape[axis] and len(chain) > 1 else None
@@ -252,13 +252,13 @@ def find_tied(
         digest: checksum of all values.
     """
     wanted = {(item.dtype, item.shape) for item in leftovers}
-    by_shape: dict[tuple[str, tuple[int, ...]], list[Parameter]] = defaultdict(list)
+    by_start: dict[Any, list[Parameter]] = defaultdict(list)
     for item in paired:
         if (item.dtype, item.shape) in wanted:
-            by_shape[item.dtype, item.shape].append(item)
+            by_start[_start(item)].append(item)
     found: list[tuple[Parameter, Parameter]] = []
     for item in leftovers:
-        others = by_shape.get((item.dtype, item.shape), [])
+        others = by_start.get(_start(item), [])[:_MOST_PARTS]
         # Many parameters are all 0 or all 1; only other values tell that two are one.
         if not others or not _varies(item):
             continue
@@ -267,6 +267,11 @@ def find_tied(
         if twin is not None:
             found.append((item, twin))
     return found
+
+
+def _start(item: Parameter) -> tuple[str, tuple[int, ...], bytes]:
+    """Return type, shape and first bytes: equal for equal parameters, and cheap."""
+    return item.dtype, item.shape, item.span.read(0, min(item.count, 64)).tobytes()
 
 
 def _varies(item: Parameter) -> bool:
