@@ -162,6 +162,30 @@ def test_names_that_several_files_share_begin_with_their_file(tmp_path: Path) ->
     assert names(open_checkpoint(tmp_path)) == {"unet/model.w", "text/model.w"}
 
 
+def test_files_beside_shards_are_read(tmp_path: Path) -> None:
+    folder = WRITERS["shards"][1](tmp_path / "hub", {"a": torch.ones(2), "b": torch.ones(1)})
+    torch.save({"last_epoch": 3}, folder / "scheduler.pt")
+    torch.save({"a": torch.zeros(2)}, folder / "old.pt")
+    checkpoint = open_checkpoint(folder)
+    assert names(checkpoint) == {"a", "b", "old.pt.a"}
+    assert checkpoint.values["last_epoch"].content == 3
+    only = open_checkpoint(folder / "model.safetensors.index.json")
+    assert names(only) == {"a", "b"}
+
+
+def test_a_tensor_that_no_index_lists_is_read(tmp_path: Path) -> None:
+    folder = WRITERS["shards"][1](tmp_path / "hub", {"a": torch.ones(2), "b": torch.ones(1)})
+    index = folder / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    assert names(open_checkpoint(index)) == {"a"}
+    WRITERS["safetensors"][1](
+        folder / "model-00001-of-00002.safetensors", {"a": torch.ones(2), "c": torch.ones(1)}
+    )
+    checkpoint = open_checkpoint(index)
+    assert names(checkpoint) == {"a", "model-00001-of-00002.safetensors.c"}
+    assert "not in the index" in checkpoint.notes[0]
+
+
 def test_a_folder_prefers_safetensors_to_pickles(tmp_path: Path) -> None:
     folder = WRITERS["shards"][1](tmp_path / "hub", {"a": torch.ones(2), "b": torch.ones(1)})
     (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "gone.bin"}}')

@@ -20,6 +20,7 @@ pytest.importorskip("safetensors")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from builders.checkpoint_corpus import FORMATS, training  # noqa: E402
 from builders.checkpoints import WRITERS, mindspore_entry, state, write_shards  # noqa: E402
 from builders.protobuf import block, varint  # noqa: E402
 from msprobe.checkpoints.opening import open_checkpoint  # noqa: E402
@@ -307,3 +308,34 @@ def test_reading_keeps_no_executable_object(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2), "f": torch.nn.functional.relu}, tmp_path / "x.pt")
     tree = read_torch_file(tmp_path / "x.pt").tree
     assert not callable(tree["f"])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("folders")
+    return {name: FORMATS[name](folder / name, training()) for name in SHARDED}
+
+
+SHARDED = ("blocks", "zero 2", "zero 3", "megatron pp2")
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_damage_of_a_part_gives_values_or_one_of_our_errors(
+    folders: dict[str, Path], data: st.DataObject
+) -> None:
+    folder = folders[data.draw(st.sampled_from(SHARDED))]
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    file = data.draw(st.sampled_from(files))
+    original = file.read_bytes()
+    content = bytearray(original)
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, min(len(content), 3000) - 1))] = data.draw(
+            st.integers(0, 255)
+        )
+    file.write_bytes(content)
+    try:
+        with contextlib.suppress(MsprobeError):
+            read_all(folder)
+    finally:
+        file.write_bytes(original)

@@ -290,6 +290,14 @@ def test_entries_outside_the_model_are_compared(tmp_path: Path) -> None:
     ]
 
 
+def test_the_file_of_a_distributed_optimizer_is_compared(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        folder = cut(tmp_path / name, tp=2) / "iter_0000100" / "mp_rank_01"
+        torch.save({0: {"exp_avg": torch.full((3,), ord(name))}}, folder / "distrib_optim.pt")
+    found = compare_checkpoints(tmp_path / "a", tmp_path / "b")
+    assert [each.name for each in found.worst()] == ["mp_rank_01.distrib_optim.0.exp_avg"]
+
+
 def test_a_damaged_rank_is_refused(tmp_path: Path) -> None:
     folder = cut(tmp_path / "m", tp=2)
     damaged = folder / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt"

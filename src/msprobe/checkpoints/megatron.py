@@ -133,6 +133,8 @@ def read_megatron(folder: Path) -> Checkpoint:
             _merge(folder, name, by_tp, tp_size, gated, content.contradictions)
         )
     _add_others(content, {file.parent.name: contents[file].content for file in grid})
+    for file in grid:
+        _add_beside(content, file)
     sizes = f"TP {tp_size} PP {pp_size} EP {ep_size}"
     return make_checkpoint(folder, f"Megatron, {sizes}", content, grid=sizes)
 
@@ -205,6 +207,13 @@ def _add_others(content: Content, by_rank: Mapping[str, Content]) -> None:
                 content.values.append(value)
         content.add(local, (rank,))
         content.notes += found.notes
+
+
+def _add_beside(content: Content, file: Path) -> None:
+    """Add the other files of a rank, as that of a distributed optimizer."""
+    for other in sorted(file.parent.glob("*.pt")):
+        if other != file:
+            content.add(read_torch_file(other).content, (file.parent.name, other.stem))
 
 
 def _check_grid(folder: Path, grid: Mapping[Path, _Rank], settings: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -93,19 +93,30 @@ def _open_folder(path: Path) -> Checkpoint:
     shards = find_mindspore_shards(path)
     if shards is not None:
         return read_mindspore_shards(path, shards, lambda file: _read_file(file, file.stem)[0])
-    if is_distributed(path):
-        return _made(path, "distributed checkpoint", read_distributed(path))
     indexes = sorted(path.glob("*" + _INDEX_SUFFIX))
-    if indexes:
-        # Of two (safetensors and .bin of the same weights) the safer format is read.
-        return _open_index(
-            next((each for each in indexes if "safetensors" in each.name), indexes[0])
-        )
-    return _open_files(path)
+    if not indexes or is_distributed(path):
+        return _open_files(path)
+    # Of two (safetensors and .bin of the same weights) the safer format is read.
+    index = next((each for each in indexes if "safetensors" in each.name), indexes[0])
+    beside = {name for each in indexes if each != index for name in _listed(each)}
+    return _open_index(index, leave_out=beside)
 
 
-def _open_index(path: Path) -> Checkpoint:
-    """Open the shards that an index lists."""
+def _listed(index: Path) -> set[str]:
+    """Return the files that another index lists; none if it cannot be read."""
+    try:
+        return set(_weight_map(index).values())
+    except CheckpointFormatError:
+        return set()
+
+
+def _open_index(path: Path, leave_out: Set[str] | None = None) -> Checkpoint:
+    """Open the shards that an index lists.
+
+    Args:
+        path: the index.
+        leave_out: files beside it that are not read, too; None to read the shards only.
+    """
     places = _weight_map(path)
     shards: dict[str, dict[str, Parameter]] = {}
     content = Content()
@@ -121,12 +132,28 @@ def _open_index(path: Path) -> Checkpoint:
         if parameter is None:
             raise CheckpointFormatError(path.parent / file, f"does not hold {name!r}")
         content.parameters.append(parameter)
-    unlisted = [name for left in shards.values() for name in left]
+    unlisted = {file: left for file, left in shards.items() if left}
     if unlisted:
-        content.notes.append(
-            f"{len(unlisted)} tensors are not in the index: {', '.join(unlisted[:3])} …"
-        )
+        names = [name for left in unlisted.values() for name in left]
+        first = ", ".join(names[:3])
+        content.notes.append(f"{len(names)} tensors are not in the index: {first} …")
+        for file, left in unlisted.items():
+            content.add(Content(parameters=list(left.values())), (file,))
+    if leave_out is not None:
+        content = _with_others(path.parent, content, {*shards, *leave_out})
     return _made(path.parent, f"{len(shards)} shards", content)
+
+
+def _with_others(folder: Path, content: Content, read: Set[str]) -> Content:
+    """Return the content of shards with that of the other files of their folder."""
+    taken = {entry.path for entry in content.entries()}
+    for file in sorted(folder.iterdir()):
+        if file.suffix in SUFFIXES and file.name not in read and file.is_file():
+            other, _ = _read_file(file, file.stem, may_be_empty=True)
+            paths = {entry.path for entry in other.entries()}
+            content.add(other, () if taken.isdisjoint(paths) else (file.name,))
+            taken |= paths
+    return content
 
 
 def _weight_map(path: Path) -> Mapping[str, str]:
@@ -146,12 +173,9 @@ def _weight_map(path: Path) -> Mapping[str, str]:
 
 def _open_files(path: Path) -> Checkpoint:
     """Open all files of a folder. Paths of files that share one begin with the file's name."""
-    parts = sorted({file.parent for file in path.rglob(METADATA) if file.is_file()})
-    files = sorted(
-        file
-        for file in path.rglob("*")
-        if file.suffix in SUFFIXES and file.is_file() and file.parent not in parts
-    )
+    patterns = (METADATA, f"*{PART_SUFFIX}")
+    parts = sorted({file.parent for pattern in patterns for file in path.rglob(pattern)})
+    files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
     if not files and not parts:
         known = ", ".join(SUFFIXES)
         raise CheckpointFormatError(path, f"holds no checkpoint: no index and no file of {known}")
@@ -165,9 +189,10 @@ def _open_files(path: Path) -> Checkpoint:
         if all(not entry.path for entry in content.entries()):  # of .npy only the file has a name
             content = Content(parameters=[replace(x, path=(x.name,)) for x in content.parameters])
         by_file[stem if stem not in by_file else file.relative_to(path).as_posix()] = content
-    content = joined_contents(by_file)
-    count = len(by_file)
-    return _made(path, f"{count} files" if count > 1 else "1 file", content)
+    kind = f"{len(by_file)} files" if len(by_file) > 1 else "1 file"
+    if parts == [path]:
+        kind = "distributed checkpoint"
+    return _made(path, kind, joined_contents(by_file))
 
 
 def _check_numbered(files: list[Path]) -> None:

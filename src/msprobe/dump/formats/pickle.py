@@ -80,7 +80,9 @@ class _Machine:
     def __init__(self, references: list[PersistentId]) -> None:
         self._references = references
         self._stack: list[Any] = []
-        self._memo: dict[int, Any] = {}
+        # Programs number what they keep from 0 on; other numbers go into the dict.
+        self._memo: list[Any] = []
+        self._far: dict[int, Any] = {}
 
     def run(self, pickled: bytes | BinaryIO) -> Any:
         if isinstance(pickled, bytes):
@@ -105,11 +107,11 @@ class _Machine:
         elif name in _CONSTANTS:
             self._stack.append(_CONSTANTS[name])
         elif name in _GETS:
-            self._stack.append(self._memo[int(argument)])
+            self._stack.append(self._kept(int(argument)))
         elif name in _PUTS:
-            self._memo[int(argument)] = self._stack[-1]
+            self._keep(int(argument))
         elif name == "MEMOIZE":
-            self._memo[len(self._memo)] = self._stack[-1]
+            self._keep(len(self._memo) + len(self._far))
         elif name not in ("PROTO", "FRAME"):
             handler = _HANDLERS.get(name)
             if handler is None:
@@ -133,19 +135,19 @@ class _Machine:
     # The frequent opcodes: each takes the bytes and its place, and returns where the next one is.
 
     def get(self, pickled: bytes, at: int) -> int:
-        self._stack.append(self._memo[pickled[at]])
+        self._stack.append(self._kept(pickled[at]))
         return at + 1
 
     def get_long(self, pickled: bytes, at: int) -> int:
-        self._stack.append(self._memo[int.from_bytes(pickled[at : at + 4], "little")])
+        self._stack.append(self._kept(int.from_bytes(pickled[at : at + 4], "little")))
         return at + 4
 
     def put(self, pickled: bytes, at: int) -> int:
-        self._memo[pickled[at]] = self._stack[-1]
+        self._keep(pickled[at])
         return at + 1
 
     def put_long(self, pickled: bytes, at: int) -> int:
-        self._memo[int.from_bytes(pickled[at : at + 4], "little")] = self._stack[-1]
+        self._keep(int.from_bytes(pickled[at : at + 4], "little"))
         return at + 4
 
     def small_number(self, pickled: bytes, at: int) -> int:
@@ -193,6 +195,17 @@ class _Machine:
         if found is _MARK:
             raise ValueError("the pickle ends with a mark")
         return found
+
+    def _keep(self, number: int) -> None:
+        if number == len(self._memo):
+            self._memo.append(self._stack[-1])
+        elif 0 <= number < len(self._memo):
+            self._memo[number] = self._stack[-1]
+        else:
+            self._far[number] = self._stack[-1]
+
+    def _kept(self, number: int) -> Any:
+        return self._memo[number] if 0 <= number < len(self._memo) else self._far[number]
 
     def _to_mark(self) -> list[Any]:
         items: list[Any] = []

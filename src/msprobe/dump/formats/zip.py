@@ -2,8 +2,8 @@
 """The entries of a zip archive that is not compressed, found where they lie in the file.
 
 Python's own `zipfile` takes over 100 µs for an archive of seven entries, more than the comparison
-of a small tensor. So the usual form of the directory is read here, and everything else (64-bit
-sizes, comments, several disks …) is left to `zipfile`.
+of a small tensor. So the usual forms of the directory are read here, and everything else (64-bit
+sizes of entries, comments, several disks …) is left to `zipfile`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from msprobe.errors import DumpFormatError
 
 _END: Final = struct.Struct("<4sHHHHIIH")
 _CENTRAL: Final = struct.Struct("<4sHHHHHHIIIHHHHHII")
+_LONG_END: Final = struct.Struct("<4sQHHIIQQQQ")
+_LOCATOR: Final = struct.Struct("<4sIQI")
 _LOCAL: Final = struct.Struct("<4sHHHHHIIIHH")
 _UNKNOWN_16: Final = 0xFFFF
 _UNKNOWN_32: Final = 0xFFFFFFFF
@@ -149,8 +151,11 @@ def _read_usual_directory(file: OpenFile | FileWindow) -> dict[bytes, list[Entry
     magic, disk, first_disk, _, count, length, start, comment = _END.unpack(
         file.read(end, _END.size)
     )
-    unusual = disk or first_disk or comment or count == _UNKNOWN_16 or start == _UNKNOWN_32
-    if magic != b"PK\5\6" or unusual or start + length > end:
+    if magic != b"PK\5\6" or disk or first_disk or comment:
+        return None
+    if count == _UNKNOWN_16 or start == _UNKNOWN_32:
+        count, length, start = _read_long_end(file, end)
+    if count < 0 or start + length > end:
         return None
     text = file.read(start, length)
     entries: dict[bytes, list[Entry]] = {}
@@ -172,6 +177,24 @@ def _read_usual_directory(file: OpenFile | FileWindow) -> dict[bytes, list[Entry
         entries.setdefault(name, []).append(entry)
     # A remainder, or a gap that hides the 64-bit form's true numbers, is left to zipfile.
     return entries if at == length and _is_end_of_directory(file, start + length, end) else None
+
+
+def _read_long_end(file: OpenFile | FileWindow, end: int) -> tuple[int, int, int]:
+    """Return number of entries, length and start of a large archive's directory; -1 for none.
+
+    Archives of more than 65,534 entries or 4 GiB have a second end record before the usual one.
+    """
+    begin = end - _LONG_END.size - _LOCATOR.size
+    if begin < 0:
+        return -1, 0, 0
+    magic, _, _, _, disk, first_disk, count, total, length, start = _LONG_END.unpack(
+        file.read(begin, _LONG_END.size)
+    )
+    mark, _, place, _ = _LOCATOR.unpack(file.read(begin + _LONG_END.size, _LOCATOR.size))
+    is_known = (magic, mark, place) == (b"PK\6\6", b"PK\6\7", begin)
+    if not is_known or disk or first_disk or count != total:
+        return -1, 0, 0
+    return count, length, start
 
 
 def _is_end_of_directory(file: OpenFile | FileWindow, directory_end: int, end: int) -> bool:
