@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import json
 import math
 from pathlib import Path
 
@@ -171,6 +172,17 @@ def test_files_beside_shards_are_read(tmp_path: Path) -> None:
     assert checkpoint.values["last_epoch"].content == 3
     only = open_checkpoint(folder / "model.safetensors.index.json")
     assert names(only) == {"a", "b"}
+
+
+def test_values_of_several_shards_stay_apart(tmp_path: Path) -> None:
+    places = {}
+    for number in (1, 2):
+        file = f"x-{number:05d}-of-00002.bin"
+        torch.save({f"w{number}": torch.ones(2), "part": number}, tmp_path / file)
+        places[f"w{number}"] = file
+    (tmp_path / "x.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    found = open_checkpoint(tmp_path).values
+    assert [value.content for value in found.values()] == [1, 2]
 
 
 def test_a_tensor_that_no_index_lists_is_read(tmp_path: Path) -> None:

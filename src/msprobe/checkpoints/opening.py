@@ -126,7 +126,7 @@ def _open_index(path: Path, leave_out: Set[str] | None = None) -> Checkpoint:
         shard, _ = _read_file(path.parent / name, name)
         shards[name] = {parameter.name: parameter for parameter in shard.parameters}
         shard.parameters = []
-        content.add(shard)
+        _add_apart(content, shard, name)
     for name, file in places.items():
         parameter = shards[file].pop(name, None)
         if parameter is None:
@@ -146,14 +146,18 @@ def _open_index(path: Path, leave_out: Set[str] | None = None) -> Checkpoint:
 
 def _with_others(folder: Path, content: Content, read: Set[str]) -> Content:
     """Return the content of shards with that of the other files of their folder."""
-    taken = {entry.path for entry in content.entries()}
     for file in sorted(folder.iterdir()):
         if file.suffix in SUFFIXES and file.name not in read and file.is_file():
             other, _ = _read_file(file, file.stem, may_be_empty=True)
-            paths = {entry.path for entry in other.entries()}
-            content.add(other, () if taken.isdisjoint(paths) else (file.name,))
-            taken |= paths
+            _add_apart(content, other, file.name)
     return content
+
+
+def _add_apart(content: Content, other: Content, file: str) -> None:
+    """Add the entries of another file, below its name if they share a path with the others."""
+    taken = {entry.path for entry in content.entries()}
+    is_apart = taken.isdisjoint(entry.path for entry in other.entries())
+    content.add(other, () if is_apart else (file,))
 
 
 def _weight_map(path: Path) -> Mapping[str, str]:
