@@ -75,6 +75,15 @@ def test_names_are_those_of_the_file_where_no_two_paths_look_alike(tmp_path: Pat
     assert set(open_checkpoint(tmp_path / "x.pt").parameters) == {"a.b.c", "a.0.0"}
 
 
+def test_entries_of_one_path_are_all_kept(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    np.savez(tmp_path / "x" / "a.npz", w=np.ones(2), **{"a.w": np.zeros(2)})
+    np.savez(tmp_path / "x" / "b.npz", w=np.ones(3))
+    found = open_checkpoint(tmp_path / "x").parameters
+    assert len(found) == 3
+    assert {item.shape for item in found.values()} == {(2,), (3,)}
+
+
 def trained_optimizer(lr: float = 1e-3) -> dict[str, Any]:
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)

@@ -211,7 +211,11 @@ class Checkpoint:
 
 def make_checkpoint(path: Path, kind: str, content: Content, *, grid: str = "") -> Checkpoint:
     """Return a checkpoint of these entries, whose names are made different where they are not."""
-    names = spelled_names(item.path for item in content.entries())
+    taken: set[KeyPath] = set()
+    parameters = [_distinct(item, taken) for item in content.parameters]
+    values = [_distinct(item, taken) for item in content.values]
+    unread = [_distinct(item, taken) for item in content.unread]
+    names = spelled_names(item.path for item in (*parameters, *values, *unread))
 
     def named(items: list[AnyEntry]) -> Iterator[AnyEntry]:
         for item in items:
@@ -220,13 +224,23 @@ def make_checkpoint(path: Path, kind: str, content: Content, *, grid: str = "") 
     return Checkpoint(
         path=path,
         kind=kind,
-        parameters={item.name: item for item in named(content.parameters)},
-        values={item.name: item for item in named(content.values)},
-        unread=tuple(named(content.unread)),
+        parameters={item.name: item for item in named(parameters)},
+        values={item.name: item for item in named(values)},
+        unread=tuple(named(unread)),
         contradictions=tuple(content.contradictions),
         grid=grid,
         notes=tuple(content.notes),
     )
+
+
+def _distinct(item: AnyEntry, taken: set[KeyPath]) -> AnyEntry:
+    """Return an entry with a number behind its path if another one has it already."""
+    path, number = item.path, 1
+    while path in taken:
+        number += 1
+        path = (*item.path, f"#{number}")
+    taken.add(path)
+    return item if path is item.path else replace(item, path=path, name=path_name(path))
 
 
 def same_bytes(one: Parameter, other: Parameter) -> bool:
