@@ -46,7 +46,7 @@ Side = Literal["target", "reference"]
 EXACT: Final = Tolerance(rtol=0.0, atol=0.0)
 
 
-# A batch is a piece of work for a thread; a pair costs as much time as reading some bytes does.
+# A batch is a piece of work for a thread; a pair costs as much time as reading some bytes.
 _BATCH_BYTES: Final = 16 << 20
 _PAIR_BYTES: Final = 16 << 10
 # Up to so many elements, equal ones are found by their bytes, without metrics.
@@ -247,12 +247,12 @@ def compare_checkpoints(
     one, other = apart_from_ranks(one, other)
     one, other = with_numbers_as_values(one, other), with_numbers_as_values(other, one)
     matching = match_parameters(one, other, find_renamed=find_renamed)
-    total = sum(map(_size, matching.pairs))
-    done = 0
+    sizes = list(map(_size, matching.pairs))
+    total, done = sum(sizes), 0
     differences: list[ParameterDifference] = []
-    for pair, difference in _compared(matching.pairs, tolerance, workers):
+    for difference in _compared(matching.pairs, sizes, tolerance, workers):
+        done += sizes[len(differences)]
         differences.append(difference)
-        done += _size(pair)
         if progress is not None:
             progress(done, total)
     notes = [f"target: {note}" for note in one.notes]
@@ -332,23 +332,23 @@ def _size(pair: ParameterPair) -> int:
 
 
 def _compared(
-    pairs: Sequence[ParameterPair], tolerance: Tolerance, workers: int | None
-) -> Iterator[tuple[ParameterPair, ParameterDifference]]:
+    pairs: Sequence[ParameterPair], sizes: Sequence[int], tolerance: Tolerance, workers: int | None
+) -> Iterator[ParameterDifference]:
     # Reading and the C metrics let other threads run. Many small pairs are one piece of work.
-    batches = list(_batches(pairs))
-
     def compare_batch(batch: Sequence[ParameterPair]) -> list[ParameterDifference]:
         return [_compare(pair, tolerance) for pair in batch]
 
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        for batch, found in zip(batches, pool.map(compare_batch, batches), strict=True):
-            yield from zip(batch, found, strict=True)
+        for found in pool.map(compare_batch, _batches(pairs, sizes)):
+            yield from found
 
 
-def _batches(pairs: Sequence[ParameterPair]) -> Iterator[Sequence[ParameterPair]]:
+def _batches(
+    pairs: Sequence[ParameterPair], sizes: Sequence[int]
+) -> Iterator[Sequence[ParameterPair]]:
     begin, size = 0, 0
-    for place, pair in enumerate(pairs):
-        size += _size(pair) + _PAIR_BYTES
+    for place, each in enumerate(sizes):
+        size += each + _PAIR_BYTES
         if size >= _BATCH_BYTES:
             yield pairs[begin : place + 1]
             begin, size = place + 1, 0
@@ -408,6 +408,8 @@ def _turned(pair: ParameterPair) -> ParameterPair | None:
 
 def _same_elements(target: Parameter, reference: Parameter) -> bool:
     """Whether shapes are equal up to dimensions of size 1."""
+    if target.shape == reference.shape:
+        return True
     one, other = ([size for size in item.shape if size != 1] for item in (target, reference))
     return one == other
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
+import numpy as np
+
 from msprobe.checkpoints.alike import pair_alike
 from msprobe.checkpoints.changes import Relation
 from msprobe.checkpoints.key_paths import KeyPath, path_name
@@ -289,5 +291,7 @@ def _pair_by_content(added: Iterable[Parameter], removed: list[Parameter]) -> di
 def _digest(parameter: Parameter) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for piece in parameter.pieces():
-        digest.update(piece.astype(piece.dtype.newbyteorder("<"), copy=False).tobytes())
+        if not piece.dtype.isnative:
+            piece = piece.astype(piece.dtype.newbyteorder("="))  # noqa: PLW2901
+        digest.update(piece.view(np.uint8))
     return digest.digest()

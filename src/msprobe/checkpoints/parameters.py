@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -255,6 +256,7 @@ def same_bytes(one: Parameter, other: Parameter) -> bool:
     )
 
 
+@lru_cache(maxsize=64)
 def storage_dtype(dtype: str) -> np.dtype[Any]:
     """Return how NumPy holds elements of a type.
 
