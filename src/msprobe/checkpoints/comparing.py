@@ -177,10 +177,12 @@ class CheckpointComparison:
         found = [(each.change.value, each.name) for each in self.worst()]
         alarming = [pair for pair in found if pair[0] == Change.NONFINITE]
         contradictions = [("contradiction", each.name) for each in self.contradictions]
+        everything: tuple[ParameterDifference | ValueDifference, ...]
+        everything = (*self.differences, *self.values)
         others = [
             each
             for change in _BY_KIND
-            for each in (*self.differences, *self.values)
+            for each in everything
             if each.change is change
             and not (change is Change.CHANGED and isinstance(each, ParameterDifference))
         ]

@@ -293,5 +293,5 @@ def _digest(parameter: Parameter) -> bytes:
     for piece in parameter.pieces():
         if not piece.dtype.isnative:
             piece = piece.astype(piece.dtype.newbyteorder("="))  # noqa: PLW2901
-        digest.update(piece.view(np.uint8))
+        digest.update(piece.view(np.uint8).data)
     return digest.digest()

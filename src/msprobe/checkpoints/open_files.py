@@ -38,7 +38,7 @@ def read_elements(path: Path, offset: int, dtype: np.dtype[Any], count: int) -> 
                 return np.frombuffer(content, dtype)
         else:
             found = np.empty(count, dtype)
-            if file.read_into(offset, memoryview(found.view(np.uint8))):
+            if file.read_into(offset, found.view(np.uint8).data):
                 return found
     except OSError as exc:
         raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc

@@ -87,14 +87,14 @@ def _in_order_of_names(item: Value) -> Value:
 
 
 def _named(item: AnyEntry, optimizer: KeyPath, names: dict[int, str]) -> AnyEntry:
-    depth = len(optimizer)
-    if item.path[:depth] != optimizer or len(item.path) < depth + 2:
+    inner = item.path[len(optimizer) :]
+    if item.path[: len(optimizer)] != optimizer or len(inner) < 2:
         return item
-    part, number = item.path[depth], _number(item.path[depth + 1])
-    if part == STATE and number in names:
-        path = (*optimizer, STATE, names[number], *item.path[depth + 2 :])
+    number = _number(inner[1])
+    if inner[0] == STATE and number in names:
+        path = (*optimizer, STATE, names[number], *inner[2:])
         return replace(item, path=path, name=path_name(path))
-    if part == GROUPS and item.path[-1] == _PARAMETERS and isinstance(item, Value):
+    if inner[0] == GROUPS and inner[-1] == _PARAMETERS and isinstance(item, Value):
         return replace(item, content=tuple(sorted(map(names.__getitem__, item.content))))
     return item
 

@@ -216,7 +216,8 @@ def make_checkpoint(path: Path, kind: str, content: Content, *, grid: str = "") 
     parameters = [_distinct(item, taken) for item in content.parameters]
     values = [_distinct(item, taken) for item in content.values]
     unread = [_distinct(item, taken) for item in content.unread]
-    names = spelled_names(item.path for item in (*parameters, *values, *unread))
+    entries: list[Entry] = [*parameters, *values, *unread]
+    names = spelled_names(item.path for item in entries)
 
     def named(items: list[AnyEntry]) -> Iterator[AnyEntry]:
         for item in items:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pickletools
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
@@ -120,7 +121,7 @@ class _Machine:
 
     def rare(self, pickled: bytes, at: int) -> int:
         """Carry out an opcode that is not among the frequent ones; return where it ends."""
-        opcode = pickletools.code2op.get(chr(pickled[at - 1]))
+        opcode = _OPCODES.get(chr(pickled[at - 1]))
         if opcode is None:
             raise ValueError(f"at position {at - 1}, opcode {pickled[at - 1 : at]!r} is unknown")
         argument = None
@@ -310,23 +311,24 @@ def _pairs_to_dict(items: list[Any]) -> dict[Any, Any]:
 
 
 _STOP: Final = ord(".")
-_FAST: Final = [_Machine.rare] * 256
-for _opcode, _function in (
-    ("h", _Machine.get),
-    ("j", _Machine.get_long),
-    ("q", _Machine.put),
-    ("r", _Machine.put_long),
-    ("K", _Machine.small_number),
-    ("X", _Machine.text),
-    ("t", _Machine.plain_tuple),
-    ("(", _Machine.plain_mark),
-    ("\x89", _Machine.plain_false),
-    (")", _Machine.plain_empty),
-    ("\x85", _Machine.plain_single),
-    ("R", _Machine.plain_reduce),
-    ("Q", _Machine.plain_reference),
-):
-    _FAST[ord(_opcode)] = _function
+_OPCODES: Final = {opcode.code: opcode for opcode in pickletools.opcodes}
+_Step = Callable[[_Machine, bytes, int], int]
+_FREQUENT: Final[dict[str, _Step]] = {
+    "h": _Machine.get,
+    "j": _Machine.get_long,
+    "q": _Machine.put,
+    "r": _Machine.put_long,
+    "K": _Machine.small_number,
+    "X": _Machine.text,
+    "t": _Machine.plain_tuple,
+    "(": _Machine.plain_mark,
+    "\x89": _Machine.plain_false,
+    ")": _Machine.plain_empty,
+    "\x85": _Machine.plain_single,
+    "R": _Machine.plain_reduce,
+    "Q": _Machine.plain_reference,
+}
+_FAST: Final = [_FREQUENT.get(chr(code), _Machine.rare) for code in range(256)]
 
 _ORDERED_DICT: Final = "collections.OrderedDict"
 _CONSTANTS: Final = {
