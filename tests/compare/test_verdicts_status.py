@@ -128,6 +128,27 @@ def test_a_side_that_does_not_count_nan_and_infinity_is_compared_by_their_kind(
     assert other.status(ROW) == "nonfinite"
 
 
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({}, "equal"),
+        ({"neg_inf_count": 13}, "nonfinite"),
+        ({"nan_count": 1, "neg_inf_count": 11}, "nonfinite"),
+        ({"finite_min": -2.5}, "differs"),
+    ],
+)
+def test_what_is_known_beside_infinities_tells_values_apart(
+    tmp_path: Path, change: dict[str, float], status: str
+) -> None:
+    scores = WAVE.copy()
+    scores[:12] = -np.inf
+    finite = {"finite_max": 3.0, "finite_min": -2.0}
+    counts = {"nan_count": 0, "pos_inf_count": 0, "neg_inf_count": 12}
+    masked, other = (Value(scores, about=finite | counts | about) for about in ({}, change))
+
+    assert judge(tmp_path, other, masked).status(ROW) == status
+
+
 def test_finite_values_beside_a_nan_are_judged(tmp_path: Path) -> None:
     found = judge(tmp_path, nonfinite(np.nan, finite_max=99.0), nonfinite(np.nan))
 
