@@ -81,6 +81,67 @@ def test_limits_of_types_mean_the_same(tmp_path: Path, task: str, limit: float) 
     assert found.summary["origins"]["inherited"] == 0
 
 
+@BOTH
+def test_a_mask_of_limits_alone_means_the_same(tmp_path: Path, task: str) -> None:
+    def write(side: str, number: float) -> Path:
+        mask = np.full((6, 6), np.float32(number), np.float32)
+        dump = DumpBuilder(tmp_path / side, task)
+        dump.call("Torch.full.0.forward", [number], [value(mask, 1)], parent=MODEL)
+        dump.call(MODEL, [value(X)], [value(X)], parameters={})
+        return dump.write()
+
+    found = compare(write("t", -math.inf), write("r", float(np.finfo(np.float32).min)))
+
+    assert found.summary["verdict"]["class"] == "equal"
+
+
+@BOTH
+def test_a_result_without_a_reason_is_not_equal_because_nothing_follows(
+    tmp_path: Path, task: str
+) -> None:
+    def write(side: str, factor: float) -> Path:
+        dump = DumpBuilder(tmp_path / side, task)
+        made = value(X * np.float32(factor), 1)
+        dump.call("Functional.softplus.0.forward", [value(X)], [made], parent=MODEL, line=7)
+        dump.call("Tensor.sign.0.forward", [made], [value(np.sign(X), 2)], parent=MODEL)
+        dump.call(MODEL, [value(X)], [value(np.sign(X), 2)], parameters={})
+        return dump.write()
+
+    found = compare(write("t", 1.1), write("r", 1.0))
+
+    assert found.culprits == []
+    assert found.summary["verdict"]["class"] == "unexplained"
+    assert found.summary["verdict"]["where"]["record"] == "Functional.softplus.0.forward"
+    assert found.summary["comparisons"][0]["proof"]["absorbed"]["source"] == "train.py:7"
+
+
+@BOTH
+@pytest.mark.parametrize("apis", [True, False])
+def test_a_value_that_changes_on_its_way_is_named_though_a_norm_takes_it_back(
+    tmp_path: Path, task: str, apis: bool
+) -> None:
+    def write(side: str, factor: float) -> Path:
+        dump = DumpBuilder(tmp_path / side, task)
+        made = value(X + 1, 1)
+        given = made if factor == 1 else value((X + 1) * np.float32(factor), 2)
+        for name, before, after in (("conv", value(X), made), ("bn", given, value(X, 3))):
+            inner = f"Module.{name}.{name}.forward.0"
+            if apis:
+                dump.call(f"Functional.{name}.0.forward", [before], [after], parent=inner)
+            dump.call(inner, [before], [after], parameters={}, parent=MODEL)
+        dump.call(MODEL, [value(X)], [value(X, 3)], parameters={})
+        return dump.write()
+
+    found = compare(write("t", 1.5), write("r", 1.0))
+
+    first = "Functional.{}.0.forward" if apis else "Module.{0}.{0}.forward.0"
+    assert found.culprits == [first.format("bn")]
+    assert found.summary["verdict"]["class"] == "call"
+    assert f"changed between {first.format('conv')} and here, in the target alone, by code" in (
+        found.summary["verdict"]["sentence"]
+    )
+
+
 def test_culprits_of_one_line_are_a_group(tmp_path: Path) -> None:
     def write(side: str, factor: float) -> Path:
         dump = DumpBuilder(tmp_path / side)

@@ -47,6 +47,7 @@ class Cause(StrEnum):
     OTHER_VALUE = "other_value", "fed with {}"
     UNRECORDED_VALUE = "unrecorded_value", "fed with {}"
     SAME_VALUE = "same_value", "the same value as {}"
+    CHANGED_BETWEEN = "changed_between", "changed between {} by code that was not recorded"
     SURROUNDING_CODE = "surrounding_code", "made by the own code of {}"
     RANDOM_STATE = "random_state", "the state of the random generator differs"
 
@@ -107,6 +108,11 @@ class Cause(StrEnum):
     )
     NAN_CALL = "nan_call", "only the target makes this call, and its result holds NaN"
     HARMLESS = "harmless", "without consequence: the result of {} agrees"
+    ABSORBED = "absorbed", "though what it was given is equal; without consequence: {} agrees again"
+    SAME_GRADIENTS = (
+        "same_gradients",
+        "without consequence: the optimizer gets the same gradients",
+    )
 
     # Other steps and ranks
     EARLIER_STEP = (

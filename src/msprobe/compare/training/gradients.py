@@ -76,6 +76,12 @@ def has_same_gradients(pair: StepPair) -> bool:
     )
 
 
+def is_unscaled(pair: FactsPair) -> bool:
+    """Return whether neither clipping nor a scaler can hide a factor between the gradients."""
+    sides = pair.target, pair.reference
+    return not any(clips_of(facts) or any(_scales(facts)) for facts in sides)
+
+
 def _is_near(target: Fingerprint, reference: Fingerprint, largest: float) -> bool:
     if target.checksum is not None and target.checksum == reference.checksum:
         return True

@@ -15,7 +15,10 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.gradients import has_same_gradients, is_unscaled
 from msprobe.compare.training.history import TrainingHistory
+from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.step_pairs import step_pairs
 from msprobe.compare.verdicts.history import History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
 from msprobe.compare.verdicts.proof import prove
@@ -40,12 +43,18 @@ class Across:
     def __init__(self) -> None:
         self._histories: dict[int | str, History] = {}
 
-    def settle(self, ranks: Sequence[RankComparison], training: TrainingHistory) -> None:
+    def settle(
+        self,
+        ranks: Sequence[RankComparison],
+        training: TrainingHistory,
+        facts: Sequence[FactsPair],
+    ) -> None:
         """Revise the origins of one step.
 
         Args:
             ranks: all of its ranks, with the origins of single ones. Steps come in their order.
             training: the optimizer steps before, and the batches of this step.
+            facts: the facts of its ranks, where both sides have them.
         """
         for comparison in ranks:
             history = self._histories.get(comparison.rank)
@@ -59,6 +68,7 @@ class Across:
                         mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
             _inherit_updates(comparison, training)
             history.add(comparison)
+            _clear_backward(comparison, [each for each in facts if each.rank == comparison.rank])
         if len(ranks) > 1:
             _settle_ranks(ranks)
         for comparison in ranks:
@@ -101,6 +111,29 @@ def _inherit_updates(comparison: RankComparison, training: TrainingHistory) -> N
             is_explained = updated.get(f"{path}.{argument}" if path else argument, True)
         if is_explained:
             mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
+
+
+def _clear_backward(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
+    """Clear the backward pass, if the optimizer gets the same gradients from it.
+
+    Where modules were recorded, these show what is another way to compute the same.
+    """
+    side = comparison.target
+    if any(side.parsed(name).is_module for name in side.names):
+        return
+    rows = [
+        row for row in comparison.rows if row.origin is not None and _is_backward(comparison, row)
+    ]
+    steps = (
+        [step for pair in facts if is_unscaled(pair) for step in step_pairs(pair)] if rows else []
+    )
+    if steps and all(map(has_same_gradients, steps)):
+        for row in rows:
+            row.origin, row.cause, row.subject = None, Cause.SAME_GRADIENTS, ""
+
+
+def _is_backward(comparison: RankComparison, row: Row) -> bool:
+    return comparison.side_of(row.pair).parsed(row.pair.name).kind is RecordKind.BACKWARD
 
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,6 +119,20 @@ class Calls:
         pair = call.pair
         return (pair.target in self._target_parents) or (pair.reference in self._reference_parents)
 
+    def makes_other_call(self, pair: OperationPair) -> bool:
+        """Return whether one side alone makes a call, or the other makes it by another API."""
+        if pair.target is None or pair.reference is None:
+            return True
+        if pair.target == pair.reference:
+            return False
+        target = self._comparison.target.operator(pair.target)
+        return target.name != self._comparison.reference.operator(pair.reference).name
+
+    def parts(self, call: Call) -> Iterator[Call]:
+        """Yield the recorded calls directly inside another one, of one side."""
+        for begin, end in self._parts.get(call.pair.name, ()):
+            yield self._call(begin, end)
+
     def parse(self, pair: OperationPair) -> RecordName:
         """Return an operation's name taken apart."""
         return self._comparison.side_of(pair).parsed(pair.name)
@@ -158,6 +173,16 @@ class Calls:
                 shapes = [value.shape for value in side.values(name) if value.role is Role.INPUT]
                 sizes += [shape[0] for shape in shapes[:1] if shape]
         return sizes
+
+    @cached_property
+    def _parts(self) -> dict[str, list[tuple[int, int]]]:
+        """Record, as the pair of operations is called → first and last row of each part."""
+        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for begin, end in self._starts.values():
+            parent = self.parent(self.rows[begin].pair)
+            if parent is not None:
+                found[parent].append((begin, end))
+        return found
 
     @cached_property
     def _target_parents(self) -> frozenset[str | None]:

@@ -36,6 +36,7 @@ _BY_CAUSE: Final = {
     Cause.ARGUMENT: VerdictClass.ARGUMENT,
     Cause.OTHER_VALUE: VerdictClass.ORDER,
     Cause.UNRECORDED_VALUE: VerdictClass.ARGUMENT,
+    Cause.CHANGED_BETWEEN: VerdictClass.CALL,
     Cause.RANDOM_NUMBERS: VerdictClass.RANDOM,
     Cause.RANDOM_STATE: VerdictClass.RANDOM,
     Cause.LONE_PRECISION: VerdictClass.PRECISION,
@@ -61,6 +62,8 @@ def class_of(culprit: Culprit) -> VerdictClass:
     if not row.pair.is_matched and _CAST.fullmatch(_parsed(culprit).base):
         return VerdictClass.PRECISION
     known = None if row.cause is None else _BY_CAUSE.get(row.cause)
+    if known is VerdictClass.ARGUMENT and culprit.kind == "backward" and row.holds_tensor:
+        return VerdictClass.GRADIENT
     if known is not None:
         return known
     if not row.pair.is_matched:

@@ -113,7 +113,7 @@ class _Search:
                 observed.is_forward_exact or (has_factor and not observed.forward_differs)
             )
         if fact.moment is Moment.REDUCE:
-            return observed is not None and observed.is_exact
+            return observed is not None and observed.is_shared_exact
         return self._differs_after(fact)
 
     def _moment(self, culprit: Culprit) -> Moment:
@@ -180,7 +180,7 @@ class _Search:
             fact.verdict,
             fact.words,
             Confidence.PROVED
-            if fact.effect is Effect.CERTAIN or self._is_alone(fact)
+            if fact.effect is Effect.CERTAIN or self._is_alone(fact) or self._is_proved(fact)
             else Confidence.LIKELY,
             evidence=evidence,
             chosen=fact,
@@ -200,6 +200,14 @@ class _Search:
         """Return whether all values before a difference of the optimizer are equal."""
         before = [each for each in self._findings.steps if each.step <= fact.step]
         return fact.moment > Moment.BACKWARD and all(each.is_exact for each in before)
+
+    def _is_proved(self, fact: FactDifference) -> bool:
+        """Return whether rounding, in types that differ, explains every difference."""
+        return (
+            fact.verdict is VerdictClass.PRECISION
+            and not self._findings.counts[Status.UNREAD]
+            and all(each.proof is None or each.proof.is_rounding for each in self._findings.steps)
+        )
 
     def _agreement(self, fact: FactDifference) -> Iterator[str]:
         """Yield the steps and parts of a step that agree before a difference."""

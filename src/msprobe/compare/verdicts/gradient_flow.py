@@ -72,6 +72,9 @@ class GradientFlow:
         if not call.is_matched and self._module_record(call, "forward") is None:
             return  # its module has no partner either, which is reported
         state = self._state
+        if row.status is Status.DIFFERS and self._is_noise(call, row):
+            settle_as_close(row, Cause.NOISE)
+            return
         makers = state.flow.makers(row)
         common = makers.common
         if common is not None:
@@ -80,9 +83,6 @@ class GradientFlow:
                 settle_like(row, maker)
             else:
                 mark(row, Origin.INHERITED)
-            return
-        if row.status is Status.DIFFERS and self._is_noise(call, row):
-            settle_as_close(row, Cause.NOISE)
             return
         if makers.target and makers.reference and state.has_difference:
             mark(row, Origin.INHERITED, Cause.OTHER_USERS)

@@ -130,6 +130,13 @@ class Incoming:
         if one_sided and (state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED, state.cause_if_unlikely(row, UNRECORDED_GROWTH))
             return
+        if one_sided and not call.is_backward and self._is_same_call_of_tensors(call, row):
+            side, maker = (
+                ("reference", makers.target) if makers.target else ("target", makers.reference)
+            )
+            where = f"{name_of(state, maker[0])} and here, in the {side} alone,"
+            self._blame_feeding(row, Cause.CHANGED_BETWEEN, where)
+            return
         parent = None if call.is_backward else state.calls.parent(call.pair)
         if parent is not None and not state.calls.records_apis:
             self._blame_code_around(call, parent, row)
@@ -139,6 +146,10 @@ class Incoming:
             Cause.UNRECORDED_VALUE if one_sided else Cause.OTHER_VALUE,
             f"{self._made_by(makers.target)} instead of {self._made_by(makers.reference)}",
         )
+
+    def _is_same_call_of_tensors(self, call: Call, row: Row) -> bool:
+        are_tensors = all(value.is_tensor for value in row.values)
+        return are_tensors and not self._state.calls.makes_other_call(call.pair)
 
     def _made_by(self, makers: Sequence[int]) -> str:
         if not makers:

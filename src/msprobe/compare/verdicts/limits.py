@@ -43,7 +43,7 @@ def differs_in_limit_alone(row: Row) -> bool:
     if target.min == reference.min or not are_same_limit(target.min, reference.min):
         return False
     if is_limit(target.max) or is_limit(reference.max):
-        return False
+        return all(value.min == value.max for value in row.values)
     counts = _masked(target), _masked(reference)
     metrics = row.metrics
     if metrics is not None and metrics.mismatches not in counts:

@@ -54,25 +54,29 @@ class StepObservations:
         step: the target's step.
         rank: the rank's number, or its folder's name.
         is_exact: every value is equal.
+        is_shared_exact: every value of the calls that both sides make is equal.
         is_forward_exact: every value of the forward pass is equal.
         forward_differs: a value of the forward pass differs.
         backward_differs: a gradient differs.
         random_input: a record whose random state differs though nothing before it does.
-        proof: whether the differences are rounding; None where nothing differs.
+        proof: whether the differences are rounding; None where every value is equal.
         factor: factor of the gradients, where the forward pass agrees.
         precisions: (target's type, reference's type) → values whose floating types differ.
+        idle_arguments: arguments that differ without consequence.
     """
 
     step: int
     rank: int | str
     is_exact: bool
     is_forward_exact: bool
+    is_shared_exact: bool = False
     forward_differs: bool = False
     backward_differs: bool = False
     random_input: str | None = None
     proof: Proof | None = None
     factor: GradientFactor | None = None
     precisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    idle_arguments: int = 0
 
 
 def observe(comparison: RankComparison) -> StepObservations:
@@ -80,7 +84,11 @@ def observe(comparison: RankComparison) -> StepObservations:
     inexact = [row for row in comparison.rows if row.status is not Status.EQUAL]
     if not inexact:
         return StepObservations(
-            step=comparison.step, rank=comparison.rank, is_exact=True, is_forward_exact=True
+            step=comparison.step,
+            rank=comparison.rank,
+            is_exact=True,
+            is_forward_exact=True,
+            is_shared_exact=True,
         )
     differing = [row for row in inexact if row.status.is_difference and row.origin is not None]
     backward = [row for row in differing if _is_gradient(comparison, row)]
@@ -90,6 +98,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         rank=comparison.rank,
         is_exact=False,
         is_forward_exact=all(_is_gradient(comparison, row) for row in inexact),
+        is_shared_exact=not any(row.pair.is_matched for row in inexact),
         forward_differs=forward_differs,
         backward_differs=bool(backward),
         random_input=next(
@@ -100,11 +109,12 @@ def observe(comparison: RankComparison) -> StepObservations:
             ),
             None,
         ),
-        proof=comparison.proof if differing else None,
+        proof=comparison.proof,
         factor=_factor(comparison, backward) if backward and not forward_differs else None,
         precisions=Counter(
             types for row in inexact if isinstance(row, Matched) and (types := _precisions(row))
         ),
+        idle_arguments=sum(row.cause is Cause.NO_EFFECT for row in inexact),
     )
 
 

@@ -110,7 +110,7 @@ class _Search:
         self._clear_suspects()
         self._blame_parts()
         self._unmatched.settle_rest()
-        retract_inconsequential(state.calls)
+        retract_inconsequential(state.calls, state.flow)
 
     def _clear_suspects(self) -> None:
         """Clear the arguments whose calls showed no effect of them."""
@@ -210,7 +210,7 @@ class _Search:
             mark(row, Origin.INHERITED, Cause.DOUBTFUL_MASK)
             return
         if call.parsed.is_module and state.calls.has_inner(call) and state.has_difference:
-            is_explained = incoming.is_near(row)
+            is_explained = incoming.is_near(row) or self._is_near_parts(call, row)
             mark(row, Origin.INHERITED, None if is_explained else Cause.UNTRACED)
             return
         if row.cause is Cause.LONE_PRECISION and not incoming.differs:
@@ -222,6 +222,18 @@ class _Search:
             mark(row, origin)
         else:
             self._judge_size(call, row, incoming)
+
+    def _is_near_parts(self, call: Call, row: Row) -> bool:
+        """Return whether a module's result is hardly further apart than those of its parts.
+
+        Where APIs were recorded they tell themselves what becomes of these.
+        """
+        calls = self._state.calls
+        if calls.records_apis or row.status is not Status.DIFFERS or row.error is None:
+            return False
+        made = (each for part in calls.parts(call) for each in part.outputs)
+        errors = (each.error or 0.0 for each in made if each.status is Status.DIFFERS)
+        return row.error <= _NEAR * max(errors, default=0.0)
 
     def _shows_argument(self, call: Call, row: Row, incoming: _Arrivals) -> bool:
         """Return whether a result differs by more than the tensors that came in explain.

@@ -61,6 +61,8 @@ class JumpKind(StrEnum):
     """Where the value comes from was not recorded."""
     SIZE = "size"
     """The result of a call is much further apart than rounding gets."""
+    ABSORBED = "absorbed"
+    """The inputs of a call are equal and its result differs, though nothing made of it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,8 @@ class Proof:
         worst: the jump that is furthest beyond its inputs; None if there is none.
         differing: how many values differ with consequence.
         has_two_precisions: whether calls of the sides ran in types of different precision.
+        absorbed: the first difference without a reason that has no consequence; None if there is
+            none.
     """
 
     jumps: tuple[Jump, ...]
@@ -106,6 +110,7 @@ class Proof:
     worst: Jump | None
     differing: int
     has_two_precisions: bool
+    absorbed: Jump | None = None
 
     @property
     def is_rounding(self) -> bool:
@@ -125,6 +130,14 @@ def prove(comparison: RankComparison) -> Proof:
             row.status.is_difference and row.origin is not None for row in comparison.rows
         ),
         has_two_precisions=any(map(_has_two_precisions, comparison.rows)),
+        absorbed=next(
+            (
+                _jump(comparison, row, JumpKind.ABSORBED)
+                for row in comparison.rows
+                if row.cause is Cause.ABSORBED
+            ),
+            None,
+        ),
     )
 
 

@@ -16,25 +16,32 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call, Calls
+from msprobe.compare.verdicts.data_flow import DataFlow
+from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.dump.record_names import RecordKind, forward_name, parse_record_name
-from msprobe.dump.values import Role
+from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
+from msprobe.numerics.tolerances import EXACT
 
 # What another way to compute may make of the errors of its inputs.
 _NEAR: Final = 10.0
 # Inputs that are further apart, in units of the type's resolution, do not agree.
 _STILL_ROUNDING: Final = 64.0
+# Causes of results that nothing recorded explains.
+_WITHOUT_REASON: Final = (None, Cause.RANDOM_NUMBERS, Cause.OTHER_RESULT, Cause.OWN_CODE)
+# What is to blame is not inside the module.
+_ELSEWHERE: Final = (Cause.REORDERING_CALL, Cause.CHANGED_BETWEEN)
 # Causes that concern gradients, though the forward call is blamed.
 _OF_GRADIENTS: Final = (Cause.CUTTING_CALL,)
 
 
-def retract_inconsequential(calls: Calls) -> None:
+def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
     """Clear the origins in calls inside a module whose results agree, and whose gradients do.
 
     For a forward call the results of the innermost module that both sides have are enough: what
     its gradients do is judged by itself.
     """
-    agreement = _Agreement(calls)
+    agreement = _Agreement(calls, flow)
     for call in calls:
         if call.parsed.kind not in (RecordKind.FORWARD, RecordKind.BACKWARD):
             continue
@@ -44,25 +51,40 @@ def retract_inconsequential(calls: Calls) -> None:
         is_forward = not call.is_backward and all(row.cause not in _OF_GRADIENTS for row in found)
         module = agreement.around(call, needs_gradients=not is_forward)
         if module is not None:
+            is_same = _has_equal_inputs(call) and agreement.has_same_calls(module)
             for row in found:
-                row.origin, row.cause, row.subject = None, Cause.HARMLESS, module.pair.name
+                is_absorbed = is_same and _is_without_reason(row)
+                row.cause = Cause.ABSORBED if is_absorbed else Cause.HARMLESS
+                row.origin, row.subject = None, module.pair.name
 
 
 def _stays(call: Call, row: Row) -> bool:
     """Return whether a row is blamed for something that takes effect elsewhere."""
     if row.origin is not Origin.INTRODUCED:
         return False
-    if row.value.role is Role.PARAMETER or row.cause is Cause.REORDERING_CALL:
+    if row.value.role is Role.PARAMETER or row.cause in _ELSEWHERE:
         return True
     is_argument = row.value.role is Role.INPUT and not row.holds_tensor
     return is_argument and not any(each.status.is_difference for each in call.outputs)
 
 
+def _has_equal_inputs(call: Call) -> bool:
+    """Return whether a call was given the same, to the bit."""
+    return all(row.status is Status.EQUAL for row in call.inputs)
+
+
+def _is_without_reason(row: Row) -> bool:
+    """Return whether a call computed another result though nothing tells why."""
+    is_result = row.origin is Origin.INTRODUCED and row.value.role is Role.OUTPUT
+    return is_result and row.cause in _WITHOUT_REASON
+
+
 class _Agreement:
     """The modules whose results and gradients agree."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, flow: DataFlow) -> None:
         self._calls = calls
+        self._flow = flow
         self._results: dict[int, bool] = {}
         self._gradients: dict[int, bool] = {}
         self._parameter_gradients = [
@@ -72,6 +94,31 @@ class _Agreement:
             and row.status.is_difference
             and row.pair.is_matched
         ]
+
+    def has_same_calls(self, module: Call) -> bool:
+        """Return whether both sides make the same calls inside a module.
+
+        Without modules, whether they do anywhere.
+        """
+        if not self._calls.has_modules:
+            return not self._rewritten
+        return self._rewritten.isdisjoint((module.pair.target, module.pair.reference))
+
+    @cached_property
+    def _rewritten(self) -> set[str | None]:
+        """Records around calls that only one side makes, or that the other makes by another API."""
+        found: set[str | None] = set()
+        calls = self._calls
+        for pair in calls.pairs:
+            if not calls.makes_other_call(pair):
+                continue
+            for name, is_target in ((pair.target, True), (pair.reference, False)):
+                parent = None if name is None else calls.parent_of(name, is_target=is_target)
+                while parent not in found:
+                    found.add(parent)
+                    if parent is not None:
+                        parent = calls.parent_of(parent, is_target=is_target)
+        return found
 
     def around(self, call: Call, *, needs_gradients: bool) -> Call | None:
         """Return the innermost module around a call that agrees; None if there is none."""
@@ -97,15 +144,29 @@ class _Agreement:
 
     @cached_property
     def _has_equal_weight_gradients(self) -> bool:
-        """Whether the gradients of weights agree that calls of both sides handed back."""
+        """Whether all that no call made, such as parameters, gets the same gradients.
+
+        One side may hand them back by other calls: by one for several joined weights, say.
+        """
+        left: tuple[list[Value], list[Value]] = ([], [])
         for call in self._calls:
-            if call.is_backward and call.is_matched:
-                weights = [
-                    row for row in call.outputs if call.operator.takes_state(row.value.argument)
-                ]
-                if not _agree(weights, call.inputs):
-                    return False
-        return True
+            if not call.is_backward:
+                continue
+            for row in call.outputs:
+                if row.status.is_difference and not _agree([row], call.inputs):
+                    for side, value in enumerate((row.target, row.reference)):
+                        if value is not None and self._is_of_leaf(call, value, side):
+                            left[side].append(value)
+        return _are_same(*left)
+
+    def _is_of_leaf(self, call: Call, gradient: Value, side: int) -> bool:
+        """Return whether a gradient is that of a value that no recorded call made."""
+        forward = self._calls.forward_of(call)
+        if forward is None or not gradient.is_tensor:
+            return gradient.is_tensor
+        flow = (self._flow.target, self._flow.reference)[side]
+        own = (row for row in forward.inputs if row.value.argument == gradient.argument)
+        return not any(flow.makers(row) for row in own)
 
     def _enclosing(self, call: Call) -> Iterator[Call]:
         """Yield the modules around a call that both sides recorded, from the innermost."""
@@ -176,3 +237,23 @@ def _is_near(row: Row, worst: float) -> bool:
         return False
     epsilon = max(epsilon_of(value.dtype) for value in row.values)
     return worst <= _STILL_ROUNDING * epsilon and row.error <= _NEAR * max(worst, epsilon)
+
+
+def _are_same(target: list[Value], reference: list[Value]) -> bool:
+    """Return whether two lists of gradients hold the same ones, up to rounding and order."""
+    if len(target) != len(reference):
+        return False
+    left = list(reference)
+    for gradient in target:
+        found = next((other for other in left if _is_same(gradient, other)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return True
+
+
+def _is_same(target: Value, reference: Value) -> bool:
+    if target.dtype != reference.dtype or target.squeezed_shape != reference.squeezed_shape:
+        return False
+    error = statistics_error(target, reference, EXACT).relative
+    return error is not None and error <= _NEAR * epsilon_of(target.dtype)

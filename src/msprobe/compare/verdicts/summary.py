@@ -62,7 +62,7 @@ class Summary:
         """
         pairs = self._facts_of(ranks)
         self._training.add_data(pairs)
-        self._across.settle(ranks, self._training)
+        self._across.settle(ranks, self._training, pairs)
         for comparison in ranks:
             if not self._parts:
                 self._mode = comparison.mode
@@ -201,6 +201,7 @@ def _proof(proof: Proof) -> dict[str, Any]:
         "differing": proof.differing,
         "total": proof.total,
         "worst": None if proof.worst is None else _jump(proof.worst),
+        "absorbed": None if proof.absorbed is None else _jump(proof.absorbed),
         "jumps": [_jump(jump) for jump in proof.jumps],
     }
 

@@ -68,20 +68,17 @@ def without_cause(findings: Findings) -> Verdict:
             f"{unread} of {total} values could not be read; all others agree",
             Confidence.PROVED,
         )
+    if unread or any(each.proof and each.proof.absorbed for each in findings.steps):
+        return _unexplained(findings)
     if not any(each.forward_differs or each.backward_differs for each in findings.steps):
-        # Values that differ inside are another way to compute only where the calls are others.
-        if unread or (inside and not unmatched):
-            return _unexplained(findings)
         return _equal(findings, unmatched, inside)
     if findings.split is not None:
         return findings.conclude(
             VerdictClass.ROUNDING,
             f"{findings.split}, and the gradients that the optimizer gets agree",
-            Confidence.LIKELY,
+            Confidence.PROVED,
         )
-    if counts[Status.UNREAD] or not all(
-        each.proof.is_rounding for each in findings.steps if each.proof is not None
-    ):
+    if not all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
         return _unexplained(findings)
     precisions = _precisions(findings)
     return findings.conclude(
@@ -95,9 +92,9 @@ def without_cause(findings: Findings) -> Verdict:
 
 def _unexplained(findings: Findings) -> Verdict:
     jumps = [
-        (each, each.proof.worst)
+        (each, jump)
         for each in findings.steps
-        if each.proof is not None and each.proof.worst is not None
+        if each.proof is not None and (jump := each.proof.worst or each.proof.absorbed) is not None
     ]
     settings = findings.numeric_settings()
     more = [] if settings is None else list(settings.next)
@@ -154,8 +151,11 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     precisions = _precisions(findings)
     if precisions:
         words += f"; {precisions}"
-    if inside:
-        words += f"; {inside} others lie in modules that compute the same results in another way"
+    arguments = sum(each.idle_arguments for each in findings.steps)
+    if arguments:
+        words += f"; {arguments} arguments differ without consequence"
+    if inside > arguments:
+        words += f"; {inside - arguments} others differ on the way to results that agree"
     elif unmatched:
         words += "; the sides make different calls, without consequence for any value"
     return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED)
@@ -179,6 +179,7 @@ _JUMPS: Final = {
     JumpKind.STRUCTURE: "it is missing, or has another shape or type",
     JumpKind.UNTRACED: "and where the value comes from was not recorded",
     JumpKind.SIZE: "further apart than rounding gets",
+    JumpKind.ABSORBED: "though what it was given is equal; what is made of it agrees again",
 }
 
 
