@@ -31,6 +31,7 @@ def dump(
     level: str = "mix",
     steps: int = 1,
     around: Callable[[], Any] = nullcontext,
+    **common: object,
 ) -> Path:
     """Run a task and record all its steps.
 
@@ -42,6 +43,7 @@ def dump(
         level: level of the dump.
         steps: how many steps to run.
         around: context in which each step runs.
+        common: further keys at the top of config.json.
 
     Returns:
         The folder of the dump.
@@ -50,14 +52,10 @@ def dump(
     run = build()
     if plant is not None:
         plant(run)
-    # Waiting threads cost more than the whole of such small models. The calls of optimizers and
-    # of clipping are part of the programs that the faults are planted in.
+    # Waiting threads cost more than the whole of such small models.
     section = {"summary_mode": "md5"} if task == "md5" else None
     task = "statistics" if task == "md5" else task
-    with (
-        threads(1),
-        recording(folder, level, task, section=section, optimizer_apis=True) as debugged,
-    ):
+    with threads(1), recording(folder, level, task, section=section, **common) as debugged:
         torch.manual_seed(SEED + 1)
         for _ in range(steps):
             with debugged.step_of(run.model), around():
@@ -86,7 +84,7 @@ def _train(run: Task) -> None:
             run.optimizer.zero_grad()
 
 
-def as_statistics(dump: Path, folder: Path, *, without: Sequence[str] = ()) -> Path:
+def as_statistics(dump: Path, folder: Path, *, is_bare: bool = False) -> Path:
     """Write what the task ``statistics`` would have written beside a dump of task ``tensor``.
 
     The records are the same but for the names of the files (`test_fault_corpus` checks it), so a
@@ -95,16 +93,19 @@ def as_statistics(dump: Path, folder: Path, *, without: Sequence[str] = ()) -> P
     Args:
         dump: dump path of the tensors.
         folder: where to write.
-        without: fields of tensors to leave out, such as those that other programs do not write.
+        is_bare: leave out the facts, and which values are the same: other programs do not write
+            them.
     """
+    names = ("stack.json", "construct.json", *(() if is_bare else ("facts.json",)))
     for place in dump.glob("step*/rank"):
         target = folder / place.relative_to(dump)
         target.mkdir(parents=True)
-        for name in ("stack.json", "construct.json"):
-            shutil.copyfile(place / name, target / name)
+        for name in names:
+            if (place / name).exists():
+                shutil.copyfile(place / name, target / name)
         content = json.loads((place / "dump.json").read_text())
         content |= {"task": "statistics", "dump_data_dir": None}
-        _drop(content["data"], ("data_name", *without))
+        _drop(content["data"], ("data_name", *(("value_id",) if is_bare else ())))
         (target / "dump.json").write_text(json.dumps(content))
     return folder
 

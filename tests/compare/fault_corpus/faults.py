@@ -32,6 +32,7 @@ class Fault:
         plant: changes the task.
         planted: patterns of records that name the planted operator.
         steps: how many steps are run.
+        classes: classes of the verdict that name it, where it is in the training around the calls.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Fault:
     plant: Callable[[Task], object]
     planted: tuple[str, ...]
     steps: int = 1
+    classes: tuple[str, ...] = ()
 
 
 FAULTS: list[Fault] = []
@@ -54,12 +56,12 @@ def fault(family: str, *planted: str) -> Callable[[Callable[[Any], object]], Non
 
 
 def task_fault(
-    family: str, *planted: str, steps: int = 1
+    family: str, *planted: str, steps: int = 1, classes: tuple[str, ...] = ()
 ) -> Callable[[Callable[[Task], object]], None]:
     """Register a function that changes a whole task as a fault."""
 
     def register(change: Callable[[Task], object]) -> None:
-        FAULTS.append(Fault(change.__name__, family, change, planted, steps))
+        FAULTS.append(Fault(change.__name__, family, change, planted, steps, classes))
 
     return register
 
@@ -211,7 +213,7 @@ def wrong_sign(model: Any) -> None:
     replace(model, "forward", forward)
 
 
-@task_fault("cnn", "module:head", "module:optimizer", steps=2)
+@task_fault("cnn", "module:head", "module:optimizer", steps=2, classes=("update",))
 def stale_parameter(task: Task) -> None:
     assert task.optimizer is not None
     group = task.optimizer.param_groups[0]
@@ -229,10 +231,35 @@ def lower_precision_layer(model: Any) -> None:
     replace(model.b2.conv, "forward", forward)
 
 
-@task_fault("cnn", "module:b1.conv", "module:b1.bn", "module:optimizer", steps=2)
+@task_fault(
+    "cnn",
+    "module:b1.conv",
+    "module:b1.bn",
+    "module:optimizer",
+    steps=2,
+    classes=("optimizer_setting",),
+)
 def wrong_learning_rate(task: Task) -> None:
     assert task.optimizer is not None
     task.optimizer.param_groups[0]["lr"] = 0.1
+
+
+@fault("cnn", "module:b2.bn", "module:b2.conv")
+def scaled_by_numpy(model: Any) -> None:
+    def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        numbers = output.detach().numpy()
+        numbers *= 1.5
+
+    model.b2.conv.register_forward_hook(hook)
+
+
+@fault("cnn", "module:b3.conv", "module:pool")
+def shifted_by_numpy(model: Any) -> None:
+    def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        numbers = output.detach().numpy()
+        numbers += 0.01
+
+    model.pool.register_forward_hook(hook)
 
 
 # --- transformer ------------------------------------------------------------------------------
@@ -312,7 +339,7 @@ def approximate_gelu(model: Any) -> None:
     replace(model.blocks[1].mlp, "act", lambda self, x: F.gelu(x, approximate="tanh"))
 
 
-@task_fault("transformer", "module:clip_grad")
+@task_fault("transformer", "module:clip_grad", classes=("clipping",))
 def wrong_clip_threshold(task: Task) -> None:
     task.before_step = lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
 
@@ -581,3 +608,26 @@ def weighted_positives(task: Task) -> None:
         data["click"],
         pos_weight=torch.tensor(4.0),
     )
+
+
+# --- vit --------------------------------------------------------------------------------------
+
+
+@fault("vit", "in:patches:Tensor.permute.*", "in:patches:Tensor.reshape.*")
+def permuted_pixels(model: Any) -> None:
+    def cut(self: Any, x: Tensor) -> Tensor:
+        b = x.shape[0]
+        x = x.reshape(b, 3, 3, 4, 3, 4).permute(0, 2, 4, 3, 5, 1)
+        return x.reshape(b, 9, 48)
+
+    replace(model.patches, "cut", cut)
+
+
+@fault("vit", "in:patches:Tensor.permute.*", "in:patches:Tensor.reshape.*")
+def permuted_patches(model: Any) -> None:
+    def cut(self: Any, x: Tensor) -> Tensor:
+        b = x.shape[0]
+        x = x.reshape(b, 3, 3, 4, 3, 4).permute(0, 4, 2, 1, 3, 5)
+        return x.reshape(b, 9, 48)
+
+    replace(model.patches, "cut", cut)

@@ -239,11 +239,11 @@ HELD_OUT_FAMILIES = {"decoder": decoder, "unet": unet, "twins": twins, "mixture"
 HELD_OUT_FAULTS: list[Fault] = []
 
 
-def fault(family: str, *planted: str, steps: int = 1) -> Any:
+def fault(family: str, *planted: str, steps: int = 1, classes: tuple[str, ...] = ()) -> Any:
     """Register a function that changes a task as a held-out fault."""
 
     def register(change: Any) -> None:
-        HELD_OUT_FAULTS.append(Fault(change.__name__, family, change, planted, steps))
+        HELD_OUT_FAULTS.append(Fault(change.__name__, family, change, planted, steps, classes))
 
     return register
 
@@ -335,7 +335,14 @@ def wrong_dilation(task: Task) -> None:
     task.model.down.conv.dilation, task.model.down.conv.padding = (2, 2), (2, 2)
 
 
-@fault("unet", "module:optimizer", "module:time.0", "module:enter.conv", steps=2)
+@fault(
+    "unet",
+    "module:optimizer",
+    "module:time.0",
+    "module:enter.conv",
+    steps=2,
+    classes=("optimizer_setting",),
+)
 def wrong_beta(task: Task) -> None:
     assert task.optimizer is not None
     task.optimizer.param_groups[0]["betas"] = (0.5, 0.999)

@@ -360,6 +360,51 @@ def ranker() -> Task:
     return Task(model, click_loss, data, torch.optim.SGD(model.parameters(), lr=0.05))
 
 
+class Patches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(3 * 16, 16)
+
+    def cut(self, x: Tensor) -> Tensor:
+        b = x.shape[0]
+        x = x.reshape(b, 3, 3, 4, 3, 4).permute(0, 2, 4, 1, 3, 5)
+        return x.reshape(b, 9, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(self.cut(x))
+
+
+class Vit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = Patches()
+        self.token = nn.Parameter(torch.randn(1, 1, 16) * 0.02)
+        self.places = nn.Parameter(torch.randn(1, 10, 16) * 0.02)
+        self.blocks = nn.ModuleList(
+            [
+                nn.TransformerEncoderLayer(
+                    16, 2, 32, dropout=0.0, batch_first=True, norm_first=True
+                )
+                for _ in range(2)
+            ]
+        )
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, 0])
+
+
+def vit() -> Task:
+    model = Vit()
+    data = {"x": torch.randn(3, 3, 12, 12), "y": torch.randint(0, 4, (3,))}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    return Task(model, cnn_loss, data, optimizer)
+
+
 FAMILIES: dict[str, Callable[[], Task]] = {
     "mlp": mlp,
     "cnn": cnn,
@@ -368,4 +413,5 @@ FAMILIES: dict[str, Callable[[], Task]] = {
     "autoencoder": autoencoder,
     "graph": graph,
     "ranker": ranker,
+    "vit": vit,
 }

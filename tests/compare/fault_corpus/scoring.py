@@ -22,7 +22,8 @@ class Score:
         fault: the fault.
         task: how both runs were dumped.
         first: the culprit that was named first, None if none was.
-        is_hit: whether that is the planted operator.
+        is_hit: whether that is the planted operator, or the verdict names the part of the training
+            that was changed.
     """
 
     fault: Fault
@@ -32,7 +33,9 @@ class Score:
 
 
 def score(fault: Fault, task: str, summary: Summary, dumps: Sequence[Path]) -> Score:
-    """Hold the first culprit of a comparison against the fault."""
+    """Hold the first culprit of a comparison, and its verdict, against the fault."""
+    if summary["verdict"]["class"] in fault.classes:
+        return Score(fault, task, summary["verdict"]["sentence"], True)
     if not summary["introduced"]:
         return Score(fault, task, None, False)
     first = summary["introduced"][0]

@@ -3,7 +3,8 @@
 
 Every fault and every clean pair is dumped at level mix with task tensor, and compared by its
 elements and by its statistics alone. The scores are printed, and stand in
-docs/performance.md. A third comparison goes without what msprobe alone records of the flow of data.
+docs/performance.md. A third comparison goes without what msprobe alone records: the flow of data,
+and facts about the training.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ from .scoring import Score, score, table  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-BARE = "statistics without value_id"  # as other programs dump
+BARE = "statistics without value_id and facts"  # as other programs dump
+
+HIDDEN_FAULTS = (
+    "scaled_by_numpy",
+    "shifted_by_numpy",
+    "permuted_pixels",
+    "permuted_patches",
+    "approximate_gelu",
+    "doubled_weight_gradient",
+)
 
 Dumps = dict[str, Path]
 ALL_FAMILIES = {**FAMILIES, **HELD_OUT_FAMILIES}
@@ -54,17 +64,32 @@ class Corpus:
         build = ALL_FAMILIES[family]
         extra = {} if around is None else {"around": around}
         made = dump(folder / "tensor", build, task="tensor", plant=plant, steps=steps, **extra)
-        bare = as_statistics(made, folder / "bare", without=("value_id",))
         return {
             "tensor": made,
             "statistics": as_statistics(made, folder / "statistics"),
-            BARE: bare,
+            BARE: as_statistics(made, folder / "bare", is_bare=True),
         }
+
+    def _make_with_all_calls(
+        self, family: str, plant: Callable[[Task], object] | None, steps: int
+    ) -> Dumps:
+        """Record the calls of optimizers and of clipping, too, as other programs do."""
+        self._count += 1
+        folder = self._folder / str(self._count)
+        build = ALL_FAMILIES[family]
+        made = dump(folder / "all", build, task="tensor", plant=plant, steps=steps, facts=False)
+        return {BARE: as_statistics(made, folder / "bare", is_bare=True)}
 
     def score(self, fault: Fault) -> list[Score]:
         """Plant a fault and see whether it is found, by elements and by statistics."""
-        target = self.make(fault.family, fault.plant, fault.steps)
-        reference = self.make(fault.family, None, fault.steps)
+        dumps = [self.make(fault.family, plant, fault.steps) for plant in (fault.plant, None)]
+        if fault.classes:
+            # It is in the facts, which other programs do not record.
+            dumps = [
+                made | self._make_with_all_calls(fault.family, plant, fault.steps)
+                for made, plant in zip(dumps, (fault.plant, None), strict=True)
+            ]
+        target, reference = dumps
         return [
             score(
                 fault, task, compare(target[task], reference[task]), (target[task], reference[task])
@@ -126,6 +151,24 @@ def test_held_out_faults_and_pairs(corpus: Corpus, capsys: pytest.CaptureFixture
     assert share(scores, "tensor") >= 0.85
     assert share(scores, "statistics") >= 0.75
     assert sum(not summary["introduced"] for _, _, summary in found) / len(found) >= 0.9
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+@pytest.mark.parametrize("name", HIDDEN_FAULTS)
+def test_a_fault_whose_effect_is_small_or_hidden_is_no_rounding(
+    tmp_path: Path, name: str, level: str
+) -> None:
+    fault = next(each for each in FAULTS if each.name == name)
+    build = FAMILIES[fault.family]
+    made = [
+        dump(tmp_path / side, build, task="tensor", plant=plant, level=level)
+        for side, plant in (("target", fault.plant), ("reference", None))
+    ]
+    reduced = [as_statistics(each, each.with_name(f"{each.name}-statistics")) for each in made]
+
+    for sides in (made, reduced):
+        verdict = compare(*sides)["verdict"]
+        assert verdict["class"] not in ("equal", "rounding", "precision"), verdict
 
 
 def test_statistics_are_those_that_the_task_statistics_records(

@@ -278,54 +278,6 @@ def bert() -> Task:
     return Task(model, own_loss, data, adamw(model))
 
 
-class Patches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.proj = nn.Linear(3 * 16, WIDTH)
-
-    def cut(self, x: Tensor) -> Tensor:
-        b = x.shape[0]
-        x = x.reshape(b, 3, 3, 4, 3, 4).permute(0, 2, 4, 1, 3, 5)
-        return x.reshape(b, 9, 48)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(self.cut(x))
-
-
-class Vit(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = Patches()
-        self.token = nn.Parameter(torch.randn(1, 1, WIDTH) * 0.02)
-        self.places = nn.Parameter(torch.randn(1, 10, WIDTH) * 0.02)
-        self.blocks = nn.ModuleList(
-            [
-                nn.TransformerEncoderLayer(
-                    WIDTH, HEADS, 32, dropout=0.0, batch_first=True, norm_first=True
-                )
-                for _ in range(2)
-            ]
-        )
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x)
-        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.places
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x)[:, 0])
-
-
-def image_loss(model: nn.Module, data: dict[str, Tensor]) -> Tensor:
-    return F.cross_entropy(model(data["x"]), data["y"])
-
-
-def vit() -> Task:
-    model = Vit()
-    data = {"x": torch.randn(3, 3, 12, 12), "y": torch.randint(0, 4, (3,))}
-    return Task(model, image_loss, data, adamw(model))
-
-
 class Gru(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -352,6 +304,5 @@ LEGAL_FAMILIES: dict[str, Callable[[], Task]] = {
     "llama": llama,
     "gpt": gpt,
     "bert": bert,
-    "vit": vit,
     "gru": gru,
 }
