@@ -137,8 +137,9 @@ def test_a_value_that_changes_on_its_way_is_named_though_a_norm_takes_it_back(
     first = "Functional.{}.0.forward" if apis else "Module.{0}.{0}.forward.0"
     assert found.culprits == [first.format("bn")]
     assert found.summary["verdict"]["class"] == "call"
-    assert f"changed between {first.format('conv')} and here, in the target alone, by code" in (
-        found.summary["verdict"]["sentence"]
+    assert (
+        f"changed between {first.format('conv')} and here, in the target alone, by code"
+        in (found.summary["verdict"]["sentence"])
     )
 
 

@@ -21,6 +21,7 @@ from fault_corpus.dumping import Summary, as_statistics, compare, dump  # noqa: 
 from fault_corpus.models import Task  # noqa: E402
 
 from .later_pairs import LATER_PAIRS  # noqa: E402
+from .latest_pairs import LATEST_PAIRS, PERMUTED_HEADS  # noqa: E402
 from .models import LEGAL_FAMILIES  # noqa: E402
 from .pairs import LEGAL_PAIRS, LegalPair  # noqa: E402
 
@@ -100,13 +101,19 @@ def test_no_call_is_blamed(recorder: Recorder, pair: LegalPair) -> None:
 
 
 def test_pairs_written_later(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
-    found = [each for pair in LATER_PAIRS for each in recorder.compare(pair)]
+    pairs = (*LATER_PAIRS, *LATEST_PAIRS)
+    found = [each for pair in pairs for each in recorder.compare(pair)]
     blamed = [words for words, summary in found if summary["introduced"]]
     unproved = [words for words, summary in found if not is_proved(summary)]
 
     with capsys.disabled():
         print(f"\nblamed in {len(blamed)} of {len(found)}: {blamed}")  # noqa: T201
         print(f"not proved in {len(unproved)} of {len(found)}: {unproved}")  # noqa: T201
-    assert len(LEGAL_PAIRS) + len(LATER_PAIRS) >= 60
+    assert len(LEGAL_PAIRS) + len(pairs) >= 60
     assert not blamed
     assert len(unproved) <= 0.05 * len(found)
+
+
+def test_parameters_that_differ_are_named_though_the_results_agree(recorder: Recorder) -> None:
+    for words, summary in recorder.compare(PERMUTED_HEADS):
+        assert summary["verdict"]["class"] == "parameters", words

@@ -430,3 +430,23 @@ def test_uneven_columns_are_no_error() -> None:
     damaged["events"][0]["groups"][0]["options"]["lr"] = "fast"
 
     differences((damaged, step()), (step(), damaged))
+
+
+def test_a_parameter_that_one_model_lacks_is_not_missed_by_its_optimizer() -> None:
+    values, gradients = arrays(), arrays(1)
+    after = adamw(values, gradients)
+    less = [
+        {n: v for n, v in each.items() if n != "b.weight"} for each in (values, gradients, after)
+    ]
+    whole = {
+        "parameters": start_state(values),
+        "events": [optimizer_step(values, gradients, after)],
+    }
+    frozen = whole | {"events": [optimizer_step(*less)]}
+    lacking = frozen | {"parameters": start_state(less[0])}
+
+    assert any(
+        "optimizer updates b.weight" in words for words in said(differences((frozen, whole)))
+    )
+    found = differences((lacking, whole))
+    assert [each.words for each in found] == ["only the reference has b.weight"]

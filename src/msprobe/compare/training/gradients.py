@@ -27,6 +27,8 @@ from msprobe.dump.facts import Facts, OptimizerStep, Scaler
 
 # A sum of projections is that of another tensor, up to the rounding of the gradients.
 _SAME_SUM: Final = 1e-3
+# Sums in another order are as near as this in float32, and gradients of other calls, too.
+_SAME_GRADIENT: Final = 1e-5
 _MOST: Final = 0.9
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
 _SMALL: Final = 1e-4
@@ -76,10 +78,22 @@ def has_same_gradients(pair: StepPair) -> bool:
     )
 
 
-def is_unscaled(pair: FactsPair) -> bool:
-    """Return whether neither clipping nor a scaler can hide a factor between the gradients."""
-    sides = pair.target, pair.reference
-    return not any(clips_of(facts) or any(_scales(facts)) for facts in sides)
+def has_same_loss(pair: FactsPair) -> bool:
+    """Return whether the losses of all micro batches add up to the same, and their gradients too.
+
+    Clipping and scalers hide a factor between gradients from what an optimizer gets.
+    """
+    totals = []
+    for facts in (pair.target, pair.reference):
+        values = [loss.value for loss in facts.loss]
+        known = [value for value in values if value is not None]
+        if not known or len(known) < len(values):
+            return False
+        norms = [clip.total_norm or 0.0 for clip in clips_of(facts)]
+        totals.append((math.fsum(known), *norms, *_scales(facts)))
+    return len(totals[0]) == len(totals[1]) and all(
+        math.isclose(a, b, rel_tol=_SAME_GRADIENT) for a, b in zip(*totals, strict=True)
+    )
 
 
 def _is_near(target: Fingerprint, reference: Fingerprint, largest: float) -> bool:
@@ -88,7 +102,7 @@ def _is_near(target: Fingerprint, reference: Fingerprint, largest: float) -> boo
     parts = list(zip(target.projections or (), reference.projections or (), strict=False))
     size = max(reference.norm or 0.0, _SMALL * largest)
     return bool(parts) and all(
-        a is not None and b is not None and abs(a - b) <= _SAME_SUM * size for a, b in parts
+        a is not None and b is not None and abs(a - b) <= _SAME_GRADIENT * size for a, b in parts
     )
 
 

@@ -107,10 +107,13 @@ def _changed_options(
 
 
 def _membership(pair: StepPair) -> Iterator[FactDifference]:
-    """Yield parameters that only one side's optimizer has."""
+    """Yield parameters that only one side's optimizer has, though both models do."""
     target, reference = set(options_of(pair.target)), set(options_of(pair.reference))
-    for own, other, side in ((target, reference, "target"), (reference, target, "reference")):
-        alone = sorted(own - other)
+    models = pair.pair.reference.parameters, pair.pair.target.parameters
+    sides = ((target, reference, "target"), (reference, target, "reference"))
+    for (own, other, side), model in zip(sides, models, strict=True):
+        known = own if model is None else own.intersection(model.name)
+        alone = sorted(known - other)
         if alone:
             yield pair.difference(
                 VerdictClass.UPDATE,

@@ -15,13 +15,15 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.training.gradients import has_same_gradients, is_unscaled
+from msprobe.compare.training.gradients import has_same_gradients, has_same_loss
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.training.step_pairs import step_pairs
+from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.history import History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
 from msprobe.compare.verdicts.proof import prove
+from msprobe.compare.verdicts.retract_harmless import retract_without_effect
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 
@@ -68,7 +70,8 @@ class Across:
                         mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
             _inherit_updates(comparison, training)
             history.add(comparison)
-            _clear_backward(comparison, [each for each in facts if each.rank == comparison.rank])
+            own = [each for each in facts if each.rank == comparison.rank]
+            _clear_same_training(comparison, own)
         if len(ranks) > 1:
             _settle_ranks(ranks)
         for comparison in ranks:
@@ -113,27 +116,14 @@ def _inherit_updates(comparison: RankComparison, training: TrainingHistory) -> N
             mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
 
 
-def _clear_backward(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
-    """Clear the backward pass, if the optimizer gets the same gradients from it.
-
-    Where modules were recorded, these show what is another way to compute the same.
-    """
-    side = comparison.target
-    if any(side.parsed(name).is_module for name in side.names):
+def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
+    """Clear all origins of a step that trains in the same way, however its calls differ."""
+    if not any(row.origin in (Origin.INTRODUCED, Origin.AMPLIFIED) for row in comparison.rows):
         return
-    rows = [
-        row for row in comparison.rows if row.origin is not None and _is_backward(comparison, row)
-    ]
-    steps = (
-        [step for pair in facts if is_unscaled(pair) for step in step_pairs(pair)] if rows else []
-    )
-    if steps and all(map(has_same_gradients, steps)):
-        for row in rows:
-            row.origin, row.cause, row.subject = None, Cause.SAME_GRADIENTS, ""
-
-
-def _is_backward(comparison: RankComparison, row: Row) -> bool:
-    return comparison.side_of(row.pair).parsed(row.pair.name).kind is RecordKind.BACKWARD
+    for pair in facts:
+        steps = step_pairs(pair)
+        if steps and has_same_loss(pair) and all(map(has_same_gradients, steps)):
+            retract_without_effect(Calls(comparison))
 
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:

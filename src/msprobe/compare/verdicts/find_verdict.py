@@ -102,9 +102,7 @@ class _Search:
                     return not self._is_exact
                 return class_of(culprit) is VerdictClass.PRECISION
             case VerdictClass.PARAMETERS:
-                if culprit is None or self._is_later(culprit, fact.step, Moment.LOSS):
-                    return self._differs_after(fact)
-                return culprit.kind == "parameter" or _is_one_sided(culprit)
+                return self._are_parameters_used(fact, observed)
             case VerdictClass.INCOMPLETE:
                 return bool(self._findings.counts[Status.MISSING] or self._findings.counts["added"])
         if fact.moment is Moment.LOSS:
@@ -115,6 +113,15 @@ class _Search:
         if fact.moment is Moment.REDUCE:
             return observed is not None and observed.is_shared_exact
         return self._differs_after(fact)
+
+    def _are_parameters_used(self, fact: FactDifference, observed: StepObservations | None) -> bool:
+        """Return whether parameters that one side alone has are the cause of something."""
+        if observed is not None and observed.replaces_parameters:
+            return False
+        culprit = self._culprit
+        if culprit is None or self._is_later(culprit, fact.step, Moment.LOSS):
+            return self._differs_after(fact)
+        return culprit.kind == "parameter" or _is_one_sided(culprit)
 
     def _moment(self, culprit: Culprit) -> Moment:
         """Return the moment of a step at which a culprit takes effect."""

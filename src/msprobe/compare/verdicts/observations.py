@@ -18,6 +18,7 @@ from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
+from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 
 
@@ -63,6 +64,7 @@ class StepObservations:
         factor: factor of the gradients, where the forward pass agrees.
         precisions: (target's type, reference's type) → values whose floating types differ.
         idle_arguments: arguments that differ without consequence.
+        replaces_parameters: a module has other parameters, and comes to the same results.
     """
 
     step: int
@@ -77,6 +79,7 @@ class StepObservations:
     factor: GradientFactor | None = None
     precisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     idle_arguments: int = 0
+    replaces_parameters: bool = False
 
 
 def observe(comparison: RankComparison) -> StepObservations:
@@ -115,6 +118,9 @@ def observe(comparison: RankComparison) -> StepObservations:
             types for row in inexact if isinstance(row, Matched) and (types := _precisions(row))
         ),
         idle_arguments=sum(row.cause is Cause.NO_EFFECT for row in inexact),
+        replaces_parameters=any(
+            row.value.role is Role.PARAMETER and row.cause is Cause.HARMLESS for row in inexact
+        ),
     )
 
 

@@ -9,16 +9,21 @@ Parameters that differ stay blamed, as do arguments whose effect is not in the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Origin, Row, Status
+from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.statistics_error import statistics_error
-from msprobe.dump.record_names import RecordKind, forward_name, parse_record_name
+from msprobe.dump.record_names import (
+    PARAMETER_GRADIENTS,
+    RecordKind,
+    forward_name,
+    parse_record_name,
+)
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.numerics.tolerances import EXACT
@@ -42,27 +47,84 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
     its gradients do is judged by itself.
     """
     agreement = _Agreement(calls, flow)
+    replaced: dict[str, str] = {}
     for call in calls:
-        if call.parsed.kind not in (RecordKind.FORWARD, RecordKind.BACKWARD):
+        found = _found(call)
+        if not found:
             continue
-        found = [row for row in call.rows if row.origin not in (None, Origin.INPUT)]
-        if not found or any(_stays(call, row) for row in found):
+        if call.parsed.kind in PARAMETER_GRADIENTS:
+            _retract_replaced(call, found, replaced)
             continue
-        is_forward = not call.is_backward and all(row.cause not in _OF_GRADIENTS for row in found)
-        module = agreement.around(call, needs_gradients=not is_forward)
+        needs_gradients = call.is_backward or any(
+            row.cause in _OF_GRADIENTS or _is_replaced(row) for row in found
+        )
+        module = agreement.around(call, needs_gradients=needs_gradients)
         if module is not None:
-            is_same = _has_equal_inputs(call) and agreement.has_same_calls(module)
-            for row in found:
-                is_absorbed = is_same and _is_without_reason(row)
-                row.cause = Cause.ABSORBED if is_absorbed else Cause.HARMLESS
-                row.origin, row.subject = None, module.pair.name
+            is_same = agreement.has_same_calls(module)
+            _clear(call, found, Cause.HARMLESS, module.pair.name, is_same=is_same)
+            if any(map(_is_replaced, found)):
+                replaced |= dict.fromkeys(_bases(call), module.pair.name)
+
+
+def retract_without_effect(calls: Calls) -> None:
+    """Clear the origins in a step that comes to the same loss and the same gradients."""
+    is_same = not any(map(calls.makes_other_call, calls.pairs))
+    for call in calls:
+        found = _found(call)
+        if found:
+            _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
+
+
+def _found(call: Call) -> list[Row]:
+    """Return the rows of a call that have an origin, if they may be cleared."""
+    found = [row for row in call.rows if row.origin not in (None, Origin.INPUT)]
+    return [] if any(_stays(call, row) for row in found) else found
+
+
+def _clear(call: Call, found: Sequence[Row], cause: Cause, subject: str, *, is_same: bool) -> None:
+    """Clear origins.
+
+    Args:
+        call: the call.
+        found: its rows.
+        cause: why they are without consequence.
+        subject: the record that shows it.
+        is_same: both sides make the same calls around it, so that nothing tells why it differs.
+    """
+    is_same = is_same and _has_equal_inputs(call)
+    for row in found:
+        if is_same and _is_without_reason(row):
+            row.cause, row.subject = Cause.ABSORBED, subject or "what is made of it"
+        else:
+            row.cause, row.subject = cause, subject
+        row.origin = None
+
+
+def _is_replaced(row: Row) -> bool:
+    """Return whether a module has a parameter on one side alone."""
+    return row.value.role is Role.PARAMETER and not isinstance(row, Matched)
+
+
+def _retract_replaced(call: Call, found: Sequence[Row], replaced: Mapping[str, str]) -> None:
+    """Clear the gradients of parameters that one side alone has, without consequence."""
+    module = replaced.get(call.parsed.base)
+    if module is not None and not call.is_matched:
+        _clear(call, found, Cause.HARMLESS, module, is_same=False)
+
+
+def _bases(call: Call) -> Iterator[str]:
+    """Yield a module's name in records, as each side calls it."""
+    for name in (call.pair.target, call.pair.reference):
+        if name is not None:
+            yield parse_record_name(name).base
 
 
 def _stays(call: Call, row: Row) -> bool:
     """Return whether a row is blamed for something that takes effect elsewhere."""
     if row.origin is not Origin.INTRODUCED:
         return False
-    if row.value.role is Role.PARAMETER or row.cause in _ELSEWHERE:
+    is_parameter = row.value.role is Role.PARAMETER and not _is_replaced(row)
+    if is_parameter or row.cause in _ELSEWHERE:
         return True
     is_argument = row.value.role is Role.INPUT and not row.holds_tensor
     return is_argument and not any(each.status.is_difference for each in call.outputs)
