@@ -113,8 +113,7 @@ class Records(Mapping[str, Record]):
 
     def has_same(self, other: Records, name: str) -> bool:
         """Return whether another dump has the same record, to the byte; False if unsure."""
-        text = self._text(name)
-        return text is not None and text == other._text(name) and self._level == other._level
+        return self._level == other._level and self._index.has_same(other._index, name)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in file order: the order of execution."""

@@ -83,6 +83,15 @@ class RecordIndex(Mapping[str, JsonTree]):
         entry = self._entries[name]
         return self._buffer[entry.start : entry.end] if isinstance(entry, Span) else None
 
+    def has_same(self, other: RecordIndex, name: str) -> bool:
+        """Return whether two files have the same JSON text of a record; False if unsure."""
+        own, there = self._entries.get(name), other._entries.get(name)
+        if not isinstance(own, Span) or not isinstance(there, Span):
+            return False
+        if own.end - own.start != there.end - there.start:
+            return False
+        return self._buffer[own.start : own.end] == other._buffer[there.start : there.end]
+
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in file order."""
         return iter(self._entries)

@@ -35,6 +35,8 @@ _OUTSIDE: Final = (
     Cause.OUTSIDE,
     Cause.MODEL_INPUT,
 )
+# Origins that inputs do not explain.
+_UNEXPLAINED: Final = (Origin.INTRODUCED, Origin.AMPLIFIED)
 # Causes of values that no call of the step made: without modules parameters are among them.
 _FROM_OUTSIDE: Final = (Cause.UNRECORDED_VALUE, Cause.PARAMETER)
 
@@ -118,9 +120,9 @@ def _inherit_updates(comparison: RankComparison, training: TrainingHistory) -> N
 
 def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
     """Clear all origins of a step that trains in the same way, however its calls differ."""
-    if not any(row.origin in (Origin.INTRODUCED, Origin.AMPLIFIED) for row in comparison.rows):
-        return
     for pair in facts:
+        if not any(row.origin in _UNEXPLAINED for row in comparison.rows):
+            return
         steps = step_pairs(pair)
         if steps and has_same_loss(pair) and all(map(has_same_gradients, steps)):
             retract_without_effect(Calls(comparison))

@@ -57,7 +57,7 @@ class _Search:
 
     def run(self) -> Verdict:
         facts = [fact for fact in self._findings.facts if self._is_effective(fact)]
-        fact = min(facts, key=lambda each: (each.step, each.moment), default=None)
+        fact = min(facts, key=_order, default=None)
         if are_different_programs(self._findings) and not _is_end(fact):
             return different_programs(self._findings)
         factor = self._factor()
@@ -314,6 +314,11 @@ class _Search:
         return all(
             each.is_exact for each in self._findings.steps if each.step < culprit.comparison.step
         )
+
+
+def _order(fact: FactDifference) -> tuple[int, int, bool]:
+    """Return a key for the order in which differences act; of several at once the certain one."""
+    return fact.step, fact.moment, fact.effect is not Effect.CERTAIN
 
 
 def _needs_values(fact: FactDifference) -> bool:

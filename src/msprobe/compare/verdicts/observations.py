@@ -115,20 +115,22 @@ def observe(comparison: RankComparison) -> StepObservations:
         proof=comparison.proof,
         factor=_factor(comparison, backward) if backward and not forward_differs else None,
         precisions=Counter(
-            types for row in inexact if isinstance(row, Matched) and (types := _precisions(row))
+            types
+            for row in inexact
+            if isinstance(row, Matched)
+            and row.target.dtype != row.reference.dtype
+            and (types := _precisions(row))
         ),
         idle_arguments=sum(row.cause is Cause.NO_EFFECT for row in inexact),
         replaces_parameters=any(
-            row.value.role is Role.PARAMETER and row.cause is Cause.HARMLESS for row in inexact
+            row.cause is Cause.HARMLESS and row.value.role is Role.PARAMETER for row in inexact
         ),
     )
 
 
 def _precisions(row: Matched) -> tuple[str, str] | None:
     target, reference = row.target.dtype, row.reference.dtype
-    if target == reference or not epsilon_of(target) or not epsilon_of(reference):
-        return None
-    return target, reference
+    return (target, reference) if epsilon_of(target) and epsilon_of(reference) else None
 
 
 def _is_gradient(comparison: RankComparison, row: Row) -> bool:

@@ -9,7 +9,7 @@ the differences of its inputs, along the data flow up to values that agree. Ever
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -120,29 +120,26 @@ class Proof:
 
 def prove(comparison: RankComparison) -> Proof:
     """Return the evidence on a step and rank, after its origins were found."""
-    found = list(_jumps(comparison))
-    jumps = [_jump(comparison, row, kind) for row, kind in found]
+    rows = comparison.rows
+    found = [row for row in rows if row.origin is not None]
+    jumps = [_jump(comparison, row, kind) for row, kind in _jumps(comparison, found)]
+    absorbed = next((row for row in rows if row.cause is Cause.ABSORBED), None)
     return Proof(
         jumps=tuple(jumps[:_MOST_JUMPS]),
         total=len(jumps),
         worst=max(jumps, key=_height, default=None),
-        differing=sum(
-            row.status.is_difference and row.origin is not None for row in comparison.rows
+        differing=sum(row.status.is_difference for row in found),
+        has_two_precisions=any(
+            isinstance(row, Matched)
+            and row.target.dtype != row.reference.dtype
+            and 0 < epsilon_of(row.target.dtype) != epsilon_of(row.reference.dtype) > 0
+            for row in rows
         ),
-        has_two_precisions=any(map(_has_two_precisions, comparison.rows)),
-        absorbed=next(
-            (
-                _jump(comparison, row, JumpKind.ABSORBED)
-                for row in comparison.rows
-                if row.cause is Cause.ABSORBED
-            ),
-            None,
-        ),
+        absorbed=None if absorbed is None else _jump(comparison, absorbed, JumpKind.ABSORBED),
     )
 
 
-def _jumps(comparison: RankComparison) -> Iterator[tuple[Row, JumpKind]]:
-    found = [row for row in comparison.rows if row.origin is not None]
+def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[Row, JumpKind]]:
     # Gradients and updates may be zero up to rounding, and then differ by any relative size.
     end = _end_of_forward(comparison) if found else 0
     for row in found:
@@ -213,10 +210,3 @@ def _jump(comparison: RankComparison, row: Row, kind: JumpKind) -> Jump:
 
 def _height(jump: Jump) -> tuple[float, float, int]:
     return (jump.growth or 0.0, jump.error or 0.0, -jump.order)
-
-
-def _has_two_precisions(row: Row) -> bool:
-    if not isinstance(row, Matched) or row.target.dtype == row.reference.dtype:
-        return False
-    target, reference = row.values
-    return 0 < epsilon_of(target.dtype) != epsilon_of(reference.dtype) > 0

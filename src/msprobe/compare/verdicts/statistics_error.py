@@ -179,7 +179,8 @@ def plain_statistics_error(
     changes = (abs(e - a), abs(f - b), abs(g - c), abs(h - d))
     peak = max(a, -b) or max(e, -f)
     count = math.sqrt(max(math.prod(reference.shape or ()), 1))
-    difference = estimated_difference(target, reference) or 0.0
+    has_projections = target.projections is not None
+    difference = (estimated_difference(target, reference) or 0.0) if has_projections else 0.0
     return _judge_changes(changes, difference, peak, d or h, count, allowed)
 
 
