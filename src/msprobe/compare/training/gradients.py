@@ -79,9 +79,9 @@ def has_same_gradients(pair: StepPair) -> bool:
 
 
 def has_same_loss(pair: FactsPair) -> bool:
-    """Return whether the losses of all micro batches add up to the same, and their gradients too.
+    """Return whether the losses of all micro batches add up to the same.
 
-    Clipping and scalers hide a factor between gradients from what an optimizer gets.
+    So must what clipping and scalers hide from an optimizer: norms of gradients, and scales.
     """
     totals = []
     for facts in (pair.target, pair.reference):

@@ -148,6 +148,7 @@ class Incoming:
         )
 
     def _is_same_call_of_tensors(self, call: Call, row: Row) -> bool:
+        """Return whether both sides give a tensor to the same function."""
         are_tensors = all(value.is_tensor for value in row.values)
         return are_tensors and not self._state.calls.makes_other_call(call.pair)
 

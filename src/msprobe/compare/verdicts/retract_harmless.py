@@ -77,6 +77,8 @@ def retract_without_effect(calls: Calls) -> None:
 
 def _found(call: Call) -> list[Row]:
     """Return the rows of a call that have an origin, if they may be cleared."""
+    if call.parsed.kind in (RecordKind.DEBUG, RecordKind.OTHER):
+        return []
     found = [row for row in call.rows if row.origin not in (None, Origin.INPUT)]
     return [] if any(_stays(call, row) for row in found) else found
 
