@@ -131,10 +131,9 @@ class Incoming:
             mark(row, Origin.INHERITED, state.cause_if_unlikely(row, UNRECORDED_GROWTH))
             return
         if one_sided and not call.is_backward and self._is_same_call_of_tensors(call, row):
-            side, maker = (
-                ("reference", makers.target) if makers.target else ("target", makers.reference)
-            )
-            where = f"{name_of(state, maker[0])} and here, in the {side} alone,"
+            side = "reference" if makers.target else "target"
+            first = name_of(state, (*makers.target, *makers.reference)[0])
+            where = f"{first} and here, in the {side} alone,"
             self._blame_feeding(row, Cause.CHANGED_BETWEEN, where)
             return
         parent = None if call.is_backward else state.calls.parent(call.pair)
