@@ -56,6 +56,24 @@ def test_nan_from_a_call_that_only_the_target_makes_is_its_fault_through_views_t
     assert found.origin("Torch.cos.0.forward.input.0") == "inherited"
 
 
+def test_a_result_that_one_side_casts_back_inherits_from_the_call_that_made_it(tmp_path):
+    def write(name: str, *, casts: bool) -> Path:
+        net, x = "Module.Net.forward.0", np.array([[1.0, 2.0, 3.0]], np.float32)
+        y, z = np.exp(x), np.exp(x) / 7
+        dump = DumpBuilder(tmp_path / name)
+        made = [value(y.astype(np.float16) if casts else y, 2)]
+        dump.call("Torch.exp.0.forward", [value(x, 1)], made, parent=net)
+        last = z.astype(np.float16).astype(np.float32) if casts else z
+        half = last.astype(np.float16) if casts else last
+        dump.call("Torch.div.0.forward", [*made, 7], [value(half, 3)], parent=net)
+        if casts:
+            dump.call("Tensor.float.0.forward", [value(half, 3)], [value(last, 4)], parent=net)
+        return dump.call(net, [value(x, 1)], [value(last, 4 if casts else 3)]).write()
+
+    found = compare(write("new", casts=True), write("old", casts=False))
+    assert found.culprits == []
+
+
 # Masks that differ and look the same by their largest and least element.
 
 

@@ -232,6 +232,17 @@ def looped_clipping(task: Task) -> None:
     )
 
 
+def mixed_inside(task: Task) -> None:
+    """Run in mixed precision and return the logits in float32, as Accelerate's models do."""
+    forward = task.model.forward
+
+    def run(self: Any, *args: Any) -> Tensor:
+        with autocast():
+            return forward(*args).float()
+
+    replace(task.model, "forward", run)
+
+
 # The results are the same, but parameters that differ are always named.
 PERMUTED_HEADS = LegalPair(name="permuted heads", family="gpt", target=permuted_heads)
 
@@ -243,6 +254,7 @@ LATEST_PAIRS: tuple[LegalPair, ...] = (
     LegalPair(name="GELU as a function", family="gpt", target=gelu_function, level="L0", steps=2),
     LegalPair(name="one-hot words", family="gpt", target=one_hot_words, steps=2),
     LegalPair(name="autocast", family="gpt", around=autocast, level="L1", steps=2),
+    LegalPair(name="mixed inside", family="gpt", target=mixed_inside, steps=2),
     LegalPair(name="whole model compiled", family="llama", target=compiled(), steps=2),
     LegalPair(name="two threads", family="llama", around=two_threads, level="L0", steps=3),
     LegalPair(name="checkpointed layers", family="llama", target=checkpointed_layers, level="L1"),

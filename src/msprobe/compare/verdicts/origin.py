@@ -195,7 +195,7 @@ class _Search:
         if call.pair.name in state.blamed_parents:
             mark(row, Origin.INTRODUCED, Cause.OWN_CODE)
             return
-        source = state.flow.makers(row).common if call.parsed.is_module else None
+        source = self._source_inside(row) if call.parsed.is_module else None
         if source is not None:
             self._share_fate(row, source)
             return
@@ -222,6 +222,15 @@ class _Search:
             mark(row, origin)
         else:
             self._judge_size(call, row, incoming)
+
+    def _source_inside(self, row: Row) -> int | None:
+        """Return the row that made a module's result on both sides, perhaps before extra casts."""
+        makers = self._state.flow.makers(row)
+        if makers.common is not None or not (makers.target and makers.reference):
+            return makers.common
+        target, reference = makers.target[0], makers.reference[0]
+        source = self._unmatched.seen_through(target)
+        return source if source == self._unmatched.seen_through(reference) else None
 
     def _is_near_parts(self, call: Call, row: Row) -> bool:
         """Return whether a module's result is hardly further apart than those of its parts.

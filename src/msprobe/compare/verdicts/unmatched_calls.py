@@ -137,6 +137,19 @@ class UnmatchedCalls:
         self._blame(index, Cause.REORDERING_CALL)
         return True
 
+    def seen_through(self, index: int) -> int:
+        """Return the row that a value comes from, behind extra casts, views and copies of it."""
+        calls = self._state.calls
+        while True:
+            call = calls.of(self._state.rows[index])
+            if call.is_matched or not self._only_moves(call):
+                return index
+            sources = {self._source(row) for row in call.inputs if row.value.is_tensor}
+            source = sources.pop() if len(sources) == 1 else None
+            if source is None:
+                return index
+            index = source
+
     def settle_rest(self) -> None:
         """Set the origin of the other unmatched calls: those with differing inputs inherit."""
         for call in self._state.calls:
