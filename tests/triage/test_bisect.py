@@ -127,6 +127,25 @@ def test_nan_on_one_side_is_infinitely_far(tmp_path: Path) -> None:
     assert first.changes[0].name == NAMES[2]
 
 
+def test_norms_tell_what_projections_miss(tmp_path: Path) -> None:
+    def balanced(step: int, state: dict[str, Any]) -> None:
+        # Its projections are those of the reference, its norm is not.
+        if step == 6:
+            away = np.random.default_rng(5).normal(size=64)
+            for sign in signs():
+                away -= sign * (away @ sign) / 64
+            state["gradients"][4] += 100 * away
+
+    def signs() -> Any:
+        first, second = np.where(np.random.default_rng(1).random((2, 64)) < 0.5, -1.0, 1.0)
+        return first, second - first * (first @ second) / 64
+
+    first = found(tmp_path, balanced).first
+    assert first is not None
+    assert (first.parting.step, first.parting.drifts) == (6, False)
+    assert first.changes[0].error > 0.5
+
+
 def test_ranks(tmp_path: Path) -> None:
     def spoil(step: int, state: dict[str, Any]) -> None:
         if step == 8:

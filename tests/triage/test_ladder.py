@@ -26,8 +26,9 @@ from compare.cause_corpus.causes import (  # noqa: E402
 from compare.cause_corpus.training import Plant, Training, planted, record  # noqa: E402
 from msprobe.cli.entry import main  # noqa: E402
 from msprobe.compare.verdicts.verdict_classes import VerdictClass  # noqa: E402
-from msprobe.triage.ladder import Answer, FoundStep, Rung, RungResult, Triage, climb  # noqa: E402
+from msprobe.triage.ladder import climb  # noqa: E402
 from msprobe.triage.ladder_lines import EXIT_CODES, exit_code  # noqa: E402
+from msprobe.triage.rungs import Answer, Rung, RungResult, Triage  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
 
@@ -390,19 +391,6 @@ def test_nothing_recorded_is_not_equal(recorded: Record, tmp_path: Path) -> None
     assert rungs[Rung.STEP].record == 'record step 0 of both runs with "level": "mix"'
     assert found.verdict_class is VerdictClass.UNEXPLAINED
     assert exit_code(found) == 1
-
-
-def test_a_step_that_whole_runs_name_may_not_be_recorded(recorded: Record) -> None:
-    found = climb(
-        recorded(),
-        recorded(number=1),
-        find_step=lambda *_: FoundStep(412, "the runs part in step 412: the loss differs"),
-    )
-
-    assert found.step == 412
-    assert found.rungs[-1].rung is Rung.STEP
-    assert found.rungs[-1].record == 'record step 412 of both runs with "level": "mix"'
-    assert found.verdict_class is VerdictClass.UNEXPLAINED
 
 
 # --- the command

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,7 @@ def train(
     steps: range = range(STEPS),
     micro: int = 1,
     stops_behind: bool = False,
+    **settings: Any,
 ) -> dict[str, Tensor]:
     """Train for some steps, and return the final state of the model.
 
@@ -54,11 +56,12 @@ def train(
         steps: numbers of the steps.
         micro: micro batches in a step.
         stops_behind: whether `stop` follows the optimizer's step.
+        settings: of the debugger; by default the task is `signature`.
     """
     run = Training()
     debugger = None
     if folder is not None:
-        debugger = PrecisionDebugger(task="signature", dump_path=folder)
+        debugger = PrecisionDebugger(dump_path=folder, **{"task": "signature", **settings})
         if steps.start:
             debugger.set_init_step(steps.start)
     for step in steps:

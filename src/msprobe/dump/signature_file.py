@@ -52,6 +52,10 @@ HEAD: Final = np.dtype(
 )
 """One step: checksums (0 where unknown), numbers (NaN where unknown), and all parameters summed."""
 
+SAMPLED: Final = np.uint64(1 << 63)
+"""Set in a checksum that is not of all bytes: that of the norm and some elements, as accelerators
+make it; the norm then takes the place of the projections."""
+
 QUANTITIES: Final = ("parameter", "gradient", "update")
 """What there is for each parameter: before the step, as the optimizer got it, added by the step."""
 
@@ -332,13 +336,25 @@ def signature_files(path: Path) -> dict[str, Path]:
     Raises:
         DumpFormatError: there are none.
     """
+    found = {path.stem: path} if path.is_file() else find_signatures(path)
+    if not found:
+        raise DumpFormatError(path, f"holds no signatures (no {FOLDER}/*{SUFFIX})")
+    return found
+
+
+def find_signatures(path: Path) -> dict[str, Path]:
+    """Return the files of a run by rank folder; empty where it has none.
+
+    Args:
+        path: a dump path, its folder of signatures, or one file.
+    """
     if path.is_file():
-        return {path.stem: path}
+        return {path.stem: path} if path.suffix == SUFFIX else {}
     for folder in (path / FOLDER, path):
         found = {file.stem: file for file in sorted(folder.glob(f"*{SUFFIX}"))}
         if found:
             return found
-    raise DumpFormatError(path, f"holds no signatures (no {FOLDER}/*{SUFFIX})")
+    return {}
 
 
 def _signs_of(names: Sequence[str]) -> NDArray[np.float64]:
@@ -355,7 +371,10 @@ def _sum(row: NDArray[Any], signs: NDArray[np.float64]) -> NDArray[Any]:
     """Return a quantity of all parameters together."""
     summed = np.zeros((), PRINT)
     known = row["checksum"] != 0
-    summed["checksum"] = zlib.crc32(np.ascontiguousarray(row["checksum"]).tobytes())
+    checksums = np.ascontiguousarray(row["checksum"])
+    summed["checksum"] = zlib.crc32(checksums.tobytes())
+    if (checksums & SAMPLED).any():
+        summed["checksum"] |= SAMPLED
     summed["norm"] = np.sqrt(np.square(row["norm"][known]).sum()) if known.any() else np.nan
     summed["projections"] = (row["projections"][known] * signs[known]).sum(axis=0)
     return summed

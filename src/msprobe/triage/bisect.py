@@ -7,23 +7,32 @@ Reads the signatures that ``"task": "signature"`` writes, of all ranks. Nothing 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.compare.training.optimizers import WITHOUT_MEANING
 from msprobe.dump.signature_file import (
     QUANTITIES,
+    SAMPLED,
     SignatureFile,
-    StepSignature,
     signature_files,
 )
 from msprobe.errors import DumpFormatError
-from msprobe.triage.parting import Parting, Phase, find_parting, noise_of
+from msprobe.triage.parting import (
+    Parting,
+    Phase,
+    distances,
+    find_parting,
+    noise_of,
+    norms_only,
+    unknown_phases,
+)
 
 _MOST_LISTED: Final = 5
 
@@ -64,22 +73,47 @@ class RankParting:
     parameters: int
     settings: tuple[tuple[str, Any, Any], ...]
 
+    @property
+    def step(self) -> int:
+        """The step to look at: the jump, or where a drift begins."""
+        return self.parting.step if self.parting.jump is None else self.parting.jump
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of that step."""
+        return self.parting.jump_phase or self.parting.phase
+
+    @property
+    def has_other_rule(self) -> bool:
+        """Whether a setting differs that changes what the optimizer computes."""
+        return any(_has_meaning(name) for name, _, _ in self.settings)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bisection:
     """What the signatures of two runs tell.
 
     Attributes:
+        target: the path given for the target.
+        reference: that for the reference.
         steps: how many steps were compared, of the rank with the fewest.
+        begin: the first one of them.
         ranks: how many ranks.
         knows_noise: whether recordings of one program showed what is noise.
+        is_sampled: whether equal checksums only say that norms and some elements agree.
+        unknown: what the signatures do not hold of the step in which the runs part, or of any.
         partings: ranks that part; the one that jumps first, or else parts first, leads.
         notes: what was not compared.
     """
 
+    target: Path
+    reference: Path
     steps: int
+    begin: int
     ranks: int
     knows_noise: bool
+    is_sampled: bool
+    unknown: frozenset[Phase]
     partings: tuple[RankParting, ...]
     notes: tuple[str, ...]
 
@@ -109,25 +143,35 @@ def bisect_runs(target: Path, reference: Path, noise: Path | None = None) -> Bis
         theirs = dict(zip(common, theirs.values(), strict=True))
     if not common:
         raise DumpFormatError(target, f"has no rank in common with {reference}")
-    partings, steps = [], []
-    for rank in common:
-        count, parting, said = _bisect_rank(rank, ours[rank], theirs[rank], again.get(rank))
-        steps.append(count)
-        notes += said
-        if parting is not None:
-            partings.append(parting)
+    compared = [_bisect_rank(rank, ours[rank], theirs[rank], again.get(rank)) for rank in common]
+    notes += [note for each in compared for note in each.notes]
+    partings = [each.parting for each in compared if each.parting is not None]
     return Bisection(
-        steps=min(steps),
+        target=target,
+        reference=reference,
+        steps=min(each.steps for each in compared),
+        begin=min(each.begin for each in compared),
         ranks=len(common),
         knows_noise=bool(again),
+        is_sampled=any(each.is_sampled for each in compared),
+        unknown=frozenset().union(*(each.unknown for each in compared)),
         partings=tuple(sorted(partings, key=_place)),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _bisect_rank(
-    rank: str, target: Path, reference: Path, noise: Path | None
-) -> tuple[int, RankParting | None, list[str]]:
+class _Compared(NamedTuple):
+    """The signatures of one rank, compared; see `Bisection`."""
+
+    steps: int
+    begin: int
+    is_sampled: bool
+    unknown: frozenset[Phase]
+    parting: RankParting | None
+    notes: list[str]
+
+
+def _bisect_rank(rank: str, target: Path, reference: Path, noise: Path | None) -> _Compared:
     with ExitStack() as stack:
         ours = stack.enter_context(SignatureFile(target))
         theirs = stack.enter_context(SignatureFile(reference))
@@ -135,23 +179,51 @@ def _bisect_rank(
         steps = target_heads["step"]
         if not len(steps):
             raise DumpFormatError(target, f"has no step in common with {reference}")
-        notes = []
-        if len(steps) < max(len(ours.heads), len(theirs.heads)):
-            notes.append(
-                f"{rank}: {len(steps)} steps are in both runs, {len(ours.heads)} in the target, "
-                f"{len(theirs.heads)} in the reference"
-            )
+        notes = list(_uneven_notes(rank, ours.heads["step"], theirs.heads["step"], len(steps)))
+        sampled = _is_sampled(target_heads), _is_sampled(reference_heads)
+        if sampled[0] is not sampled[1]:
+            notes.append(f"{rank}: one side was made on an accelerator, so only norms are compared")
+            target_heads, reference_heads = map(_by_norms, (target_heads, reference_heads))
         again = None
         if noise is not None:
             with SignatureFile(noise) as repeated:
                 again = _noise_at(steps, theirs.heads, repeated.heads)
         parting = find_parting(target_heads, reference_heads, again)
-        if parting is None:
-            return len(steps), None, notes
-        step = parting.step if parting.jump is None else parting.jump
-        phase = parting.jump_phase or parting.phase
-        found = _look_at(rank, parting, phase, ours.step(step), theirs.step(step))
-        return len(steps), found, notes
+        found, step = None, int(steps[-1])
+        if parting is not None:
+            found = _look_at(rank, parting, ours, theirs)
+            step = found.step
+        place = int(np.searchsorted(steps, step))
+        unknown = unknown_phases(target_heads[place], reference_heads[place])
+        return _Compared(len(steps), int(steps[0]), any(sampled), unknown, found, notes)
+
+
+def _by_norms(heads: NDArray[Any]) -> NDArray[Any]:
+    found = heads.copy()
+    for quantity in QUANTITIES:
+        found[quantity] = norms_only(found[quantity])
+    return found
+
+
+def _is_sampled(heads: NDArray[Any]) -> bool:
+    return bool((heads["parameter"]["checksum"] & SAMPLED).any())
+
+
+def _uneven_notes(
+    rank: str, target: NDArray[Any], reference: NDArray[Any], common: int
+) -> Iterator[str]:
+    """Yield how the steps of the two sides differ."""
+    if common == len(target) == len(reference):
+        return
+    ends = (
+        f"; the {side} ends after step {own[-1]}, the other one after step {other[-1]}"
+        for side, own, other in (("target", target, reference), ("reference", reference, target))
+        if len(own) and len(other) and own[-1] < other[-1]
+    )
+    yield (
+        f"{rank}: {common} steps are in both runs, {len(target)} in the target, {len(reference)} "
+        f"in the reference{next(ends, '')}"
+    )
 
 
 def _common(target: NDArray[Any], reference: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -177,20 +249,22 @@ def _noise_at(
 
 
 def _look_at(
-    rank: str, parting: Parting, phase: Phase, target: StepSignature, reference: StepSignature
+    rank: str, parting: Parting, target_file: SignatureFile, reference_file: SignatureFile
 ) -> RankParting:
+    step = parting.step if parting.jump is None else parting.jump
+    target, reference = target_file.step(step), reference_file.step(step)
+    phase = parting.jump_phase or parting.phase
     quantity = phase.value if phase.value in QUANTITIES else "gradient"
     row = QUANTITIES.index(quantity)
     places = {name: place for place, name in enumerate(reference.names)}
     shared = [name for name in target.names if name in places]
     ours = target.entries[row][[target.names.index(name) for name in shared]]
     theirs = reference.entries[row][[places[name] for name in shared]]
+    if _is_sampled(target.head) is not _is_sampled(reference.head):
+        ours, theirs = norms_only(ours), norms_only(theirs)
     changed = np.flatnonzero(ours["checksum"] != theirs["checksum"])
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        apart = np.sqrt(
-            np.square(ours["projections"].astype(float) - theirs["projections"]).mean(axis=1)
-        )
-        errors = apart / np.maximum(ours["norm"], theirs["norm"])
+        errors = distances(ours, theirs) / np.maximum(ours["norm"], theirs["norm"])
     errors[np.isnan(errors)] = np.inf
     worst = changed[np.argsort(-errors[changed], kind="stable")][:_MOST_LISTED]
     return RankParting(
@@ -209,12 +283,18 @@ def _look_at(
 def _settings_apart(
     target: Mapping[str, Any], reference: Mapping[str, Any]
 ) -> tuple[tuple[str, Any, Any], ...]:
+    """Return the settings that differ, those that change what is computed first."""
     ours, theirs = dict(_flat(target)), dict(_flat(reference))
-    return tuple(
+    found = [
         (name, ours.get(name), theirs.get(name))
         for name in dict.fromkeys([*ours, *theirs])
         if ours.get(name) != theirs.get(name)
-    )
+    ]
+    return tuple(sorted(found, key=lambda setting: not _has_meaning(setting[0])))
+
+
+def _has_meaning(name: str) -> bool:
+    return name.rpartition(".")[2] not in WITHOUT_MEANING
 
 
 def _flat(settings: Any, prefix: str = "") -> list[tuple[str, Any]]:

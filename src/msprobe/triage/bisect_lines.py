@@ -10,6 +10,7 @@ from typing import Final
 from rich.text import Text
 
 from msprobe.dump.records import JsonTree
+from msprobe.dump.signature_file import FOLDER
 from msprobe.plain_text import plain
 from msprobe.report.value_text import count_text, number_text
 from msprobe.triage.bisect import Bisection, RankParting
@@ -31,9 +32,9 @@ _WORDS: Final = {
 def sentence(found: Bisection) -> str:
     """Return the answer in one sentence."""
     first = found.first
-    steps = count_text(found.steps, "step")
     if first is None:
-        return f"the runs hold the same bits in all of {steps}"
+        what = "agree in norms and sampled elements" if found.is_sampled else "hold the same bits"
+        return f"the runs {what} in their {count_text(found.steps, 'common step')}"
     parting = first.parting
     where = f" of {first.rank}" if found.ranks > 1 else ""
     if parting.jump is None:
@@ -46,14 +47,30 @@ def sentence(found: Bisection) -> str:
             f"the runs part in step {parting.step}{where}{_size(parting.error)}, and drift from "
             f"there: {why}"
         )
-    phase = parting.jump_phase or parting.phase
     drift = f", after a drift from step {parting.step} on" if parting.drifts else ""
-    words = _WORDS[phase]
-    if phase is Phase.SETTINGS and first.settings:
+    words = phase_words(first)
+    return plain(f"the runs part in step {parting.jump}{where}{drift}: {words}")
+
+
+def phase_words(first: RankParting) -> str:
+    """Return how the runs differ in the phase in which they part."""
+    if first.phase is Phase.SETTINGS and first.settings:
         name, ours, theirs = first.settings[0]
-        words = f"{name} is {json.dumps(ours)} in the target, {json.dumps(theirs)} in the reference"
-    size = _size(parting.jump_error)
-    return plain(f"the runs part in step {parting.jump}{where}{drift}: {words}{size}")
+        return (
+            f"{_setting_words(name)} is {json.dumps(ours)} in the target, {json.dumps(theirs)} in "
+            "the reference"
+        )
+    return _WORDS[first.phase] + _size(first.parting.jump_error)
+
+
+def _setting_words(name: str) -> str:
+    """Return the words for a setting: of ``0.AdamW.1.lr``, ``AdamW lr of group 1``."""
+    optimizer, *rest = name.split(".", 3)
+    if not optimizer.isdecimal() or len(rest) != 3:
+        return name
+    kind, group, option = rest
+    of_group = "" if group == "0" else f" of group {group}"
+    return f"{kind} {option}{of_group}" + ("" if optimizer == "0" else f" (optimizer {optimizer})")
 
 
 def lines(found: Bisection) -> Iterator[Text]:
@@ -71,8 +88,11 @@ def _details(found: Bisection, first: RankParting) -> Iterator[Text]:
     if len(found.partings) > 1:
         ranks = ", ".join(each.rank for each in found.partings[:8])
         yield Text(f"  {len(found.partings)} of {found.ranks} ranks part: {plain(ranks)}")
-    for name, ours, theirs in first.settings[:5]:
-        yield Text(plain(f"  {name}: {json.dumps(ours)} instead of {json.dumps(theirs)}"))
+    is_said = parting.jump is not None and first.phase is Phase.SETTINGS
+    for name, ours, theirs in first.settings[is_said:5]:
+        yield Text(
+            plain(f"  {_setting_words(name)}: {json.dumps(ours)} instead of {json.dumps(theirs)}")
+        )
     for change in first.changes:
         yield Text(plain(f"  {first.quantity} of {change.name}{_size(change.error)}"))
     more = first.changed - len(first.changes)
@@ -82,19 +102,21 @@ def _details(found: Bisection, first: RankParting) -> Iterator[Text]:
         yield Text(f"  without consequence: in step {step} {_WORDS[phase]}", "dim")
     if parting.jump is None and not found.knows_noise:
         yield Text("  to know what is noise, record the reference twice and give --noise", "dim")
-    yield Text("  record this step of both runs in full, and compare:")
-    yield Text(f"    {json.dumps(recording(first))}")
+    yield Text("  record this step of both runs in full, each in its own dump path:")
+    yield Text(f"    {json.dumps(recording(found, first))}")
+    yield Text(plain(f"  then: msprobe triage {found.target} {found.reference}"))
 
 
-def recording(first: RankParting) -> dict[str, JsonTree]:
-    """Return the configuration that records the step in full."""
-    parting = first.parting
+def recording(found: Bisection, first: RankParting) -> dict[str, JsonTree]:
+    """Return the configuration that records the step of the target in full."""
+    path = found.target.parent if found.target.is_file() else found.target
+    path = path.parent if path.name == FOLDER else path
     number = first.rank.removeprefix("rank")
     return {
         "task": "statistics",
-        "dump_path": "./dump",
+        "dump_path": str(path),
         "rank": [int(number)] if number.isdecimal() else [],
-        "step": [parting.step if parting.jump is None else parting.jump],
+        "step": [first.step],
         "level": "mix",
     }
 
@@ -105,11 +127,12 @@ def as_json(found: Bisection) -> dict[str, JsonTree]:
         "schema_version": SCHEMA_VERSION,
         "equal": found.first is None,
         "sentence": sentence(found),
+        "is_sampled": found.is_sampled,
         "steps": found.steps,
         "ranks": found.ranks,
         "knows_noise": found.knows_noise,
         "partings": [_parting_json(each) for each in found.partings],
-        "recording": None if found.first is None else recording(found.first),
+        "recording": None if found.first is None else recording(found, found.first),
         "notes": list(found.notes),
     }
 

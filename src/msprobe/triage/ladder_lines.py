@@ -13,7 +13,7 @@ from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.dump.records import JsonTree
 from msprobe.plain_text import plain
 from msprobe.report.fact_lines import fact_lines, list_lines, title_lines
-from msprobe.triage.ladder import Answer, Rung, RungResult, Triage
+from msprobe.triage.rungs import Answer, Rung, RungResult, Triage
 
 SCHEMA_VERSION: Final = 1
 _RUNG_WIDTH: Final = max(len(rung.words) for rung in Rung) + 4

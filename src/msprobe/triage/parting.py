@@ -107,9 +107,8 @@ def find_parting(
 def relative_errors(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float64]:
     """Return the relative differences of the measured phases, of shape (steps, 4).
 
-    That of the loss is exact. The others are estimated by the projections of all parameters: the
-    mean square of their differences estimates the squared norm of the difference. One side that is
-    not finite, or has no such value, differs infinitely.
+    That of the loss is exact, the others are estimated (see `distances`). One side that is not
+    finite, or has no such value, differs infinitely.
     """
     errors = np.zeros((len(target), len(_MEASURED)))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -119,13 +118,43 @@ def relative_errors(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np
                 sizes = np.maximum(np.abs(ours), np.abs(theirs))
                 apart = np.abs(ours - theirs)
             else:
-                difference = ours["projections"] - theirs["projections"]
-                apart = np.sqrt(np.square(difference).mean(axis=1))
+                apart = distances(ours, theirs)
                 sizes = np.maximum(ours["norm"], theirs["norm"])
             relative = np.where(apart == 0, 0.0, apart / sizes)
             relative[np.isnan(relative)] = np.inf
             errors[:, column] = np.where(_differing(phase, target, reference), relative, 0.0)
     return errors
+
+
+def distances(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float64]:
+    """Return estimates of the norm of the difference of values, by their prints.
+
+    The mean square of the differences of projections estimates its square; and norms do not differ
+    by more than the values do.
+    """
+    differences = target["projections"].astype(float) - reference["projections"]
+    estimates = np.sqrt(np.square(differences).mean(axis=-1))
+    found: NDArray[np.float64] = np.maximum(estimates, np.abs(target["norm"] - reference["norm"]))
+    return found
+
+
+def norms_only(prints: NDArray[Any]) -> NDArray[Any]:
+    """Return prints of which only the norms are compared; see `signature_file.PRINT`."""
+    found = prints.copy()
+    found["checksum"] = found["norm"].view("<u8")
+    found["projections"] = found["norm"][..., None]
+    return found
+
+
+def unknown_phases(target: NDArray[Any], reference: NDArray[Any]) -> frozenset[Phase]:
+    """Return of which phases of a step one of the sides holds nothing."""
+    heads = target, reference
+    numbers = {
+        Phase.LOSS: [h["loss"] for h in heads],
+        Phase.GRADIENT: [h["gradient"]["norm"] for h in heads],
+    }
+    found = {phase for phase in _CAUSES if any(head[phase.value] == 0 for head in heads)}
+    return frozenset(found | {phase for phase, each in numbers.items() if np.isnan(each).any()})
 
 
 def noise_of(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float64]:

@@ -7,10 +7,10 @@ Only ``facts.json`` is read, of all steps and ranks; no record is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
-from itertools import groupby
+from enum import IntEnum, StrEnum
+from itertools import chain, groupby, pairwise
 from typing import Final
 
 from msprobe.compare.ranks import ViewPair
@@ -38,6 +38,33 @@ _ACT_AT_ONCE: Final = (
     Moment.REDUCE,
     Moment.CLIP,
 )
+
+
+_SIDES: Final[Sequence[str]] = ("target", "reference")
+
+
+class Part(StrEnum):
+    """Parts of the facts that say how a step begins."""
+
+    SETTINGS = "settings"
+    DATA = "data"
+    PARAMETERS = "parameters"
+    MODES = "modes"
+    RANDOM = "random"
+
+
+@dataclass(slots=True)
+class _Held:
+    """In how many steps and ranks both sides hold a part, and which sides lack it somewhere."""
+
+    count: int = 0
+    lacking: dict[str, None] = field(default_factory=dict)
+
+    def add(self, target: object, reference: object) -> None:
+        self.count += bool(target) and bool(reference)
+        for side, part in zip(_SIDES, (target, reference), strict=True):
+            if not part:
+                self.lacking[side] = None
 
 
 class Seen(IntEnum):
@@ -96,14 +123,14 @@ class _Step:
 
     number: int
     pairs: list[FactsPair] = field(default_factory=list)
-    lacks_rank: bool = False
+    lacking: list[str] = field(default_factory=list)
 
 
 class RunFacts:
-    """The facts of two runs, compared.
+    """The facts of two runs, compared. At most two steps are in memory at a time.
 
     Attributes:
-        pairs: steps and ranks of which both sides hold facts.
+        count: steps and ranks of which both sides hold facts.
         differences: differences of the training, in the order in which they take effect.
         steps: what is seen of each step, in order.
         lacking: sides without facts in some step: ``target``, ``reference``.
@@ -111,15 +138,17 @@ class RunFacts:
     """
 
     def __init__(self, views: Sequence[ViewPair]) -> None:
-        self.pairs: list[FactsPair] = []
+        self.count = 0
         self.lacking: dict[str, None] = {}
         self.notes: list[str] = []
-        steps = [
-            self._read(step, list(of_step)) for step, of_step in groupby(views, lambda v: v.step)
-        ]
-        history = TrainingHistory()
         self.steps: list[StepSeen] = []
-        for step, following in zip(steps, [*steps[1:], None], strict=True):
+        self._views = views
+        self._held = {part: _Held() for part in Part}
+        history = TrainingHistory()
+        steps = (self._read(step, of_step) for step, of_step in groupby(views, lambda v: v.step))
+        for step, following in pairwise(chain(steps, [None])):
+            assert step is not None
+            self._count(step)
             seen = _look_at(step, following)
             self.steps.append(seen)
             history.add_data(step.pairs)
@@ -130,28 +159,41 @@ class RunFacts:
         self._by_step = {each.step: each for each in self.steps}
         self.cause = self._first_cause()
 
-    def _read(self, number: int, views: Sequence[ViewPair]) -> _Step:
+    def _read(self, number: int, views: Iterable[ViewPair]) -> _Step:
         step = _Step(number)
         for view in views:
             target, reference = self._facts(view.target), self._facts(view.reference)
-            for side, facts in (("target", target), ("reference", reference)):
-                if facts is None:
-                    self.lacking[side] = None
-            if target is None or reference is None:
-                step.lacks_rank = True
-                continue
-            step.pairs.append(
-                FactsPair(step=number, rank=view.rank, target=target, reference=reference)
-            )
-        self.pairs += step.pairs
+            step.lacking += [
+                side
+                for side, facts in zip(_SIDES, (target, reference), strict=True)
+                if facts is None
+            ]
+            if target is not None and reference is not None:
+                step.pairs.append(
+                    FactsPair(step=number, rank=view.rank, target=target, reference=reference)
+                )
         return step
 
+    def _count(self, step: _Step) -> None:
+        self.count += len(step.pairs)
+        self.lacking |= dict.fromkeys(step.lacking)
+        for pair in step.pairs:
+            for part, held in self._held.items():
+                held.add(getattr(pair.target, part), getattr(pair.reference, part))
+
     def _facts(self, view: RankView) -> Facts | None:
+        """Return the facts of a rank, which it forgets: there may be thousands of steps."""
         try:
             return view.facts
         except DumpFormatError as exc:
             self.notes.append(str(exc))
             return None
+        finally:
+            view.unload()
+
+    def pairs(self, step: int) -> list[FactsPair]:
+        """Return the facts of the ranks of a step, which are read again."""
+        return self._read(step, [view for view in self._views if view.step == step]).pairs
 
     @property
     def parting(self) -> StepSeen | None:
@@ -222,19 +264,11 @@ class RunFacts:
             next_steps=cause.next,
         )
 
-    def holding(self, part: Callable[[Facts], object]) -> tuple[int, list[str]]:
-        """Return in how many steps and ranks both sides hold a part, and which sides lack it.
-
-        Args:
-            part: reads the part; empty or None where it is not there.
-        """
-        sides = [[bool(part(f)) for f in (pair.target, pair.reference)] for pair in self.pairs]
-        lacking = [
-            side
-            for place, side in enumerate(("target", "reference"))
-            if side in self.lacking or not all(flags[place] for flags in sides)
-        ]
-        return sum(map(all, sides)), lacking
+    def holding(self, part: Part) -> tuple[int, list[str]]:
+        """Return in how many steps and ranks both sides hold a part, and which sides lack it."""
+        held = self._held[part]
+        lacking = [side for side in _SIDES if side in self.lacking or side in held.lacking]
+        return held.count, lacking
 
 
 def _look_at(step: _Step, following: _Step | None) -> StepSeen:
@@ -242,7 +276,7 @@ def _look_at(step: _Step, following: _Step | None) -> StepSeen:
     later = {} if following is None else {pair.rank: pair for pair in following.pairs}
     is_next = following is not None and following.number == step.number + 1
     found = [_look_at_rank(pair, later.get(pair.rank) if is_next else None) for pair in step.pairs]
-    if step.lacks_rank or not found:
+    if step.lacking or not found:
         found.append(StepSeen(step=step.number, seen=Seen.UNKNOWN))
     worst = max(found, key=lambda each: (each.seen, each.size or 0.0))
     return StepSeen(

@@ -19,8 +19,9 @@ from msprobe.compare.training.step_pairs import StepPair, both_ran_through, opti
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Fingerprints, OptimizedParameters, OptimizerStep
 
-# Settings that choose an implementation of the same rule, and the scheduler's own memory.
-_WITHOUT_MEANING: Final = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
+# They choose an implementation of the same rule, or are the scheduler's own memory.
+WITHOUT_MEANING: Final = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
+"""Settings that do not change what an optimizer computes."""
 _BETAS: Final = ("beta1", "beta2", "beta3")
 
 
@@ -78,7 +79,7 @@ def setting_differences(pair: StepPair) -> Iterator[FactDifference]:
         ):
             changed.setdefault((key, shown(value), shown(expected)), []).append(name)
     for (key, value, expected), names in changed.items():
-        has_meaning = key not in _WITHOUT_MEANING
+        has_meaning = key not in WITHOUT_MEANING
         yield pair.difference(
             VerdictClass.OPTIMIZER_SETTING,
             Moment.OPTIMIZER_SETTING,

@@ -16,6 +16,7 @@ from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Ending, Fingerprints, OptimizedParameters, OptimizerStep
 
 _SAME_NUMBER: Final = 1e-9
+_EQUAL: Final = Change(is_equal=True, relative=0.0, epsilon=0.0)
 
 
 def options_of(step: OptimizerStep) -> dict[str, Mapping[str, Any]]:
@@ -53,6 +54,12 @@ class StepPair:
             if name in there
         }
 
+    @cached_property
+    def _has_same_columns(self) -> bool:
+        """Whether both sides have the same parameters in the same order."""
+        sides = self.target.parameters, self.reference.parameters
+        return sides[0].name == sides[1].name and sides[0].dtype == sides[1].dtype
+
     def changes(self, column: str) -> dict[str, Change]:
         """Return parameter → how far its values are apart; see `OptimizedParameters`."""
         sides = self.target.parameters, self.reference.parameters
@@ -66,6 +73,8 @@ class StepPair:
     def _changes(
         self, target: Fingerprints | None, reference: Fingerprints | None
     ) -> dict[str, Change]:
+        if target == reference and self._has_same_columns:
+            return dict.fromkeys(self.places, _EQUAL)
         types = self.target.parameters.dtype, self.reference.parameters.dtype
         return {
             name: change_of(

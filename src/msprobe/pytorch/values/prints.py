@@ -17,6 +17,7 @@ from torch import Tensor
 
 from msprobe.capture.signature import Prints, no_prints
 from msprobe.dump.crc import crc32
+from msprobe.dump.signature_file import SAMPLED
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.memo import TENSORS
 from msprobe.pytorch.values.statistics import summarise
@@ -68,5 +69,6 @@ class TensorPrints:
             ):
                 if norm is not None:
                     content = struct.pack("<d", norm) + repr(sample).encode()
-                    self._prints[place] = (zlib.crc32(content) or 1, norm, (norm, norm))
+                    checksum = SAMPLED | np.uint64(zlib.crc32(content))
+                    self._prints[place] = (checksum, norm, (norm, norm))
         return self._prints
