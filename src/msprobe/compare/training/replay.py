@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from msprobe.compare.training.elements import Array, Elements, Updated
 from msprobe.compare.training.fingerprints import at
-from msprobe.compare.training.update_rules import Array, Elements, rule_of
-from msprobe.dump.facts import OptimizedParameters, OptimizerGroup, OptimizerStep
+from msprobe.compare.training.update_rules import rule_of
+from msprobe.dump.facts import Fingerprints, OptimizedParameters, OptimizerGroup, OptimizerStep
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.numerics.number_types import epsilon_of
 
 _COLUMNS: Final = ("index", "before", "gradient", "after")
+_SCALARS: Final = ("mu_product", "eta", "mu")
+"""States of one positive number a parameter: their norms are their values."""
+_FACTORS: Final = ("row_var", "col_var")
+"""States that the rules of whole tensors do without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,9 @@ class Misfit:
         parameter: its name.
         element: flat position of the element that shows it best.
         actual: the change of that element.
-        expected: the change by the rule.
+        expected: the change by the rule; if the rule only bounds it, the bound.
         excess: the deviation in units of what rounding allows.
+        is_bound: whether the rule only bounds it.
     """
 
     parameter: str
@@ -35,6 +42,7 @@ class Misfit:
     actual: float
     expected: float
     excess: float
+    is_bound: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +50,13 @@ class Replay:
     """The replay of one optimizer step.
 
     Attributes:
-        judged: names of the parameters that could be judged.
+        judged: names of the parameters of which the rule gives the update.
+        bounded: names of those of which it only gives bounds, as other elements take part.
         misfits: the parameters among them whose update the rule does not explain.
     """
 
     judged: frozenset[str]
+    bounded: frozenset[str]
     misfits: tuple[Misfit, ...]
 
 
@@ -57,6 +67,7 @@ def replay(step: OptimizerStep) -> Replay:
     another type are not judged, nor are optimizers whose rule is not known.
     """
     judged: set[str] = set()
+    bounded: set[str] = set()
     misfits: list[Misfit] = []
     for group in step.groups:
         rule = rule_of(step.class_name, group.options)
@@ -67,9 +78,11 @@ def replay(step: OptimizerStep) -> Replay:
                 updated = rule(group.options, part.elements)
             except (KeyError, TypeError, ValueError):
                 continue  # options of another version of the class
-            judged.update(part.names)
-            misfits += _misfits(part, updated.value, updated.allowed(part.epsilon))
-    return Replay(frozenset(judged), tuple(misfits))
+            limited = set() if updated.is_bound is None else _owners(part, updated.is_bound)
+            bounded |= limited
+            judged.update(name for name in part.names if name not in limited)
+            misfits += _misfits(part, updated)
+    return Replay(frozenset(judged), frozenset(bounded), tuple(misfits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +115,8 @@ def _is_judged(parameters: OptimizedParameters, place: int) -> bool:
     if len({len(column) for column in columns if column}) != 1:
         return False
     known = [name for name, each in parameters.state.items() if at(each.norm, place) is not None]
-    if any(not at(parameters.samples.get(name, []), place) for name in known):
+    elementwise = [name for name in known if name not in (*_SCALARS, *_FACTORS)]
+    if any(not at(parameters.samples.get(name, []), place) for name in elementwise):
         return False
     return not any("master" in name for name in known)
 
@@ -130,12 +144,24 @@ def _part(parameters: OptimizedParameters, places: Sequence[int], epsilon: float
                 name: _joined(column, places, lengths)
                 for name, column in samples.items()
                 if name not in _COLUMNS
+            }
+            | {
+                name: np.repeat(_norms(parameters.state[name], places), lengths)
+                for name in _SCALARS
+                if name in parameters.state
             },
             has_state=np.repeat(np.asarray(has_state, dtype=np.bool_), lengths),
+            norms=np.repeat(_norms(parameters.before, places), lengths),
+            shapes=[parameters.shape[places[owner]] for owner in owners],
+            epsilon=epsilon,
         ),
         after=_joined(samples["after"], places, lengths),
         epsilon=epsilon,
     )
+
+
+def _norms(columns: Fingerprints, places: Sequence[int]) -> Array:
+    return np.asarray([at(columns.norm, place) for place in places], dtype=np.float64)
 
 
 def _has_state(parameters: OptimizedParameters, place: int) -> bool:
@@ -159,7 +185,13 @@ def _joined(
     return np.asarray([np.nan if each is None else each for each in values], dtype=np.float64)
 
 
-def _misfits(part: _Part, expected: Array, allowed: Array) -> Iterator[Misfit]:
+def _owners(part: _Part, elements: NDArray[np.bool_]) -> set[str]:
+    """Return the names of the parameters that some elements belong to."""
+    return {part.names[part.owners[index]] for index in map(int, np.flatnonzero(elements))}
+
+
+def _misfits(part: _Part, updated: Updated) -> Iterator[Misfit]:
+    expected, allowed = updated.value, updated.allowed(part.epsilon)
     deviation = np.abs(part.after - expected)
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = np.where(deviation > 0, deviation / allowed, 0.0)
@@ -170,12 +202,16 @@ def _misfits(part: _Part, expected: Array, allowed: Array) -> Iterator[Misfit]:
         owner = part.owners[index]
         if owner not in worst or excess[index] > excess[worst[owner]]:
             worst[owner] = index
+    slack = np.broadcast_to(updated.slack, expected.shape)
     for owner, index in worst.items():
         before = part.elements.before[index]
+        is_bound = updated.is_bound is not None and bool(updated.is_bound[index])
+        nearest = np.sign(part.after[index] - expected[index]) * slack[index] if is_bound else 0.0
         yield Misfit(
             parameter=part.names[owner],
             element=part.positions[index],
             actual=float(part.after[index] - before),
-            expected=float(expected[index] - before),
+            expected=float(expected[index] + nearest - before),
             excess=float(excess[index]),
+            is_bound=is_bound,
         )

@@ -10,66 +10,30 @@ another rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Options = Mapping[str, Any]
+from msprobe.compare.training.elements import (
+    Array,
+    Elements,
+    Options,
+    Rule,
+    Updated,
+    given,
+    moved,
+)
+from msprobe.compare.training.whole_tensor_rules import adafactor, muon
 
-# Roundings of one element on its way through the longest rule, each half an epsilon, doubled.
-_ROUNDINGS: Final = 16.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elements:
-    """Elements of parameters before one optimizer step; all arrays have one shape.
-
-    Attributes:
-        before: the parameter.
-        gradient: the gradient as the optimizer got it.
-        steps: number of the step for each element's parameter, from 1.
-        state: the optimizer's state before the step; zero where `has_state` is False.
-        has_state: whether the optimizer had a state for the element's parameter.
-    """
-
-    before: Array
-    gradient: Array
-    steps: Array
-    state: Mapping[str, Array] = field(default_factory=dict)
-    has_state: NDArray[np.bool_]
-
-    def of(self, name: str) -> Array:
-        """Return a state; zeros where there is none."""
-        found = self.state.get(name)
-        return np.zeros_like(self.before) if found is None else found
+# PyTorch keeps numbers of a whole parameter in this type, whatever the parameter's.
+_SCALAR_EPSILON: Final = 2.0**-23
+# RAdam adapts its rate once the variance has more than so many degrees of freedom.
+_RECTIFIED: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Updated:
-    """The result of a rule.
-
-    Attributes:
-        value: the new parameter.
-        terms: size of the terms that made it: an error of one rounding is epsilon times this.
-        slack: further deviation that the rule allows, such as a sign that may tip over.
-    """
-
-    value: Array
-    terms: Array
-    slack: Array | float = 0.0
-
-    def allowed(self, epsilon: float) -> Array:
-        """Return how far rounding to a type of this epsilon may take the new parameter."""
-        bound: Array = _ROUNDINGS * epsilon * self.terms + self.slack
-        return bound
-
-
-def rule_of(class_name: str, options: Options) -> Callable[[Options, Elements], Updated] | None:
+def rule_of(class_name: str, options: Options) -> Rule | None:
     """Return the rule of an optimizer; None if it is not known.
 
     Args:
@@ -82,29 +46,19 @@ def rule_of(class_name: str, options: Options) -> Callable[[Options, Elements], 
     return _RULES.get(name) if module.split(".")[:2] == ["torch", "optim"] else None
 
 
-def _given(options: Options, elements: Elements) -> tuple[Array, Array]:
-    """Return the gradient with its sign and a coupled weight decay, and the size of its terms."""
-    gradient = -elements.gradient if options.get("maximize") else elements.gradient
-    decay = options.get("weight_decay") or 0.0
-    return (
-        gradient + decay * elements.before,
-        np.abs(gradient) + decay * np.abs(elements.before),
-    )
-
-
 def _sgd(options: Options, elements: Elements) -> Updated:
-    step, size = _given(options, elements)
+    step, size = given(options, elements)
     momentum = options.get("momentum") or 0.0
     if momentum:
         buffer = momentum * elements.of("momentum_buffer")
         share = 1 - (options.get("dampening") or 0.0)
-        moved = np.where(elements.has_state, buffer + share * step, step)
-        moved_size = np.where(elements.has_state, np.abs(buffer) + share * size, size)
+        gathered = np.where(elements.has_state, buffer + share * step, step)
+        gathered_size = np.where(elements.has_state, np.abs(buffer) + share * size, size)
         if options.get("nesterov"):
-            step, size = step + momentum * moved, size + momentum * moved_size
+            step, size = step + momentum * gathered, size + momentum * gathered_size
         else:
-            step, size = moved, moved_size
-    return _moved(elements.before, options["lr"] * step, options["lr"] * size)
+            step, size = gathered, gathered_size
+    return moved(elements.before, options["lr"] * step, options["lr"] * size)
 
 
 def _adam(options: Options, elements: Elements) -> Updated:
@@ -119,7 +73,7 @@ def _adamw(options: Options, elements: Elements) -> Updated:
 def _adam_step(options: Options, elements: Elements, *, coupled: bool) -> Updated:
     before = elements.before
     decay = options.get("weight_decay") or 0.0
-    gradient, size = _given({**options, "weight_decay": decay if coupled else 0.0}, elements)
+    gradient, size = given({**options, "weight_decay": decay if coupled else 0.0}, elements)
     kept = before if coupled else before * (1 - options["lr"] * decay)
     first, second = options["betas"]
     moment = first * elements.of("exp_avg") + (1 - first) * gradient
@@ -135,25 +89,25 @@ def _adam_step(options: Options, elements: Elements, *, coupled: bool) -> Update
     with np.errstate(divide="ignore", invalid="ignore"):
         update = scale * moment / root
         update_size = scale * moment_size / root * (correction + blur)
-    return _moved(kept, update, update_size, np.abs(before))
+    return moved(kept, update, update_size, np.abs(before))
 
 
 def _lion(options: Options, elements: Elements) -> Updated:
     decay = options.get("weight_decay") or 0.0
     first, _ = options["betas"]
-    gradient, size = _given({**options, "weight_decay": 0.0}, elements)
+    gradient, size = given({**options, "weight_decay": 0.0}, elements)
     mixed = first * elements.of("exp_avg") + (1 - first) * gradient
     mixed_size = first * np.abs(elements.of("exp_avg")) + (1 - first) * size
     kept = elements.before * (1 - options["lr"] * decay)
     update = options["lr"] * np.sign(mixed)
     # Next to zero, or rounded to zero in a coarse type, the sign may be any.
     may_tip = np.abs(mixed) <= 2.0**-6 * mixed_size
-    moved = _moved(kept, update, np.abs(update), np.abs(elements.before))
-    return Updated(moved.value, moved.terms, np.where(may_tip, 2 * options["lr"], 0.0))
+    updated = moved(kept, update, np.abs(update), np.abs(elements.before))
+    return Updated(updated.value, updated.terms, np.where(may_tip, 2 * options["lr"], 0.0))
 
 
 def _rmsprop(options: Options, elements: Elements) -> Updated:
-    gradient, size = _given(options, elements)
+    gradient, size = given(options, elements)
     alpha = options["alpha"]
     square = alpha * elements.of("square_avg") + (1 - alpha) * gradient * gradient
     cancelled: Array | float = 1.0
@@ -170,31 +124,126 @@ def _rmsprop(options: Options, elements: Elements) -> Updated:
     if momentum:
         buffer = momentum * elements.of("momentum_buffer")
         step, step_size = buffer + step, np.abs(buffer) + step_size
-    return _moved(elements.before, options["lr"] * step, options["lr"] * step_size)
+    return moved(elements.before, options["lr"] * step, options["lr"] * step_size)
 
 
 def _adagrad(options: Options, elements: Elements) -> Updated:
-    gradient, size = _given(options, elements)
+    gradient, size = given(options, elements)
     total = elements.of("sum") + gradient * gradient
     rate = options["lr"] / (1 + (elements.steps - 1) * (options.get("lr_decay") or 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         root = np.sqrt(total) + options["eps"]
-        return _moved(elements.before, rate * gradient / root, rate * size / root)
+        return moved(elements.before, rate * gradient / root, rate * size / root)
 
 
-def _moved(
-    kept: Array, update: Array, update_size: Array, kept_size: Array | None = None
-) -> Updated:
-    size = np.abs(kept) if kept_size is None else kept_size
-    return Updated(kept - update, size + np.abs(update) + update_size)
+def _adadelta(options: Options, elements: Elements) -> Updated:
+    gradient, size = given(options, elements)
+    rho, eps = options["rho"], options["eps"]
+    square = rho * elements.of("square_avg") + (1 - rho) * gradient * gradient
+    scale = options["lr"] * np.sqrt((elements.of("acc_delta") + eps) / (square + eps))
+    return moved(elements.before, scale * gradient, scale * size)
 
 
-_RULES: Final[Mapping[str, Callable[[Options, Elements], Updated]]] = MappingProxyType(
+def _adamax(options: Options, elements: Elements) -> Updated:
+    gradient, size = given(options, elements)
+    first, second = options["betas"]
+    moment = first * elements.of("exp_avg") + (1 - first) * gradient
+    moment_size = first * np.abs(elements.of("exp_avg")) + (1 - first) * size
+    largest = np.maximum(second * elements.of("exp_inf"), np.abs(gradient) + options["eps"])
+    # Where weight decay cancels the gradient, its rounding takes part in the maximum.
+    blur = 1 + size / np.maximum(largest, np.finfo(float).tiny)
+    scale = options["lr"] / (1 - first**elements.steps)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return moved(
+            elements.before, scale * moment / largest, scale * moment_size / largest * blur
+        )
+
+
+def _decayed(options: Options, elements: Elements) -> tuple[Array, Array, Array]:
+    """Return the parameter and the gradient after either kind of weight decay, and its size."""
+    decay = options.get("weight_decay") or 0.0
+    if not options.get("decoupled_weight_decay"):
+        return elements.before, *given(options, elements)
+    kept = elements.before * (1 - options["lr"] * decay)
+    return kept, *given({**options, "weight_decay": 0.0}, elements)
+
+
+def _nadam(options: Options, elements: Elements) -> Updated:
+    kept, gradient, size = _decayed(options, elements)
+    first, second = options["betas"]
+    steps, decay = elements.steps, options["momentum_decay"]
+    mu, mu_next = (first * (1 - 0.5 * 0.96 ** (number * decay)) for number in (steps, steps + 1))
+    product = mu * np.where(elements.has_state, elements.of("mu_product"), 1.0)
+    moment = first * elements.of("exp_avg") + (1 - first) * gradient
+    moment_size = first * np.abs(elements.of("exp_avg")) + (1 - first) * size
+    square = second * elements.of("exp_avg_sq") + (1 - second) * gradient * gradient
+    blur = np.where(gradient == 0, 0.0, size / np.maximum(np.abs(gradient), np.finfo(float).tiny))
+    root = np.sqrt(square / (1 - second**steps)) + options["eps"]
+    scales = (1 - mu) / (1 - product), mu_next / (1 - product * mu_next)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        update = options["lr"] * (scales[0] * gradient + scales[1] * moment) / root
+        update_size = options["lr"] * (scales[0] * size + scales[1] * moment_size) / root
+    update_size = update_size * (1 + blur) * _scalar_blur(elements)
+    return moved(kept, update, update_size, np.abs(elements.before))
+
+
+def _scalar_blur(elements: Elements) -> float:
+    """Return by how much a number of a whole parameter is coarser than the elements."""
+    return max(1.0, _SCALAR_EPSILON / elements.epsilon)
+
+
+def _radam(options: Options, elements: Elements) -> Updated:
+    kept, gradient, size = _decayed(options, elements)
+    first, second = options["betas"]
+    steps = elements.steps
+    moment = first * elements.of("exp_avg") + (1 - first) * gradient
+    moment_size = first * np.abs(elements.of("exp_avg")) + (1 - first) * size
+    square = second * elements.of("exp_avg_sq") + (1 - second) * gradient * gradient
+    blur = np.where(gradient == 0, 0.0, size / np.maximum(np.abs(gradient), np.finfo(float).tiny))
+    correction = 1 - second**steps
+    final = 2 / (1 - second) - 1
+    rho = final - 2 * steps * second**steps / correction
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rectified = np.sqrt((rho - 4) * (rho - 2) * final / ((final - 4) * (final - 2) * rho))
+        adaptive = rectified * np.sqrt(correction) / (np.sqrt(square) + options["eps"])
+    scale = options["lr"] / (1 - first**steps) * np.where(rho > _RECTIFIED, adaptive, 1.0)
+    return moved(kept, scale * moment, scale * moment_size * (1 + blur), np.abs(elements.before))
+
+
+def _asgd(options: Options, elements: Elements) -> Updated:
+    gradient, size = given(options, elements)
+    rate = np.where(elements.has_state, elements.of("eta"), options["lr"])
+    kept = elements.before * (1 - options["lambd"] * rate)
+    blur = _scalar_blur(elements)
+    kept_size = np.abs(elements.before) * (1 + options["lambd"] * rate * blur)
+    return moved(kept, rate * gradient, rate * size * blur, kept_size)
+
+
+def _rprop(options: Options, elements: Elements) -> Updated:
+    gradient = -elements.gradient if options.get("maximize") else elements.gradient
+    less, more = options["etas"]
+    trend = np.sign(gradient * elements.of("prev"))
+    factor = np.where(trend > 0, more, np.where(trend < 0, less, 1.0))
+    size = np.where(elements.has_state, elements.of("step_size"), options["lr"])
+    size = np.clip(size * factor, *options["step_sizes"])
+    update = np.where(trend < 0, 0.0, np.sign(gradient) * size)
+    return moved(elements.before, update, np.abs(update))
+
+
+_RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "SGD": _sgd,
         "Adam": _adam,
         "AdamW": _adamw,
         "RMSprop": _rmsprop,
         "Adagrad": _adagrad,
+        "Adadelta": _adadelta,
+        "Adamax": _adamax,
+        "NAdam": _nadam,
+        "RAdam": _radam,
+        "ASGD": _asgd,
+        "Rprop": _rprop,
+        "Adafactor": adafactor,
+        "Muon": muon,
     }
 )

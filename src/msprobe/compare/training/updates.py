@@ -113,7 +113,9 @@ def _misfits(
         names = [
             name
             for name in by_name[own]
-            if name not in both and name not in settled and name in replays[other].judged
+            if name not in both
+            and name not in settled
+            and name in replays[other].judged | replays[other].bounded
         ]
         settled.update(names)
         if names:
@@ -128,11 +130,11 @@ def _misfits(
 
 
 def _misfit_words(misfit: Misfit) -> str:
+    element = f"element {misfit.element} of {misfit.parameter} changes by {shown(misfit.actual)}"
+    if misfit.is_bound:
+        return f"{element}, beyond the {shown(misfit.expected)} that is its limit"
     ratio = f", {misfit.actual / misfit.expected:.4g} times it" if misfit.expected else ""
-    return (
-        f"element {misfit.element} of {misfit.parameter} changes by {shown(misfit.actual)} "
-        f"instead of {shown(misfit.expected)}{ratio}"
-    )
+    return f"{element} instead of {shown(misfit.expected)}{ratio}"
 
 
 def _unexplained(pair: StepPair, names: Sequence[str]) -> Iterator[FactDifference]:
