@@ -44,11 +44,12 @@ def test_state_data_and_optimizer_steps(level: str, net: nn.Cell, tmp_path: Path
     optimizer = nn.Adam(net.trainable_params(), learning_rate=0.1, beta2=0.99)
     gradients_of = mindspore.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)
     debugger = PrecisionDebugger(dump_path=tmp_path, level=level)
-    values, gradients = [], []
+    values, gradients, losses = [], [], []
     for _ in range(2):
         values.append([one.asnumpy().copy() for one in optimizer.parameters])
         debugger.start(net)
-        _, found = gradients_of(Tensor(BATCH))
+        loss, found = gradients_of(Tensor(BATCH))
+        losses.append(float(loss.asnumpy()))
         debugger.stop()
         gradients.append([one.asnumpy().copy() for one in found])
         optimizer(found)  # seen after stop(), too
@@ -66,6 +67,8 @@ def test_state_data_and_optimizer_steps(level: str, net: nn.Cell, tmp_path: Path
         (entry,) = known.data
         assert (entry.micro, entry.where, entry.checksum) == (0, "input.0", crc(BATCH))
         assert (entry.record is None) == (level == "L1")
+        (loss,) = known.loss
+        assert (loss.micro, loss.value, loss.shape) == (0, losses[step], [])
         (event,) = known.events
         assert isinstance(event, OptimizerStep)
         assert event.class_name == "mindspore.nn.optim.adam.Adam"
@@ -76,6 +79,8 @@ def test_state_data_and_optimizer_steps(level: str, net: nn.Cell, tmp_path: Path
         columns = event.parameters
         assert columns.steps == [step, step]
         assert columns.gradient.checksum == [crc(one) for one in gradients[step]]
+        assert None not in (*columns.before.projections, *known.parameters.projections)
+        assert entry.projections is not None
         assert columns.before.checksum == [crc(one) for one in values[step]]
         assert columns.after.checksum == [crc(one) for one in values[step + 1]]
         assert set(columns.state) == {"moment1", "moment2"}
@@ -97,3 +102,84 @@ def test_an_interrupted_step(tmp_path: Path) -> None:
     ended = facts(tmp_path).ended
     assert (ended.how, ended.record) == (Ending.INTERRUPTED, "Cell.Picky.forward.0")
     assert ended.exception == "ValueError: too wide"
+
+
+def test_every_backward_pass_has_its_loss(net: nn.Cell, tmp_path: Path) -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        found = net(x)
+        return found.sum(), found
+
+    weights = net.trainable_params()
+    one = mindspore.value_and_grad(both, None, weights, has_aux=True)
+    two = mindspore.ops.GradOperation(get_by_list=True)(net, weights)
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    debugger.start(net)
+    (loss, output), _ = one(Tensor(BATCH))
+    two(Tensor(BATCH))
+    debugger.stop()
+    one(Tensor(BATCH))  # not observed
+    debugger.step()
+
+    first, second = facts(tmp_path).loss
+    assert (first.micro, first.value) == (0, float(loss.asnumpy()))
+    assert second.micro == 1
+    assert second.shape == list(output.shape)
+    assert second.value == pytest.approx(first.value)
+
+
+def test_a_backward_pass_that_raises(net: nn.Cell, tmp_path: Path) -> None:
+    class Broken(nn.Cell):
+        def construct(self, x: Tensor) -> Tensor:
+            return x * 2
+
+        def bprop(self, *_: Tensor) -> Tensor:
+            raise ValueError("no gradient")
+
+    model = nn.SequentialCell(net, Broken())
+    gradients_of = mindspore.value_and_grad(lambda x: model(x).sum(), None, net.trainable_params())
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    debugger.start(model)
+    with pytest.raises(ValueError, match="no gradient"):
+        gradients_of(Tensor(BATCH))
+    debugger.stop()
+    debugger.step()
+
+    assert facts(tmp_path).ended.how is Ending.INTERRUPTED
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["train one step", "called by the program"])
+def test_optimizers_of_compiled_graphs(whole: bool, tmp_path: Path) -> None:
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    net = nn.SequentialCell(nn.Dense(4, 3), nn.ReLU())
+    optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.1, momentum=0.9)
+    loss = nn.WithLossCell(net, nn.MSELoss())
+    train = nn.TrainOneStepCell(loss, optimizer)
+    gradients_of = mindspore.value_and_grad(loss, None, optimizer.parameters)
+    target = Tensor(np.ones((2, 3), np.float32))
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    values, gradients = [], []
+    for _ in range(2):
+        values.append([one.asnumpy().copy() for one in optimizer.parameters])
+        debugger.start(net)
+        if whole:
+            train(Tensor(BATCH), target)
+        else:
+            _, found = gradients_of(Tensor(BATCH), target)
+            gradients.append([one.asnumpy().copy() for one in found])
+            optimizer(found)
+        debugger.stop()
+        debugger.step()
+    values.append([one.asnumpy().copy() for one in optimizer.parameters])
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+
+    for step in range(2):
+        (event,) = facts(tmp_path, step).events
+        assert event.class_name == "mindspore.nn.optim.momentum.Momentum"
+        (group,) = event.groups
+        assert group.options["lr"] == pytest.approx(0.1)
+        columns = event.parameters
+        assert columns.has_gradient == [True, True]
+        assert columns.before.checksum == [crc(one) for one in values[step]]
+        assert columns.after.checksum == [crc(one) for one in values[step + 1]]
+        known = [None, None] if whole else [crc(one) for one in gradients[step]]
+        assert columns.gradient.checksum == known

@@ -124,5 +124,6 @@ class ModelCalls:
                     min=summary.min,
                     mean=summary.mean,
                     norm=summary.norm,
+                    projections=summary.projections,
                 ),
             )

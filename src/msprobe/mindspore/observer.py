@@ -19,6 +19,7 @@ from msprobe.mindspore.cell_hooks import CellNames, CellObserver
 from msprobe.mindspore.free_primitives import FreePrimitives
 from msprobe.mindspore.immediate_operators import ImmediateOperators
 from msprobe.mindspore.jit_calls import name_of
+from msprobe.mindspore.losses import Losses
 from msprobe.mindspore.model_calls import ModelCalls
 from msprobe.mindspore.optimizer_steps import OptimizerSteps
 from msprobe.mindspore.parameter_gradients import ParameterGradients
@@ -34,12 +35,13 @@ class Observer:
         apis: the wrappers of APIs; None at levels that record no APIs.
     """
 
-    def __init__(self, session: Session, table: ApiTable) -> None:
+    def __init__(self, session: Session, table: ApiTable, optimizers: OptimizerSteps) -> None:
         """Create it; nothing is installed.
 
         Args:
             session: receives the calls and gradients.
             table: the APIs to record.
+            optimizers: records the steps of optimizers.
         """
         self._session = session
         level = session.config.level
@@ -56,7 +58,8 @@ class Observer:
         self._parameters: ParameterGradients | None = None
         self._cells: CellObserver | None = None
         self._model_calls = ModelCalls(session)
-        self._optimizers = OptimizerSteps(session)
+        self._optimizers = optimizers
+        self._losses = Losses(session)
 
     def watch(self, models: Sequence[nn.Cell]) -> None:
         """Record the cells of these models from the next `install` on."""
@@ -98,6 +101,7 @@ class Observer:
         if session.facts.is_open:
             self._model_calls.install(models)
             self._optimizers.install(models)
+            self._losses.install()
         if self._parameters is not None:
             self._parameters.install()
         if self._primitives is not None:

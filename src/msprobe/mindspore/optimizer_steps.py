@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record each call of MindSpore's optimizers in the dynamic graph.
+"""Record each step of MindSpore's optimizers.
 
-The calls show the gradients. Values are read on the CPU only.
+In the dynamic graph, and where the program calls an optimizer itself, the call shows the gradients.
+In graph mode a cell that holds an optimizer may be compiled as a whole: then its parameters, states
+and settings are read around the call of that cell. Values are read on the CPU only.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from msprobe.dump.facts import (
     sample_index,
 )
 from msprobe.mindspore.adapter import on_host, values_of
-from msprobe.mindspore.compiled.optimizers import OPTIMIZERS
+from msprobe.mindspore.compiled.optimizers import OPTIMIZERS, is_optimizer
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import quietly
-from msprobe.mindspore.start_state import print_of
+from msprobe.mindspore.start_state import NO_PRINT, print_of
 
 # Attributes of every cell, and some of every optimizer, are no settings.
 _NO_OPTIONS: Final = frozenset(
@@ -55,49 +57,69 @@ class OptimizerSteps:
         self._is_installed = False
         self._is_running = False
 
-    def install(self, models: Sequence[nn.Cell]) -> None:
+    def install(self, models: Sequence[nn.Cell], *, in_graphs: bool = False) -> None:
         """Watch the optimizers until the step ends.
 
         Args:
             models: optimizers that train none of their parameters are left out; all count if there
                 is no model.
+            in_graphs: whether cells are compiled, with the optimizers that they hold.
         """
         self._trained = frozenset(id(one) for model in models for one in model.get_parameters())
         if not self._is_installed:
             self._is_installed = True
             undo = self._session.step_undo
             undo.callback(self._removed)
-            for kind in OPTIMIZERS:
+            for kind in (nn.Cell,) if in_graphs else OPTIMIZERS:
                 undo.callback(_divert_calls(kind, self._around))
 
     def _removed(self) -> None:
         self._is_installed = False
         self._calls.clear()
 
-    def _around(self, run: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call of an optimizer; of one that wraps another one only the outer one counts."""
-        if self._is_running or not self._is_wanted(optimizer):
-            return run(optimizer, *args, **kwargs)
-        draft = quietly(self._session, _WHERE, self._begin, optimizer, args)
+    def _around(self, run: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call; of an optimizer that wraps another one only the outer one counts."""
+        optimizers = [] if self._is_running else self._optimizers_in(cell)
+        if not optimizers:
+            return run(cell, *args, **kwargs)
+        gradients = args if cell is optimizers[0] else None
+        drafts = [
+            quietly(self._session, _WHERE, self._begin, optimizer, gradients)
+            for optimizer in optimizers
+        ]
         self._is_running = True
         try:
-            result = run(optimizer, *args, **kwargs)
+            result = run(cell, *args, **kwargs)
         finally:
             self._is_running = False
-        if draft is not None:
-            quietly(self._session, _WHERE, self._finish, draft)
+        for draft in drafts:
+            if draft is not None:
+                quietly(self._session, _WHERE, self._finish, draft)
         return result
 
-    def _is_wanted(self, optimizer: Any) -> bool:
+    def _optimizers_in(self, cell: Any) -> list[Any]:
+        """Return the optimizers of this run that a call of a cell runs."""
         if threading.get_ident() != self._session.thread:
-            return False
+            return []
+        if is_optimizer(cell):
+            return [cell] if self._is_wanted(cell) else []
+        found: list[Any] = []
+        for _, part in cell.cells_and_names():
+            inner = any(part is one for outer in found for _, one in outer.cells_and_names())
+            if is_optimizer(part) and not inner and self._is_wanted(part):
+                found.append(part)
+        return found
+
+    def _is_wanted(self, optimizer: Any) -> bool:
         trained = self._trained
         return not trained or any(id(one) in trained for one in optimizer.parameters)
 
-    def _begin(self, optimizer: nn.Cell, args: tuple[Any, ...]) -> _Draft:
+    def _begin(self, optimizer: nn.Cell, args: tuple[Any, ...] | None) -> _Draft:
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         call = self._calls[number]
         self._calls[number] += 1
+        if args is None:  # a graph hands them over
+            return _Draft(optimizer, number, call, None)
         given = args[0] if args else ()
         gradients = list(given) if isinstance(given, tuple | list) else [given]
         return _Draft(optimizer, number, call, gradients)
@@ -133,13 +155,25 @@ def _divert_calls(kind: Any, around: Callable[..., Any]) -> Callable[[], None]:
 class _Draft:
     """The record of one call of an optimizer."""
 
-    def __init__(self, optimizer: Any, number: int, call: int, gradients: Sequence[Any]) -> None:
-        """Read everything that the optimizer changes next."""
+    def __init__(
+        self, optimizer: Any, number: int, call: int, gradients: Sequence[Any] | None
+    ) -> None:
+        """Read everything that the optimizer changes next.
+
+        Args:
+            optimizer: the optimizer.
+            number: which one of the run.
+            call: which of its calls in this step.
+            gradients: what it is given; None where that is not known.
+        """
         self._optimizer = optimizer
         self._place = (number, call)
         self._parameters = list(optimizer.parameters)
         count = len(self._parameters)
-        self._gradients = _Columns([*gradients, *[None] * count][:count])
+        known = gradients or ()
+        self._gradients = _Columns([*known, *[None] * count][:count])
+        # A trained parameter has one, even if it cannot be read.
+        self._has_gradient = self._gradients.are_there if gradients is not None else [True] * count
         self._before = _Columns(self._parameters)
         self._states = {
             name: _Columns(values) for name, values in _states(optimizer, self._parameters).items()
@@ -174,7 +208,7 @@ class _Draft:
                 name=[one.name for one in parameters],
                 shape=[list(one.shape) for one in parameters],
                 dtype=[dtype_name(one) for one in parameters],
-                has_gradient=self._gradients.are_there,
+                has_gradient=self._has_gradient,
                 steps=[self._steps] * len(parameters),
                 gradient=self._gradients.prints,
                 state={name: one.prints for name, one in self._states.items()},
@@ -190,11 +224,11 @@ class _Columns:
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self.are_there = [isinstance(one, Tensor) for one in tensors]
-        prints = [print_of(one) if isinstance(one, Tensor) else (None, None) for one in tensors]
+        prints = [print_of(one) if isinstance(one, Tensor) else NO_PRINT for one in tensors]
         self.prints = Fingerprints(
-            checksum=[checksum for checksum, _ in prints],
-            norm=[norm for _, norm in prints],
-            projections=[None] * len(prints),
+            checksum=[checksum for checksum, _, _ in prints],
+            norm=[norm for _, norm, _ in prints],
+            projections=[projections for _, _, projections in prints],
         )
         self.samples: list[Row | None] = [
             _samples(one) if isinstance(one, Tensor) else None for one in tensors

@@ -30,6 +30,7 @@ from msprobe.mindspore.compiled.optimizers import is_optimizer
 from msprobe.mindspore.graph_taps import are_visible
 from msprobe.mindspore.jit_calls import JitCalls, compilations, name_of
 from msprobe.mindspore.observer import Observer
+from msprobe.mindspore.optimizer_steps import OptimizerSteps
 from msprobe.mindspore.stack_traits import is_of_user_or_layer
 from msprobe.mindspore.start_state import StartState
 
@@ -53,7 +54,8 @@ class Run:
         self.config = config
         self.session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
         table = ApiTable(config.api_list, config.section.black_list)
-        self.observer = Observer(self.session, table)
+        self._optimizers = OptimizerSteps(self.session)
+        self.observer = Observer(self.session, table, self._optimizers)
         self.custom_apis = CustomApis(self.observer.apis, self.session.run_undo)
         self._start_state = StartState(self.session)
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
@@ -216,6 +218,8 @@ class Run:
         if self.session.start(rank=rank):
             self._start_state.collect(self.models)
             self._static_graph.begin()
+            if self.session.facts.is_open:
+                self._optimizers.install(self.models, in_graphs=True)
 
     def end_forward_backward(self) -> None:
         """End observing; at level L1 calls of compiled code are still recorded until `stop`."""

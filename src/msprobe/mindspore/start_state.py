@@ -9,6 +9,7 @@ from typing import Any, Final
 from mindspore import nn
 from msprobe.capture.array_statistics import summarise_array
 from msprobe.capture.session import Session
+from msprobe.capture.statistics import Projections
 from msprobe.dump.facts import Modes, Parameters
 from msprobe.mindspore.adapter import on_host, values_of
 from msprobe.mindspore.describing import dtype_name
@@ -18,22 +19,23 @@ from msprobe.mindspore.tensor_payload import crc32_hex
 from msprobe.run_config.collecting import collect_settings
 from msprobe.run_config.random_recording import python_and_numpy_states
 
-Print = tuple[str | None, float | None]
-_NOTHING: Final[Print] = (None, None)
+Print = tuple[str | None, float | None, Projections | None]
+NO_PRINT: Final[Print] = (None, None, None)
 
 
 def print_of(tensor: Any) -> Print:
-    """Return checksum and norm of a tensor; of one on an accelerator neither.
+    """Return checksum, norm and projections of a tensor; none of them on an accelerator.
 
     Values on an accelerator are not asked for: the program would wait for them.
     """
     if not on_host():
-        return _NOTHING
+        return NO_PRINT
     values = values_of(tensor)
     if values is None:  # its initialiser has not run
-        return _NOTHING
-    norm = summarise_array(values).norm
-    return crc32_hex(values), None if norm is None else float(norm)
+        return NO_PRINT
+    summary = summarise_array(values)
+    norm = None if summary.norm is None else float(summary.norm)
+    return crc32_hex(values), norm, summary.projections
 
 
 class StartState:
@@ -89,9 +91,9 @@ class StartState:
             shape=[list(parameter.shape) for _, parameter in named],
             dtype=[dtype_name(parameter) for _, parameter in named],
             requires_grad=[bool(parameter.requires_grad) for _, parameter in named],
-            checksum=[checksum for checksum, _ in prints],
-            norm=[norm for _, norm in prints],
-            projections=[None] * len(named),
+            checksum=[checksum for checksum, _, _ in prints],
+            norm=[norm for _, norm, _ in prints],
+            projections=[projections for _, _, projections in prints],
             same_as=[None] * len(named),  # MindSpore names a parameter once
         )
         facts.put("parameters", parameters)
