@@ -694,6 +694,19 @@ def test_a_reload_keeps_what_is_shown_and_back_leads_back(open_page):
     page.wait_for_selector("[data-word=backward][aria-pressed=true]")
 
 
+def test_opened_parts_are_in_the_url_and_closed_by_back(open_page):
+    page = open_page(transformer(2).frame)
+    words = page.locator("details[data-fold=words]")
+    assert words.get_attribute("open") is None
+    page.click("details[data-fold=words] > summary")
+    page.wait_for_url("**open=words")
+    assert words.get_attribute("open") is not None
+    page.reload()
+    assert words.get_attribute("open") is not None
+    page.go_back()
+    page.wait_for_selector("details[data-fold=words]:not([open])")
+
+
 def test_a_link_may_name_what_the_page_does_not_hold(open_page):
     page = open_page(transformer(2).frame, fragment="at=9/9/9&sort=constructor&nonsense=1&q=clone")
     assert "First difference" in page.locator("#detail").inner_text()

@@ -45,11 +45,6 @@ export function items(texts, className = "plain-list") {
   return element("ul", { class: className }, ...texts.map((text) => element("li", {}, text)));
 }
 
-/** @param {string} heading @param {...Child} children */
-export function folded(heading, ...children) {
-  return element("details", {}, element("summary", { class: "dim" }, heading), ...children);
-}
-
 /** @param {string} text @param {() => void} click @param {Record<string, any>} [more] */
 export function link(text, click, more = {}) {
   return element("button", { type: "button", class: "link", click, ...more }, text);

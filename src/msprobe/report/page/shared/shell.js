@@ -3,6 +3,7 @@
 
 import { detailView, close } from "./detail.js";
 import { byId, element, isNarrow } from "./dom.js";
+import { folds, showFolds } from "./folds.js";
 import { showHelp, startKeyboard } from "./keyboard.js";
 import { startPaper } from "./paper.js";
 import { sections } from "./sections.js";
@@ -96,7 +97,7 @@ export function start(all) {
   const details = present.filter(({ place }) => place === "detail");
   views = present.filter(({ place }) => place !== "detail");
   if (details.length) views.push(detailView(details));
-  declare({ view: mainView(), pane: details.length ? "detail" : "main", split: "" });
+  declare({ view: mainView(), pane: details.length ? "detail" : "main", split: "", ...folds });
   [...present, ...views].forEach((view) => declare(view.state ?? {}));
   startTheme();
   makeTabs();
@@ -106,6 +107,7 @@ export function start(all) {
   listen((changed) => {
     if (changed.has("view") || changed.has("pane")) showPanes();
     else if (changed.has("split")) sizePanes();
+    if (changed.has("open")) showFolds();
     views.filter((view) => view.uses.some((name) => changed.has(name))).forEach((view) => view.render());
   });
   startUrl();

@@ -5,8 +5,9 @@ import { noFilters, operationAt, operations, readValue, severalRuns, summary } f
 import { countDifferent, groupOf, mark, placeName, words } from "../data/words.js";
 import { open } from "../shared/detail.js";
 import {
-  breakable, element, facts, folded, items, joined, link, replace, span, table, title,
+  breakable, element, facts, items, joined, link, replace, span, table, title,
 } from "../shared/dom.js";
+import { folded } from "../shared/folds.js";
 import { bytes, digits, grouped, plural } from "../shared/format.js";
 import { column, number, sections } from "../shared/sections.js";
 import { change } from "../shared/store.js";
@@ -83,7 +84,7 @@ function culprits() {
   return [
     title(`Culprits, best first: ${count}`),
     items(shown, "culprits"),
-    rest.length ? folded(`${rest.length} more`, items(rest, "culprits")) : null,
+    rest.length ? folded("culprits", `${rest.length} more`, items(rest, "culprits")) : null,
   ];
 }
 
@@ -187,9 +188,8 @@ function unmatched() {
     if (!count) continue;
     const more = count > names.length ? `, the first ${names.length}` : "";
     const unique = [...new Set(names)].map((name) => span("mono", ...breakable(name)));
-    const part = folded(`${plural(count, "operation")} only in the ${side}${more}`, items(unique));
-    part.open = unique.length <= 6;
-    parts.push(part);
+    const heading = `${plural(count, "operation")} only in the ${side}${more}`;
+    parts.push(folded(word, heading, items(unique), unique.length <= 6));
   }
   return parts.length ? [title("Without a partner"), ...parts] : [];
 }
@@ -243,6 +243,6 @@ function about() {
       ["took", `${digits(summary.elapsed_s)} s${read}`],
       ["written by", `msprobe ${summary.msprobe_version}`],
     ]),
-    folded("what the words mean", facts(origins), element("hr", {}), facts(statuses)),
+    folded("words", "what the words mean", element("div", {}, facts(origins), element("hr", {}), facts(statuses))),
   ];
 }

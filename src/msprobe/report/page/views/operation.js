@@ -6,8 +6,9 @@ import { picturesOf } from "../data/pictures.js";
 import { placeName, words } from "../data/words.js";
 import { head, open } from "../shared/detail.js";
 import {
-  breakable, element, facts, folded, link, pill, replace, span, table, title,
+  breakable, element, facts, link, pill, replace, span, table, title,
 } from "../shared/dom.js";
+import { folded } from "../shared/folds.js";
 import { digits, exact, grouped, percent, plural } from "../shared/format.js";
 import { change } from "../shared/store.js";
 
@@ -89,7 +90,7 @@ function stackOf(operation) {
   const stack = operation.culprit?.stack ?? [];
   if (stack.length < 2) return null;
   const frames = stack.map(([text, isOwn]) => element("li", { class: isOwn ? "own" : "dim" }, text));
-  return folded(`call stack, ${plural(stack.length, "frame")}`,
+  return folded("stack", `call stack, ${plural(stack.length, "frame")}`,
     element("ol", { class: "plain-list mono" }, ...frames));
 }
 
