@@ -56,6 +56,7 @@ class OptimizerSteps:
         self._numbers: dict[int, int] = {}
         self._is_installed = False
         self._is_running = False
+        self._is_in_graphs = False
 
     def install(self, models: Sequence[nn.Cell], *, in_graphs: bool = False) -> None:
         """Watch the optimizers until the step ends.
@@ -65,6 +66,7 @@ class OptimizerSteps:
                 is no model.
             in_graphs: whether cells are compiled, with the optimizers that they hold.
         """
+        self._is_in_graphs = in_graphs
         self._trained = frozenset(id(one) for model in models for one in model.get_parameters())
         if not self._is_installed:
             self._is_installed = True
@@ -83,6 +85,7 @@ class OptimizerSteps:
         if not optimizers:
             return run(cell, *args, **kwargs)
         gradients = args if cell is optimizers[0] else None
+        self._wait_for_graphs()
         drafts = [
             quietly(self._session, _WHERE, self._begin, optimizer, gradients)
             for optimizer in optimizers
@@ -92,10 +95,16 @@ class OptimizerSteps:
             result = run(cell, *args, **kwargs)
         finally:
             self._is_running = False
+        self._wait_for_graphs()
         for draft in drafts:
             if draft is not None:
                 quietly(self._session, _WHERE, self._finish, draft)
         return result
+
+    def _wait_for_graphs(self) -> None:
+        """Wait for graphs that hand over values, which needs the session's lock: reads hold it."""
+        if self._is_in_graphs:
+            self._session.wait_for_graphs()
 
     def _optimizers_in(self, cell: Any) -> list[Any]:
         """Return the optimizers of this run that a call of a cell runs."""
