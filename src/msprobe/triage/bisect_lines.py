@@ -48,11 +48,11 @@ def sentence(found: Bisection) -> str:
             f"there: {why}"
         )
     drift = f", after a drift from step {parting.step} on" if parting.drifts else ""
-    words = phase_words(first)
+    words = _phase_words(first)
     return plain(f"the runs part in step {parting.jump}{where}{drift}: {words}")
 
 
-def phase_words(first: RankParting) -> str:
+def _phase_words(first: RankParting) -> str:
     """Return how the runs differ in the phase in which they part."""
     if first.phase is Phase.SETTINGS and first.settings:
         name, ours, theirs = first.settings[0]

@@ -149,11 +149,8 @@ class _Ladder:
     @property
     def _is_only_signed(self) -> bool:
         """Whether signatures tell the step that parts, and nothing else was recorded of it."""
-        whole = self._whole
-        return whole is not None and whole.step is not None and not self._has_recorded(whole.step)
-
-    def _has_recorded(self, step: int) -> bool:
-        return step in self._runs.numbers
+        step = None if self._whole is None else self._whole.step
+        return step is not None and step not in self._runs.numbers
 
     def _of_start(self, rung: Rung) -> RungResult:
         """Return what facts say, or signatures where facts do not."""
