@@ -245,7 +245,7 @@ class InterruptionError(Exception):
 def _interruptible() -> Iterator[None]:
     try:
         yield
-    except InterruptionError:
+    except (InterruptionError, KeyboardInterrupt):
         return
 
 
