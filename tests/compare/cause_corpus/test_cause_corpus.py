@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,12 +17,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from msprobe.compare.options import CompareOptions  # noqa: E402
-from msprobe.compare.run import run_comparison  # noqa: E402
-
 from .causes import CAUSES, Case  # noqa: E402
 from .later_causes import LATER_CAUSES  # noqa: E402
 from .later_training import LATER_FAMILIES  # noqa: E402
+from .scoring import Score, judge, verdict_on  # noqa: E402
 from .training import FAMILIES, Plant, record  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
@@ -58,14 +55,6 @@ class Corpus:
         return verdict_on(target, reference)
 
 
-def verdict_on(target: Path, reference: Path) -> dict[str, Any]:
-    """Compare two recordings, and return the verdict."""
-    summary = run_comparison(target, reference, CompareOptions()).summary
-    assert summary["next_steps"] == summary["verdict"]["next"]
-    found: dict[str, Any] = summary["verdict"]
-    return found
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
     logger = logging.getLogger("msprobe")
@@ -73,41 +62,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
     logger.setLevel(logging.ERROR)  # hundreds of recordings have little to say
     yield Corpus(tmp_path_factory.mktemp("causes"))
     logger.setLevel(before)
-
-
-@dataclass(frozen=True)
-class Score:
-    """What became of one cause."""
-
-    case: Case | RankCase
-    level: str
-    verdict: dict[str, Any]
-
-    @property
-    def has_class(self) -> bool:
-        right = self.case.classes + (self.case.module_classes if self.level == "L0" else ())
-        return self.verdict["class"] in right
-
-    @property
-    def is_true(self) -> bool:
-        return re.search(self.case.words, self.verdict["sentence"]) is not None
-
-
-def judge(title: str, scores: Sequence[Score], capsys: pytest.CaptureFixture[str]) -> None:
-    """Print the scores, and fail if they are too low."""
-    total = len(scores)
-    classes = sum(score.has_class for score in scores)
-    sentences = sum(score.is_true for score in scores)
-    lines = [f"{title}: class right {classes}, first line true {sentences} of {total}"]
-    lines += [
-        f"  {score.level} {score.case.name}: {score.verdict['class']}: {score.verdict['sentence']}"
-        for score in scores
-        if not (score.has_class and score.is_true)
-    ]
-    with capsys.disabled():
-        print("\n" + "\n".join(lines))  # noqa: T201
-    assert classes >= 0.95 * total
-    assert sentences >= 0.98 * total
 
 
 @pytest.mark.slow
