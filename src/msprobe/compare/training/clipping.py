@@ -101,12 +101,19 @@ def _strength(clip: Clip) -> float:
     return math.inf if factor is None else 1 - factor
 
 
-def scaler_differences(pair: FactsPair) -> Iterator[FactDifference]:
-    """Yield steps that a gradient scaler skipped on one side only, and other scales."""
-    sides = [
-        [event for event in facts.events if isinstance(event, Scaler)]
-        for facts in (pair.target, pair.reference)
-    ]
+def scalers_of(facts: Facts) -> list[Scaler]:
+    """Return the updates of gradient scalers, in order."""
+    return [event for event in facts.events if isinstance(event, Scaler)]
+
+
+def scaler_differences(pair: FactsPair, *, had_same_scales: bool) -> Iterator[FactDifference]:
+    """Yield steps that a gradient scaler skipped on one side only, and other scales.
+
+    Args:
+        pair: the facts.
+        had_same_scales: the step before left both sides with the same scales.
+    """
+    sides = scalers_of(pair.target), scalers_of(pair.reference)
     for target, reference in zip(*sides, strict=False):
         if bool(target.skipped) is not bool(reference.skipped):
             side, other = ("target", "reference") if target.skipped else ("reference", "target")
@@ -120,12 +127,18 @@ def scaler_differences(pair: FactsPair) -> Iterator[FactDifference]:
                 f"{shown(reference.scale)}): a gradient was infinite or NaN",
             )
         elif not same(target.scale, reference.scale):
+            lost = "; both had the same scale after the step before: the scaler's state was lost"
             yield FactDifference(
-                verdict=VerdictClass.GRADIENT,
+                verdict=VerdictClass.OPTIMIZER_STATE if had_same_scales else VerdictClass.GRADIENT,
                 moment=Moment.LOSS,
                 step=pair.step,
                 rank=pair.rank,
                 words=f"the gradient scaler scales by {shown(target.scale)} in the target, "
-                f"{shown(reference.scale)} in the reference (step {pair.step})",
-                effect=Effect.NONE,  # unscaling takes it back, or the gradients differ by a factor
+                f"{shown(reference.scale)} in the reference (step {pair.step})"
+                + (lost if had_same_scales else ""),
+                # Unscaling takes it back, or the gradients differ by a factor.
+                effect=Effect.CERTAIN if had_same_scales else Effect.NONE,
+                next=("save and load the scaler's state_dict with the checkpoint",)
+                if had_same_scales
+                else (),
             )

@@ -12,6 +12,7 @@ from typing import Final
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
 from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of
 from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.step_pairs import both_ran_through
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -60,7 +61,7 @@ class DataHistory:
             self._is_recorded = False
             return
         counts = len(sides[0]), len(sides[1])
-        if counts[0] != counts[1]:
+        if counts[0] != counts[1] and both_ran_through(pair):
             is_split = _is_split(pair.target.data, pair.reference.data)
             if self._uneven is None:
                 self._uneven = self._difference(
@@ -143,11 +144,24 @@ class DataHistory:
             for target, reference in _tensors(batch)
             if _key(target) != _key(reference)
         ]
+        changed += _alone_words(batch)
         total = len(self._batches)
         share = f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
         if not changed:
             return f"{_place(batch)} holds other tensors{share}"
         return f"{_place(batch)} differs: {'; '.join(changed[:2])}{share}"
+
+
+def _alone_words(batch: _Batch) -> list[str]:
+    """Return which arguments only one side has; empty where the sides name them differently."""
+    places = {each.where for each in batch.target}, {each.where for each in batch.reference}
+    if not places[0] & places[1]:
+        return []
+    return [
+        f"only the {side} is given {where}"
+        for side, own, other in (("target", *places), ("reference", *reversed(places)))
+        for where in sorted(own - other)
+    ]
 
 
 def _place(batch: _Batch) -> str:
@@ -190,8 +204,9 @@ def _key(data: Data) -> Hashable:
 def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
     """Return the tensors of both sides in pairs: by their places, else in order."""
     references = {each.where: each for each in batch.reference}
-    if {each.where for each in batch.target} == references.keys():
-        return [(each, references[each.where]) for each in batch.target]
+    paired = [(each, references[each.where]) for each in batch.target if each.where in references]
+    if paired:
+        return paired
     return list(zip(batch.target, batch.reference, strict=False))
 
 

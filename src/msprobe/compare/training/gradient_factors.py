@@ -18,6 +18,7 @@ _SAME_DIRECTION: Final = 2e-2
 # This share of the gradients must have the factor.
 _MOST: Final = 0.9
 _LEAST_POWER: Final = 3
+_FEW_SAMPLES: Final = 2
 
 
 class Factor(NamedTuple):
@@ -50,11 +51,13 @@ class Meanings:
         world_size: number of ranks.
         micro_batches: number of backward passes in the step.
         scales: scales of gradient scalers.
+        samples: numbers of samples and of tokens in the micro batches.
     """
 
     world_size: int = 1
     micro_batches: int = 1
     scales: Sequence[float] = ()
+    samples: Sequence[int] = ()
 
     def of(self, factor: float) -> str:
         """Return what a factor stands for, in words; empty if it is no known number."""
@@ -69,6 +72,11 @@ class Meanings:
                 return f"the {name}, {count}: they are summed, not averaged"
             if count > 1 and _is(factor, 1 / count):
                 return f"1 / {count}, the inverse of the {name}: they are divided once too often"
+        for count in self.samples:
+            if count > _FEW_SAMPLES and _is(factor, count):
+                return f"{count}, the number of samples: a sum in place of a mean"
+            if count > _FEW_SAMPLES and _is(factor, 1 / count):
+                return f"1 / {count}, the inverse of the number of samples"
         if _is(factor, 2):
             return "2: they are doubled"
         if _is(factor, 0.5):

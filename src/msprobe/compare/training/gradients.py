@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Final
 
-from msprobe.compare.training.clipping import clips_of
+from msprobe.compare.training.clipping import clips_of, scalers_of
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
 from msprobe.compare.training.fingerprints import Fingerprint, at, in_column
 from msprobe.compare.training.gradient_factors import (
@@ -23,13 +24,15 @@ from msprobe.compare.training.gradient_factors import (
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.training.step_pairs import StepPair
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Facts, OptimizerStep, Scaler
+from msprobe.dump.facts import Facts, OptimizerStep
 
 # A sum of projections is that of another tensor, up to the rounding of the gradients.
 _SAME_SUM: Final = 1e-3
 # Sums in another order are as near as this in float32, and gradients of other calls, too.
 _SAME_GRADIENT: Final = 1e-5
 _MOST: Final = 0.9
+# Factors of gradients further apart than this are not those of one clipping.
+_CLIPPED_ALIKE: Final = 2e-2
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
 _SMALL: Final = 1e-4
 
@@ -60,13 +63,14 @@ def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
         world_size=world_size,
         micro_batches=max(len({loss.micro for loss in facts.loss}) for facts in sides),
         scales=[scale for facts in sides for scale in _scales(facts)],
+        samples=sorted(
+            {math.prod(each.shape[:rank]) for each in pair.target.data for rank in (1, 2)}
+        ),
     )
 
 
 def _scales(facts: Facts) -> Iterator[float]:
-    for event in facts.events:
-        if isinstance(event, Scaler) and event.scale:
-            yield event.scale
+    yield from (event.scale for event in scalers_of(facts) if event.scale)
 
 
 def has_same_gradients(pair: StepPair) -> bool:
@@ -138,15 +142,21 @@ class GradientHistory:
         if words:
             yield _difference(pair, f"{words} (step {pair.pair.step})", moved)
             return
-        factor = common_factor(factor_between(both[0][name], both[1][name]) for name in moved)
-        which = some_of(moved, len(changes), "gradients")
-        if factor is not None and len(moved) >= _MOST * len(changes):
-            meaning = meanings.of(factor.value)
+        factors = {name: factor_between(both[0][name], both[1][name]) for name in moved}
+        alone = _scaled_alone(factors) if _is_clipped(pair) else []
+        if alone:
+            moved = alone
+        factor = common_factor(factors[name] for name in moved)
+        if factor is not None and (alone or len(moved) >= _MOST * len(changes)):
+            # Clipping scales all of them.
+            others = [each.value for each in factors.values() if each is not None]
+            meaning = meanings.of(factor.value / median(others) if alone else factor.value)
             yield _difference(
                 pair,
-                f"{which} {'is' if len(moved) == 1 else 'are'} {shown(factor.value)} times the "
-                f"reference's when the optimizer gets them (step {pair.pair.step})"
-                + (f": the factor is {meaning}" if meaning else ""),
+                f"{some_of(moved, len(changes), 'gradients')} "
+                f"{'is' if len(moved) == 1 else 'are'} {shown(factor.value)} times the "
+                f"reference's when the optimizer gets {'it' if len(moved) == 1 else 'them'} "
+                f"(step {pair.pair.step})" + (f": the factor is {meaning}" if meaning else ""),
                 moved,
             )
             return
@@ -164,6 +174,30 @@ class GradientHistory:
             )
 
 
+def _is_clipped(pair: StepPair) -> bool:
+    return bool(clips_of(pair.pair.target) and clips_of(pair.pair.reference))
+
+
+def _scaled_alone(factors: Mapping[str, Factor | None]) -> list[str]:
+    """Return the few gradients that are scaled by themselves, where clipping moves all others.
+
+    A gradient that changes the total norm changes the factor by which clipping scales all.
+    """
+    values = [factor.value for factor in factors.values() if factor is not None]
+    if not values:
+        return []
+    of_all = median(values)
+    others = {
+        name
+        for name, factor in factors.items()
+        if factor is not None
+        and Factor(2.0, factor.residual).is_multiple  # the same direction
+        and math.isclose(factor.value, of_all, rel_tol=_CLIPPED_ALIKE)
+    }
+    alone = [name for name in factors if name not in others]
+    return alone if len(alone) <= (1 - _MOST) * len(factors) else []
+
+
 def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[FactDifference]:
     columns = pair.target.parameters.has_gradient, pair.reference.parameters.has_gradient
     flags = {
@@ -179,8 +213,16 @@ def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[Fact
                 f"{some_of(names, pair.total)} {get} no gradient in the {side} (step "
                 f"{pair.pair.step})",
                 names,
-                Effect.CERTAIN if not any(both) else Effect.POSSIBLE,
+                # A gradient of zeros may have been left out.
+                Effect.CERTAIN
+                if not any(both) or any(_is_there(side, names) for side in both)
+                else Effect.POSSIBLE,
             )
+
+
+def _is_there(gradients: Gradients, names: Sequence[str]) -> bool:
+    """Return whether one of these gradients is there and not zero."""
+    return any(name in gradients and gradients[name].norm for name in names)
 
 
 def _stale(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from msprobe.compare.training.clipping import clip_differences, scaler_differences
+from msprobe.compare.training.clipping import clip_differences, scaler_differences, scalers_of
 from msprobe.compare.training.data import DataHistory
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
 from msprobe.compare.training.gradient_factors import Factor, Meanings
@@ -55,6 +55,7 @@ class _RankHistory:
     after: dict[str, bool] = field(default_factory=dict)
     updated: dict[str, bool] = field(default_factory=dict)
     settings: frozenset[str] = frozenset()
+    has_same_scales: bool = False
 
 
 class TrainingHistory:
@@ -86,6 +87,7 @@ class TrainingHistory:
             exact: rank → whether every recorded value of the step is equal.
         """
         made: list[list[StepPair]] = []
+        later: list[FactDifference] = []
         for pair in pairs:
             history = self._rank(pair.rank)
             steps = step_pairs(pair)
@@ -98,11 +100,13 @@ class TrainingHistory:
             history.settings = known.union(
                 each.words for each in found if each.verdict is VerdictClass.SETTINGS
             )
-            self.found += [each for each in found if each.words not in known]
+            later += [each for each in found if each.words not in known]
             self._remember(pair, steps, history, exact.get(pair.rank, True), found)
         if made and all(len(steps) == len(made[0]) for steps in made):
             for same_step in zip(*made, strict=True):
+                # It says more than that the gradients differ.
                 self.found += unreduced(same_step)
+        self.found += later
 
     def _rank(self, rank: int | str) -> _RankHistory:
         found = self._ranks.get(rank)
@@ -152,6 +156,7 @@ class TrainingHistory:
         yield from parameter_differences(pair, _unchanged(pair, history))
         yield from random_differences(pair)
         yield from mode_differences(pair)
+        yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
         yield from _loss_differences(pair)
         yield from ended_differences(pair)
         clips = list(clip_differences(pair))
@@ -160,7 +165,6 @@ class TrainingHistory:
         gradients = list(history.gradients.differences(steps, meanings))
         if all(each.effect is Effect.NONE for each in clips):
             yield from gradients
-        yield from scaler_differences(pair)
         yield from count_differences(pair)
         for step in steps:
             yield from earlier_changes(step)
@@ -177,6 +181,11 @@ class TrainingHistory:
         found: Sequence[FactDifference],
     ) -> None:
         history.last_step = pair.step
+        scales = [
+            [each.new_scale for each in scalers_of(facts)]
+            for facts in (pair.target, pair.reference)
+        ]
+        history.has_same_scales = bool(scales[0]) and scales[0] == scales[1]
         history.after = {}
         for step in steps:
             history.after |= {n: change.is_equal for n, change in step.changes("after").items()}

@@ -11,6 +11,7 @@ from msprobe.compare.training.differences import (
     FactDifference,
     Moment,
     shown,
+    shown_names,
     some_of,
 )
 from msprobe.compare.training.fingerprints import at
@@ -34,7 +35,7 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
         numbers = counts[0].get(number, 0), counts[1].get(number, 0)
         if numbers[0] == numbers[1]:
             continue
-        which = "optimizer.step()" if number == 0 else f"step() of optimizer {number}"
+        which = "optimizer.step()" if number == 0 else f"step() of {_named(pair, number)}"
         updated = " (parameters are updated twice)" if numbers == (2, 1) else ""
         yield FactDifference(
             verdict=VerdictClass.UPDATE,
@@ -45,6 +46,14 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
             f"the reference (step {pair.step}){updated}",
             next=("look at the loop around optimizer.step()",),
         )
+
+
+def _named(pair: FactsPair, number: int) -> str:
+    """Return an optimizer by its place, class and parameters."""
+    steps = (*pair.target.optimizer_steps(), *pair.reference.optimizer_steps())
+    step = next(step for step in steps if step.number == number)
+    names = shown_names(step.parameters.name)
+    return f"optimizer {number}, {step.class_name.rpartition('.')[2]} of {names},"
 
 
 def _calls(steps: Sequence[OptimizerStep]) -> dict[int, int]:
@@ -116,15 +125,22 @@ def _membership(pair: StepPair) -> Iterator[FactDifference]:
         known = own if model is None else own.intersection(model.name)
         alone = sorted(known - other)
         if alone:
+            strange = [name for name in other - own if _is_strange(name)]
+            instead = f"; that of the other side updates {len(strange)} that its model lacks"
             yield pair.difference(
                 VerdictClass.UPDATE,
                 Moment.OPTIMIZER_SETTING,
                 f"only the {side}'s optimizer updates {some_of(alone, len(own))} (step "
-                f"{pair.pair.step})",
+                f"{pair.pair.step}){instead if strange else ''}",
                 effect=Effect.POSSIBLE,
                 parameter=alone[0],
                 next=("give the optimizers of both runs the same parameters",),
             )
+
+
+def _is_strange(name: str) -> bool:
+    """Return whether a parameter is none of the model's."""
+    return name.startswith("optimizer.")
 
 
 def state_differences(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:

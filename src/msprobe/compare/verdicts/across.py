@@ -160,6 +160,6 @@ def _put_in(comparisons: Iterable[RankComparison]) -> dict[Hashable, list[int | 
             parsed = comparison.side_of(row.pair).parsed(row.pair.name)
             if parsed.kind is RecordKind.PARAMETERS_GRAD:
                 found[parameter_of(comparison, row)].append(comparison.rank)
-            elif row.value.role is Role.INPUT and is_communication(parsed):
+            elif row.value.role is Role.INPUT and row.holds_tensor and is_communication(parsed):
                 found[row.pair.name].append(comparison.rank)
     return found

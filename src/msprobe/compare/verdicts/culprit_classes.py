@@ -67,7 +67,7 @@ def class_of(culprit: Culprit) -> VerdictClass:
     if known is not None:
         return known
     if not row.pair.is_matched:
-        return VerdictClass.CALL
+        return VerdictClass.GRADIENT if culprit.kind == "backward" else VerdictClass.CALL
     if _other_call(culprit):
         return VerdictClass.CALL
     if row.status is Status.DTYPE or _has_two_precisions(culprit):
@@ -79,8 +79,11 @@ def class_of(culprit: Culprit) -> VerdictClass:
     if row.status in (Status.SHAPE, Status.ADDED, Status.MISSING):
         return VerdictClass.CALL
     # A module holds code of its own, an API is one kernel.
-    is_module = _parsed(culprit).is_module
-    return VerdictClass.UNEXPLAINED if is_module else VerdictClass.KERNEL
+    parsed = _parsed(culprit)
+    if not parsed.is_module:
+        return VerdictClass.KERNEL
+    draws = operator_named(parsed.class_name or "").draws_random
+    return VerdictClass.RANDOM if draws else VerdictClass.UNEXPLAINED
 
 
 def is_without_reason(culprit: Culprit) -> bool:
@@ -101,8 +104,8 @@ def moment_of(culprit: Culprit) -> Moment:
     for frame in _frames(culprit):
         if _CLIP_FILE.search(frame.file):
             return Moment.CLIP
-        if _SCALER_FILE.search(frame.file) and frame.function != "scale":
-            return Moment.REDUCE
+        if _SCALER_FILE.search(frame.file):
+            return Moment.LOSS if frame.function == "scale" else Moment.REDUCE
         if frame.function == "step" and _OPTIMIZER_FILE.search(frame.file):
             return Moment.UPDATE
     return Moment.FORWARD
@@ -146,7 +149,8 @@ def culprit_words(culprit: Culprit) -> str:
     reason = row.reason
     if not row.pair.is_matched:
         side = "target" if row.pair.reference is None else "reference"
-        return f"only the {side} calls {where}"
+        what = "has a backward pass of" if culprit.kind == "backward" else "calls"
+        return f"only the {side} {what} {where}"
     other = _other_call(culprit)
     if other:
         return f"the target calls {where}, the reference {other}"

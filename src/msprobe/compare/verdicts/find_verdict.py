@@ -185,7 +185,7 @@ class _Search:
             evidence.append(culprit_words(shows))
         return self._findings.conclude(
             fact.verdict,
-            fact.words,
+            fact.words + self._ranks_of(fact),
             Confidence.PROVED
             if fact.effect is Effect.CERTAIN or self._is_alone(fact) or self._is_proved(fact)
             else Confidence.LIKELY,
@@ -202,6 +202,18 @@ class _Search:
             ),
             next_steps=fact.next,
         )
+
+    def _ranks_of(self, fact: FactDifference) -> str:
+        """Return which ranks a difference concerns, in words; empty where it is all of them."""
+        concerned = {
+            each.rank
+            for each in self._findings.facts
+            if (each.verdict, each.moment, each.step) == (fact.verdict, fact.moment, fact.step)
+        }
+        if concerned == {each.rank for each in self._findings.steps}:
+            return ""
+        several = "s" * (len(concerned) > 1)
+        return f", on rank{several} {', '.join(map(str, sorted(concerned, key=str)))} alone"
 
     def _is_alone(self, fact: FactDifference) -> bool:
         """Return whether all values before a difference of the optimizer are equal."""

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differences that statistics hide: masks that look the same and are not.
+"""Differences that statistics hide: masks, and masked values, that look the same and are not.
 
 Of true and false values statistics keep only the largest and the least. Two masks with both kinds
-of element look equal, wherever these are. The inputs of the call that made them tell more.
+of element look equal, wherever these are. Beside an element of -3.4e38 no other counts in a norm
+or a mean. The inputs of the call that made such a value tell more.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from msprobe.compare.model import Matched, Row
 from msprobe.compare.verdicts.calls import Call
+from msprobe.compare.verdicts.limits import is_limit
 from msprobe.compare.verdicts.origin_state import OriginState
 from msprobe.dump.values import Value
 
@@ -18,38 +22,67 @@ from msprobe.dump.values import Value
 _FARTHEST: Final = 60
 
 
-def has_doubtful_mask(state: OriginState, call: Call) -> bool:
-    """Return whether a mask that a call takes in may differ, since the inputs of its maker do.
+class Hidden(NamedTuple):
+    """A difference that the statistics of a call's inputs do not show.
+
+    Attributes:
+        error: largest relative error of what the hidden values were made from; infinite for masks.
+        differs: it is beyond its tolerance.
+    """
+
+    error: float
+    differs: bool
+
+
+def hidden_difference(state: OriginState, call: Call) -> Hidden | None:
+    """Return how far apart the inputs are of calls that made masks or masked values.
 
     Args:
         state: of the search, in a comparison by statistics.
         call: a call whose inputs seem to agree.
+
+    Returns:
+        None where nothing hidden differs.
     """
     seen: set[int] = {call.start}
     waiting = [call]
     while waiting and len(seen) < _FARTHEST:
         for row in waiting.pop(0).inputs:
-            if not _is_mask(row):
+            if not _hides(row):
                 continue
             source = state.flow.makers(row).common
             if source is None:
                 continue
             maker = state.calls.of(state.rows[source])
             # Of an argument that differs statistics of the mask show nothing.
-            if state.convict(maker.start) or any(_matters(each) for each in maker.inputs):
-                return True
+            if state.convict(maker.start):
+                return Hidden(math.inf, differs=True)
+            found = _largest(maker.inputs, is_mask=row.value.dtype == "bool")
+            if found is not None:
+                return found
             if maker.start not in seen:
                 seen.add(maker.start)
                 waiting.append(maker)
-    return False
+    return None
 
 
-def _is_mask(row: Row) -> bool:
+def _largest(inputs: Iterable[Row], *, is_mask: bool) -> Hidden | None:
+    inexact = [row for row in inputs if _matters(row) or (row.error and not is_mask)]
+    if not inexact:
+        return None
+    sizes = (math.inf if is_mask or row.error is None else row.error for row in inexact)
+    return Hidden(max(sizes), differs=any(map(_matters, inexact)))
+
+
+def _hides(row: Row) -> bool:
     return isinstance(row, Matched) and all(map(_hides_its_elements, row.values))
 
 
 def _hides_its_elements(value: Value) -> bool:
-    return value.is_tensor and value.dtype == "bool" and value.norm is None and value.md5 is None
+    if not value.is_tensor or value.md5 is not None:
+        return False
+    is_mask = value.dtype == "bool" and value.norm is None
+    return is_mask or is_limit(value.min) or is_limit(value.max)
 
 
 def _matters(row: Row) -> bool:

@@ -31,7 +31,7 @@ from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
 from msprobe.compare.verdicts.limits import differs_in_limit_alone
-from msprobe.compare.verdicts.mask_differences import has_doubtful_mask
+from msprobe.compare.verdicts.mask_differences import hidden_difference
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
     lost_gradient,
@@ -41,7 +41,7 @@ from msprobe.compare.verdicts.origin_state import (
     settle_like,
 )
 from msprobe.compare.verdicts.retract_harmless import retract_inconsequential
-from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
+from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role, Value
 from msprobe.operators.operator import Family
@@ -193,11 +193,14 @@ class _Search:
     def _judge_output(self, call: Call, row: Row, incoming: _Arrivals) -> None:
         state = self._state
         if call.pair.name in state.blamed_parents:
-            mark(row, Origin.INTRODUCED, Cause.OWN_CODE)
+            self._blame_own_code(call, row)
             return
         source = self._source_inside(row) if call.parsed.is_module else None
         if source is not None:
             self._share_fate(row, source)
+            return
+        if call.parsed.is_module and self._is_made_by_lone_call(row):
+            mark(row, Origin.INHERITED)
             return
         if incoming.suspect is not None and self._shows_argument(call, row, incoming):
             state.convict(incoming.suspect)
@@ -206,8 +209,7 @@ class _Search:
         if row.status is Status.MISSING or row.status is Status.ADDED:
             self._judge_lost(call, row, incoming)
             return
-        if self._sees_statistics_only and not incoming.differs and has_doubtful_mask(state, call):
-            mark(row, Origin.INHERITED, Cause.DOUBTFUL_MASK)
+        if self._judge_hidden(call, row, incoming):
             return
         if call.parsed.is_module and state.calls.has_inner(call) and state.has_difference:
             is_explained = incoming.is_near(row) or self._is_near_parts(call, row)
@@ -243,6 +245,37 @@ class _Search:
         made = (each for part in calls.parts(call) for each in part.outputs)
         errors = (each.error or 0.0 for each in made if each.status is Status.DIFFERS)
         return row.error <= _NEAR * max(errors, default=0.0)
+
+    def _blame_own_code(self, call: Call, row: Row) -> None:
+        """Blame a tensor that only one side gives to a module, else the module's own code."""
+        lacking = [each for each in call.inputs if _is_lacking(each)]
+        for each in lacking:
+            mark(each, Origin.INTRODUCED, Cause.ARGUMENT)
+        if lacking:
+            mark(row, Origin.INHERITED)
+        else:
+            mark(row, Origin.INTRODUCED, Cause.OWN_CODE)
+
+    def _judge_hidden(self, call: Call, row: Row, incoming: _Arrivals) -> bool:
+        """Let a result inherit from inputs whose difference statistics hide, if there are any."""
+        if not self._sees_statistics_only or incoming.differs:
+            return False
+        hidden = hidden_difference(self._state, call)
+        if hidden is None:
+            return False
+        is_explained = row.error is not None and row.error <= _NEAR * hidden.error < math.inf
+        if is_explained or hidden.differs:
+            mark(row, Origin.INHERITED, None if is_explained else Cause.DOUBTFUL_MASK)
+        return is_explained or hidden.differs
+
+    def _is_made_by_lone_call(self, row: Row) -> bool:
+        """Return whether calls that only one side makes explain a module's result; blames them."""
+        makers = self._state.flow.makers(row)
+        return any(
+            self._unmatched.blame_for(index) is not Blame.CONSTANT
+            for index in (*makers.target[:1], *makers.reference[:1])
+            if not self._state.rows[index].pair.is_matched
+        )
 
     def _shows_argument(self, call: Call, row: Row, incoming: _Arrivals) -> bool:
         """Return whether a result differs by more than the tensors that came in explain.
@@ -447,6 +480,12 @@ class _Arrivals:
             self.is_broken |= row.status is not Status.DIFFERS
         if row.error is not None and math.isfinite(row.error):
             self.worst_error = max(self.worst_error, row.error)
+
+
+def _is_lacking(row: Row) -> bool:
+    """Return whether only one side was given a tensor."""
+    is_alone = row.status in (Status.MISSING, Status.ADDED)
+    return is_alone and row.holds_tensor and row.cause is Cause.UNRECORDED_CODE
 
 
 def _quotient_error(call: Call, row: Row, result: Operand) -> float:

@@ -43,8 +43,8 @@ _OF_GRADIENTS: Final = (Cause.CUTTING_CALL,)
 def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
     """Clear the origins in calls inside a module whose results agree, and whose gradients do.
 
-    For a forward call the results of the innermost module that both sides have are enough: what
-    its gradients do is judged by itself.
+    For most forward calls the results of the innermost module that both sides have are enough:
+    what its gradients do is judged by itself.
     """
     agreement = _Agreement(calls, flow)
     replaced: dict[str, str] = {}
@@ -55,10 +55,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
         if call.parsed.kind in PARAMETER_GRADIENTS:
             _retract_replaced(call, found, replaced)
             continue
-        needs_gradients = call.is_backward or any(
-            row.cause in _OF_GRADIENTS or _is_replaced(row) for row in found
-        )
-        module = agreement.around(call, needs_gradients=needs_gradients)
+        module = agreement.around(call, needs_gradients=_has_gradients_of_its_own(call, found))
         if module is not None:
             is_same = agreement.has_same_calls(module)
             _clear(call, found, Cause.HARMLESS, module.pair.name, is_same=is_same)
@@ -121,6 +118,23 @@ def _bases(call: Call) -> Iterator[str]:
             yield parse_record_name(name).base
 
 
+def _has_gradients_of_its_own(call: Call, found: Sequence[Row]) -> bool:
+    """Return whether the results of the module around do not vouch for a call's gradients.
+
+    What another argument makes of a result may hide in the sum with a larger value.
+    """
+    is_argument = any(row.origin is Origin.INTRODUCED and _is_argument(row) for row in found)
+    return (
+        call.is_backward
+        or is_argument
+        or any(row.cause in _OF_GRADIENTS or _is_replaced(row) for row in found)
+    )
+
+
+def _is_argument(row: Row) -> bool:
+    return row.value.role is Role.INPUT and not row.holds_tensor
+
+
 def _stays(call: Call, row: Row) -> bool:
     """Return whether a row is blamed for something that takes effect elsewhere."""
     if row.origin is not Origin.INTRODUCED:
@@ -128,8 +142,7 @@ def _stays(call: Call, row: Row) -> bool:
     is_parameter = row.value.role is Role.PARAMETER and not _is_replaced(row)
     if is_parameter or row.cause in _ELSEWHERE:
         return True
-    is_argument = row.value.role is Role.INPUT and not row.holds_tensor
-    return is_argument and not any(each.status.is_difference for each in call.outputs)
+    return _is_argument(row) and not any(each.status.is_difference for each in call.outputs)
 
 
 def _has_equal_inputs(call: Call) -> bool:
@@ -191,9 +204,11 @@ class _Agreement:
                 (number == 0 and not needs_gradients) or self._have_equal_gradients(module)
             ):
                 return module
-        if self._calls.has_modules or not call.is_backward:
-            return None if self._calls.has_modules else self._loss
-        return self._loss if self._has_equal_weight_gradients else None
+        if self._calls.has_modules or self._loss is None:
+            return None
+        if not call.is_backward and call.start > self._loss.start:
+            return None
+        return self._loss if not needs_gradients or self._has_equal_weight_gradients else None
 
     @cached_property
     def _loss(self) -> Call | None:
