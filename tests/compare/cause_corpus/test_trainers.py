@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from pathlib import Path
 
@@ -19,11 +20,13 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 LEVELS = ("L0", "L1", "mix")
 
 
-@pytest.mark.parametrize("trainer", ["trainer", "accelerate", "lightning"])
+# Of the three trainers each records a cause at another level.
+@pytest.mark.parametrize(("trainer", "turn"), [("trainer", 0), ("accelerate", 1), ("lightning", 2)])
 def test_the_planted_cause_is_the_first_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], trainer: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trainer: str, turn: int
 ) -> None:
     count = iter(range(1000))
+    levels = itertools.cycle([*LEVELS[turn:], *LEVELS[:turn]])
 
     @cache
     def recorded(plan: Plan, level: str) -> Path:
@@ -33,9 +36,8 @@ def test_the_planted_cause_is_the_first_line(
         Score(
             case, level, verdict_on(recorded(case.target, level), recorded(case.reference, level))
         )
-        for case in TRAINER_CAUSES
+        for case, level in zip(TRAINER_CAUSES, levels, strict=False)
         if trainer in case.trainers
-        for level in LEVELS
     ]
 
-    judge(f"{trainer}, three levels", scores, capsys)
+    judge(f"{len(scores)} causes, {trainer}", scores, capsys)
