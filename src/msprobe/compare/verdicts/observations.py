@@ -60,6 +60,7 @@ class StepObservations:
         forward_differs: a value of the forward pass differs.
         backward_differs: a gradient differs.
         random_input: a record whose random state differs though nothing before it does.
+        labels: name of integers from outside, if the first difference is in them: labels, masks.
         proof: whether the differences are rounding; None where every value is equal.
         factor: factor of the gradients, where the forward pass agrees.
         precisions: (target's type, reference's type) → values whose floating types differ.
@@ -75,6 +76,7 @@ class StepObservations:
     forward_differs: bool = False
     backward_differs: bool = False
     random_input: str | None = None
+    labels: str | None = None
     proof: Proof | None = None
     factor: GradientFactor | None = None
     precisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -112,6 +114,7 @@ def observe(comparison: RankComparison) -> StepObservations:
             ),
             None,
         ),
+        labels=differing[0].name if differing and _are_labels(differing[0]) else None,
         proof=comparison.proof,
         factor=_factor(comparison, backward) if backward and not forward_differs else None,
         precisions=Counter(
@@ -126,6 +129,12 @@ def observe(comparison: RankComparison) -> StepObservations:
             row.cause is Cause.HARMLESS and row.value.role is Role.PARAMETER for row in inexact
         ),
     )
+
+
+def _are_labels(row: Row) -> bool:
+    """Return whether a value comes from outside and is no parameter: these are no integers."""
+    is_outside = row.origin is Origin.INPUT and row.cause is Cause.OUTSIDE
+    return is_outside and row.holds_tensor and not any(epsilon_of(v.dtype) for v in row.values)
 
 
 def _precisions(row: Matched) -> tuple[str, str] | None:

@@ -58,6 +58,16 @@ def without_cause(findings: Findings) -> Verdict:
         )
     if findings.inputs and not findings.has_same_data:
         return _of_inputs(findings)
+    first = next((each for each in findings.steps if not each.is_exact), None)
+    if first is not None and first.labels is not None:
+        return findings.conclude(
+            VerdictClass.DATA,
+            f"{first.labels} differs when it comes in, though the model is given the same "
+            f"(step {first.step}): labels, for example",
+            Confidence.LIKELY,
+            where=Where(step=first.step, rank=first.rank, phase=Phase.DATA),
+            next_steps=[for_inputs([first.labels], 1)],
+        )
     unmatched = counts[Status.MISSING] + counts[Status.ADDED]
     inside = sum(counts[status] for status in Status if status.is_difference) - unmatched
     unread = counts[Status.UNREAD]
