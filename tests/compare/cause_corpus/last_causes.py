@@ -125,7 +125,7 @@ LAST_CAUSES = [
         "encoder",
         penalty_in_loss,
         ("call",),
-        r"square|add|sum|mul",
+        r"square|add|sum|mul|loss",
         module_classes=("gradient", "unexplained"),
     ),
     Case(

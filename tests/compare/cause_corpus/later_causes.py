@@ -617,7 +617,7 @@ LATER_CAUSES = [
         "encoder",
         detached,
         ("gradient", "call"),
-        r"detach|gradient.*(layers\.0|layers\.1)",
+        r"detach|gradient.*(layers\.0|layers\.1)|None where the reference has a tensor",
     ),
     Case(
         "halving hook",
@@ -753,7 +753,7 @@ LATER_CAUSES = [
         "encoder",
         one_without_autocast,
         ("precision", "mode"),
-        r"float32|autocast|bfloat16",
+        r"float32|autocast|bfloat16|Tensor\.float\.",
         all_autocast,
     ),
     Case(

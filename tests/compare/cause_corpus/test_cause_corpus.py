@@ -26,7 +26,8 @@ from .training import FAMILIES, Plant, record  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
 
-SETTINGS = [("L0", "statistics"), ("L1", "statistics"), ("mix", "statistics"), ("mix", "tensor")]
+LEVELS = ("L0", "L1", "mix")
+PARTS = {"tuned": CAUSES, "later": LATER_CAUSES, "last": LAST_CAUSES}
 PROGRAMS = FAMILIES | LATER_FAMILIES
 
 
@@ -67,16 +68,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "cases", [CAUSES, LATER_CAUSES, LAST_CAUSES], ids=["tuned", "later", "last"]
+    ("part", "level", "task"),
+    [(part, level, "statistics") for part in PARTS for level in LEVELS]
+    + [("tuned", "mix", "tensor")],
 )
-@pytest.mark.parametrize(("level", "task"), SETTINGS)
 def test_the_planted_cause_is_the_first_line(
-    corpus: Corpus,
-    capsys: pytest.CaptureFixture[str],
-    level: str,
-    task: str,
-    cases: Sequence[Case],
+    corpus: Corpus, capsys: pytest.CaptureFixture[str], part: str, level: str, task: str
 ) -> None:
+    cases = PARTS[part]
     scores = [Score(case, level, corpus.verdict(case, level, task)) for case in cases]
 
     judge(f"{len(cases)} causes, {level} {task}", scores, capsys)
@@ -145,7 +144,7 @@ def rank_recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"{plan}:{case.world}:{level}": None
         for case in [*RANK_CAUSES, *LATER_RANK_CAUSES]
         for plan in (case.name, case.reference)
-        for level in ("L0", "L1", "mix")
+        for level in LEVELS
     }
     program = Path(__file__).with_name("ranks.py")
     subprocess.run([sys.executable, program, folder, *jobs], check=True, timeout=250)
@@ -158,7 +157,7 @@ def test_causes_across_ranks(
     rank_recordings: Path, capsys: pytest.CaptureFixture[str], cases: Sequence[RankCase]
 ) -> None:
     scores = []
-    for case, level in itertools.product(cases, ("L0", "L1", "mix")):
+    for case, level in itertools.product(cases, LEVELS):
         folders = [
             rank_recordings / f"{plan}:{case.world}:{level}" / "dump"
             for plan in (case.name, case.reference)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,18 @@ class Calls:
                 end += 1
             self._starts[pair.position] = (begin, end)
             begin = end
+
+    def is_after_backward(self, call: Call) -> bool:
+        """Return whether a call's effect is neither in the loss nor in the gradients."""
+        is_forward = call.parsed.kind is RecordKind.FORWARD
+        return is_forward and call.pair.position > self._end_of_backward
+
+    @cached_property
+    def _end_of_backward(self) -> float:
+        backward = (
+            pair.position for pair in self.pairs if self.parse(pair).kind is RecordKind.BACKWARD
+        )
+        return max(backward, default=math.inf)
 
     def __iter__(self) -> Iterator[Call]:
         """Iterate in order of execution over the operations that have a difference."""

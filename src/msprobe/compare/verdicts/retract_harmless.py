@@ -67,7 +67,7 @@ def retract_without_effect(calls: Calls) -> None:
     """Clear the origins in a step that comes to the same loss and the same gradients."""
     is_same = not any(map(calls.makes_other_call, calls.pairs))
     for call in calls:
-        found = _found(call)
+        found = [] if calls.is_after_backward(call) else _found(call)
         if found:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
 
@@ -206,7 +206,7 @@ class _Agreement:
                 return module
         if self._calls.has_modules or self._loss is None:
             return None
-        if not call.is_backward and call.start > self._loss.start:
+        if self._calls.is_after_backward(call):
             return None
         return self._loss if not needs_gradients or self._has_equal_weight_gradients else None
 
