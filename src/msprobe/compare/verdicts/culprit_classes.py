@@ -148,9 +148,11 @@ def culprit_words(culprit: Culprit) -> str:
     slot = row.value.slot
     reason = row.reason
     if not row.pair.is_matched:
-        side = "target" if row.pair.reference is None else "reference"
-        what = "has a backward pass of" if culprit.kind == "backward" else "calls"
-        return f"only the {side} {what} {where}"
+        sides = ("target", "reference")
+        own, other = sides if row.pair.reference is None else sides[::-1]
+        if culprit.kind == "backward":
+            return f"no gradient gets to {where}, in the {other}"
+        return f"only the {own} calls {where}"
     other = _other_call(culprit)
     if other:
         return f"the target calls {where}, the reference {other}"
