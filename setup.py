@@ -32,6 +32,12 @@ setup(
             optional=True,
         ),
         Extension(
+            "msprobe.dump._lines",
+            sources=["src/msprobe/dump/_lines.c"],
+            extra_compile_args=FLAGS,
+            optional=True,
+        ),
+        Extension(
             "msprobe.pytorch.values._tensors",
             sources=["src/msprobe/pytorch/values/_tensors.c"],
             depends=["src/msprobe/capture/_native_api.h"],

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msprobe.dump.journal import Call, read_journal
+from msprobe.dump.journal import read_journal
 from msprobe.dump.json_files import build_from_journal
+from msprobe.dump.lines import Call
 from msprobe.dump.writer import DumpHead, DumpWriter
 from msprobe.errors import DumpFormatError
 

@@ -23,7 +23,7 @@ from msprobe.capture.overflow import OverflowCheck
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Describer, Found, Position
 from msprobe.config import DataMode
-from msprobe.dump.journal import OUTSIDE_CONSTRUCT
+from msprobe.dump.lines import OUTSIDE_CONSTRUCT
 from msprobe.dump.records import JsonTree
 from msprobe.dump.writer import RankDump
 

@@ -26,6 +26,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from msprobe.dump.lines import END, Call, Span, new_lines
+from msprobe.dump.records import JsonTree
 from msprobe.errors import DumpFormatError
 from msprobe.files import temporary_name
 from msprobe.json_text import parse_json
@@ -39,8 +41,6 @@ _BUFFER_BYTES: Final = 8 << 20
 
 _RECORD_LINE: Final = re.compile(rb'\["r",(-?\d+),("(?:[^"\\]|\\.)*"),')
 _FACT_LINE: Final = re.compile(rb'\["f","([a-z_]+)",')
-_END: Final = b"]\n"
-_ENCODE_TEXT: Final = msgspec.json.Encoder().encode
 
 _CHECK: Final = msgspec.json.Decoder(msgspec.Raw)  # syntax only, a quarter of the time
 
@@ -70,36 +70,6 @@ class DumpHead:
     began: float | None = None
 
 
-class Span(msgspec.Struct, gc=False, frozen=True):
-    """Position of the bytes of one value in the journal, and its place in the order.
-
-    Like `Call` no tuple: each record has one, and Python's garbage collector walks tuples.
-    """
-
-    order: int
-    offset: int
-    length: int
-
-    def is_within(self, size_bytes: int) -> bool:
-        """Return whether its whole line lies in the first `size_bytes` of the journal."""
-        return self.offset + self.length + len(_END) <= size_bytes
-
-
-OUTSIDE_CONSTRUCT: Final = -1
-
-
-class Call(msgspec.Struct, gc=False, frozen=True):
-    """One line of ``construct.json`` and the stack of the call.
-
-    An order of `OUTSIDE_CONSTRUCT` keeps the call out of ``construct.json``: at L1 there is no
-    tree, only stacks.
-    """
-
-    order: int
-    parent: str | None
-    stack: int | None
-
-
 @dataclass(slots=True)
 class JournalIndex:
     """Index of a journal; the values of records and the frames stay in the file.
@@ -122,25 +92,28 @@ class JournalIndex:
     fact_bytes: int = 0
     size_bytes: int = 0
 
-    def up_to(self, size_bytes: int) -> JournalIndex:
-        """Return a copy without entries beyond `size_bytes`, which never reached the disk."""
-        copy = JournalIndex(
+    def copy(self) -> JournalIndex:
+        """Return an index with the same entries."""
+        return JournalIndex(
             self.head,
             dict(self.records),
             dict(self.calls),
             dict(self.stacks),
             {part: list(spans) for part, spans in self.facts.items()},
             self.fact_bytes,
-            size_bytes,
+            self.size_bytes,
         )
+
+    def cut_off(self, size_bytes: int) -> None:
+        """Forget entries beyond `size_bytes`, which never reached the disk."""
         if size_bytes < self.size_bytes:
-            copy.records = _within(copy.records, size_bytes)
-            copy.stacks = _within(copy.stacks, size_bytes)
-            copy.facts = {
+            self.size_bytes = size_bytes
+            self.records = _within(self.records, size_bytes)
+            self.stacks = _within(self.stacks, size_bytes)
+            self.facts = {
                 part: [span for span in spans if span.is_within(size_bytes)]
-                for part, spans in copy.facts.items()
+                for part, spans in self.facts.items()
             }
-        return copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +147,8 @@ class Journal:
     def __init__(self, path: Path, head: DumpHead) -> None:
         self.path = path
         self.index = JournalIndex(head)
-        self._lines: list[bytes] = []
-        self._lock = threading.Lock()  # guards _lines and index
+        self._lines = new_lines(0, self.index.records, self.index.calls)
+        self._lock = threading.Lock()  # guards the rest of the index
         self._file_lock = threading.Lock()  # guards the file; taken before _lock
         self._written = 0  # bytes that reached the file
         self._failure: OSError | None = None
@@ -196,7 +169,7 @@ class Journal:
     @property
     def size_bytes(self) -> int:
         """Length of all lines so far, written or not: grows with every line."""
-        return self.index.size_bytes
+        return self._lines.size_bytes
 
     def put_head(self, head: DumpHead) -> None:
         """Append a head line, which replaces the one before."""
@@ -204,41 +177,31 @@ class Journal:
         fields = json.dumps({"version": JOURNAL_VERSION, **asdict(head)}, separators=(",", ":"))
         with self._lock:
             self.index.head = head
-            self._append(b'["head",%b]\n' % fields.encode())
+            self._lines.line(b'["head",%b]\n' % fields.encode())
 
     def put_data_dir(self, dump_data_dir: str) -> None:
         """Append a head line that names the folder of the tensor files."""
         self.put_head(replace(self.index.head, dump_data_dir=dump_data_dir))
 
-    def put_record(self, name: str, order: int, encoded: bytes) -> None:
+    def put_record(self, name: str, order: int, data: JsonTree) -> None:
         """Append a record.
 
         Raises:
             OSError: the file cannot be written (only when this call had to flush).
+            Exception: the data has no form in JSON.
         """
-        line = b'["r",%d,%b,%b]\n' % (order, encode_text(name), encoded)
-        size = len(encoded)
-        with self._lock:
-            end = self._append(line)
-            self.index.records[name] = Span(order, end - size - len(_END), size)
-        if end - self._written > _BUFFER_BYTES:
+        if self._lines.record(name, order, data) > _BUFFER_BYTES:
             self.flush()
 
-    def put_call(self, name: str, call: Call) -> None:
-        """Append a call; raises like `put_record`."""
-        parent = b"null" if call.parent is None else encode_text(call.parent)
-        stack = b"null" if call.stack is None else b"%d" % call.stack
-        line = b'["c",%d,%b,%b,%b]\n' % (call.order, encode_text(name), parent, stack)
-        with self._lock:
-            end = self._append(line)
-            self.index.calls[name] = call
-        if end - self._written > _BUFFER_BYTES:
+    def put_call(self, name: str, order: int, parent: str | None, stack: int | None) -> None:
+        """Append a call, see `Call`; raises OSError like `put_record`."""
+        if self._lines.call(name, order, parent, stack) > _BUFFER_BYTES:
             self.flush()
 
     def put_frames(self, stack: int, encoded: bytes) -> None:
         """Append the frames of a stack, a JSON list of strings; raises like `put_record`."""
         with self._lock:
-            end = self._append(b'["s",%d,%b]\n' % (stack, encoded))
+            end = self._lines.line(b'["s",%d,%b]\n' % (stack, encoded))
             self.index.stacks[stack] = Span(stack, end - len(encoded) - 2, len(encoded))
         if end - self._written > _BUFFER_BYTES:
             self.flush()
@@ -247,17 +210,12 @@ class Journal:
         """Append a part of the facts, or an entry of it; raises like `put_record`."""
         line = b'["f","%b",%b]\n' % (part.encode(), encoded)
         with self._lock:
-            end = self._append(line)
+            end = self._lines.line(line)
             self.index.fact_bytes += len(line)
-            span = Span(0, end - len(encoded) - len(_END), len(encoded))
+            span = Span(0, end - len(encoded) - len(END), len(encoded))
             self.index.facts.setdefault(part, []).append(span)
         if end - self._written > _BUFFER_BYTES:
             self.flush()
-
-    def _append(self, line: bytes) -> int:
-        self._lines.append(line)
-        self.index.size_bytes = end = self.index.size_bytes + len(line)
-        return end
 
     def flush(self) -> None:
         """Write the waiting lines; does nothing once the journal is closed.
@@ -269,13 +227,11 @@ class Journal:
             self._flush()
 
     def _flush(self) -> None:
-        with self._lock:
-            lines, self._lines = self._lines, []
-        if not lines or self.descriptor < 0:
+        waiting = memoryview(self._lines.take())
+        if not waiting or self.descriptor < 0:
             return
         if self._failure is not None:
             raise self._failure
-        waiting = memoryview(b"".join(lines))
         try:
             if not os.fstat(self.descriptor).st_nlink:
                 raise FileNotFoundError(errno.ENOENT, "the journal was removed", str(self.path))
@@ -295,29 +251,25 @@ class Journal:
             except OSError as exc:
                 logger.debug("journal ends at byte %d: %s", self._written, exc)
             with self._lock:
-                return self.index.up_to(self._written)
+                copy = self.index.copy()
+            copy.size_bytes = self._lines.size_bytes  # after the copy: lines may come meanwhile
+            copy.cut_off(self._written)
+            return copy
 
     def close(self) -> None:
         """Close the file and forget the index. Lines that wait are lost: `flush` first."""
         with self._file_lock:
             self.abandon()
             with self._lock:
-                self._lines = []
-                self.index = JournalIndex(self.index.head, size_bytes=self.index.size_bytes)
+                size_bytes = self._lines.size_bytes
+                self.index = JournalIndex(self.index.head, size_bytes=size_bytes)
+                self._lines = new_lines(size_bytes, self.index.records, self.index.calls)
 
     def abandon(self) -> None:
         """Close the file without any lock: in a forked child, a held lock is never released."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-
-
-def encode_text(text: str) -> bytes:
-    """Return a str as JSON."""
-    try:
-        return _ENCODE_TEXT(text)
-    except UnicodeEncodeError:  # a lone surrogate, as in undecodable file names
-        return json.dumps(text).encode()
 
 
 def read_journal(path: Path) -> JournalContents:
@@ -406,9 +358,9 @@ class _JournalParser:
 
 def _value_in(line: bytes, start: int) -> bytes:
     """Return the value at the end of a line, checked to be JSON."""
-    if not line.endswith(_END):
+    if not line.endswith(END):
         raise ValueError("cut off")
-    value = line[start : -len(_END)]
+    value = line[start : -len(END)]
     _check(value)
     return value
 

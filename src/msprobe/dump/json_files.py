@@ -18,14 +18,8 @@ from typing import Final
 
 from msprobe.dump import layout
 from msprobe.dump.facts import Ended, Ending, encode_fact, facts_lines
-from msprobe.dump.journal import (
-    OUTSIDE_CONSTRUCT,
-    DumpHead,
-    JournalContents,
-    JournalIndex,
-    Span,
-    encode_text,
-)
+from msprobe.dump.journal import DumpHead, JournalContents, JournalIndex
+from msprobe.dump.lines import OUTSIDE_CONSTRUCT, Span, encode_text
 from msprobe.dump.records import JsonTree, encode
 from msprobe.files import write_whole
 

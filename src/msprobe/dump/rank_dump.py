@@ -20,10 +20,12 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
+from msgspec import Raw
+
 from msprobe.dump import layout
 from msprobe.dump.background import BackgroundQueue
 from msprobe.dump.facts import encode_fact
-from msprobe.dump.journal import Call, Journal, JournalIndex
+from msprobe.dump.journal import Journal, JournalIndex
 from msprobe.dump.json_files import build_facts, build_json_files
 from msprobe.dump.records import JsonTree, encode
 from msprobe.dump.tensor_store import MAX_LINKS, TensorPayload, TensorStore
@@ -142,14 +144,15 @@ class RankDump:
         if not self._takes_records or self._journal is None:
             self._refuse_if_closed()
             return
+        journal = self._journal
         try:
-            encoded = encode(data, nonfinite=nonfinite)
-        except Exception as exc:  # noqa: BLE001  the user's arguments may hold anything
-            encoded = self._encode_leniently(name, data, exc)
-        try:
-            self._journal.put_record(name, order, encoded)
+            if nonfinite:
+                data = Raw(encode(data, nonfinite=True))
+            journal.put_record(name, order, data)
         except OSError as exc:
-            self.fail(exc, self._journal.path)
+            self.fail(exc, journal.path)
+        except Exception as exc:  # noqa: BLE001  the user's arguments may hold anything
+            self.put_record(name, order, Raw(self._encode_leniently(name, data, exc)))
 
     def put_call(self, name: str, call_order: int, parent: str | None, stack: int | None) -> None:
         """Write a call for ``construct.json``, and for ``stack.json`` if it has a stack.
@@ -163,7 +166,7 @@ class RankDump:
         if not self._extra_info:
             return
         try:
-            self._journal.put_call(name, Call(call_order, parent, stack))
+            self._journal.put_call(name, call_order, parent, stack)
         except OSError as exc:
             self.fail(exc, self._journal.path)
 

@@ -14,8 +14,9 @@ import msgspec
 
 from msprobe.dump import layout
 from msprobe.dump.facts import Facts, facts_lines, parse_facts
-from msprobe.dump.journal import OUTSIDE_CONSTRUCT, DumpHead, JournalContents, read_journal
+from msprobe.dump.journal import DumpHead, JournalContents, read_journal
 from msprobe.dump.json_files import fact_parts
+from msprobe.dump.lines import OUTSIDE_CONSTRUCT
 from msprobe.dump.locking import is_claimed
 from msprobe.dump.lost_tensors import missing_tensor_files, unrecorded_tensor_files
 from msprobe.dump.record_index import (

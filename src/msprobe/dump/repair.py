@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from msprobe.dump import layout
-from msprobe.dump.journal import JournalContents, encode_text, read_journal
+from msprobe.dump.journal import JournalContents, read_journal
 from msprobe.dump.json_files import build_from_journal
+from msprobe.dump.lines import encode_text
 from msprobe.dump.locking import is_claimed
 from msprobe.dump.lost_tensors import (
     missing_tensor_files,

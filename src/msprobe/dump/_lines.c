@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * msprobe.dump._lines: the lines of a journal that are not in its file yet, and where in it each
+ * record lies. Everything is as in lines.py.
+ *
+ * No lock is needed: a line is put together first, by code that may run Python's, and then added
+ * with its entry of the index without giving Python's lock away.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <stdint.h>
+#include <string.h>
+
+/* Bytes of memory that are kept for the next lines. */
+#define LARGEST_KEPT (1 << 20)
+
+/* What `setup` was given. */
+static struct {
+    PyObject *raw, *span, *call, *encode, *encode_text;
+} given;
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+/* Bytes in the making. */
+struct text {
+    char *start;
+    size_t used, capacity;
+};
+
+static int reserve(struct text *text, size_t count)
+{
+    if (text->used + count <= text->capacity) return 0;
+    size_t capacity = 2 * (text->used + count);
+    char *start = PyMem_Realloc(text->start, capacity);
+    if (!start) return PyErr_NoMemory(), -1;
+    text->start = start;
+    text->capacity = capacity;
+    return 0;
+}
+
+static int put_bytes(struct text *text, const char *bytes, size_t count)
+{
+    if (reserve(text, count) < 0) return -1;
+    memcpy(text->start + text->used, bytes, count);
+    text->used += count;
+    return 0;
+}
+
+static int put(struct text *text, const char *words)
+{
+    return put_bytes(text, words, strlen(words));
+}
+
+static int put_buffer(struct text *text, PyObject *object)
+{
+    Py_buffer buffer;
+    if (!object || PyObject_GetBuffer(object, &buffer, PyBUF_SIMPLE) < 0) return -1;
+    int failed = put_bytes(text, buffer.buf, (size_t)buffer.len);
+    PyBuffer_Release(&buffer);
+    return failed;
+}
+
+/* Put the result of a call, bytes, and release it; -1 with an exception. */
+static int take_buffer(struct text *text, PyObject *bytes)
+{
+    int failed = put_buffer(text, bytes);
+    Py_XDECREF(bytes);
+    return failed;
+}
+
+static int put_int(struct text *text, int64_t number)
+{
+    char digits[24];
+    return put_bytes(text, digits, (size_t)PyOS_snprintf(digits, sizeof digits, "%lld",
+                                                         (long long)number));
+}
+
+/* Put a text as JSON. */
+static int put_name(struct text *text, PyObject *name)
+{
+    int is_plain = PyUnicode_CheckExact(name) && PyUnicode_IS_ASCII(name);
+    Py_ssize_t count = is_plain ? PyUnicode_GET_LENGTH(name) : 0;
+    const char *characters = is_plain ? (const char *)PyUnicode_1BYTE_DATA(name) : "";
+    for (Py_ssize_t i = 0; i < count && is_plain; i++)
+        is_plain = characters[i] >= ' ' && characters[i] < 127 && characters[i] != '"' &&
+                   characters[i] != '\\';
+    if (!is_plain) return take_buffer(text, PyObject_CallOneArg(given.encode_text, name));
+    return put(text, "\"") || put_bytes(text, characters, (size_t)count) || put(text, "\"") ? -1 : 0;
+}
+
+/* Put a part of a record that is encoded already, nothing, or anything else. */
+static int put_leaf(struct text *text, PyObject *value)
+{
+    if (value == Py_None) return put(text, "null");
+    if ((PyObject *)Py_TYPE(value) == given.raw) return put_buffer(text, value);
+    return take_buffer(text, PyObject_CallOneArg(given.encode, value));
+}
+
+static int put_part(struct text *text, PyObject *value)
+{
+    if (!PyList_CheckExact(value)) return put_leaf(text, value);
+    int failed = put(text, "[");
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value) && !failed; i++) {
+        PyObject *one = Py_NewRef(PyList_GET_ITEM(value, i));
+        failed = (i && put(text, ",")) || put_leaf(text, one);
+        Py_DECREF(one);
+    }
+    return failed || put(text, "]") ? -1 : 0;
+}
+
+static int has_names_only(PyObject *dict)
+{
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(dict, &position, &key, &value))
+        if (!PyUnicode_CheckExact(key)) return 0;
+    return 1;
+}
+
+/* Put the data of a record: a dict by its parts, as most of them are encoded already. */
+static int put_data(struct text *text, PyObject *data)
+{
+    if (!PyDict_CheckExact(data) || !has_names_only(data)) return put_leaf(text, data);
+    PyObject *items = PyDict_Items(data);
+    int failed = !items || put(text, "{");
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(items); i++) {
+        PyObject *item = PyList_GET_ITEM(items, i);
+        failed = (i && put(text, ",")) || put_name(text, PyTuple_GET_ITEM(item, 0)) ||
+                 put(text, ":") || put_part(text, PyTuple_GET_ITEM(item, 1));
+    }
+    Py_XDECREF(items);
+    return failed || put(text, "}") ? -1 : 0;
+}
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    struct text waiting;
+    Py_ssize_t size_bytes; /* of all lines so far */
+    PyObject *records, *calls;
+} Lines;
+
+static int Lines_init(Lines *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *records, *calls;
+    if (!PyArg_ParseTuple(args, "nO!O!", &self->size_bytes, &PyDict_Type, &records, &PyDict_Type,
+                          &calls))
+        return -1;
+    Py_XSETREF(self->records, Py_NewRef(records));
+    Py_XSETREF(self->calls, Py_NewRef(calls));
+    return 0;
+}
+
+static void Lines_dealloc(Lines *self)
+{
+    PyMem_Free(self->waiting.start);
+    Py_XDECREF(self->records);
+    Py_XDECREF(self->calls);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* Add a whole line; return the size of what waits. */
+static PyObject *add(Lines *self, const struct text *line)
+{
+    if (put_bytes(&self->waiting, line->start, line->used) < 0) return NULL;
+    self->size_bytes += (Py_ssize_t)line->used;
+    return PyLong_FromSize_t(self->waiting.used);
+}
+
+/* Add a line, then an entry under its name to a table of the index. */
+static PyObject *add_entry(Lines *self, const struct text *line, PyObject *table, PyObject *name,
+                           PyObject *entry)
+{
+    PyObject *size = entry && reserve(&self->waiting, line->used) == 0 ? add(self, line) : NULL;
+    if (size && PyDict_SetItem(table, name, entry) < 0) Py_CLEAR(size);
+    Py_XDECREF(entry);
+    return size;
+}
+
+static PyObject *Lines_record(Lines *self, PyObject *args)
+{
+    PyObject *name, *data, *size = NULL;
+    Py_ssize_t order;
+    if (!PyArg_ParseTuple(args, "UnO", &name, &order, &data)) return NULL;
+    struct text line = {0};
+    if (!put(&line, "[\"r\",") && !put_int(&line, order) && !put(&line, ",") &&
+        !put_name(&line, name) && !put(&line, ",")) {
+        size_t begin = line.used;
+        if (!put_data(&line, data)) {
+            Py_ssize_t length = (Py_ssize_t)(line.used - begin);
+            if (!put(&line, "]\n"))
+                size = add_entry(self, &line, self->records, name,
+                                 PyObject_CallFunction(given.span, "nnn", order,
+                                                       self->size_bytes + (Py_ssize_t)begin,
+                                                       length));
+        }
+    }
+    PyMem_Free(line.start);
+    return size;
+}
+
+static PyObject *Lines_call(Lines *self, PyObject *args)
+{
+    PyObject *name, *parent, *stack, *size = NULL;
+    Py_ssize_t order;
+    if (!PyArg_ParseTuple(args, "UnOO", &name, &order, &parent, &stack)) return NULL;
+    int64_t number = stack == Py_None ? 0 : PyLong_AsLongLong(stack);
+    if (number == -1 && PyErr_Occurred()) return NULL;
+    struct text line = {0};
+    if (!put(&line, "[\"c\",") && !put_int(&line, order) && !put(&line, ",") &&
+        !put_name(&line, name) && !put(&line, ",") &&
+        !(parent == Py_None ? put(&line, "null") : put_name(&line, parent)) && !put(&line, ",") &&
+        !(stack == Py_None ? put(&line, "null") : put_int(&line, number)) && !put(&line, "]\n"))
+        size = add_entry(self, &line, self->calls, name,
+                         PyObject_CallFunction(given.call, "nOO", order, parent, stack));
+    PyMem_Free(line.start);
+    return size;
+}
+
+static PyObject *Lines_line(Lines *self, PyObject *bytes)
+{
+    struct text line = {0};
+    PyObject *size = put_buffer(&line, bytes) < 0 ? NULL : add(self, &line);
+    PyMem_Free(line.start);
+    Py_XDECREF(size);
+    return size ? PyLong_FromSsize_t(self->size_bytes) : NULL;
+}
+
+static PyObject *Lines_take(Lines *self, PyObject *ignored)
+{
+    PyObject *bytes =
+        PyBytes_FromStringAndSize(self->waiting.start, (Py_ssize_t)self->waiting.used);
+    if (bytes) self->waiting.used = 0;
+    if (bytes && self->waiting.capacity > LARGEST_KEPT) {
+        PyMem_Free(self->waiting.start);
+        self->waiting = (struct text){0};
+    }
+    return bytes;
+}
+
+static PyMethodDef LINES_METHODS[] = {
+    {"record", (PyCFunction)Lines_record, METH_VARARGS,
+     "record(name, order, data) -> bytes that wait"},
+    {"call", (PyCFunction)Lines_call, METH_VARARGS,
+     "call(name, order, parent | None, stack | None) -> bytes that wait"},
+    {"line", (PyCFunction)Lines_line, METH_O, "line(bytes) -> the end of this line in the journal"},
+    {"take", (PyCFunction)Lines_take, METH_NOARGS, "take() -> the lines, which no longer wait"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef LINES_MEMBERS[] = {
+    {"size_bytes", T_PYSSIZET, offsetof(Lines, size_bytes), READONLY, "size of all lines so far"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject LinesType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.dump._lines.Lines",
+    .tp_basicsize = sizeof(Lines),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)Lines_init,
+    .tp_dealloc = (destructor)Lines_dealloc,
+    .tp_methods = LINES_METHODS,
+    .tp_members = LINES_MEMBERS,
+    .tp_doc = "Lines(size_bytes, records, calls): see msprobe.dump.lines",
+};
+
+static PyObject *setup(PyObject *module, PyObject *args)
+{
+    if (!PyArg_ParseTuple(args, "OOOOO", &given.raw, &given.span, &given.call, &given.encode,
+                          &given.encode_text))
+        return NULL;
+    Py_INCREF(args); /* keeps all of them for ever */
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef METHODS[] = {
+    {"setup", setup, METH_VARARGS,
+     "setup(Raw, Span, Call, encode, encode_text): what is needed of other modules; call it once"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_lines", "Lines of a journal, and where each record lies.", -1, METHODS,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__lines(void)
+{
+    if (PyType_Ready(&LinesType) < 0) return NULL;
+    PyObject *module = PyModule_Create(&MODULE);
+    if (module && PyModule_AddObjectRef(module, "Lines", (PyObject *)&LinesType) < 0)
+        Py_CLEAR(module);
+    return module;
+}
