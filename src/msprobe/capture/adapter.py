@@ -20,7 +20,7 @@ from msprobe.dump.records import TensorRecord
 
 if TYPE_CHECKING:
     from msprobe.capture.call import Draft
-    from msprobe.capture.values import Found
+    from msprobe.capture.values import Found, Position
 
 # A tensor of whatever framework; only the adapter looks inside.
 Tensor = Any
@@ -66,6 +66,19 @@ class Adapter(Protocol):
             found: gets each tensor with its position.
 
         Returns: None, with nothing found, where they must be described one by one.
+        """
+
+    def record_gradients(
+        self, arrived: Sequence[tuple[Tensor, str, Position]], outputs: int, arguments: int
+    ) -> Raw | None:
+        """Return the encoded parts of the backward record of a call, at once.
+
+        Args:
+            arrived: all its gradients, each with its side and the index of its output or input.
+            outputs: how many outputs the call has.
+            arguments: how many positional arguments.
+
+        Returns: None where they must be described one by one.
         """
 
     def private_copy(self, tensor: Tensor) -> Tensor:

@@ -94,6 +94,11 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
             self.remarks = []
         self.remarks.append((side, position, text, only_null))
 
+    @property
+    def is_unvisited(self) -> bool:
+        """Whether no backward pass has come to the call."""
+        return not self._count
+
     def pass_of(self, graph_task: int) -> BackwardPass | None:
         """Return the pass of this graph task: None before its first gradient, or `CLOSED`."""
         if self._task == graph_task:

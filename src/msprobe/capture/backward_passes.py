@@ -30,6 +30,10 @@ class BackwardPasses:
         self._calls = calls
         self._step = calls.step
         self._adapter = adapter
+        selection = calls.selection
+        mode = selection.data_mode
+        # Whether every gradient that arrives is wanted.
+        self._is_all_wanted = selection.scope is None and mode.input and mode.output
         self._open: dict[BackwardPass, None] = {}
         # The graph task that last delivered a gradient of a call, of the passes not ended yet.
         self._reached: dict[Gradients, int] = {}
@@ -66,6 +70,9 @@ class BackwardPasses:
         """Take several gradients of one call: tensor, side and position of each, see `gradient`."""
         if gradients.call.step != self._step.number:
             return  # a graph kept over the end of its step: its record is already closed
+        if len(arrived) == gradients.expected and self._may_be_whole(gradients):
+            self._take_whole(gradients, graph_task, arrived)
+            return
         current = gradients.pass_of(graph_task) or self._open_pass(gradients, graph_task)
         if current is CLOSED:
             return
@@ -74,6 +81,22 @@ class BackwardPasses:
         if current.remaining <= 0 and (gradients.has_input_edges or not gradients.call.is_module):
             del self._open[current]
             self._finish(current)
+
+    def _may_be_whole(self, gradients: Gradients) -> bool:
+        """Return whether a pass that now gets all its gradients at once is the call's first."""
+        is_over = gradients.has_input_edges or not gradients.call.is_module
+        return is_over and self._is_all_wanted and gradients.is_unvisited
+
+    def _take_whole(
+        self,
+        gradients: Gradients,
+        graph_task: int,
+        arrived: Sequence[tuple[Any, str, Position]],
+    ) -> None:
+        current = gradients.open_pass(graph_task, self._step.next_order())
+        self._reached[gradients] = graph_task
+        self._calls.sink.backward_whole(current, arrived)
+        gradients.close_pass(current)
 
     def _hand_on(self, current: BackwardPass, arrived: Iterable[tuple[Any, str, Position]]) -> None:
         mode, tell = self._calls.selection.data_mode, self._calls.sink.gradient

@@ -96,6 +96,18 @@ class CallSink:
     def backward_end(self, backward: BackwardPass) -> None:
         """Note that no further gradient of the call comes in this pass."""
 
+    def backward_whole(
+        self, backward: BackwardPass, arrived: Sequence[tuple[Any, str, Position]]
+    ) -> None:
+        """Take a pass whose gradients all arrive at once: tensor, side and position of each.
+
+        Unless a sink has a quicker way, these are the single events.
+        """
+        self.backward_begin(backward)
+        for tensor, side, position in arrived:
+            self.gradient(backward, side, position, tensor)
+        self.backward_end(backward)
+
     def backward_dropped(self, backward: BackwardPass) -> None:
         """Note that a pass that began is not wanted: it turned out to lie outside of the scope."""
 

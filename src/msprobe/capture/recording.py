@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from msprobe.capture.account import Step
 from msprobe.capture.adapter import Adapter
@@ -76,11 +76,15 @@ class Rerun:
 class Recording(CallSink):
     """Records calls and gradients, tensors as statistics."""
 
+    # Whether a record may need more than what it says: its tensors, or a judgement.
+    _has_more: ClassVar[bool] = False
+
     def __init__(self, around: RecordingContext) -> None:
         """Create it; `use` says where it writes."""
         self._step = around.step
         self._adapter = around.adapter
         self._record_tensor = around.adapter.record_tensor
+        self._record_gradients = around.adapter.record_gradients
         self._suffix = around.adapter.tensor_suffix
         self._describer = around.describer
         self._data_mode = around.data_mode
@@ -239,6 +243,27 @@ class Recording(CallSink):
             described = self._record_tensor(tensor, draft, path, is_gradient=True)
             place(draft.parts, side, position, described)
 
+    def backward_whole(
+        self, backward: BackwardPass, arrived: Sequence[tuple[Any, str, Position]]
+    ) -> None:
+        """Make and write the record of a pass at once, where its gradients are plain."""
+        gradients = backward.gradients
+        parts = None
+        if not (self._has_more or gradients.remarks or gradients.keywords):
+            arguments = gradients.arguments
+            if type(arguments) is int:
+                parts = self._record_gradients(arrived, gradients.outputs, arguments)
+        if parts is None:
+            super().backward_whole(backward, arrived)
+            return
+        call, order = gradients.call, backward.order
+        self.place(backward.name, order, call.backward_parent, None)
+        if call.is_module:
+            order = self._step.next_order()  # children first
+        if self._dump is not None:
+            self._dump.put_record(backward.name, order, parts)
+        self._step.account.records += 1
+
     def backward_end(self, backward: BackwardPass) -> None:
         """Hand the record of a pass on."""
         draft = self._let_go(backward)
@@ -361,6 +386,8 @@ class Recording(CallSink):
 class TensorRecording(Recording):
     """Saves tensors as well: of all records, or of those whose names are wanted."""
 
+    _has_more = True
+
     def __init__(self, around: RecordingContext, wanted: Sequence[str] = ("",)) -> None:
         """Create it.
 
@@ -381,6 +408,8 @@ class TensorRecording(Recording):
 
 class OverflowRecording(Recording):
     """Keeps only records in which a NaN or an infinity is seen, and saves their tensors."""
+
+    _has_more = True
 
     def __init__(self, around: RecordingContext, check: OverflowCheck) -> None:
         """Create it; `check` judges complete records."""

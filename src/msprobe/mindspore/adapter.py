@@ -167,6 +167,9 @@ class MindSporeAdapter:
     def record_plain(self, args: Any, kwargs: Any, draft: Draft, found: Found) -> None:
         """Return None: arguments are described one by one."""
 
+    def record_gradients(self, arrived: Any, outputs: int, arguments: int) -> None:
+        """Return None: gradients are described one by one."""
+
     def private_copy(self, tensor: Any) -> Any:
         """Return a copy of a gradient: where it lies, or as a NumPy array."""
         copy = self._device.copy(_stored(tensor)) if self._asks_device else None

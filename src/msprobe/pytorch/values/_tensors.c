@@ -948,6 +948,65 @@ static PyObject *Memo_describe_call(Memo *self, PyObject *const *args, Py_ssize_
     Py_RETURN_NONE;
 }
 
+/* Put the values of `count` slots of a side as a list, null for an empty one. */
+static int put_slots(struct text *text, const char *key, Value *const *slots, Py_ssize_t count)
+{
+    int failed = put(text, key);
+    for (Py_ssize_t i = 0; i < count && !failed; i++)
+        failed = (i && put(text, ",")) ||
+                 (slots[i] ? put_value_text(text, slots[i], 0) : put(text, "null"));
+    return failed || put(text, "]") ? -1 : 0;
+}
+
+/* Look at each gradient: 1 when all are in their slots, 0 if one is not plain, -1 with an exception. */
+static int fill_slots(Memo *self, PyObject *arrived, Value **slots, Py_ssize_t outputs,
+                      Py_ssize_t arguments)
+{
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(arrived); i++) {
+        PyObject *tensor, *side;
+        Py_ssize_t index;
+        if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(arrived, i), "OUn", &tensor, &side, &index))
+            return -1;
+        int is_output = PyUnicode_CompareWithASCIIString(side, "input") == 0;
+        if (index < 0 || index >= (is_output ? outputs : arguments)) return 0;
+        Value **slot = slots + (is_output ? index : outputs + index);
+        PyObject *value = *slot ? Py_NewRef(Py_None) : look_or_none(self, tensor, 0);
+        if (!value || value == Py_None) {
+            Py_XDECREF(value);
+            return value ? 0 : -1;
+        }
+        *slot = (Value *)value;
+    }
+    return 1;
+}
+
+static PyObject *Memo_describe_gradients(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_ssize_t outputs = nargs == 3 ? PyLong_AsSsize_t(args[1]) : -1;
+    Py_ssize_t arguments = nargs == 3 ? PyLong_AsSsize_t(args[2]) : -1;
+    if (outputs < 0 || arguments < 0) {
+        PyErr_SetString(PyExc_TypeError, "describe_gradients(arrived, outputs, arguments)");
+        return NULL;
+    }
+    PyObject *arrived = PySequence_Fast(args[0], "needs a list or a tuple");
+    Value **slots = arrived ? PyMem_Calloc((size_t)(outputs + arguments) + 1, sizeof *slots) : NULL;
+    int outcome = -1;
+    struct text text;
+    begin_text(&text);
+    if (arrived && !slots) PyErr_NoMemory();
+    if (slots) outcome = fill_slots(self, arrived, slots, outputs, arguments);
+    if (outcome > 0 && (put_slots(&text, "{\"input\":[", slots, outputs) ||
+                        put_slots(&text, ",\"output\":[", slots + outputs, arguments) ||
+                        put(&text, "}")))
+        outcome = -1;
+    PyObject *raw = end_values(&text, outcome);
+    for (Py_ssize_t i = 0; slots && i < outputs + arguments; i++) Py_XDECREF(slots[i]);
+    PyMem_Free(slots);
+    Py_XDECREF(arrived);
+    if (!raw && !PyErr_Occurred()) Py_RETURN_NONE;
+    return raw;
+}
+
 static PyObject *Memo_born(Memo *self, PyObject *tensor)
 {
     enter(self, tensor, (PyObject *)Py_TYPE(tensor) == torch.tensor);
@@ -1032,6 +1091,9 @@ static PyMethodDef MEMO_METHODS[] = {
      "describe_call(args, kwargs | None, found) -> JSON list and object of plain tensors, numbers, "
      "texts and None as two msgspec.Raw, each tensor appended to `found` with its place (`i` or "
      "`(key,)`) and told to `came_in`; None, with nothing appended, where there is anything else"},
+    {"describe_gradients", (PyCFunction)(void (*)(void))Memo_describe_gradients, METH_FASTCALL,
+     "describe_gradients(arrived, outputs, arguments) -> JSON of a backward record as msgspec.Raw, "
+     "from (tensor, side, index) of each gradient; None where one is no plain tensor"},
     {"born", (PyCFunction)Memo_born, METH_O,
      "born(tensor): an observed call made it, unless its storage is known to be older"},
     {"came_in", (PyCFunction)Memo_came_in, METH_O,

@@ -22,7 +22,7 @@ from msprobe.capture.call import Draft
 from msprobe.capture.stacks import Traits
 from msprobe.capture.statistics import Summary
 from msprobe.capture.unfinished import fill_waiting, take_summary
-from msprobe.capture.values import Found
+from msprobe.capture.values import Found, Position
 from msprobe.config import (
     Config,
     Slice,
@@ -158,6 +158,14 @@ class TorchAdapter:
         if named is not None and type(named) is not dict:
             return None
         return self.memo.describe_call(args, named, found)
+
+    def record_gradients(
+        self, arrived: Sequence[tuple[Tensor, str, Position]], outputs: int, arguments: int
+    ) -> Raw | None:
+        """Return the encoded parts of a backward record; see `msprobe.capture.adapter.Adapter`."""
+        if not self._is_whole or _transforms_active():
+            return None
+        return self.memo.describe_gradients(arrived, outputs, arguments)
 
     def _record_plain(
         self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool

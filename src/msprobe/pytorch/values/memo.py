@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from msprobe.capture.statistics import NATIVE, NATIVE_VARIABLE, Summary, from_raw
-from msprobe.capture.values import Found
+from msprobe.capture.values import Found, Position
 
 _MODULE: Final = "msprobe.pytorch.values._tensors"
 
@@ -83,6 +83,14 @@ class Memo(Protocol):
         nothing appended, where one of the values is something else.
         """
 
+    def describe_gradients(
+        self, arrived: Sequence[tuple[Tensor, str, Position]], outputs: int, arguments: int
+    ) -> msgspec.Raw | None:
+        """Return the JSON of a backward record, see `Adapter.record_gradients`.
+
+        None where one of the gradients is no plain tensor.
+        """
+
     def wrote(self, tensor: Tensor) -> None:
         """Note that a call may have written to a tensor."""
 
@@ -129,6 +137,11 @@ class NoMemo:
 
     def describe_call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, found: Found
+    ) -> None:
+        """Return None."""
+
+    def describe_gradients(
+        self, arrived: Sequence[tuple[Tensor, str, Position]], outputs: int, arguments: int
     ) -> None:
         """Return None."""
 
