@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from families import FAMILIES
 from families.training import without_warnings
 from oracle import ApiOracle, ModuleOracle, Observation, compare
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from builders.recordings import Setting, observed
+from builders.recordings import Setting, observed, recording
 
 pytestmark = pytest.mark.torch
 
@@ -157,3 +159,73 @@ def test_parameter_gradients_are_those_that_the_optimizer_sees(tmp_path: Path) -
             for parameter in ("weight", "bias"):
                 norm = record[parameter][0]["Norm"]
                 assert norm == pytest.approx(expected[f"{index}.{parameter}"], rel=1e-12)
+
+
+class HookedView(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.view(6, 4)
+        rows.register_hook(lambda gradient: 2 * gradient)
+        return rows @ self.weight
+
+
+def test_a_hook_on_a_view_inside_a_module_counts(tmp_path: Path) -> None:
+    model, leaf = HookedView(), torch.randn(2, 3, 4, requires_grad=True)
+    with recording(tmp_path, "L0") as run, run.step_of(model):
+        model(leaf * 1).sum().backward()
+    (record,) = run.records()["Module.HookedView.backward.0"]["output"]
+    assert leaf.grad is not None
+    assert record["shape"] == [2, 3, 4]
+    assert record["Norm"] == pytest.approx(leaf.grad.double().norm().item(), rel=1e-6)
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "linear": lambda *factors: F.linear(*factors),  # noqa: PLW0108 - looked up when it is called
+    "without bias": lambda x, weight, _: F.linear(x, weight),
+    "matrix": lambda x, weight, bias: F.linear(x[0], weight, bias),
+    "vector": lambda x, weight, bias: F.linear(x[0, 0], weight, bias),
+    "turned": lambda x, weight, bias: F.linear(x.transpose(0, 1), weight, bias),
+    "not of the input": lambda x, weight, bias: F.linear(x.detach(), weight, bias),
+    "not of the weight": lambda x, weight, bias: F.linear(x, weight.detach(), bias),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("is_expanded", [False, True])
+def test_factors_seen_as_views_have_their_own_gradients(
+    name: str, is_expanded: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(SEED)
+    x, weight, bias = (torch.randn(size, requires_grad=True) for size in ((2, 3, 4), (5, 4), (5,)))
+    seen: dict[int, Tensor] = {}
+    arguments: list[Tensor] = []
+
+    def look(index: int) -> Callable[[Tensor], None]:
+        return lambda gradient: seen.__setitem__(index, gradient)
+
+    linear = F.linear
+
+    def watched(*args: Tensor) -> Tensor:
+        for index, one in enumerate(args):
+            if one.requires_grad:
+                one.register_hook(look(index))
+        arguments.extend(args)
+        return linear(*args)
+
+    with recording(tmp_path, "L1") as run, run.step_of(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "linear", watched)
+        y = PRODUCTS[name](x * 1, weight * 1, bias * 1)
+        y.sum().backward() if is_expanded else (y * y).sum().backward()
+    found = run.records()["Functional.linear.0.backward"]["output"]
+    assert [one is None for one in found] == [not one.requires_grad for one in arguments]
+    for index, gradient in seen.items():
+        record = found[index]
+        assert record["shape"] == list(gradient.shape)
+        assert record["Max"] == gradient.max().item()
+        assert record["Min"] == gradient.min().item()
+        assert record["Norm"] == pytest.approx(gradient.double().norm().item(), rel=1e-6)
+        assert record.get("stride", list(gradient.stride())) == list(gradient.stride())
+        assert ("stride" in record) == (not gradient.is_contiguous())

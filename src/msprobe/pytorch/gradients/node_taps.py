@@ -64,6 +64,33 @@ class Region:
         return gradient.as_strided(self._size, self._stride, offset)
 
 
+class Reshaped:
+    """An input that a product sees in another shape: the gradient of that becomes the input's."""
+
+    __slots__ = ("_size",)
+
+    def __init__(self, size: Sequence[int]) -> None:
+        self._size = size
+
+    def take(self, gradient: Tensor) -> Tensor:
+        """Return the gradient as the node of the view returns it."""
+        return gradient.reshape(self._size)
+
+
+class Turned:
+    """An input that a product sees transposed."""
+
+    __slots__ = ()
+
+    def take(self, gradient: Tensor) -> Tensor:
+        """Return the gradient as the node of the view returns it."""
+        return gradient.t()
+
+
+Reached = tuple[int, Position, int, Region | Reshaped | Turned | None]
+"""An input that a node reaches, see `NodeTap.inputs`."""
+
+
 def _overlaps(view: Tensor) -> bool:
     """Return whether two elements of a strided tensor may lie at one address."""
     end = 0
@@ -82,14 +109,14 @@ class NodeTap(msgspec.Struct, gc=False, eq=False):
         gradients: the call they belong to.
         outputs: (index of the output, output number of the node, region of it) of each output that
             it made.
-        inputs: (input slot of the node, position, shares in all, region of it) of each input that
-            it reaches.
+        inputs: (input slot of the node, position, shares in all, how the gradient there becomes
+            that of the input) of each input that it reaches.
     """
 
     session: Session
     gradients: Gradients
     outputs: tuple[tuple[int, int, Region | None], ...] = ()
-    inputs: tuple[tuple[int, Position, int, Region | None], ...] = ()
+    inputs: tuple[Reached, ...] = ()
 
     def __call__(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
         """After the node has run: both sides are known."""
@@ -104,12 +131,12 @@ class NodeTap(msgspec.Struct, gc=False, eq=False):
                 if region is not None:
                     gradient = region.take(gradient)
                 arrived.append((gradient, SIDE_INPUT, index))
-        for slot, position, shares, region in self.inputs:
+        for slot, position, shares, part in self.inputs:
             gradient = grad_inputs[slot]
             if gradient is None:
                 continue
-            if region is not None:
-                gradient = region.take(gradient)
+            if part is not None:
+                gradient = part.take(gradient)
             if shares == 1:
                 arrived.append((gradient, SIDE_OUTPUT, position))
             else:

@@ -7,22 +7,34 @@ each input consumed once and nothing handed through. That costs a third.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from msprobe.capture.session import Session
 from msprobe.capture.values import Position
 from msprobe.pytorch.gradients.gradient_taps import InputEdges, Tapping
 from msprobe.pytorch.gradients.graph_search import Hit, find_edges
-from msprobe.pytorch.gradients.node_taps import NodeTap, OutputTap, Region, leave_mark
+from msprobe.pytorch.gradients.node_taps import (
+    NodeTap,
+    OutputTap,
+    Reached,
+    Region,
+    Reshaped,
+    Turned,
+    leave_mark,
+)
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.values.tensor_search import output_slots
 
 _FEW_NODES: Final = 8  # a linear layer makes four
 _NO_OUTPUTS: Final[dict[Any, int]] = {}
-# An input slot of a node, the position of the input that it reaches, see `NodeTap.inputs`.
-_Reached = tuple[int, Position, int, None]
+# A product sees its factors in other shapes, and its result may be shown in another one.
+_TURNED: Final = "TBackward0"
+_VIEWS: Final = frozenset({_TURNED, "ViewBackward0"})
+_SHOWN: Final = "UnsafeViewBackward0"
 
 
 def tap_gradients(session: Session, shared: SharedEdges, edges: InputEdges, result: Any) -> None:
@@ -69,9 +81,9 @@ def _tap_one_output(session: Session, edges: InputEdges, output: Tensor) -> bool
     if found is None:
         return False
     hits: list[Hit] = found[0]
-    reached: dict[Any, tuple[_Reached, ...]] = {}
-    for one, slot, positions in hits:
-        reached[one] = (*reached.get(one, ()), (slot, positions[0], 1, None))
+    reached: dict[Any, tuple[Reached, ...]] = {}
+    for one, slot, position, part in _past_views(top, hits, edges):
+        reached[one] = (*reached.get(one, ()), (slot, position, 1, part))
     gradients = edges.expected_gradients()
     gradients.outputs = 1
     gradients.expected = 1 + len(hits)
@@ -88,3 +100,32 @@ def _tap_one_output(session: Session, edges: InputEdges, output: Tensor) -> bool
     else:
         leave_mark(node, NodeTap(session, gradients, ((0, output.output_nr, region),)))
     return True
+
+
+def _past_views(
+    top: Any, hits: list[Hit], edges: InputEdges
+) -> Iterator[tuple[Node, int, Position, Reshaped | Turned | None]]:
+    """Yield node, slot and position of each input, and how the gradient there becomes the input's.
+
+    The factors of a product may be views of inputs, as in a linear layer. The product's own node
+    has the gradients of all of them: one hook instead of one for each. Only inside of one API: a
+    module's own view may have a hook that changes its gradient.
+    """
+    slots: dict[Node, int] | None = None
+    for node, slot, positions in hits:
+        position = positions[0]
+        kind = type(node).__name__
+        if edges.is_one_api and node is not top and kind in _VIEWS:
+            if slots is None:
+                inner = top.next_functions[0][0] if type(top).__name__ == _SHOWN else top
+                slots = {edge[0]: index for index, edge in enumerate(inner.next_functions)}
+            if node in slots:
+                yield inner, slots[node], position, _view_at(position, kind, edges)
+                continue
+        yield node, slot, position, None
+
+
+def _view_at(position: Position, kind: str, edges: InputEdges) -> Reshaped | Turned:
+    if kind == _TURNED:
+        return Turned()
+    return Reshaped(next(one.size() for one, place in edges.found if place == position))
