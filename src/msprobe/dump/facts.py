@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -326,18 +327,27 @@ def encode_fact(value: object) -> bytes:
 
 def _holds_nonfinite(tree: Any) -> bool:
     """Return whether a NaN or infinity may be in a tree; columns of numbers are quick."""
-    if isinstance(tree, list):
-        try:
-            return not math.isfinite(sum(tree))
-        except (TypeError, OverflowError):
-            return any(map(_holds_nonfinite, tree))
     if isinstance(tree, float):
         return not math.isfinite(tree)
-    if isinstance(tree, dict):
-        return any(map(_holds_nonfinite, tree.values()))
     if isinstance(tree, msgspec.Struct):
         return any(map(_holds_nonfinite, msgspec.structs.astuple(tree)))
-    return False
+    if isinstance(tree, dict):
+        return any(map(_holds_nonfinite, tree.values()))
+    return isinstance(tree, list | tuple) and _list_holds_nonfinite(tree)
+
+
+def _list_holds_nonfinite(tree: Sequence[Any]) -> bool:
+    kinds = set(map(type, tree))
+    if kinds <= _FINITE:
+        return False
+    if kinds <= _NUMBERS:
+        try:
+            return not math.isfinite(sum(filter(None, tree)))
+        except OverflowError:
+            return True
+    if kinds <= _ROWS:
+        return _list_holds_nonfinite([*chain.from_iterable(filter(None, tree))])
+    return any(map(_holds_nonfinite, tree))
 
 
 def facts_lines(parts: Mapping[str, Sequence[bytes]]) -> Iterator[bytes]:
@@ -379,6 +389,9 @@ def parse_facts(path: Path, text: bytes) -> Facts:
 
 
 _FAST: Final = msgspec.json.Encoder()
+_FINITE: Final = frozenset({str, int, bool, type(None)})
+_NUMBERS: Final = frozenset({float, int, bool, type(None)})
+_ROWS: Final = frozenset({list, tuple, type(None)})
 
 
 class _Version(msgspec.Struct, frozen=True):

@@ -91,7 +91,7 @@ class Observer:
             self.apis = self._observer_of(ApisAboveKernels(table), redispatch)
             self.kernels = KernelObserver(session, adapter, table)
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
-        self._drafts = FactDrafts(adapter.prints)
+        self._drafts = FactDrafts(adapter.known)
         self._optimizers = OptimizerSteps(session, self._go_to_sleep, self._drafts)
         self._training_calls = TrainingCalls(session, self._go_to_sleep)
         self._models: tuple[weakref.ref[nn.Module], ...] = ()

@@ -68,7 +68,7 @@ class Run:
                 self.session, self.session.signatures, self._batch_index
             )
         self._models: tuple[weakref.ref[nn.Module], ...] = ()
-        self.start_state = StartState(self.session, self.adapter.prints)
+        self.start_state = StartState(self.session, self.adapter.known)
         apis = self.observer.apis
         hidden = HiddenApis(apis) if apis is not None else None
         self.custom_apis = CustomApis(hidden, self.session.run_undo)

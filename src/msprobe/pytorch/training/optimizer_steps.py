@@ -35,8 +35,7 @@ from msprobe.dump.facts import (
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.training.parameter_names import parameter_names
-from msprobe.pytorch.values.known_prints import KnownPrints
-from msprobe.pytorch.values.tensor_columns import Row, TensorColumns
+from msprobe.pytorch.values.tensor_columns import KnownTensors, Row, TensorColumns
 
 Wake = Callable[[], None]
 
@@ -75,13 +74,13 @@ MakeDraft = Callable[[Optimizer, tuple[int, int], bool], Draft]
 class FactDrafts:
     """Makes the records of optimizer steps in the facts of a step."""
 
-    def __init__(self, prints: KnownPrints) -> None:
+    def __init__(self, known: KnownTensors) -> None:
         """Create it.
 
         Args:
-            prints: of parameters that have not changed.
+            known: of parameters that have not changed.
         """
-        self._prints = prints
+        self._known = known
         self._models: Sequence[weakref.ref[nn.Module]] = ()
         self._names: Mapping[int, str] | None = None
 
@@ -96,7 +95,7 @@ class FactDrafts:
             models = [model for one in self._models if (model := one()) is not None]
             self._names = parameter_names(models)
         names = names_of(optimizer, place[0], self._names)
-        return _Draft(optimizer, place, names, has_closure, self._prints)
+        return _Draft(optimizer, place, names, has_closure, self._known)
 
 
 class OptimizerSteps:
@@ -260,9 +259,9 @@ class _Draft:
         place: tuple[int, int],
         names: list[str],
         has_closure: bool,
-        prints: KnownPrints,
+        known: KnownTensors,
     ) -> None:
-        self._prints = prints
+        self._known = known
         self._optimizer = optimizer
         self._place = place
         self._names = names
@@ -290,7 +289,7 @@ class _Draft:
             tensors = [value if isinstance(value, Tensor) else None for value in values]
             if any(tensor is not None for tensor in tensors):
                 self._states[str(name)] = TensorColumns(tensors)
-        self._before = TensorColumns(self._parameters, self._prints)
+        self._before = TensorColumns(self._parameters, self._known)
         if not self._has_closure:
             self._read_gradients()
 
@@ -299,7 +298,7 @@ class _Draft:
         if self._after is None:
             if self._has_closure:  # which has computed the gradients meanwhile
                 self._read_gradients()
-            self._after = TensorColumns(self._parameters, self._prints, were_written=True)
+            self._after = TensorColumns(self._parameters, self._known, were_written=True)
 
     def _read_gradients(self) -> None:
         gradients = [p.grad for p in self._parameters]

@@ -18,8 +18,7 @@ from msprobe.pytorch.training.torch_settings import (
     torch_switches,
 )
 from msprobe.pytorch.values.fingerprint import shape_of
-from msprobe.pytorch.values.known_prints import KnownPrints
-from msprobe.pytorch.values.tensor_columns import TensorColumns
+from msprobe.pytorch.values.tensor_columns import KnownTensors, TensorColumns
 from msprobe.run_config.collecting import collect_settings
 from msprobe.run_config.random_recording import python_and_numpy_states
 
@@ -30,17 +29,17 @@ _PARAMETER, _BUFFER = "parameter", "buffer"
 class StartState:
     """Puts the state at the start of each recorded step into its facts."""
 
-    __slots__ = ("_begun", "_fixed", "_prints", "_session")
+    __slots__ = ("_begun", "_fixed", "_known", "_session")
 
-    def __init__(self, session: Session, prints: KnownPrints) -> None:
+    def __init__(self, session: Session, known: KnownTensors) -> None:
         """Create it; nothing is read.
 
         Args:
             session: gets the facts.
-            prints: of parameters that have not changed since they were read.
+            known: of parameters that have not changed since they were read.
         """
         self._session = session
-        self._prints = prints
+        self._known = known
         self._begun: object = None
         # Environment, packages and the rest are the same for the whole run.
         self._fixed: dict[str, str] | None = None
@@ -85,8 +84,8 @@ class StartState:
 
     def _put_parameters(self, found: ModelContents) -> None:
         tensors = [tensor for _, tensor, _ in found.tensors]
-        columns = TensorColumns(tensors, self._prints)
-        self._prints.drop_dead()
+        columns = TensorColumns(tensors, self._known)
+        self._known.drop_dead()
         parameters = Parameters(
             name=[name for name, _, _ in found.tensors],
             kind=[kind for _, _, kind in found.tensors],

@@ -1275,10 +1275,71 @@ static PyObject *find_edges(PyObject *module, PyObject *args)
 
 /* ---- many tensors ------------------------------------------------------------------------------ */
 
+/* Read a plain tensor that lies in one block, in order: its numbers as of `statistics`, and the
+ * checksum of its bytes. NULL with an exception. */
+static PyObject *read_block(PyObject *tensor, const struct view *view, PyObject *crc32,
+                            uint64_t *checksum)
+{
+    PyObject *storage, *numbers = NULL;
+    storage_address(tensor, &storage);
+    if (storage) numbers = numbers_of(tensor, view, storage);
+    Py_XDECREF(storage);
+    if (!numbers) return NULL;
+    PyObject *memory = PyMemoryView_FromMemory(
+        (char *)view->data, (Py_ssize_t)((size_t)view->count * view->itemsize), PyBUF_READ);
+    *checksum = memory ? (uint64_t)take_int(PyObject_CallOneArg(crc32, memory)) : 0;
+    Py_XDECREF(memory);
+    if (PyErr_Occurred()) Py_CLEAR(numbers);
+    return numbers;
+}
+
+/* Whether this is a plain tensor on the CPU with elements in one block, in order; `view` is then
+ * where. It has no exception. */
+static int is_block(PyObject *tensor, struct view *view)
+{
+    int found = read_view(tensor, view) > 0 && view->count && is_dense(view, 1);
+    PyErr_Clear();
+    return found;
+}
+
+/* Return `done`, 0 where a tensor is left because of an exception, -1 without memory. */
+static int unless_failed(int done)
+{
+    if (!PyErr_Occurred()) return done;
+    if (PyErr_ExceptionMatches(PyExc_MemoryError)) return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+/* Call `fill` for each of a list of tensors; return the places of those for which it returns 0. */
+static PyObject *fill_all(PyObject *tensors, Py_ssize_t count, void *state,
+                          int (*fill)(void *state, Py_ssize_t place, PyObject *tensor))
+{
+    PyObject *left = PyList_New(0);
+    if (PyList_GET_SIZE(tensors) != count) {
+        PyErr_SetString(PyExc_ValueError, "expected one place for each tensor");
+        Py_CLEAR(left);
+    }
+    for (Py_ssize_t i = 0; left && i < PyList_GET_SIZE(tensors) && i < count; i++) {
+        PyObject *tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
+        int done = unless_failed(fill(state, i, tensor));
+        Py_DECREF(tensor);
+        PyObject *place = done ? NULL : PyLong_FromSsize_t(i);
+        if (done < 0 || (!done && (!place || PyList_Append(left, place) < 0))) Py_CLEAR(left);
+        Py_XDECREF(place);
+    }
+    return left;
+}
+
 /* As PRINT in dump/signature_file.py: NaN where there is no number. */
 struct print {
     uint64_t checksum;
     double norm, projections[2];
+};
+
+struct prints {
+    struct print *of;
+    PyObject *crc32;
 };
 
 static double number_or_nan(PyObject *number)
@@ -1286,84 +1347,57 @@ static double number_or_nan(PyObject *number)
     return PyFloat_Check(number) ? PyFloat_AS_DOUBLE(number) : NAN;
 }
 
-/* Fill in the numbers of a tensor that lies in one block, in order; -1 with an exception. */
-static int fill_print(struct print *out, PyObject *tensor, const struct view *view,
-                      PyObject *storage, PyObject *crc32)
+static int fill_print(void *state, Py_ssize_t place, PyObject *tensor)
 {
-    PyObject *numbers = numbers_of(tensor, view, storage);
-    if (!numbers) return -1;
-    PyObject *last = PyTuple_GET_ITEM(numbers, 5), *from = PyTuple_Check(last) ? last : numbers;
-    Py_ssize_t first = from == last ? 0 : 5;
+    const struct prints *prints = state;
+    struct print *out = prints->of + place;
+    struct view view;
+    uint64_t checksum;
+    if (!is_block(tensor, &view)) return 0;
+    PyObject *numbers = read_block(tensor, &view, prints->crc32, &checksum);
+    if (!numbers) return 0;
+    PyObject *projections = PyTuple_GET_ITEM(numbers, 5);
+    out->checksum = checksum ? checksum : 1;
     out->norm = number_or_nan(PyTuple_GET_ITEM(numbers, 3));
     for (Py_ssize_t k = 0; k < 2; k++)
         out->projections[k] =
-            last == Py_None ? NAN : number_or_nan(PyTuple_GET_ITEM(from, first + k));
+            projections == Py_None ? NAN : number_or_nan(PyTuple_GET_ITEM(projections, k));
     Py_DECREF(numbers);
-    PyObject *memory = PyMemoryView_FromMemory(
-        (char *)view->data, (Py_ssize_t)((size_t)view->count * view->itemsize), PyBUF_READ);
-    int64_t checksum = memory ? take_int(PyObject_CallOneArg(crc32, memory)) : -1;
-    Py_XDECREF(memory);
-    out->checksum = checksum ? (uint64_t)checksum : 1;
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-/* Return 1, 0 if this is no plain tensor on the CPU in one block, -1 without memory. */
-static int try_print(struct print *out, PyObject *tensor, PyObject *crc32)
-{
-    struct view view;
-    PyObject *storage = NULL;
-    int done = 0;
-    if (read_view(tensor, &view) > 0 && view.count && is_dense(&view, 1))
-        storage_address(tensor, &storage);
-    if (storage) done = fill_print(out, tensor, &view, storage, crc32) == 0;
-    Py_XDECREF(storage);
-    if (!PyErr_Occurred()) return done;
-    if (PyErr_ExceptionMatches(PyExc_MemoryError)) return -1;
-    PyErr_Clear();
-    return 0;
+    return 1;
 }
 
 static PyObject *fill_prints(PyObject *module, PyObject *args)
 {
-    PyObject *tensors, *crc32, *left = NULL;
+    PyObject *tensors, *left;
+    struct prints prints;
     Py_buffer out;
-    if (!PyArg_ParseTuple(args, "O!w*O", &PyList_Type, &tensors, &out, &crc32)) return NULL;
-    struct print *prints = out.buf;
-    Py_ssize_t count = PyList_GET_SIZE(tensors);
-    if ((size_t)out.len == (size_t)count * sizeof *prints) left = PyList_New(0);
-    else PyErr_SetString(PyExc_ValueError, "expected one print for each tensor");
-    for (Py_ssize_t i = 0; left && i < PyList_GET_SIZE(tensors) && i < count; i++) {
-        PyObject *tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
-        int done = try_print(prints + i, tensor, crc32);
-        Py_DECREF(tensor);
-        PyObject *place = done ? NULL : PyLong_FromSsize_t(i);
-        if (done < 0 || (!done && (!place || PyList_Append(left, place) < 0))) Py_CLEAR(left);
-        Py_XDECREF(place);
-    }
+    if (!PyArg_ParseTuple(args, "O!w*O", &PyList_Type, &tensors, &out, &prints.crc32)) return NULL;
+    prints.of = out.buf;
+    left = fill_all(tensors, out.len / (Py_ssize_t)sizeof *prints.of, &prints, fill_print);
     PyBuffer_Release(&out);
     return left;
 }
 
 /* Reading so little takes no longer than asking whether it was written. */
 #define SMALL_BYTES (1 << 14)
-#define PROBES 8
+#define FEWEST_PROBES 8
+#define BYTES_OF_PROBE (1 << 15)
 #define PROBE_WORDS 8 /* a line of the processor's cache */
 
-/* A key of a large plain tensor on the CPU that changes with its memory, with torch's counter of its
- * writes, and with some of its bytes; 0 for other tensors, and with an exception. */
-static uint64_t probe(PyObject *tensor)
+/* A key of a large tensor in one block that changes with its memory, with torch's counter of its
+ * writes, and with some of its bytes; 0 for a small one, and where torch counts no writes. */
+static uint64_t probe(PyObject *tensor, const struct view *view)
 {
-    struct view view;
-    if (read_view(tensor, &view) <= 0 || !is_dense(&view, 1)) return 0;
-    size_t size_bytes = (size_t)view.count * view.itemsize;
+    size_t size_bytes = (size_t)view->count * view->itemsize, count = size_bytes / BYTES_OF_PROBE;
     if (size_bytes <= SMALL_BYTES) return 0;
-    int64_t version = take_int(PyObject_GetAttr(tensor, names._version));
-    if (PyErr_Occurred()) return 0; /* an inference tensor */
-    uint64_t key = (uint64_t)version ^ (uint64_t)(uintptr_t)view.data;
-    size_t gap = (size_bytes - 8 * PROBE_WORDS) / (PROBES - 1);
-    for (int i = 0; i < PROBES; i++) {
+    if (count < FEWEST_PROBES) count = FEWEST_PROBES;
+    int64_t version = version_of(tensor);
+    if (version < 0) return 0;
+    uint64_t key = (uint64_t)version ^ (uint64_t)(uintptr_t)view->data;
+    size_t gap = (size_bytes - 8 * PROBE_WORDS) / (count - 1);
+    for (size_t i = 0; i < count; i++) {
         uint64_t words[PROBE_WORDS];
-        memcpy(words, view.data + (size_t)i * gap, sizeof words);
+        memcpy(words, view->data + i * gap, sizeof words);
         for (int k = 0; k < PROBE_WORDS; k++) {
             key = (key ^ words[k]) * 0xbf58476d1ce4e5b9u;
             key ^= key >> 31;
@@ -1378,17 +1412,171 @@ static PyObject *probes(PyObject *module, PyObject *tensors)
     PyObject *keys = PyList_New(0);
     for (Py_ssize_t i = 0; keys && i < PyList_GET_SIZE(tensors); i++) {
         PyObject *tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
-        uint64_t key = probe(tensor);
+        struct view view;
+        PyObject *number =
+            PyLong_FromUnsignedLongLong(is_block(tensor, &view) ? probe(tensor, &view) : 0);
         Py_DECREF(tensor);
-        PyErr_Clear();
-        PyObject *number = PyLong_FromUnsignedLongLong(key);
         if (!number || PyList_Append(keys, number) < 0) Py_CLEAR(keys);
         Py_XDECREF(number);
     }
     return keys;
 }
 
+#define SAMPLES 8 /* as in dump/facts.py */
+
+/* How an element of a type is read; 0 of types whose elements are read in Python. */
+static char format_of(int kind)
+{
+    static const struct {
+        const char *name;
+        char format;
+    } FORMATS[] = {{"float32", 'f'}, {"bfloat16", 't'}, {"float16", 'e'}, {"float64", 'd'},
+                   {"int64", 'q'},   {"int32", 'i'},    {"int16", 'h'},   {"int8", 'b'},
+                   {"uint8", 'B'}};
+    const char *name = native->kind(kind).name;
+    for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++)
+        if (strcmp(FORMATS[i].name, name) == 0) return FORMATS[i].format;
+    return 0;
+}
+
+#define ELEMENT(TYPE, MAKE)                                                                     \
+    {                                                                                           \
+        TYPE element;                                                                           \
+        memcpy(&element, at, sizeof element);                                                   \
+        return MAKE(element);                                                                   \
+    }
+
+static PyObject *element_at(const char *at, char format)
+{
+    switch (format) {
+    case 'f': ELEMENT(float, PyFloat_FromDouble)
+    case 'd': ELEMENT(double, PyFloat_FromDouble)
+    case 'q': ELEMENT(int64_t, PyLong_FromLongLong)
+    case 'i': ELEMENT(int32_t, PyLong_FromLong)
+    case 'h': ELEMENT(int16_t, PyLong_FromLong)
+    case 'b': ELEMENT(int8_t, PyLong_FromLong)
+    case 'B': ELEMENT(uint8_t, PyLong_FromLong)
+    case 'e': return PyFloat_FromDouble(PyFloat_Unpack2(at, 1));
+    default: { /* bfloat16: the upper half of a float32 */
+        float element;
+        char wide[4] = {0, 0, at[0], at[1]};
+        memcpy(&element, wide, sizeof element);
+        return PyFloat_FromDouble(element);
+    }
+    }
+}
+
+/* The elements at `sample_index` (dump/facts.py). */
+static PyObject *samples_of(const struct view *view, char format)
+{
+    int64_t step = (view->count - 1) / (SAMPLES - 1);
+    if (step < 1) step = 1;
+    int64_t count = view->count < SAMPLES ? view->count : SAMPLES;
+    PyObject *samples = PyList_New((Py_ssize_t)count);
+    for (int64_t i = 0; samples && i < count; i++) {
+        PyObject *element = element_at(view->data + (size_t)(i * step) * view->itemsize, format);
+        if (element) PyList_SET_ITEM(samples, (Py_ssize_t)i, element);
+        else Py_CLEAR(samples);
+    }
+    return samples;
+}
+
+/* Lists with an item for each tensor. `known` is None, or a dictionary: address of a tensor ->
+ * (weak reference to it, `probe`, checksum, norm, projections). */
+struct columns {
+    PyObject *checksum, *norm, *projections, *samples, *elements;
+    PyObject *known, *crc32;
+    int asks;
+};
+
+/* Return what is known of a tensor, NULL perhaps with an exception. */
+static PyObject *find_row(const struct columns *columns, PyObject *tensor, PyObject *address,
+                          PyObject *key)
+{
+    PyObject *row = PyDict_GetItemWithError(columns->known, address);
+    if (!row || PyObject_RichCompareBool(PyTuple_GET_ITEM(row, 1), key, Py_EQ) != 1) return NULL;
+    PyObject *referent = PyObject_CallNoArgs(PyTuple_GET_ITEM(row, 0));
+    Py_XDECREF(referent);
+    return referent == tensor ? Py_NewRef(row) : NULL;
+}
+
+static PyObject *new_row(const struct columns *columns, PyObject *tensor, const struct view *view,
+                         PyObject *key)
+{
+    uint64_t checksum;
+    PyObject *numbers = read_block(tensor, view, columns->crc32, &checksum);
+    if (!numbers) return NULL;
+    char hex[9];
+    snprintf(hex, sizeof hex, "%08x", (unsigned)checksum);
+    PyObject *reference = key ? PyWeakref_NewRef(tensor, NULL) : Py_NewRef(Py_None), *row = NULL;
+    if (reference)
+        row = Py_BuildValue("(NOsOO)", reference, key ? key : Py_None, hex,
+                            PyTuple_GET_ITEM(numbers, 3), PyTuple_GET_ITEM(numbers, 5));
+    Py_DECREF(numbers);
+    return row;
+}
+
+/* Return the row of a tensor, read if it is not known. */
+static PyObject *row_of(const struct columns *columns, PyObject *tensor, const struct view *view)
+{
+    uint64_t number = columns->known == Py_None ? 0 : probe(tensor, view);
+    if (!number) return new_row(columns, tensor, view, NULL);
+    PyObject *address = PyLong_FromVoidPtr(tensor), *key = PyLong_FromUnsignedLongLong(number);
+    PyObject *row = NULL;
+    if (address && key && columns->asks) row = find_row(columns, tensor, address, key);
+    if (address && key && !row && !PyErr_Occurred()) {
+        row = new_row(columns, tensor, view, key);
+        if (row && PyDict_SetItem(columns->known, address, row) < 0) Py_CLEAR(row);
+    }
+    Py_XDECREF(address);
+    Py_XDECREF(key);
+    return row;
+}
+
+/* Put an item, whose reference it takes, into a list. */
+static int put_item(PyObject *list, Py_ssize_t place, PyObject *item)
+{
+    return item ? PyList_SetItem(list, place, item) : -1;
+}
+
+static int fill_row(void *state, Py_ssize_t place, PyObject *tensor)
+{
+    const struct columns *columns = state;
+    struct view view;
+    char format;
+    if (!is_block(tensor, &view) || !(format = format_of(view.kind))) return 0;
+    PyObject *row = row_of(columns, tensor, &view);
+    if (!row) return 0;
+    int failed =
+        put_item(columns->checksum, place, Py_NewRef(PyTuple_GET_ITEM(row, 2))) ||
+        put_item(columns->norm, place, Py_NewRef(PyTuple_GET_ITEM(row, 3))) ||
+        put_item(columns->projections, place, Py_NewRef(PyTuple_GET_ITEM(row, 4))) ||
+        put_item(columns->samples, place, samples_of(&view, format)) ||
+        put_item(columns->elements, place, PyLong_FromLongLong(view.count));
+    Py_DECREF(row);
+    return !failed;
+}
+
+static PyObject *fill_columns(PyObject *module, PyObject *args)
+{
+    PyObject *tensors;
+    struct columns columns;
+    if (!PyArg_ParseTuple(args, "O!(O!O!O!O!O!)OpO", &PyList_Type, &tensors, &PyList_Type,
+                          &columns.checksum, &PyList_Type, &columns.norm, &PyList_Type,
+                          &columns.projections, &PyList_Type, &columns.samples, &PyList_Type,
+                          &columns.elements, &columns.known, &columns.asks, &columns.crc32))
+        return NULL;
+    if (columns.known != Py_None && !PyDict_Check(columns.known))
+        return PyErr_Format(PyExc_TypeError, "expected a dictionary or None");
+    return fill_all(tensors, PyList_GET_SIZE(columns.checksum), &columns, fill_row);
+}
+
 static PyMethodDef METHODS[] = {
+    {"fill_columns", fill_columns, METH_VARARGS,
+     "fill_columns(tensors, (checksum, norm, projections, samples, elements), known | None, asks, "
+     "crc32) -> places of the tensors that are no plain ones on the CPU in one block; the others "
+     "have their items in the lists. `known` spares reading what has not changed, if `asks`, and "
+     "learns what is read"},
     {"probes", probes, METH_O,
      "probes(tensors) -> for each a key that changes with it, all but certainly; 0 for a small or "
      "unusual one"},

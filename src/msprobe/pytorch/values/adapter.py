@@ -37,10 +37,10 @@ from msprobe.pytorch.interception.stack_traits import classify
 from msprobe.pytorch.values.buffer_pool import BufferPool
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.describing import describe, placements_of, tensor_type
-from msprobe.pytorch.values.known_prints import KnownPrints
 from msprobe.pytorch.values.memo import FoundOut, Value, new_memo
 from msprobe.pytorch.values.readable import readable
 from msprobe.pytorch.values.statistics import DeviceBatch, summarise
+from msprobe.pytorch.values.tensor_columns import KnownTensors
 from msprobe.pytorch.values.tensor_payload import snapshot
 from msprobe.pytorch.values.undefined_memory import UndefinedMemory
 
@@ -56,7 +56,7 @@ class TorchAdapter:
     Attributes:
         memo: summaries of values that have not changed.
         undefined: which memory holds nothing yet.
-        prints: checksums and norms of parameters.
+        known: checksums and norms of parameters.
     """
 
     def __init__(self, config: Config) -> None:
@@ -64,7 +64,7 @@ class TorchAdapter:
         self.memo = new_memo()
         self._describe = self.memo.describe
         self.undefined = UndefinedMemory()
-        self.prints = KnownPrints()
+        self.known = KnownTensors()
         self._md5 = False
         self._slices: tuple[Slice, ...] = ()
         section = config.section

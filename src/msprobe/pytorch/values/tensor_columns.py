@@ -1,56 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checksums, norms and some elements of many tensors, by column.
 
-On the CPU a tensor is read at once: one pass for norm and projections, one for the checksum,
-nothing copied. On an accelerator norms (float32, one `torch._foreach_norm` for a dtype) and
-elements are computed there, and come to the host in one copy when they are asked for; checksums
-and projections are left out.
+On the CPU all plain tensors are read at once by one call in C, nothing copied. On an accelerator
+norms (float32, one `torch._foreach_norm` for a dtype) and elements are computed there, and come to
+the host in one copy when they are asked for; checksums and projections are left out.
 """
 
 from __future__ import annotations
 
-import struct
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from msprobe.capture.statistics import NATIVE
 from msprobe.dump.crc import crc32
 from msprobe.dump.facts import Fingerprints, Number, Projections, sample_index
-from msprobe.pytorch.values.checksum import crc32_hex, memory_at
+from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.device_streams import current_stream, stream_context
-from msprobe.pytorch.values.known_prints import KnownPrints, Print
-from msprobe.pytorch.values.readable import (
-    PLAIN,
-    memory_of,
-    note_of_stored_values,
-    readable,
-)
+from msprobe.pytorch.values.memo import TENSORS
+from msprobe.pytorch.values.readable import PLAIN, note_of_stored_values, readable
 from msprobe.pytorch.values.statistics import summarise
 
 Row = list[int | float | None]
 
-_FORMATS: Final = {
-    torch.float32: "f",
-    torch.float64: "d",
-    torch.int64: "q",
-    torch.int32: "i",
-    torch.int16: "h",
-    torch.int8: "b",
-    torch.uint8: "B",
-    torch.bfloat16: "H",
-    torch.float16: "H",
-}
-_KINDS: Final = {
-    dtype: kind
-    for name, kind in (NATIVE.kinds.items() if NATIVE is not None else ())
-    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
-}
-_HALVES: Final = (torch.bfloat16, torch.float16)
+
+class KnownTensors:
+    """What was read of large plain tensors on the CPU, until they change.
+
+    A value counts as unchanged if the tensor is the same object with the same memory, torch's
+    counter of its versions has not moved, and some bytes from all over it are the same. The bytes
+    are for writes that torch does not count: through ``.data``, NumPy, or by a fused optimizer.
+
+    Attributes:
+        rows: see `fill_columns` of the C extension, without which nothing is known.
+    """
+
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        """Create it; nothing is known."""
+        self.rows: dict[int, tuple[weakref.ref[Tensor], int, str, Number, Projections]] = {}
+
+    def drop_dead(self) -> None:
+        """Forget the tensors that are gone."""
+        for address in [address for address, row in self.rows.items() if row[0]() is None]:
+            del self.rows[address]
 
 
 class TensorColumns:
@@ -68,7 +66,7 @@ class TensorColumns:
     def __init__(
         self,
         tensors: Sequence[Tensor | None],
-        known: KnownPrints | None = None,
+        known: KnownTensors | None = None,
         *,
         were_written: bool = False,
     ) -> None:
@@ -81,8 +79,6 @@ class TensorColumns:
             known: spares reading what has not changed, and learns what is read; None for neither.
             were_written: whether they have certainly changed, perhaps without torch's counting.
         """
-        self._known = known
-        self._asks = known is not None and not were_written
         count = len(tensors)
         self.checksum: list[str | None] = [None] * count
         self.norm: list[Number] = [None] * count
@@ -93,7 +89,8 @@ class TensorColumns:
         self._device: dict[torch.device, list[int]] = defaultdict(list)
         self._found: dict[int, Tensor] = {}
         self._fetches: list[Callable[[], None]] = []
-        for place, tensor in enumerate(tensors):
+        for place in self._fill(list(tensors), known, not were_written):
+            tensor = tensors[place]
             if tensor is not None:
                 try:
                     self._take(place, tensor)
@@ -118,11 +115,18 @@ class TensorColumns:
         """Return checksums, norms and projections."""
         return Fingerprints(checksum=self.checksum, norm=self.norm, projections=self.projections)
 
+    def _fill(
+        self, tensors: list[Tensor | None], known: KnownTensors | None, asks: bool
+    ) -> Sequence[int]:
+        """Read the plain contiguous tensors on the CPU; return the places of the others."""
+        if TENSORS is None:
+            return range(len(tensors))
+        columns = (self.checksum, self.norm, self.projections, self.samples, self.elements)
+        rows = None if known is None else known.rows
+        left: list[int] = TENSORS.fill_columns(tensors, columns, rows, asks, crc32)
+        return left
+
     def _take(self, place: int, tensor: Tensor) -> None:
-        memory = memory_of(tensor)
-        if memory is not None:
-            self._take_memory(place, tensor, *memory)
-            return
         found = readable(tensor)
         if isinstance(found, str):
             self.notes[place] = found
@@ -145,27 +149,6 @@ class TensorColumns:
             self.checksum[place] = crc32_hex(tensor)
             if _has_elements(tensor, found):
                 self.samples[place] = [view.item() for view in _element_views(found)]
-
-    def _take_memory(self, place: int, tensor: Tensor, address: int, size_bytes: int) -> None:
-        """Read a plain contiguous CPU tensor where it lies."""
-        self.elements[place] = count = tensor.numel()
-        dtype = tensor.dtype
-        memory, known = memory_at(address, size_bytes), self._known
-        found = (
-            known.find(tensor, address, size_bytes) if known is not None and self._asks else None
-        )
-        if found is None:
-            kind = _KINDS.get(dtype)
-            if kind is None or NATIVE is None:
-                summary = summarise(tensor)
-                norm, projections = summary.norm, summary.projections
-            else:
-                *_, norm, _, projections = NATIVE.stats(kind, address, count)
-            found = Print(f"{crc32(memory):08x}", norm, projections)
-            if known is not None:
-                known.put(tensor, address, size_bytes, found)
-        self.checksum[place], self.norm[place], self.projections[place] = found
-        self.samples[place] = _samples_of_memory(tensor, dtype, count, memory)
 
     def _take_from_device(self, device: torch.device, places: list[int]) -> None:
         """Queue norms and elements of these tensors, all floating-point ones, on their device."""
@@ -213,25 +196,6 @@ def _spread(packed: Tensor, stream: Any, puts: list[tuple[list[Any], int, int]])
 def _has_elements(tensor: Tensor, found: Tensor) -> bool:
     """Return whether flat positions mean the same in a tensor and in what holds its elements."""
     return tensor.layout is torch.strided and not found.is_complex() and not found.is_quantized
-
-
-def _samples_of_memory(tensor: Tensor, dtype: torch.dtype, count: int, memory: Any) -> Row | None:
-    index = sample_index(count)
-    code = _FORMATS.get(dtype)
-    if code is None:
-        return None if dtype.is_complex else [view.item() for view in _element_views(tensor)]
-    if not count:
-        return []
-    elements = memory.cast("B").cast(code)[index.start : index.stop : index.step].tolist()
-    return _halves(elements, dtype) if dtype in _HALVES else elements
-
-
-def _halves(words: list[int], dtype: torch.dtype) -> Row:
-    count = len(words)
-    if dtype is torch.bfloat16:  # the upper half of a float32
-        wide = struct.pack(f"={count}I", *(word << 16 for word in words))
-        return list(struct.unpack(f"={count}f", wide))
-    return list(struct.unpack(f"={count}e", struct.pack(f"={count}H", *words)))
 
 
 def _sampled(tensor: Tensor) -> list[Tensor]:
