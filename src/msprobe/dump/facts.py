@@ -332,19 +332,17 @@ def _holds_nonfinite(tree: Any) -> bool:
     if isinstance(tree, msgspec.Struct):
         return any(map(_holds_nonfinite, msgspec.structs.astuple(tree)))
     if isinstance(tree, dict):
-        return any(map(_holds_nonfinite, tree.values()))
+        return _list_holds_nonfinite([*tree.values()])
     return isinstance(tree, list | tuple) and _list_holds_nonfinite(tree)
 
 
 def _list_holds_nonfinite(tree: Sequence[Any]) -> bool:
-    kinds = set(map(type, tree))
+    try:
+        return not math.isfinite(sum(filter(None, tree)))
+    except (TypeError, OverflowError):
+        kinds = set(map(type, tree))
     if kinds <= _FINITE:
         return False
-    if kinds <= _NUMBERS:
-        try:
-            return not math.isfinite(sum(filter(None, tree)))
-        except OverflowError:
-            return True
     if kinds <= _ROWS:
         return _list_holds_nonfinite([*chain.from_iterable(filter(None, tree))])
     return any(map(_holds_nonfinite, tree))
@@ -390,7 +388,6 @@ def parse_facts(path: Path, text: bytes) -> Facts:
 
 _FAST: Final = msgspec.json.Encoder()
 _FINITE: Final = frozenset({str, int, bool, type(None)})
-_NUMBERS: Final = frozenset({float, int, bool, type(None)})
 _ROWS: Final = frozenset({list, tuple, type(None)})
 
 

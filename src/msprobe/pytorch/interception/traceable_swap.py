@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, Final
 
@@ -47,7 +48,7 @@ def divert_traceably(function: Any, handler: Handler) -> Callable[[], None]:
         raise TypeError(f"{function!r} is not a plain Python function")
     key = f"{inner.__module__}.{inner.__qualname__}"
     before = inner.__code__
-    after = _code_for(inner, key)
+    after = _code_for(inner, before, key)
     ORIGINALS[key], HANDLERS[key] = copy_function(inner), handler
     inner.__code__ = after
 
@@ -58,8 +59,15 @@ def divert_traceably(function: Any, handler: Handler) -> Callable[[], None]:
     return undo
 
 
-def _code_for(function: FunctionType, key: str) -> CodeType:
-    """Return code with the parameters of `function`, so that its signature stays as it is."""
+@cache  # functions are diverted again in each step
+def _code_for(function: FunctionType, _before: CodeType, key: str) -> CodeType:
+    """Return code with the parameters of `function`, so that its signature stays as it is.
+
+    Args:
+        function: to be diverted.
+        _before: its code now, on which the signature depends.
+        key: its qualified name.
+    """
     plain = [
         one.replace(default=inspect.Parameter.empty, annotation=inspect.Parameter.empty)
         for one in inspect.signature(function).parameters.values()
