@@ -109,6 +109,60 @@ def check(column, tensors) -> None:
             assert column.norm[place] == pytest.approx(norm(tensor), rel=1e-12, abs=1e-300)
 
 
+class Counting(torch.optim.Optimizer):
+    """Keeps a state of each element type, and changes nothing."""
+
+    TYPES = (
+        *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e5m2),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        for group in self.param_groups:
+            for p in group["params"]:
+                numbers = torch.arange(p.numel()).view(p.shape) - 3.25
+                self.state[p] = {str(kind): numbers.abs().to(kind) for kind in self.TYPES}
+
+    def step(self, closure=None):
+        pass
+
+
+def test_samples_are_the_elements_of_any_type(tmp_path, debugger):
+    run = debugger("L0")
+    model = network()
+    optimizer = Counting(model.parameters())
+    run.start(model)
+    model(BATCH).square().sum().backward()
+    optimizer.step()
+    run.stop()
+    run.step()
+    (step,) = facts_of(tmp_path).optimizer_steps()
+    samples = step.parameters.samples
+    for place, parameter in enumerate(model.parameters()):
+        for name, state in optimizer.state[parameter].items():
+            flat = state.flatten().tolist()
+            assert samples[name][place] == [flat[at] for at in samples["index"][place]]
+
+
+def test_names_do_not_tell_of_compilation(tmp_path, debugger):
+    run = debugger("L1")
+    model = torch.compile(network(), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.start(model)
+    model(BATCH).square().sum().backward()
+    optimizer.step()
+    run.stop()
+    run.step()
+    facts = facts_of(tmp_path)
+    (step,) = facts.optimizer_steps()
+    assert (
+        step.parameters.name
+        == facts.parameters.name
+        == [n for n, _ in network().named_parameters()]
+    )
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("stops", ["before", "after"])
 def test_a_step_is_recorded_as_torch_has_it(tmp_path, debugger, name, stops):

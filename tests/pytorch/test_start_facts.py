@@ -138,6 +138,17 @@ def test_writes_that_torch_does_not_count_are_seen(write, make, model, tmp_path)
     assert_parameters_are(facts(tmp_path, 1).parameters, model)
 
 
+def test_a_write_to_forty_kilobytes_of_a_large_parameter_is_seen(make, tmp_path):
+    model = nn.Linear(1024, 400, bias=False)
+    debugger = make("L0")
+    for step, row in enumerate((0, 57, 219, 390)):
+        model.weight.data[row : row + 10] += 1
+        debugger.start(model)
+        debugger.stop()
+        debugger.step()
+        assert facts(tmp_path, step).parameters.checksum == [crc(model.weight.detach().numpy())]
+
+
 def test_flags_of_the_model(make, model, tmp_path):
     debugger = make("L1")
     debugger.start(model)

@@ -34,7 +34,7 @@ from msprobe.dump.facts import (
 )
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
-from msprobe.pytorch.training.parameter_names import parameter_names
+from msprobe.pytorch.training.start_state import ModelContents
 from msprobe.pytorch.values.tensor_columns import KnownTensors, Row, TensorColumns
 
 Wake = Callable[[], None]
@@ -82,19 +82,18 @@ class FactDrafts:
         """
         self._known = known
         self._models: Sequence[weakref.ref[nn.Module]] = ()
-        self._names: Mapping[int, str] | None = None
 
     def watch(self, models: Sequence[nn.Module]) -> None:
         """Name parameters as these models do."""
         self._models = tuple(map(weakref.ref, models))
-        self._names = None
 
     def __call__(self, optimizer: Optimizer, place: tuple[int, int], has_closure: bool) -> Draft:
         """Return a new record."""
-        if self._names is None:
+        known = self._known.names
+        if any(id(one) not in known for group in optimizer.param_groups for one in group["params"]):
             models = [model for one in self._models if (model := one()) is not None]
-            self._names = parameter_names(models)
-        names = names_of(optimizer, place[0], self._names)
+            known = self._known.names = ModelContents.of(models).names
+        names = names_of(optimizer, place[0], known)
         return _Draft(optimizer, place, names, has_closure, self._known)
 
 

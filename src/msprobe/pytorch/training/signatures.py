@@ -82,11 +82,7 @@ class SignatureObserver:
             return
         self._begun = session.account
         session.facts.put("random", random_states())
-        found = ModelContents()
-        for index, reference in enumerate(self._models):
-            model = reference()
-            if model is not None:
-                found.add(model, f"{index}." if len(self._models) > 1 else "")
+        found = ModelContents.of([model for one in self._models if (model := one()) is not None])
         self._parameters.begin(
             [
                 (name, tensor)

@@ -65,9 +65,8 @@ class StartState:
         self._session.facts.put("random", random_states())
 
     def _put_model(self, models: Sequence[nn.Module], with_grad: bool) -> None:
-        found = ModelContents()
-        for index, model in enumerate(models):
-            found.add(model, f"{index}." if len(models) > 1 else "")
+        found = ModelContents.of(models)
+        self._known.names = found.names
         frozen = [
             name
             for name, tensor, kind in found.tensors
@@ -116,19 +115,29 @@ class ModelContents:
     """Modules, parameters and buffers of models, in the order of ``named_modules``.
 
     Attributes:
+        names: identity → name of each; of a tied one the first name.
         tensors: name, tensor and kind of each.
         same_as: name of the one before that is the same tensor, or None.
         training: flags of the models, and of modules that differ from the one around them.
     """
 
-    __slots__ = ("_names", "_open", "same_as", "tensors", "training")
+    __slots__ = ("_open", "names", "same_as", "tensors", "training")
 
     def __init__(self) -> None:
+        """Create it; nothing is found."""
+        self.names: dict[int, str] = {}
         self.tensors: list[tuple[str, Tensor, str]] = []
         self.same_as: list[str | None] = []
         self.training: dict[str, bool] = {}
-        self._names: dict[int, str] = {}
         self._open: set[int] = set()
+
+    @classmethod
+    def of(cls, models: Sequence[nn.Module]) -> ModelContents:
+        """Return the contents of models; of several each has its index in front."""
+        found = cls()
+        for index, model in enumerate(models):
+            found.add(model, f"{index}." if len(models) > 1 else "")
+        return found
 
     def add(self, module: nn.Module, path: str, around: bool | None = None) -> None:
         """Add a module and everything inside.
@@ -153,7 +162,7 @@ class ModelContents:
         for key, tensor in tensors.items():
             if tensor is not None:
                 name = path + key
-                first = self._names.setdefault(id(tensor), name)
+                first = self.names.setdefault(id(tensor), name)
                 self.tensors.append((name, tensor, kind))
                 self.same_as.append(None if first is name else first)
 

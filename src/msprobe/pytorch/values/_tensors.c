@@ -1280,9 +1280,8 @@ static PyObject *find_edges(PyObject *module, PyObject *args)
 static PyObject *read_block(PyObject *tensor, const struct view *view, PyObject *crc32,
                             uint64_t *checksum)
 {
-    PyObject *storage, *numbers = NULL;
-    storage_address(tensor, &storage);
-    if (storage) numbers = numbers_of(tensor, view, storage);
+    PyObject *storage = PyObject_CallMethodNoArgs(tensor, names.untyped_storage);
+    PyObject *numbers = storage ? numbers_of(tensor, view, storage) : NULL;
     Py_XDECREF(storage);
     if (!numbers) return NULL;
     PyObject *memory = PyMemoryView_FromMemory(
@@ -1432,7 +1431,7 @@ static char format_of(int kind)
         char format;
     } FORMATS[] = {{"float32", 'f'}, {"bfloat16", 't'}, {"float16", 'e'}, {"float64", 'd'},
                    {"int64", 'q'},   {"int32", 'i'},    {"int16", 'h'},   {"int8", 'b'},
-                   {"uint8", 'B'}};
+                   {"uint8", 'B'},   {"bool", 'B'}};
     const char *name = native->kind(kind).name;
     for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++)
         if (strcmp(FORMATS[i].name, name) == 0) return FORMATS[i].format;

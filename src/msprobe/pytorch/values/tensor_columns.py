@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,20 +29,23 @@ Row = list[int | float | None]
 
 
 class KnownTensors:
-    """What was read of large plain tensors on the CPU, until they change.
+    """What a run knows of the tensors of its models.
 
-    A value counts as unchanged if the tensor is the same object with the same memory, torch's
-    counter of its versions has not moved, and some bytes from all over it are the same. The bytes
-    are for writes that torch does not count: through ``.data``, NumPy, or by a fused optimizer.
+    Large plain ones on the CPU are not read again while they are unchanged: the tensor is the same
+    object with the same memory, torch's counter of its versions has not moved, and some bytes from
+    all over it are the same. The bytes are for writes that torch does not count: through ``.data``,
+    NumPy, or by a fused optimizer.
 
     Attributes:
+        names: identity → name of parameters and buffers when the step started.
         rows: see `fill_columns` of the C extension, without which nothing is known.
     """
 
-    __slots__ = ("rows",)
+    __slots__ = ("names", "rows")
 
     def __init__(self) -> None:
         """Create it; nothing is known."""
+        self.names: Mapping[int, str] = {}
         self.rows: dict[int, tuple[weakref.ref[Tensor], int, str, Number, Projections]] = {}
 
     def drop_dead(self) -> None:
@@ -148,7 +151,8 @@ class TensorColumns:
             self.norm[place], self.projections[place] = summary.norm, summary.projections
             self.checksum[place] = crc32_hex(tensor)
             if _has_elements(tensor, found):
-                self.samples[place] = [view.item() for view in _element_views(found)]
+                elements = [view.item() for view in _element_views(found)]
+                self.samples[place] = [+one for one in elements]  # of bool, 0 and 1
 
     def _take_from_device(self, device: torch.device, places: list[int]) -> None:
         """Queue norms and elements of these tensors, all floating-point ones, on their device."""
