@@ -35,7 +35,7 @@ from msprobe.dump.facts import (
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.training.start_state import ModelContents
-from msprobe.pytorch.values.tensor_columns import KnownTensors, Row, TensorColumns
+from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors, Row, TensorColumns
 
 Wake = Callable[[], None]
 
@@ -297,7 +297,7 @@ class _Draft:
         if self._after is None:
             if self._has_closure:  # which has computed the gradients meanwhile
                 self._read_gradients()
-            self._after = TensorColumns(self._parameters, self._known, were_written=True)
+            self._after = TensorColumns(self._parameters, self._known, Ask.NONE)
 
     def _read_gradients(self) -> None:
         gradients = [p.grad for p in self._parameters]

@@ -25,8 +25,8 @@ from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.optimizer_steps import OptimizerSteps, described, options_of
 from msprobe.pytorch.training.start_state import ModelContents, random_states
-from msprobe.pytorch.values.memo import TENSORS
 from msprobe.pytorch.values.prints import TensorPrints
+from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors
 
 _WHERE: Final = "signature"
 
@@ -83,13 +83,12 @@ class SignatureObserver:
         self._begun = session.account
         session.facts.put("random", random_states())
         found = ModelContents.of([model for one in self._models if (model := one()) is not None])
-        self._parameters.begin(
-            [
-                (name, tensor)
-                for (name, tensor, _), same in zip(found.tensors, found.same_as, strict=True)
-                if same is None
-            ]
-        )
+        firsts = [
+            (name, tensor)
+            for (name, tensor, _), same in zip(found.tensors, found.same_as, strict=True)
+            if same is None
+        ]
+        self._parameters.begin([name for name, _ in firsts], [tensor for _, tensor in firsts])
         self._gradients.clear()
         session.step_undo.callback(quietly, session, _WHERE, self._end_step)
 
@@ -128,12 +127,11 @@ class SignatureObserver:
     def take_gradients(self, optimizer: Optimizer, number: int) -> None:
         """Read the gradients of an optimizer, and its parameters if no model has them."""
         parameters: list[Tensor] = []
-        names: list[str] = []
+        places: list[int] = []
         for index, group in enumerate(optimizer.param_groups):
             parameters += group["params"]
             prefix = f"optimizer.{number}.group.{index}."
-            names += [prefix + str(place) for place in range(len(group["params"]))]
-        places = self._parameters.places_of(parameters, names)
+            places += self._parameters.places_of(group["params"], prefix)
         self._gradients.append((places, TensorPrints([one.grad for one in parameters])))
 
     def put_settings(self, optimizer: Optimizer, number: int) -> None:
@@ -178,96 +176,37 @@ class _Parameters:
         self._names: list[str] = []
         self._tensors: list[Tensor] = []
         self._places: dict[int, int] = {}
-        self._before: list[_Reading] = []
-        self._known = _Known((), (), no_prints(0))
+        self._before: list[TensorPrints] = []
+        self._known = KnownTensors()
 
-    def begin(self, found: Sequence[tuple[str, Tensor]]) -> None:
+    def begin(self, names: list[str], tensors: list[Tensor]) -> None:
         """Read the parameters with which a step begins, unless they are as the last one left them.
 
         Args:
-            found: names and tensors.
+            names: of the tensors.
+            tensors: the parameters and buffers.
         """
-        self._names = [name for name, _ in found]
-        self._tensors = [tensor for _, tensor in found]
-        self._places = {id(tensor): place for place, tensor in enumerate(self._tensors)}
-        self._before = [_Reading(self._tensors, self._known)]
+        self._names, self._tensors = names, tensors
+        self._places = dict(zip(map(id, tensors), range(len(tensors)), strict=True))
+        self._known.drop_dead()
+        self._before = [TensorPrints(tensors, self._known)]
 
-    def places_of(self, tensors: Sequence[Tensor], names: Sequence[str]) -> list[int]:
-        """Return the places of parameters; new ones are read and get these names."""
-        new = [place for place, one in enumerate(tensors) if id(one) not in self._places]
+    def places_of(self, tensors: Sequence[Tensor], prefix: str) -> list[int]:
+        """Return the places of parameters; new ones are read, and named by their places here."""
+        known = self._places
+        new = [place for place, one in enumerate(tensors) if id(one) not in known]
+        for place in new:
+            known[id(tensors[place])] = len(self._tensors)
+            self._names.append(prefix + str(place))
+            self._tensors.append(tensors[place])
         if new:
-            for place in new:
-                self._places[id(tensors[place])] = len(self._tensors)
-                self._names.append(names[place])
-                self._tensors.append(tensors[place])
-            self._before.append(_Reading([tensors[place] for place in new], self._known))
-        return [self._places[id(one)] for one in tensors]
+            self._before.append(TensorPrints([tensors[place] for place in new], self._known))
+        return [known[id(one)] for one in tensors]
 
     def end(self) -> tuple[list[str], Prints, Prints]:
         """Return names, and the prints of the parameters before and now; forget the parameters."""
         before = np.concatenate([reading.wait() for reading in self._before])
-        states = [state for reading in self._before for state in reading.states]
-        tensors, self._tensors = self._tensors, []
         # What is not trained is read again only if it seems to have changed.
-        frozen = [
-            state if isinstance(one, nn.Parameter) and not one.requires_grad else 0
-            for one, state in zip(tensors, states, strict=True)
-        ]
-        reading = _Reading(tensors, _Known(list(map(weakref.ref, tensors)), frozen, before))
-        after = reading.wait()
-        self._known = _Known(list(map(weakref.ref, tensors)), reading.states, after)
-        self._before = []
+        after = TensorPrints(self._tensors, self._known, Ask.FROZEN).wait()
+        self._tensors, self._before = [], []
         return self._names, before, after
-
-
-def _probes(tensors: list[Tensor]) -> list[int]:
-    """Return a key of each that changes with its content; 0 where it is quicker to read it."""
-    return [0] * len(tensors) if TENSORS is None else TENSORS.probes(tensors)
-
-
-class _Known:
-    """Tensors, their states when they were read, and what was read."""
-
-    __slots__ = ("_places", "_references", "_states", "prints")
-
-    def __init__(
-        self,
-        references: Sequence[weakref.ref[Tensor]],
-        states: Sequence[int],
-        prints: Prints,
-    ) -> None:
-        self._references = references
-        self._states = states
-        self._places = {id(reference()): place for place, reference in enumerate(references)}
-        self.prints = prints
-
-    def find(self, tensor: Tensor, state: int) -> int:
-        """Return the place of a tensor that has not changed, -1 for others."""
-        place = self._places.get(id(tensor), -1)
-        if place < 0 or not state or self._references[place]() is not tensor:
-            return -1
-        return place if self._states[place] == state else -1
-
-
-class _Reading:
-    """Prints of tensors as they are now.
-
-    Attributes:
-        states: of the tensors.
-    """
-
-    __slots__ = ("_changed", "_found", "_prints", "states")
-
-    def __init__(self, tensors: list[Tensor], known: _Known) -> None:
-        self.states = _probes(tensors)
-        places = np.fromiter(map(known.find, tensors, self.states), int, len(tensors))
-        self._changed = np.flatnonzero(places < 0)
-        self._found = TensorPrints([tensors[place] for place in self._changed.tolist()])
-        self._prints = no_prints(len(places))
-        kept = places >= 0
-        self._prints[kept] = known.prints[places[kept]]
-
-    def wait(self) -> Prints:
-        """Return the prints, waiting for those on a device."""
-        self._prints[self._changed] = self._found.wait()
-        return self._prints

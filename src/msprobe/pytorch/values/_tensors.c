@@ -1330,53 +1330,6 @@ static PyObject *fill_all(PyObject *tensors, Py_ssize_t count, void *state,
     return left;
 }
 
-/* As PRINT in dump/signature_file.py: NaN where there is no number. */
-struct print {
-    uint64_t checksum;
-    double norm, projections[2];
-};
-
-struct prints {
-    struct print *of;
-    PyObject *crc32;
-};
-
-static double number_or_nan(PyObject *number)
-{
-    return PyFloat_Check(number) ? PyFloat_AS_DOUBLE(number) : NAN;
-}
-
-static int fill_print(void *state, Py_ssize_t place, PyObject *tensor)
-{
-    const struct prints *prints = state;
-    struct print *out = prints->of + place;
-    struct view view;
-    uint64_t checksum;
-    if (!is_block(tensor, &view)) return 0;
-    PyObject *numbers = read_block(tensor, &view, prints->crc32, &checksum);
-    if (!numbers) return 0;
-    PyObject *projections = PyTuple_GET_ITEM(numbers, 5);
-    out->checksum = checksum ? checksum : 1;
-    out->norm = number_or_nan(PyTuple_GET_ITEM(numbers, 3));
-    for (Py_ssize_t k = 0; k < 2; k++)
-        out->projections[k] =
-            projections == Py_None ? NAN : number_or_nan(PyTuple_GET_ITEM(projections, k));
-    Py_DECREF(numbers);
-    return 1;
-}
-
-static PyObject *fill_prints(PyObject *module, PyObject *args)
-{
-    PyObject *tensors, *left;
-    struct prints prints;
-    Py_buffer out;
-    if (!PyArg_ParseTuple(args, "O!w*O", &PyList_Type, &tensors, &out, &prints.crc32)) return NULL;
-    prints.of = out.buf;
-    left = fill_all(tensors, out.len / (Py_ssize_t)sizeof *prints.of, &prints, fill_print);
-    PyBuffer_Release(&out);
-    return left;
-}
-
 /* Reading so little takes no longer than asking whether it was written. */
 #define SMALL_BYTES (1 << 14)
 #define FEWEST_PROBES 8
@@ -1405,20 +1358,144 @@ static uint64_t probe(PyObject *tensor, const struct view *view)
     return key ? key : 1;
 }
 
-static PyObject *probes(PyObject *module, PyObject *tensors)
+/* How tensors are read. `known` is None, or a dictionary: address of a tensor -> (weak reference to
+ * it, `probe`, checksum, norm, projections). */
+struct reading {
+    PyObject *known, *crc32;
+    enum { ASK_NONE, ASK_ALL, ASK_FROZEN } asks; /* of which tensors it is asked */
+};
+
+/* Return what is known of a tensor, NULL perhaps with an exception. */
+static PyObject *find_row(const struct reading *reading, PyObject *tensor, PyObject *address,
+                          PyObject *key)
 {
-    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "expected a list of tensors");
-    PyObject *keys = PyList_New(0);
-    for (Py_ssize_t i = 0; keys && i < PyList_GET_SIZE(tensors); i++) {
-        PyObject *tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
-        struct view view;
-        PyObject *number =
-            PyLong_FromUnsignedLongLong(is_block(tensor, &view) ? probe(tensor, &view) : 0);
-        Py_DECREF(tensor);
-        if (!number || PyList_Append(keys, number) < 0) Py_CLEAR(keys);
-        Py_XDECREF(number);
+    if (reading->asks == ASK_NONE) return NULL;
+    if (reading->asks == ASK_FROZEN && ((PyObject *)Py_TYPE(tensor) != torch.parameter ||
+                                        flag(tensor, names.requires_grad) != 0))
+        return NULL;
+    PyObject *row = PyDict_GetItemWithError(reading->known, address);
+    if (!row || PyObject_RichCompareBool(PyTuple_GET_ITEM(row, 1), key, Py_EQ) != 1) return NULL;
+    PyObject *referent = PyObject_CallNoArgs(PyTuple_GET_ITEM(row, 0));
+    Py_XDECREF(referent);
+    return referent == tensor ? Py_NewRef(row) : NULL;
+}
+
+/* What is read of a tensor; it owns the references. */
+struct content {
+    uint64_t checksum;
+    PyObject *norm, *projections;
+};
+
+static void drop_content(struct content *content)
+{
+    Py_DECREF(content->norm);
+    Py_DECREF(content->projections);
+}
+
+/* Read a tensor; 0, or -1 with an exception. */
+static int read_content(const struct reading *reading, PyObject *tensor, const struct view *view,
+                        struct content *out)
+{
+    PyObject *numbers = read_block(tensor, view, reading->crc32, &out->checksum);
+    if (!numbers) return -1;
+    out->norm = Py_NewRef(PyTuple_GET_ITEM(numbers, 3));
+    out->projections = Py_NewRef(PyTuple_GET_ITEM(numbers, 5));
+    Py_DECREF(numbers);
+    return 0;
+}
+
+static int remember_content(const struct reading *reading, PyObject *tensor, PyObject *address,
+                            PyObject *key, const struct content *content)
+{
+    PyObject *reference = PyWeakref_NewRef(tensor, NULL), *row = NULL;
+    PyObject *checksum = PyLong_FromUnsignedLongLong(content->checksum);
+    if (reference && checksum)
+        row = PyTuple_Pack(5, reference, key, checksum, content->norm, content->projections);
+    int failed = !row || PyDict_SetItem(reading->known, address, row) < 0;
+    Py_XDECREF(reference);
+    Py_XDECREF(checksum);
+    Py_XDECREF(row);
+    return failed ? -1 : 0;
+}
+
+/* Find the content of a tensor, which is read if it is not known; 0, or -1 with an exception. */
+static int content_of(const struct reading *reading, PyObject *tensor, const struct view *view,
+                      struct content *out)
+{
+    uint64_t number = reading->known == Py_None ? 0 : probe(tensor, view);
+    if (!number) return read_content(reading, tensor, view, out);
+    PyObject *address = PyLong_FromVoidPtr(tensor), *key = PyLong_FromUnsignedLongLong(number);
+    PyObject *row = address && key ? find_row(reading, tensor, address, key) : NULL;
+    int failed = 0;
+    if (row) {
+        out->checksum = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(row, 2));
+        out->norm = Py_NewRef(PyTuple_GET_ITEM(row, 3));
+        out->projections = Py_NewRef(PyTuple_GET_ITEM(row, 4));
+        Py_DECREF(row);
+    } else {
+        failed = PyErr_Occurred() || read_content(reading, tensor, view, out) < 0;
+        if (!failed && remember_content(reading, tensor, address, key, out) < 0)
+            drop_content(out), failed = 1;
     }
-    return keys;
+    Py_XDECREF(address);
+    Py_XDECREF(key);
+    return failed ? -1 : 0;
+}
+
+static int is_right_reading(const struct reading *reading)
+{
+    if (reading->known == Py_None || PyDict_Check(reading->known)) return 1;
+    PyErr_SetString(PyExc_TypeError, "expected a dictionary or None");
+    return 0;
+}
+
+/* As PRINT in dump/signature_file.py: NaN where there is no number. */
+struct print {
+    uint64_t checksum;
+    double norm, projections[2];
+};
+
+struct prints {
+    struct print *of;
+    struct reading reading;
+};
+
+static double number_or_nan(PyObject *number)
+{
+    return PyFloat_Check(number) ? PyFloat_AS_DOUBLE(number) : NAN;
+}
+
+static int fill_print(void *state, Py_ssize_t place, PyObject *tensor)
+{
+    const struct prints *prints = state;
+    struct print *out = prints->of + place;
+    struct view view;
+    struct content content;
+    if (!is_block(tensor, &view) || content_of(&prints->reading, tensor, &view, &content) < 0)
+        return 0;
+    out->checksum = content.checksum ? content.checksum : 1;
+    out->norm = number_or_nan(content.norm);
+    for (Py_ssize_t k = 0; k < 2; k++)
+        out->projections[k] = content.projections == Py_None
+                                  ? NAN
+                                  : number_or_nan(PyTuple_GET_ITEM(content.projections, k));
+    drop_content(&content);
+    return 1;
+}
+
+static PyObject *fill_prints(PyObject *module, PyObject *args)
+{
+    PyObject *tensors, *left = NULL;
+    struct prints prints;
+    Py_buffer out;
+    if (!PyArg_ParseTuple(args, "O!w*OiO", &PyList_Type, &tensors, &out, &prints.reading.known,
+                          &prints.reading.asks, &prints.reading.crc32))
+        return NULL;
+    prints.of = out.buf;
+    if (is_right_reading(&prints.reading))
+        left = fill_all(tensors, out.len / (Py_ssize_t)sizeof *prints.of, &prints, fill_print);
+    PyBuffer_Release(&out);
+    return left;
 }
 
 #define SAMPLES 8 /* as in dump/facts.py */
@@ -1480,57 +1557,11 @@ static PyObject *samples_of(const struct view *view, char format)
     return samples;
 }
 
-/* Lists with an item for each tensor. `known` is None, or a dictionary: address of a tensor ->
- * (weak reference to it, `probe`, checksum, norm, projections). */
+/* Lists with an item for each tensor. */
 struct columns {
     PyObject *checksum, *norm, *projections, *samples, *elements;
-    PyObject *known, *crc32;
-    int asks;
+    struct reading reading;
 };
-
-/* Return what is known of a tensor, NULL perhaps with an exception. */
-static PyObject *find_row(const struct columns *columns, PyObject *tensor, PyObject *address,
-                          PyObject *key)
-{
-    PyObject *row = PyDict_GetItemWithError(columns->known, address);
-    if (!row || PyObject_RichCompareBool(PyTuple_GET_ITEM(row, 1), key, Py_EQ) != 1) return NULL;
-    PyObject *referent = PyObject_CallNoArgs(PyTuple_GET_ITEM(row, 0));
-    Py_XDECREF(referent);
-    return referent == tensor ? Py_NewRef(row) : NULL;
-}
-
-static PyObject *new_row(const struct columns *columns, PyObject *tensor, const struct view *view,
-                         PyObject *key)
-{
-    uint64_t checksum;
-    PyObject *numbers = read_block(tensor, view, columns->crc32, &checksum);
-    if (!numbers) return NULL;
-    char hex[9];
-    snprintf(hex, sizeof hex, "%08x", (unsigned)checksum);
-    PyObject *reference = key ? PyWeakref_NewRef(tensor, NULL) : Py_NewRef(Py_None), *row = NULL;
-    if (reference)
-        row = Py_BuildValue("(NOsOO)", reference, key ? key : Py_None, hex,
-                            PyTuple_GET_ITEM(numbers, 3), PyTuple_GET_ITEM(numbers, 5));
-    Py_DECREF(numbers);
-    return row;
-}
-
-/* Return the row of a tensor, read if it is not known. */
-static PyObject *row_of(const struct columns *columns, PyObject *tensor, const struct view *view)
-{
-    uint64_t number = columns->known == Py_None ? 0 : probe(tensor, view);
-    if (!number) return new_row(columns, tensor, view, NULL);
-    PyObject *address = PyLong_FromVoidPtr(tensor), *key = PyLong_FromUnsignedLongLong(number);
-    PyObject *row = NULL;
-    if (address && key && columns->asks) row = find_row(columns, tensor, address, key);
-    if (address && key && !row && !PyErr_Occurred()) {
-        row = new_row(columns, tensor, view, key);
-        if (row && PyDict_SetItem(columns->known, address, row) < 0) Py_CLEAR(row);
-    }
-    Py_XDECREF(address);
-    Py_XDECREF(key);
-    return row;
-}
 
 /* Put an item, whose reference it takes, into a list. */
 static int put_item(PyObject *list, Py_ssize_t place, PyObject *item)
@@ -1543,16 +1574,18 @@ static int fill_row(void *state, Py_ssize_t place, PyObject *tensor)
     const struct columns *columns = state;
     struct view view;
     char format;
-    if (!is_block(tensor, &view) || !(format = format_of(view.kind))) return 0;
-    PyObject *row = row_of(columns, tensor, &view);
-    if (!row) return 0;
-    int failed =
-        put_item(columns->checksum, place, Py_NewRef(PyTuple_GET_ITEM(row, 2))) ||
-        put_item(columns->norm, place, Py_NewRef(PyTuple_GET_ITEM(row, 3))) ||
-        put_item(columns->projections, place, Py_NewRef(PyTuple_GET_ITEM(row, 4))) ||
-        put_item(columns->samples, place, samples_of(&view, format)) ||
-        put_item(columns->elements, place, PyLong_FromLongLong(view.count));
-    Py_DECREF(row);
+    struct content content;
+    if (!is_block(tensor, &view) || !(format = format_of(view.kind)) ||
+        content_of(&columns->reading, tensor, &view, &content) < 0)
+        return 0;
+    char hex[9];
+    snprintf(hex, sizeof hex, "%08x", (unsigned)content.checksum);
+    int failed = put_item(columns->checksum, place, PyUnicode_FromString(hex)) ||
+                 put_item(columns->norm, place, Py_NewRef(content.norm)) ||
+                 put_item(columns->projections, place, Py_NewRef(content.projections)) ||
+                 put_item(columns->samples, place, samples_of(&view, format)) ||
+                 put_item(columns->elements, place, PyLong_FromLongLong(view.count));
+    drop_content(&content);
     return !failed;
 }
 
@@ -1560,13 +1593,13 @@ static PyObject *fill_columns(PyObject *module, PyObject *args)
 {
     PyObject *tensors;
     struct columns columns;
-    if (!PyArg_ParseTuple(args, "O!(O!O!O!O!O!)OpO", &PyList_Type, &tensors, &PyList_Type,
+    if (!PyArg_ParseTuple(args, "O!(O!O!O!O!O!)OiO", &PyList_Type, &tensors, &PyList_Type,
                           &columns.checksum, &PyList_Type, &columns.norm, &PyList_Type,
                           &columns.projections, &PyList_Type, &columns.samples, &PyList_Type,
-                          &columns.elements, &columns.known, &columns.asks, &columns.crc32))
+                          &columns.elements, &columns.reading.known, &columns.reading.asks,
+                          &columns.reading.crc32))
         return NULL;
-    if (columns.known != Py_None && !PyDict_Check(columns.known))
-        return PyErr_Format(PyExc_TypeError, "expected a dictionary or None");
+    if (!is_right_reading(&columns.reading)) return NULL;
     return fill_all(tensors, PyList_GET_SIZE(columns.checksum), &columns, fill_row);
 }
 
@@ -1574,15 +1607,11 @@ static PyMethodDef METHODS[] = {
     {"fill_columns", fill_columns, METH_VARARGS,
      "fill_columns(tensors, (checksum, norm, projections, samples, elements), known | None, asks, "
      "crc32) -> places of the tensors that are no plain ones on the CPU in one block; the others "
-     "have their items in the lists. `known` spares reading what has not changed, if `asks`, and "
-     "learns what is read"},
-    {"probes", probes, METH_O,
-     "probes(tensors) -> for each a key that changes with it, all but certainly; 0 for a small or "
-     "unusual one"},
+     "have their items in the lists. The dictionary `known` learns what is read, and spares reading "
+     "again what has not changed, `asks` being 1; 0 reads everything, 2 what is trained"},
     {"fill_prints", fill_prints, METH_VARARGS,
-     "fill_prints(tensors, out, crc32) -> places of the tensors that are no plain ones on the CPU in "
-     "one block; the others have in the buffer `out`: uint64 checksum, float64 norm, two float64 "
-     "projections"},
+     "fill_prints(tensors, out, known | None, asks, crc32) -> as fill_columns(); the others have in "
+     "the buffer `out`: uint64 checksum, float64 norm, two float64 projections"},
     {"find_edges", find_edges, METH_VARARGS,
      "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
      "msprobe.pytorch.gradients.graph_search"},

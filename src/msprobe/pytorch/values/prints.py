@@ -21,7 +21,7 @@ from msprobe.dump.signature_file import SAMPLED
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.memo import TENSORS
 from msprobe.pytorch.values.statistics import summarise
-from msprobe.pytorch.values.tensor_columns import TensorColumns
+from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors, TensorColumns
 
 
 class TensorPrints:
@@ -29,18 +29,26 @@ class TensorPrints:
 
     __slots__ = ("_columns", "_places", "_prints")
 
-    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Tensor | None],
+        known: KnownTensors | None = None,
+        asks: Ask = Ask.ALL,
+    ) -> None:
         """Read tensors as they are now; on an accelerator the work is queued there.
 
         Grad mode must be off, and torch functions of subclasses and the user's modes disabled.
 
         Args:
             tensors: any tensors; a None makes an empty print.
+            known: as for `TensorColumns`.
+            asks: as for `TensorColumns`.
         """
         self._prints = no_prints(len(tensors))
         left = range(len(tensors))
         if TENSORS is not None:
-            left = TENSORS.fill_prints(list(tensors), self._prints, crc32)
+            rows = None if known is None else known.rows
+            left = TENSORS.fill_prints(list(tensors), self._prints, rows, asks, crc32)
         self._places: list[int] = []
         far: list[Tensor] = []
         for place in left:

@@ -12,6 +12,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -26,6 +27,15 @@ from msprobe.pytorch.values.readable import PLAIN, note_of_stored_values, readab
 from msprobe.pytorch.values.statistics import summarise
 
 Row = list[int | float | None]
+
+
+class Ask(IntEnum):
+    """Which tensors are looked up before they are read; values as in `fill_columns` in C."""
+
+    NONE = 0
+    ALL = 1
+    FROZEN = 2
+    """Parameters that are not trained."""
 
 
 class KnownTensors:
@@ -46,7 +56,7 @@ class KnownTensors:
     def __init__(self) -> None:
         """Create it; nothing is known."""
         self.names: Mapping[int, str] = {}
-        self.rows: dict[int, tuple[weakref.ref[Tensor], int, str, Number, Projections]] = {}
+        self.rows: dict[int, tuple[weakref.ref[Tensor], int, int, Number, Projections]] = {}
 
     def drop_dead(self) -> None:
         """Forget the tensors that are gone."""
@@ -70,8 +80,7 @@ class TensorColumns:
         self,
         tensors: Sequence[Tensor | None],
         known: KnownTensors | None = None,
-        *,
-        were_written: bool = False,
+        asks: Ask = Ask.ALL,
     ) -> None:
         """Read tensors as they are now; on an accelerator the work is queued there.
 
@@ -80,7 +89,8 @@ class TensorColumns:
         Args:
             tensors: any tensors; a None makes an empty row.
             known: spares reading what has not changed, and learns what is read; None for neither.
-            were_written: whether they have certainly changed, perhaps without torch's counting.
+            asks: those that may be known; others have certainly changed, perhaps without torch's
+                counting.
         """
         count = len(tensors)
         self.checksum: list[str | None] = [None] * count
@@ -92,7 +102,7 @@ class TensorColumns:
         self._device: dict[torch.device, list[int]] = defaultdict(list)
         self._found: dict[int, Tensor] = {}
         self._fetches: list[Callable[[], None]] = []
-        for place in self._fill(list(tensors), known, not were_written):
+        for place in self._fill(list(tensors), known, asks):
             tensor = tensors[place]
             if tensor is not None:
                 try:
@@ -119,7 +129,7 @@ class TensorColumns:
         return Fingerprints(checksum=self.checksum, norm=self.norm, projections=self.projections)
 
     def _fill(
-        self, tensors: list[Tensor | None], known: KnownTensors | None, asks: bool
+        self, tensors: list[Tensor | None], known: KnownTensors | None, asks: Ask
     ) -> Sequence[int]:
         """Read the plain contiguous tensors on the CPU; return the places of the others."""
         if TENSORS is None:
