@@ -4,7 +4,8 @@
     python benchmarks/facts.py                  # GPT at mix, stop() on either side of the optimizer
     python benchmarks/facts.py --case small-ops --level L0
 
-Each round runs every variant once, so that whatever else the machine does touches all of them.
+Each round runs every variant once, so that whatever else the machine does touches all of them. The
+ratios are those of one round each: their median, and the range that holds the middle half of them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ VARIANTS: Final[dict[str, tuple[dict[str, Any] | None, bool]]] = {
     "stop before the optimizer": ({}, False),
     "stop before, no facts": ({"facts": False}, False),
     "stop behind the optimizer": ({}, True),
+    "stop behind, no facts": ({"facts": False}, True),
     "stop behind, its APIs recorded": ({"optimizer_apis": True}, True),
     "task signature": ({"task": "signature"}, True),
 }
@@ -87,8 +89,10 @@ def main() -> None:
         found = measure(args.case, args.level, args.rounds, Path(folder))
     plain = found["plain"]
     for name, times in found.items():
-        ratio = statistics.median(a / b for a, b in zip(times, plain, strict=True))
-        print(f"{name:34} {statistics.median(times) * 1e3:8.1f} ms  {ratio:6.3f}x")
+        ratios = [a / b for a, b in zip(times, plain, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        milliseconds = statistics.median(times) * 1e3
+        print(f"{name:34} {milliseconds:8.1f} ms  {middle:6.3f}x  ({low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":
