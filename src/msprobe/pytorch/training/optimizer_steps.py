@@ -371,13 +371,14 @@ class _Draft:
 
     def _samples(self, columns: dict[str, TensorColumns]) -> dict[str, list[Row | None]]:
         counts = columns["before"].elements
-        index: list[Row | None] = [
-            None if count is None else list(sample_index(count)) for count in counts
-        ]
-        samples = {"index": index}
+        known: dict[int | None, Row | None] = {None: None}
+        known |= {count: list(sample_index(count)) for count in set(counts) if count is not None}
+        samples = {"index": [known[count] for count in counts]}
         for name, one in columns.items():
-            pairs = zip(one.samples, one.elements, counts, strict=True)
-            samples[name] = [row if found == count else None for row, found, count in pairs]
+            samples[name] = one.samples
+            if one.elements != counts:  # positions in a part of it mean something else
+                pairs = zip(one.samples, one.elements, counts, strict=True)
+                samples[name] = [row if found == count else None for row, found, count in pairs]
         return samples
 
     def _notes(self, columns: dict[str, TensorColumns]) -> dict[str, str]:

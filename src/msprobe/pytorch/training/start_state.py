@@ -150,8 +150,12 @@ class ModelContents:
         is_training = module.training
         if is_training is not around:
             self.training[path[:-1]] = is_training
-        self._add_tensors(path, module._parameters, _PARAMETER)
-        self._add_tensors(path, module._buffers, _BUFFER)
+        if module._parameters:
+            self._add_tensors(path, module._parameters, _PARAMETER)
+        if module._buffers:
+            self._add_tensors(path, module._buffers, _BUFFER)
+        if not module._modules:
+            return
         self._open.add(id(module))
         for name, inner in module._modules.items():
             if inner is not None and id(inner) not in self._open:  # a module may hold one around it
