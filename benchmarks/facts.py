@@ -5,7 +5,8 @@
     python benchmarks/facts.py --case small-ops --level L0
 
 Each round runs every variant once, in an order drawn anew: what else the machine does, and what one
-leaves behind for the next, touches all of them. The ratios are those of one round each: their median, and the range that holds the middle half of them.
+leaves behind for the next, touches all of them. The ratios are those of one round each: their
+median, and the range that holds the middle half of them.
 """
 
 from __future__ import annotations
