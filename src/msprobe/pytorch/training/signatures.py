@@ -188,7 +188,7 @@ class _Parameters:
         """
         self._names, self._tensors = names, tensors
         self._places = dict(zip(map(id, tensors), range(len(tensors)), strict=True))
-        self._known.drop_dead()
+        self._known.next_step()
         self._before = [TensorPrints(tensors, self._known)]
 
     def places_of(self, tensors: Sequence[Tensor], prefix: str) -> list[int]:

@@ -53,6 +53,7 @@ class StartState:
         with_grad = torch.is_grad_enabled()
         quietly(session, "settings", self._put_settings)
         quietly(session, "random states", self._put_random_states)
+        self._known.next_step()
         if models:
             quietly(session, "state of the model", self._put_model, models, with_grad)
 
@@ -84,7 +85,6 @@ class StartState:
     def _put_parameters(self, found: ModelContents) -> None:
         tensors = [tensor for _, tensor, _ in found.tensors]
         columns = TensorColumns(tensors, self._known)
-        self._known.drop_dead()
         parameters = Parameters(
             name=[name for name, _, _ in found.tensors],
             kind=[kind for _, _, kind in found.tensors],

@@ -58,8 +58,9 @@ class KnownTensors:
         self.names: Mapping[int, str] = {}
         self.rows: dict[int, tuple[weakref.ref[Tensor], int, int, Number, Projections]] = {}
 
-    def drop_dead(self) -> None:
-        """Forget the tensors that are gone."""
+    def next_step(self) -> None:
+        """Forget the names, and the tensors that are gone."""
+        self.names = {}
         for address in [address for address, row in self.rows.items() if row[0]() is None]:
             del self.rows[address]
 
