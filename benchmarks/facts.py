@@ -5,9 +5,8 @@
     python benchmarks/facts.py --case small-ops --level L0
 
 Each round runs every variant once, in an order drawn anew: what else the machine does, and what one
-leaves behind for the next, touches all of them. The ratios are those of the
-lower quartiles, which a busy machine disturbs least, and in brackets those of one round each: the
-range that holds the middle half of them.
+leaves behind for the next, touches all of them. The ratios are those of the lower quartiles, which
+a busy machine disturbs least. In brackets: the middle half of the ratios of one round each.
 """
 
 from __future__ import annotations
