@@ -149,6 +149,19 @@ def test_a_write_to_forty_kilobytes_of_a_large_parameter_is_seen(make, tmp_path)
         assert facts(tmp_path, step).parameters.checksum == [crc(model.weight.detach().numpy())]
 
 
+def test_a_parameter_whose_memory_was_given_back_is_left_out(make, tmp_path):
+    model = nn.Linear(200, 200)
+    debugger = make("L0")
+    for _ in range(2):
+        debugger.start(model)
+        debugger.stop()
+        debugger.step()
+        model.weight.untyped_storage().resize_(0)  # as FSDP does between uses
+    found = facts(tmp_path, 1).parameters
+    assert found.name == ["weight", "bias"]
+    assert found.checksum == [None, crc(model.bias.detach().numpy())]
+
+
 def test_flags_of_the_model(make, model, tmp_path):
     debugger = make("L1")
     debugger.start(model)

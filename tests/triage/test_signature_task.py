@@ -159,6 +159,20 @@ def test_without_an_optimizer_and_with_one_that_the_model_lacks(tmp_path: Path) 
     assert np.isfinite(second.entries["norm"][1][2])
 
 
+def test_a_parameter_whose_memory_was_given_back_has_no_numbers(tmp_path: Path) -> None:
+    model = nn.Linear(200, 200)
+    debugger = PrecisionDebugger(task="signature", dump_path=str(tmp_path))
+    for _ in range(2):
+        debugger.start(model)
+        debugger.step()
+        model.weight.untyped_storage().resize_(0)
+    reset_session()
+    with SignatureFile(tmp_path / FOLDER / "rank.msig") as file:
+        step = file.step(1)
+    assert step.names == ["weight", "bias"]
+    assert [checksum == 0 for checksum in step.entries[0]["checksum"]] == [True, False]
+
+
 def test_steps_and_ranks_of_the_configuration(tmp_path: Path) -> None:
     debugger = PrecisionDebugger(task="signature", dump_path=tmp_path, step=[1, 3])
     model = nn.Linear(3, 2)

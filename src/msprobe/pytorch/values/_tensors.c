@@ -1275,30 +1275,39 @@ static PyObject *find_edges(PyObject *module, PyObject *args)
 
 /* ---- many tensors ------------------------------------------------------------------------------ */
 
-/* Read a plain tensor that lies in one block, in order: its numbers as of `statistics`, and the
- * checksum of its bytes. NULL with an exception. */
-static PyObject *read_block(PyObject *tensor, const struct view *view, PyObject *crc32,
-                            uint64_t *checksum)
+/* Whether the storage of a tensor reaches to its last element: one that was given back does not. */
+static int is_covered(PyObject *tensor, const struct view *view)
 {
     PyObject *storage = PyObject_CallMethodNoArgs(tensor, names.untyped_storage);
-    PyObject *numbers = storage ? numbers_of(tensor, view, storage) : NULL;
+    int64_t size_bytes = storage ? take_int(PyObject_CallMethodNoArgs(storage, names.nbytes)) : 0;
+    int64_t offset = storage ? take_int(PyObject_CallMethodNoArgs(tensor, names.storage_offset)) : 0;
     Py_XDECREF(storage);
-    if (!numbers) return NULL;
-    PyObject *memory = PyMemoryView_FromMemory(
-        (char *)view->data, (Py_ssize_t)((size_t)view->count * view->itemsize), PyBUF_READ);
-    *checksum = memory ? (uint64_t)take_int(PyObject_CallOneArg(crc32, memory)) : 0;
-    Py_XDECREF(memory);
-    if (PyErr_Occurred()) Py_CLEAR(numbers);
-    return numbers;
+    return view->data && offset >= 0 && (offset + view->count) * (int64_t)view->itemsize <= size_bytes;
 }
 
 /* Whether this is a plain tensor on the CPU with elements in one block, in order; `view` is then
  * where. It has no exception. */
 static int is_block(PyObject *tensor, struct view *view)
 {
-    int found = read_view(tensor, view) > 0 && view->count && is_dense(view, 1);
+    int found = read_view(tensor, view) > 0 && view->count && is_dense(view, 1) &&
+                is_covered(tensor, view) && !PyErr_Occurred();
     PyErr_Clear();
     return found;
+}
+
+/* Read such a tensor: its numbers as of `statistics`, and the checksum of its bytes. NULL with an
+ * exception. */
+static PyObject *read_block(const struct view *view, PyObject *crc32, uint64_t *checksum)
+{
+    Py_ssize_t size_bytes = (Py_ssize_t)((size_t)view->count * view->itemsize);
+    PyObject *numbers = native->statistics(view->kind, view->data, view->ndim, view->shape,
+                                           view->strides, size_bytes);
+    if (!numbers) return NULL;
+    PyObject *memory = PyMemoryView_FromMemory((char *)view->data, size_bytes, PyBUF_READ);
+    *checksum = memory ? (uint64_t)take_int(PyObject_CallOneArg(crc32, memory)) : 0;
+    Py_XDECREF(memory);
+    if (PyErr_Occurred()) Py_CLEAR(numbers);
+    return numbers;
 }
 
 /* Return `done`, 0 where a tensor is left because of an exception, -1 without memory. */
@@ -1362,8 +1371,10 @@ static uint64_t probe(PyObject *tensor, const struct view *view)
  * it, `probe`, checksum, norm, projections). */
 struct reading {
     PyObject *known, *crc32;
-    enum { ASK_NONE, ASK_ALL, ASK_FROZEN } asks; /* of which tensors it is asked */
+    int asks; /* of which tensors it is asked */
 };
+
+enum { ASK_NONE, ASK_ALL, ASK_FROZEN };
 
 /* Return what is known of a tensor, NULL perhaps with an exception. */
 static PyObject *find_row(const struct reading *reading, PyObject *tensor, PyObject *address,
@@ -1393,10 +1404,10 @@ static void drop_content(struct content *content)
 }
 
 /* Read a tensor; 0, or -1 with an exception. */
-static int read_content(const struct reading *reading, PyObject *tensor, const struct view *view,
+static int read_content(const struct reading *reading, const struct view *view,
                         struct content *out)
 {
-    PyObject *numbers = read_block(tensor, view, reading->crc32, &out->checksum);
+    PyObject *numbers = read_block(view, reading->crc32, &out->checksum);
     if (!numbers) return -1;
     out->norm = Py_NewRef(PyTuple_GET_ITEM(numbers, 3));
     out->projections = Py_NewRef(PyTuple_GET_ITEM(numbers, 5));
@@ -1423,7 +1434,7 @@ static int content_of(const struct reading *reading, PyObject *tensor, const str
                       struct content *out)
 {
     uint64_t number = reading->known == Py_None ? 0 : probe(tensor, view);
-    if (!number) return read_content(reading, tensor, view, out);
+    if (!number) return read_content(reading, view, out);
     PyObject *address = PyLong_FromVoidPtr(tensor), *key = PyLong_FromUnsignedLongLong(number);
     PyObject *row = address && key ? find_row(reading, tensor, address, key) : NULL;
     int failed = 0;
@@ -1433,7 +1444,7 @@ static int content_of(const struct reading *reading, PyObject *tensor, const str
         out->projections = Py_NewRef(PyTuple_GET_ITEM(row, 4));
         Py_DECREF(row);
     } else {
-        failed = PyErr_Occurred() || read_content(reading, tensor, view, out) < 0;
+        failed = PyErr_Occurred() || read_content(reading, view, out) < 0;
         if (!failed && remember_content(reading, tensor, address, key, out) < 0)
             drop_content(out), failed = 1;
     }
