@@ -32,6 +32,7 @@ def contents() -> dict[str, dict]:
         DYNAMIC: {"hidden_size": 64},
         f"dataset/step0/{place}/dataset.json": {"args": {"0": leaf()}, "kwargs": {"mask": leaf()}},
         f"weights/step0/{place}/weight.json": {"fc.weight": leaf(), "fc.bias": leaf()},
+        f"buffers/step0/{place}/buffer.json": {"bn.running_mean": leaf()},
         f"random/{place}.json": {"torch.rand": [{"count": 2, "stack": stack}]},
         f"random/generators_{place}.json": {"step0": {"cpu": "aa", "python": "bb"}},
     }
@@ -67,12 +68,12 @@ def test_equal_runs_pass_everywhere(compare) -> None:
         "hyperparameters",
         "dataset",
         "weights",
+        "buffers",
         "random",
         "generators",
     ]
     assert all(item.compared for item in found.items.values())
     assert found.differences() == []
-    assert found.notes == ()
 
 
 def weights(members: dict) -> dict:
@@ -120,13 +121,51 @@ def test_what_does_not_matter_passes_and_is_still_listed(compare) -> None:
     assert len(found.items["pip"].rows) == 1
 
 
-def test_an_item_of_one_side_is_left_out_with_a_note(compare) -> None:
+def test_an_item_of_one_side_is_a_difference(compare) -> None:
     found = compare(lambda m: m.pop("random/rank0.json") and m.pop(DYNAMIC))
-    assert "random" not in found.items
-    assert sorted(found.notes) == [
-        "hyperparameters_dynamic.json is left out: only bench.zip holds it",
-        "random is left out: only bench.zip holds it",
+    assert found.level is Level.WARNING
+    assert [(each.item, each.name, each.bench, each.cmp) for each in found.differences()] == [
+        ("hyperparameters", "hyperparameters_dynamic.json", "held", None),
+        ("random", "random", "held", None),
     ]
+    assert found.items["random"].compared == 0
+
+
+def test_parts_that_hold_nothing_to_compare_never_pass(compare, tmp_path: Path) -> None:
+    junk = {"weights/step0/rank0/weight.json": {"a": 1}}
+    paths = [write(tmp_path / f"{name}.zip", junk) for name in "ab"]
+    found = compare_packs(*paths)
+    assert found.items["weights"].level is Level.WARNING
+    assert [each.item for each in found.differences()] == ["weights"]
+
+
+def test_two_packs_without_anything_to_compare_never_pass(tmp_path: Path) -> None:
+    for name in "ab":
+        PackWriter(tmp_path / f"{name}.zip")
+    found = compare_packs(tmp_path / "a.zip", tmp_path / "b.zip")
+    assert found.level is Level.WARNING
+
+
+def test_ranks_whose_files_are_missing_never_pass(tmp_path: Path) -> None:
+    for name in "ab":
+        PackWriter(tmp_path / f"{name}.zip", world_size=2).put_json(ENV, {"A": "1"})
+    PackWriter(tmp_path / "a.zip", rank=1, world_size=2).put_json(ENV, {"A": "1"})
+    found = compare_packs(tmp_path / "a.zip", tmp_path / "b.zip")
+    (difference,) = found.differences()
+    assert (difference.item, difference.name, difference.level) == (
+        "pack",
+        "rank 1",
+        Level.WARNING,
+    )
+
+
+def test_buffers_that_differ_never_pass(compare) -> None:
+    def change(members: dict) -> None:
+        members["buffers/step0/rank0/buffer.json"]["bn.running_mean"].update(crc32="ff")
+
+    (difference,) = compare(change).differences()
+    assert (difference.item, difference.level) == ("buffers", Level.ERROR)
+    assert difference.name == "step 0 rank 0 bn.running_mean"
 
 
 def test_statistics_decide_where_there_is_no_checksum() -> None:

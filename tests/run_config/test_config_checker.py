@@ -156,12 +156,22 @@ def test_ranks_of_a_launcher_write_files_of_their_own(tmp_path: Path, monkeypatc
     pack = read_pack(tmp_path / "a.zip")
     assert sorted(pack.weights) == [(0, 0), (0, 1)]
     assert pack.weights[0, 0] != pack.weights[0, 1]
-    assert pack.notes == []
+    assert pack.missing_ranks == []
 
 
 def test_only_some_steps_are_looked_at(tmp_path: Path) -> None:
     train(tmp_path / "a.zip", max_steps=2)
     assert sorted(read_pack(tmp_path / "a.zip").weights) == [(0, 0), (1, 0)]
+
+
+def test_buffers_are_read_and_compared(tmp_path: Path) -> None:
+    for name, mean in (("a", 0.0), ("b", 0.5)):
+        model = torch.nn.BatchNorm1d(2)
+        model.running_mean.fill_(mean)
+        ConfigChecker(model, None, tmp_path / f"{name}.zip", max_steps=1)
+        model(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    (difference,) = compare_packs(tmp_path / "a.zip", tmp_path / "b.zip").differences()
+    assert (difference.item, difference.name) == ("buffers", "step 0 rank 0 running_mean")
 
 
 def test_nested_inputs_and_several_model_parts(tmp_path: Path) -> None:

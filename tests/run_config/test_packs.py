@@ -35,7 +35,7 @@ def test_what_was_put_in_comes_out(tmp_path: Path) -> None:
     assert pack.packages == {"torch": "2.1", "odd": "1 @ abc"}
     assert pack.dataset == {(3, 0): {"args": {}}}
     assert pack.weights == {(3, 0): {"w": {"norm": 1.0}}}
-    assert pack.notes == []
+    assert pack.missing_ranks == []
 
 
 def test_equal_contents_make_equal_files_and_old_ones_are_replaced(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_ranks_write_beside_and_are_read_together(tmp_path: Path) -> None:
     ]
     pack = read_pack(path)
     assert sorted(pack.random) == [0, 1, 3]
-    assert pack.notes == ["run.zip: the files of ranks 2 are not beside it"]
+    assert pack.missing_ranks == [2]
 
 
 def test_packs_of_mindstudio_probe_are_read(tmp_path: Path) -> None:

@@ -79,6 +79,10 @@ class _MindSpore:
     def parameters_of(self, part: nn.Cell) -> Iterator[tuple[str, Any]]:
         yield from part.parameters_and_names()
 
+    def buffers_of(self, part: nn.Cell) -> Iterator[tuple[str, Any]]:
+        named_buffers = getattr(part, "named_buffers", None)  # not in every version
+        return iter(()) if named_buffers is None else iter(named_buffers())
+
     def leaf(self, value: Any) -> dict[str, JsonTree] | None:
         if not isinstance(value, Tensor):
             return None

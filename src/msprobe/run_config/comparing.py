@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from msprobe.run_config.packages import compare_packages
 from msprobe.run_config.random_calls import compare_random_calls
 from msprobe.run_config.system import compare_systems
 from msprobe.run_config.value_tables import (
+    compare_buffers,
     compare_datasets,
     compare_generators,
     compare_weights,
@@ -30,18 +31,18 @@ class RunComparison:
     Attributes:
         bench: the trusted run.
         cmp: the run under test.
-        items: one result an item that both packs hold.
-        notes: items that could not be compared.
+        items: one result an item that a pack holds.
     """
 
     bench: Pack
     cmp: Pack
     items: Mapping[str, ItemResult]
-    notes: tuple[str, ...]
 
     @property
     def level(self) -> Level:
-        """The highest level of all items."""
+        """The highest level of all items; packs of which nothing was compared do not pass."""
+        if not any(item.compared for item in self.items.values()):
+            return Level.WARNING
         return highest(item.level for item in self.items.values())
 
     def differences(self) -> list[Difference]:
@@ -61,26 +62,38 @@ def compare_packs(bench: Path, cmp: Path) -> RunComparison:
         RunConfigFormatError: a file is no pack, or damaged or hostile.
     """
     one, other = read_pack(bench), read_pack(cmp)
-    parts: tuple[tuple[Any, Any, Callable[[Any, Any], ItemResult]], ...] = (
-        (one.env, other.env, compare_environments),
-        (one.packages, other.packages, compare_packages),
-        (one.system, other.system, compare_systems),
-        (one.arguments, other.arguments, _compare_all_arguments),
-        (one.dataset, other.dataset, compare_datasets),
-        (one.weights, other.weights, compare_weights),
-        (one.random, other.random, compare_random_calls),
-        (one.generators, other.generators, compare_generators),
+    parts: tuple[tuple[str, Any, Any, Callable[[Any, Any], ItemResult]], ...] = (
+        ("env", one.env, other.env, compare_environments),
+        ("pip", one.packages, other.packages, compare_packages),
+        ("system", one.system, other.system, compare_systems),
+        ("hyperparameters", one.arguments, other.arguments, _compare_all_arguments),
+        ("dataset", one.dataset, other.dataset, compare_datasets),
+        ("weights", one.weights, other.weights, compare_weights),
+        ("buffers", one.buffers, other.buffers, compare_buffers),
+        ("random", one.random, other.random, compare_random_calls),
+        ("generators", one.generators, other.generators, compare_generators),
     )
-    results = [compare(bench, cmp) for bench, cmp, compare in parts if bench and cmp]
-    items = {result.item: result for result in results}
-    notes = [*one.notes, *other.notes, *_unmatched_items(one, other)]
-    return RunComparison(bench=one, cmp=other, items=items, notes=tuple(notes))
+    items = {
+        item: _said_if_empty(compare(bench, cmp))
+        if bench and cmp
+        else _held_by_one(item, bool(bench), bool(cmp))
+        for item, bench, cmp, compare in parts
+        if bench or cmp
+    }
+    if one.missing_ranks or other.missing_ranks:
+        items["pack"] = _incomplete(one, other)
+    return RunComparison(bench=one, cmp=other, items=items)
 
 
 def _compare_all_arguments(
     bench: Mapping[str, dict[str, JsonTree]], cmp: Mapping[str, dict[str, JsonTree]]
 ) -> ItemResult:
-    results = [compare_arguments(name, bench[name], cmp[name]) for name in bench if name in cmp]
+    results = [
+        compare_arguments(name, bench[name], cmp[name])
+        if name in bench and name in cmp
+        else _held_by_one("hyperparameters", name in bench, name in cmp, name)
+        for name in dict.fromkeys((*bench, *cmp))
+    ]
     return ItemResult(
         item="hyperparameters",
         columns=COLUMNS,
@@ -90,14 +103,50 @@ def _compare_all_arguments(
     )
 
 
-def _unmatched_items(one: Pack, other: Pack) -> list[str]:
-    notes = []
-    for item in ("env", "packages", "system", "dataset", "weights", "random", "generators"):
-        in_one, in_other = bool(getattr(one, item)), bool(getattr(other, item))
-        if in_one != in_other:
-            holder = one if in_one else other
-            notes.append(f"{item} is left out: only {holder.path.name} holds it")
-    for name in sorted(one.arguments.keys() ^ other.arguments.keys()):
-        holder = one if name in one.arguments else other
-        notes.append(f"{name} is left out: only {holder.path.name} holds it")
-    return notes
+def _held_by_one(item: str, in_bench: bool, in_cmp: bool, name: str = "") -> ItemResult:
+    """Return the result of an item, or a file of one, that only one pack holds."""
+    difference = Difference(
+        item=item,
+        name=name or item,
+        bench="held" if in_bench else None,
+        cmp="held" if in_cmp else None,
+        level=Level.WARNING,
+        note="not compared",
+    )
+    return ItemResult(item=item, columns=("name",), rows=[], differences=[difference], compared=0)
+
+
+def _said_if_empty(result: ItemResult) -> ItemResult:
+    """Return the result, with a difference if both sides hold nothing that can be compared."""
+    if result.compared or result.differences:
+        return result
+    difference = Difference(
+        item=result.item,
+        name=result.item,
+        bench="nothing",
+        cmp="nothing",
+        level=Level.WARNING,
+        note="nothing to compare",
+    )
+    return replace(result, differences=[difference])
+
+
+def _incomplete(bench: Pack, cmp: Pack) -> ItemResult:
+    """Return the ranks whose files are missing on a side."""
+    gone = set(bench.missing_ranks), set(cmp.missing_ranks)
+    differences = [
+        Difference(
+            item="pack",
+            name=f"rank {rank}",
+            bench=None if rank in gone[0] else "held",
+            cmp=None if rank in gone[1] else "held",
+            level=Level.WARNING,
+            note="its file is not beside that of rank 0",
+        )
+        for rank in sorted(gone[0] | gone[1])
+    ]
+    columns = ("name", "bench", "cmp")
+    rows = [(each.name, each.bench or "None", each.cmp or "None") for each in differences]
+    return ItemResult(
+        item="pack", columns=columns, rows=list(rows), differences=differences, compared=0
+    )

@@ -73,6 +73,11 @@ class ItemResult:
 
     @property
     def level(self) -> Level:
-        """The highest level, of differences that change the computation."""
+        """The highest level, of differences that change the computation.
+
+        An item of which nothing was compared does not pass.
+        """
         found = highest(difference.level for difference in self.differences)
+        if not self.compared:
+            return highest((found, Level.WARNING))
         return Level.PASS if found is Level.INFO else found

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
@@ -42,6 +42,9 @@ class Framework(Protocol):
 
     def parameters_of(self, part: Any) -> Iterator[tuple[str, Any]]:
         """Yield every parameter of a part with its name."""
+
+    def buffers_of(self, part: Any) -> Iterator[tuple[str, Any]]:
+        """Yield every buffer of a part with its name."""
 
     def leaf(self, value: Any) -> dict[str, JsonTree] | None:
         """Return the entry of a tensor, made by `leaf_of`; None for any other value."""
@@ -123,8 +126,8 @@ class ModelWatch:
             self._collect_once()
         dataset = {"args": self._described(list(args)), "kwargs": self._described(kwargs)}
         self._writer.put_json(f"dataset/{place}/dataset.json", dataset)
-        weights = {name: self._framework.leaf(value) for name, value in self._parameters()}
-        self._writer.put_json(f"weights/{place}/weight.json", weights)
+        self._put_values(f"weights/{place}/weight.json", self._framework.parameters_of)
+        self._put_values(f"buffers/{place}/buffer.json", self._framework.buffers_of)
 
     def _collect_once(self) -> None:
         self._writer.put_json(f"random/rank{self._rank}.json", self._recorder.as_json())
@@ -134,11 +137,16 @@ class ModelWatch:
         if arguments := megatron_arguments():
             self._writer.put_json(DYNAMIC, arguments)
 
-    def _parameters(self) -> Iterator[tuple[str, Any]]:
+    def _put_values(
+        self, member: str, values_of: Callable[[Any], Iterator[tuple[str, Any]]]
+    ) -> None:
+        found: dict[str, JsonTree] = {}
         for number, part in enumerate(self._parts):
             begin = f"{number}." if len(self._parts) > 1 else ""
-            for name, parameter in self._framework.parameters_of(part):
-                yield begin + name, parameter
+            for name, value in values_of(part):
+                found[begin + name] = self._framework.leaf(value)
+        if found:
+            self._writer.put_json(member, found)
 
     def _described(self, value: Any, depth: int = 0) -> JsonTree:
         """Return the entries of the tensors in `value`, nested like it; all else is left out."""

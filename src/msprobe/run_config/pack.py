@@ -8,12 +8,13 @@
     hyperparameters/hyperparameters_static.json, hyperparameters_dynamic.json
     dataset/step{n}/rank{r}/dataset.json    statistics and checksum of every input of the model
     weights/step{n}/rank{r}/weight.json     the same of every parameter
+    buffers/step{n}/rank{r}/buffer.json     the same of every buffer
     random/rank{r}.json                     calls of random functions
     random/generators_rank{r}.json          states of the generators, by step
 
-The packs of mindstudio-probe have the same layout without `manifest.json`, `system.json`, checksums
-and generators, and are read too. Each rank writes a file of its own: rank 0 the one that was asked
-for, rank r ``{stem}.rank{r}.zip`` beside it. Reading the first takes the others in.
+The packs of mindstudio-probe have the same layout without `manifest.json`, `system.json`, buffers,
+checksums and generators, and are read too. Each rank writes a file of its own: rank 0 the one that
+was asked for, rank r ``{stem}.rank{r}.zip`` beside it. Reading the first takes the others in.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _MAX_MEMBERS: Final = 1_000_000
 _MAX_MEMBER_BYTES: Final = 256 << 20
 _MAX_TOTAL_BYTES: Final = 4 << 30
 _PER_STEP: Final = re.compile(
-    r"(dataset|weights)/step(\d{1,9})/rank(\d{1,9})/(?:dataset|weight)\.json"
+    r"(dataset|weights|buffers)/step(\d{1,9})/rank(\d{1,9})/(?:dataset|weight|buffer)\.json"
 )
 _PER_RANK: Final = re.compile(r"random/(generators_)?rank(\d{1,9})\.json")
 
@@ -65,9 +66,10 @@ class Pack:
         arguments: flat arguments, by the name of the file in the pack.
         dataset: per step and rank, the nested statistics of the inputs.
         weights: per step and rank, the statistics of the parameters.
+        buffers: per step and rank, those of the buffers.
         random: per rank, the calls of random functions.
         generators: per rank, the states of the random generators by step.
-        notes: remarks, such as members that could not be read.
+        missing_ranks: ranks whose files are not beside it.
     """
 
     path: Path
@@ -77,9 +79,10 @@ class Pack:
     arguments: dict[str, dict[str, JsonTree]] = field(default_factory=dict)
     dataset: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
     weights: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
+    buffers: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
     random: dict[int, dict[str, JsonTree]] = field(default_factory=dict)
     generators: dict[int, dict[str, JsonTree]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    missing_ranks: list[int] = field(default_factory=list)
 
 
 def rank_path(path: Path, rank: int) -> Path:
@@ -143,16 +146,12 @@ def read_pack(path: Path) -> Pack:
     """
     pack = Pack(path=path)
     world_size = _read_into(pack, path)
-    missing: list[int] = []
     for rank in range(1, min(world_size, _MAX_MEMBERS)):
         other = rank_path(path, rank)
         if other.is_file():
             _read_into(pack, other)
         else:
-            missing.append(rank)
-    if missing:
-        shown = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
-        pack.notes.append(f"{path.name}: the files of ranks {shown} are not beside it")
+            pack.missing_ranks.append(rank)
     return pack
 
 
@@ -213,9 +212,9 @@ def _read_into(pack: Pack, path: Path) -> int:
         elif name in (STATIC, DYNAMIC):
             pack.arguments.setdefault(name.partition("/")[2], tree)
         elif place := _PER_STEP.fullmatch(name):
-            table = pack.dataset if place[1] == "dataset" else pack.weights
-            table[int(place[2]), int(place[3])] = tree
-        elif place := _PER_RANK.fullmatch(name):
+            tables = {"dataset": pack.dataset, "weights": pack.weights, "buffers": pack.buffers}
+            tables[place[1]][int(place[2]), int(place[3])] = tree
+        elif tree and (place := _PER_RANK.fullmatch(name)):  # empty where no call was noted
             (pack.generators if place[1] else pack.random)[int(place[2])] = tree
     if not found:
         raise RunConfigFormatError(path, "is no pack of config_check: it holds no known member")

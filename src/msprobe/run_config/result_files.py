@@ -66,7 +66,6 @@ def comparison_json(found: RunComparison) -> dict[str, JsonTree]:
             }
             for each in differences[:_MAX_LISTED]
         ],
-        "notes": list(found.notes),
     }
 
 

@@ -39,13 +39,13 @@ def comparison_lines(found: RunComparison, *, limit: int = _LISTED) -> Iterator[
             yield Text(f"      … {len(shown) - limit:,} more", "dim")
         if quiet := len(item.differences) - len(shown):
             yield Text(f"      {count_text(quiet, 'difference')} without influence", "dim")
-    for note in found.notes:
-        yield Text(f"  note: {plain(note)}", "yellow")
 
 
 def _item_line(item: ItemResult) -> Text:
     count = f"{len(item.differences):,} of {item.compared:,} differ"
-    if not item.differences:
+    if not item.compared:
+        count = "nothing compared"
+    elif not item.differences:
         count = f"{item.compared:,} compared"
     return Text.assemble(
         f"  {item.item}".ljust(20), (item.level.value.ljust(9), _STYLES[item.level]), (count, "dim")

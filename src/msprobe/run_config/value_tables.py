@@ -27,6 +27,14 @@ def compare_weights(
     return _compare("weights", "weight_name", bench, cmp)
 
 
+def compare_buffers(
+    bench: Mapping[StepRank, Mapping[str, JsonTree]],
+    cmp: Mapping[StepRank, Mapping[str, JsonTree]],
+) -> ItemResult:
+    """Compare the buffers of two models: by checksum where there is one, else by statistics."""
+    return _compare("buffers", "buffer_name", bench, cmp)
+
+
 def compare_datasets(
     bench: Mapping[StepRank, Mapping[str, JsonTree]],
     cmp: Mapping[StepRank, Mapping[str, JsonTree]],

@@ -94,6 +94,9 @@ class _Torch:
     def parameters_of(self, part: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         return part.named_parameters()
 
+    def buffers_of(self, part: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        return part.named_buffers()
+
     def leaf(self, value: Any) -> dict[str, JsonTree] | None:
         if not isinstance(value, torch.Tensor):
             return None
