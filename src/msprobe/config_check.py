@@ -81,6 +81,9 @@ class ConfigChecker:
         collect_static(writer, _paths(shell_path), extra_system=observer.framework.facts())
         if model is not None:
             observer.watch_model(model, writer, rank=rank, max_steps=max_steps)
+        else:
+            framework = observer.framework
+            framework.settings((), framework.with_grad()).write(writer, rank)
 
     @staticmethod
     def apply_patches(fmk: str = "pytorch") -> None:

@@ -31,7 +31,10 @@ def test_collect_without_files(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MY_API_TOKEN", "very-secret")
     assert main(["config_check", "-d"]) == 0
-    assert "config_check_pack.zip" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "config_check_pack.zip" in text
+    assert "MY_API_TOKEN" in text.partition("hidden:")[2]
+    assert "very-secret" not in text
     pack = read_pack(tmp_path / "config_check_pack.zip")
     assert pack.env["MY_API_TOKEN"].startswith("<hidden")
     assert pack.packages

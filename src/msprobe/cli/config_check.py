@@ -105,17 +105,21 @@ def _is_pack(path: Path) -> bool:
 
 
 def _collect(options: argparse.Namespace) -> int:
-    from msprobe.cli.terminal import print_json
+    from msprobe.cli.terminal import make_console, print_json, print_lines
     from msprobe.run_config.collecting import collect_static
-    from msprobe.run_config.pack import PackWriter
+    from msprobe.run_config.pack import PackWriter, read_pack
+    from msprobe.run_config.result_lines import hidden_line
 
     path = options.output or _DEFAULT_PACK
     writer = PackWriter(path)
     collect_static(writer, options.dump)
-    if not options.json:
-        print(f"collected: {path}")
-    else:
-        print_json({"pack": str(path)}, indent=None)
+    hidden = read_pack(path).hidden()
+    if options.json:
+        print_json({"pack": str(path), "hidden": hidden}, indent=None)
+        return 0
+    print(f"collected: {path}")
+    if hidden:
+        print_lines(make_console(), [hidden_line(hidden, limit=0 if options.all else 10)])
     return 0
 
 

@@ -7,7 +7,8 @@ and would not understand ours. The states of the generators show the random numb
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import PurePath
 from typing import Any, Final
@@ -24,13 +25,20 @@ from msprobe.mindspore.communication import current_rank
 from msprobe.mindspore.compiled.cells import is_static_graph
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.tensor_payload import crc32_hex
-from msprobe.run_config.model_watch import leaf_of
+from msprobe.run_config.live_objects import live_objects
+from msprobe.run_config.model_watch import RunSettings, flat_modes, leaf_of
 from msprobe.run_config.observing import RunObserver, launched_as, parts_in
+from msprobe.run_config.program_arguments import kind_of_arguments, program_arguments
 from msprobe.run_config.random_recording import RandomFunctions, RandomRecorder, state_checksum
 
 _SEEDING: Final = RandomFunctions(
     "mindspore", mindspore, ("set_seed", "manual_seed", "seed", "set_rng_state")
 )
+
+
+# Of smaller tensors, as labels, many rows are equal by chance.
+_ROW_DIMENSIONS: Final = 2
+_MAX_ROWS: Final = 256
 
 
 def make_observer() -> RunObserver:
@@ -52,6 +60,10 @@ def generator_states() -> Iterator[tuple[str, str]]:
     """Yield MindSpore's seed and the checksum of its generator's state; draws nothing."""
     yield "seed", str(mindspore.get_seed())
     yield "default", state_checksum(mindspore.get_rng_state().asnumpy().tobytes())
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class _MindSpore:
@@ -91,8 +103,31 @@ class _MindSpore:
             return leaf_of(value.shape, dtype_name(value), None, None)
         return leaf_of(value.shape, dtype_name(value), summarise_array(values), crc32_hex(values))
 
+    def rows(self, value: Any) -> list[str]:
+        values = values_of(value)
+        if values is None or values.ndim < _ROW_DIMENSIONS or len(values) > _MAX_ROWS:
+            return []
+        return [f"{zlib.crc32(row.tobytes()):08x}" for row in values]
+
     def generator_states(self) -> Iterator[tuple[str, str]]:
         return generator_states()
+
+    def settings(self, parts: Sequence[nn.Cell], with_grad: bool) -> RunSettings:
+        # The room of this module reads the nets of recordings.
+        from msprobe.mindspore.start_state import cell_settings, modes_of
+
+        objects = live_objects(kind_of_arguments)
+        found = {"modules": cell_settings(parts)}
+        if parts:
+            found["modes"] = flat_modes(modes_of(parts))
+        return RunSettings(arguments=program_arguments(objects), parts=found)
+
+    def with_grad(self) -> bool:
+        return True  # MindSpore differentiates functions, not what a program has run
+
+    def watch_clipping(self, note: Callable[[dict[str, str]], None]) -> Callable[[], None]:
+        del note  # MindSpore compiles a function from its source, and would not understand ours
+        return _nothing
 
     def is_tracing(self) -> bool:
         return False  # `parts_of` refuses graph mode

@@ -17,7 +17,21 @@ from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.run_config_hooks import generator_states, mindspore_settings
 from msprobe.mindspore.tensor_payload import crc32_hex
 from msprobe.run_config.collecting import collect_settings
+from msprobe.run_config.live_objects import live_objects, plain_settings
+from msprobe.run_config.program_arguments import kind_of_arguments
 from msprobe.run_config.random_recording import python_and_numpy_states
+
+# Attributes that every cell has, and the name that MindSpore counts up.
+_NO_SETTINGS: Final = frozenset(
+    (
+        "training",
+        "cell_type",
+        "param_prefix",
+        "auto_parallel_mode",
+        "arguments_key",
+        "compile_cache",
+    )
+)
 
 Print = tuple[str | None, float | None, Projections | None]
 NO_PRINT: Final[Print] = (None, None, None)
@@ -60,14 +74,15 @@ class StartState:
         if not session.facts.is_open or session.dump is self._dump:
             return
         self._dump = session.dump
-        quietly(session, "settings", self._put_settings)
+        quietly(session, "settings", self._put_settings, models)
         quietly(session, "random states", self._put_random_states)
         if models:
             quietly(session, "state of the model", self._put_model, models)
 
-    def _put_settings(self) -> None:
+    def _put_settings(self, models: Sequence[nn.Cell]) -> None:
         if self._fixed is None:
-            self._fixed = collect_settings()
+            objects = live_objects(kind_of_arguments)
+            self._fixed = {**collect_settings(objects), **cell_settings(models)}
         self._session.facts.put("settings", {**mindspore_settings(), **self._fixed})
 
     def _put_random_states(self) -> None:
@@ -75,15 +90,9 @@ class StartState:
         self._session.facts.put("random", states)
 
     def _put_model(self, models: Sequence[nn.Cell]) -> None:
-        training: dict[str, bool] = {}
-        named: list[tuple[str, Any]] = []
-        for index, model in enumerate(models):
-            prefix = f"{index}." if len(models) > 1 else ""
-            _add_flags(model, prefix, None, training, set())
-            named += [(prefix + name, value) for name, value in model.parameters_and_names()]
-        frozen = [name for name, parameter in named if not parameter.requires_grad]
+        named = named_parameters(models)
         facts = self._session.facts
-        facts.put("modes", Modes(training=training, requires_grad_false=frozen))
+        facts.put("modes", modes_of(models))
         prints = [print_of(parameter) for _, parameter in named]
         parameters = Parameters(
             name=[name for name, _ in named],
@@ -97,6 +106,42 @@ class StartState:
             same_as=[None] * len(named),  # MindSpore names a parameter once
         )
         facts.put("parameters", parameters)
+
+
+def named_parameters(models: Sequence[nn.Cell]) -> list[tuple[str, Any]]:
+    """Return the parameters of several nets with their names."""
+    return [
+        (prefix + name, value)
+        for prefix, model in _prefixed(models)
+        for name, value in model.parameters_and_names()
+    ]
+
+
+def modes_of(models: Sequence[nn.Cell]) -> Modes:
+    """Return the flags of nets now."""
+    training: dict[str, bool] = {}
+    for prefix, model in _prefixed(models):
+        _add_flags(model, prefix, None, training, set())
+    frozen = [name for name, one in named_parameters(models) if not one.requires_grad]
+    return Modes(training=training, requires_grad_false=frozen)
+
+
+def cell_settings(models: Sequence[nn.Cell]) -> dict[str, str]:
+    """Return class, ``extend_repr`` and plain attributes of each cell."""
+    found: dict[str, str] = {}
+    for prefix, model in _prefixed(models):
+        for path, cell in model.cells_and_names():
+            name = f"module.{prefix}{path}".rstrip(".")
+            shown = f"{type(cell).__name__}({cell.extend_repr()})"
+            found[name] = shown
+            for key, text in plain_settings(cell, without=_NO_SETTINGS):
+                if f"{key}=" not in shown:
+                    found[f"{name}.{key}"] = text
+    return found
+
+
+def _prefixed(models: Sequence[nn.Cell]) -> list[tuple[str, nn.Cell]]:
+    return [(f"{index}." if len(models) > 1 else "", model) for index, model in enumerate(models)]
 
 
 def _add_flags(

@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from difflib import SequenceMatcher
-from enum import StrEnum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from msprobe.dump.records import JsonTree
 from msprobe.errors import ConfigFileError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
-from msprobe.run_config.levels import Difference, ItemResult, Level
+from msprobe.run_config.levels import Difference, Item, ItemResult, Level
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_scripts import parse_shell_script
 
@@ -34,8 +33,16 @@ _MAX_ENTRIES: Final = 100_000
 _SIMILAR: Final = 0.8
 # Comparing all leftovers with each other takes the square of their number.
 _MAX_COMPARED_BY_SIMILARITY: Final = 400
+# These say where results go and how a run is called, and change no number.
+_WITHOUT_INFLUENCE: Final = re.compile(
+    r"(.*[._])?(out|outputs?|o|logs?|logging|tensorboard|tb|wandb|mlflow|runs?|exp|experiment|job|"
+    r"project|results?|profiler?|save)([._]?(dir|directory|path|file|folder|root|name|id|to|tag))?|"
+    r"(.*[._])?(report_to|tags?|name|comment|verbose|log_level.*|disable_tqdm|push_to_hub|hub_.*|"
+    r"save_(steps|strategy|total_limit|interval|freq|every)|(log|logging|print)_(steps|strategy|"
+    r"interval|freq|every|first_step)|master_(port|addr)|port|host|hostname|rdzv_.*|(local_)?rank|"
+    r"device_index|run_id)"
+)
 _DUPLICATE: Final = "duplicate_value"
-_MEGATRON_MODULES: Final = ("megatron.training.global_vars", "megatron.training", "megatron")
 
 # Names of one thing in different programs.
 _ALIASES: Final = tuple(
@@ -84,7 +91,7 @@ def read_arguments(paths: Iterable[Path]) -> dict[str, JsonTree]:
     """
     found: dict[str, list[JsonTree]] = {}
     for path in paths:
-        for name, value in _read_file(path).items():
+        for name, value in read_file(path).items():
             values = found.setdefault(name, [])
             if not any(same_value(value, other) for other in values):
                 values.append(value)
@@ -103,8 +110,14 @@ def flat_arguments(tree: object) -> dict[str, JsonTree]:
     for name, value in _flatten("", tree, 0):
         if len(found) >= _MAX_ENTRIES:
             break
-        found[name] = hide_secrets(name, value) if isinstance(value, str) else value
+        found[name] = _safe(name, value)
     return found
+
+
+def _safe(name: str, value: JsonTree) -> JsonTree:
+    if isinstance(value, list):
+        return [_safe(name, item) for item in value]
+    return hide_secrets(name, value) if isinstance(value, str) else value
 
 
 def same_value(one: JsonTree, other: JsonTree) -> bool:
@@ -145,6 +158,7 @@ def compare_arguments(
         cmp: those of the run under test.
     """
     pairs = _pair_names(list(bench), list(cmp))
+    were_read = _files_that_were_read(bench) & _files_that_were_read(cmp)
     differences: list[Difference] = []
     rows: list[tuple[str, ...]] = []
     for pair in pairs:
@@ -153,8 +167,10 @@ def compare_arguments(
         is_lonely = pair.bench is None or pair.cmp is None
         if not is_lonely and same_value(one, other):
             continue
-        level = Level.WARNING if is_lonely else Level.ERROR
         name = pair.cmp or pair.bench or ""
+        level = Level.WARNING if is_lonely else Level.ERROR
+        if has_no_influence(name) or name in were_read:
+            level = Level.INFO
         texts = [
             None if key is None else _text(value)
             for key, value in ((pair.bench, one), (pair.cmp, other))
@@ -164,7 +180,7 @@ def compare_arguments(
             note = f"{pair.bench} in the benchmark, by {pair.pairing}"
         differences.append(
             Difference(
-                item="hyperparameters",
+                item=Item.ARGUMENTS,
                 name=name,
                 bench=texts[0],
                 cmp=texts[1],
@@ -175,7 +191,7 @@ def compare_arguments(
         cells = (pair.bench, pair.cmp, *texts)
         rows.append((file_name, *(cell or "None" for cell in cells), pair.pairing, level.value))
     return ItemResult(
-        item="hyperparameters",
+        item=Item.ARGUMENTS,
         columns=COLUMNS,
         rows=list(rows),
         differences=differences,
@@ -183,7 +199,12 @@ def compare_arguments(
     )
 
 
-def _read_file(path: Path) -> dict[str, JsonTree]:
+def read_file(path: Path) -> dict[str, JsonTree]:
+    """Return the arguments in a file, flat.
+
+    Raises:
+        ConfigFileError: it cannot be read, or is of another kind.
+    """
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ConfigFileError(path, f"is larger than {_MAX_BYTES >> 20} MB")
@@ -203,6 +224,16 @@ def _read_file(path: Path) -> dict[str, JsonTree]:
     raise ConfigFileError(path, "is of no kind that is read; use .sh, .yaml, .yml or .json")
 
 
+def _files_that_were_read(arguments: Mapping[str, JsonTree]) -> set[str]:
+    """Return the arguments that name a file whose contents are arguments, too."""
+    return {name.partition(":")[0] for name in arguments if ":" in name}
+
+
+def has_no_influence(name: str) -> bool:
+    """Return whether an argument only says where results go, or how a run is called."""
+    return _WITHOUT_INFLUENCE.fullmatch(normal_name(name)) is not None
+
+
 def _read_yaml(path: Path, text: bytes) -> JsonTree:
     import yaml
 
@@ -220,6 +251,9 @@ def _flatten(prefix: str, tree: object, depth: int) -> Iterator[tuple[str, JsonT
     begin = f"{prefix}." if prefix else ""
     if depth > 50:
         yield prefix, "nested too deeply"
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        names = [one.name for one in dataclasses.fields(tree) if hasattr(tree, one.name)]
+        yield from _flatten(prefix, {name: getattr(tree, name) for name in names}, depth + 1)
     elif isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from _flatten(f"{begin}{key}", value, depth + 1)
@@ -239,6 +273,10 @@ def _json_value(value: object) -> JsonTree:
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Enum):
+        return _json_value(value.value)
+    if hasattr(type(value), "shape"):  # a tensor: its text would make the program wait for it
+        return type(value).__name__
     # Only the type: a repr may hold an address, which differs in every run.
     text = str(value)
     return text if " at 0x" not in text and len(text) <= 500 else type(value).__name__
@@ -265,7 +303,7 @@ def _text(value: JsonTree) -> str:
 
 
 def _pair_names(bench: Sequence[str], cmp: Sequence[str]) -> list[_Pair]:
-    left, waiting = dict.fromkeys(bench), {_normal(name): name for name in cmp}
+    left, waiting = dict.fromkeys(bench), {normal_name(name): name for name in cmp}
     pairs: list[_Pair] = []
     for how, find in (
         (_Pairing.NAME, _find_equal),
@@ -275,7 +313,7 @@ def _pair_names(bench: Sequence[str], cmp: Sequence[str]) -> list[_Pair]:
         if how is _Pairing.SIMILARITY and len(left) * len(waiting) > _MAX_COMPARED_BY_SIMILARITY**2:
             break
         for name in list(left):
-            partner = find(_normal(name), waiting)
+            partner = find(normal_name(name), waiting)
             if partner is not None:
                 pairs.append(_Pair(name, waiting.pop(partner), how))
                 del left[name]
@@ -284,7 +322,8 @@ def _pair_names(bench: Sequence[str], cmp: Sequence[str]) -> list[_Pair]:
     return pairs
 
 
-def _normal(name: str) -> str:
+def normal_name(name: str) -> str:
+    """Return the name of an argument without regard to case, dashes and blanks."""
     return re.sub(r"[-\s]", "_", name).lower()
 
 
@@ -307,14 +346,3 @@ def _find_similar(name: str, waiting: Mapping[str, str]) -> str | None:
         if matcher.real_quick_ratio() > best_ratio and (ratio := matcher.ratio()) > best_ratio:
             best, best_ratio = other, ratio
     return best
-
-
-def megatron_arguments() -> dict[str, JsonTree]:
-    """Return the arguments of Megatron-LM, if it is loaded in this process and has parsed them."""
-    for name in _MEGATRON_MODULES:
-        get_args = getattr(sys.modules.get(name), "get_args", None)
-        if callable(get_args):
-            # It asserts that arguments were parsed.
-            with suppress(AssertionError, AttributeError, RuntimeError):
-                return flat_arguments(vars(get_args()))
-    return {}

@@ -9,14 +9,22 @@ from pathlib import Path
 from msprobe.run_config import pack
 from msprobe.run_config.arguments import read_arguments
 from msprobe.run_config.environment import collect_environment
+from msprobe.run_config.live_objects import Kinds
 from msprobe.run_config.packages import collect_packages
+from msprobe.run_config.program_arguments import program_arguments
 from msprobe.run_config.system import collect_system
 
 
-def collect_settings() -> dict[str, str]:
-    """Return environment, packages and system as one flat table, secrets hidden."""
+def collect_settings(objects: Kinds) -> dict[str, str]:
+    """Return environment, packages, system and arguments as one flat table, secrets hidden.
+
+    Args:
+        objects: what `live_objects` found with `kind_of_arguments`.
+    """
+    arguments = program_arguments(objects).items()
     return {
         **collect_system(asks_devices=False),
+        **{f"argument.{name}": str(value) for name, value in arguments},
         **{f"package.{name}": version for name, version in collect_packages().items()},
         **{f"env.{name}": value for name, value in collect_environment().items()},
     }

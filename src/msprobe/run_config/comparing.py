@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msprobe.dump.records import JsonTree
 from msprobe.run_config.arguments import COLUMNS, compare_arguments
-from msprobe.run_config.environment import compare_environments
-from msprobe.run_config.levels import Difference, ItemResult, Level, highest
-from msprobe.run_config.pack import Pack, read_pack
+from msprobe.run_config.conclusion import Conclusion, conclude
+from msprobe.run_config.environment import classify_variable, compare_environments
+from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level, highest
+from msprobe.run_config.pack import TRAINING_PARTS, Pack, read_pack
 from msprobe.run_config.packages import compare_packages
 from msprobe.run_config.random_calls import compare_random_calls
+from msprobe.run_config.settings_tables import compare_settings
 from msprobe.run_config.system import compare_systems
 from msprobe.run_config.value_tables import (
     compare_buffers,
@@ -22,6 +25,8 @@ from msprobe.run_config.value_tables import (
     compare_generators,
     compare_weights,
 )
+
+_THREADS: Final = "torch.cpu_threads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,11 @@ class RunComparison:
             return Level.WARNING
         return highest(item.level for item in self.items.values())
 
+    @property
+    def conclusion(self) -> Conclusion:
+        """The earliest cause of the differences."""
+        return conclude(self.items)
+
     def differences(self) -> list[Difference]:
         """Return all differences, the highest level first."""
         found = [each for item in self.items.values() for each in item.differences]
@@ -62,16 +72,25 @@ def compare_packs(bench: Path, cmp: Path) -> RunComparison:
         RunConfigFormatError: a file is no pack, or damaged or hostile.
     """
     one, other = read_pack(bench), read_pack(cmp)
-    parts: tuple[tuple[str, Any, Any, Callable[[Any, Any], ItemResult]], ...] = (
-        ("env", one.env, other.env, compare_environments),
-        ("pip", one.packages, other.packages, compare_packages),
-        ("system", one.system, other.system, compare_systems),
-        ("hyperparameters", one.arguments, other.arguments, _compare_all_arguments),
-        ("dataset", one.dataset, other.dataset, compare_datasets),
-        ("weights", one.weights, other.weights, compare_weights),
-        ("buffers", one.buffers, other.buffers, compare_buffers),
-        ("random", one.random, other.random, compare_random_calls),
-        ("generators", one.generators, other.generators, compare_generators),
+    parts: tuple[tuple[Item, Any, Any, Callable[[Any, Any], ItemResult]], ...] = (
+        (Item.ENV, one.env, other.env, compare_environments),
+        (Item.PACKAGES, one.packages, other.packages, compare_packages),
+        (Item.SYSTEM, one.system, other.system, compare_systems),
+        (Item.ARGUMENTS, one.arguments, other.arguments, _compare_all_arguments),
+        *(
+            (
+                part,
+                _part(one, part, other),
+                _part(other, part, one),
+                partial(compare_settings, part),
+            )
+            for part in TRAINING_PARTS
+        ),
+        (Item.DATASET, one.dataset, other.dataset, compare_datasets),
+        (Item.WEIGHTS, one.weights, other.weights, compare_weights),
+        (Item.BUFFERS, one.buffers, other.buffers, compare_buffers),
+        (Item.RANDOM, one.random, other.random, compare_random_calls),
+        (Item.GENERATORS, one.generators, other.generators, compare_generators),
     )
     items = {
         item: _said_if_empty(compare(bench, cmp))
@@ -81,8 +100,36 @@ def compare_packs(bench: Path, cmp: Path) -> RunComparison:
         if bench or cmp
     }
     if one.missing_ranks or other.missing_ranks:
-        items["pack"] = _incomplete(one, other)
+        items[Item.PACK] = _incomplete(one, other)
+    items |= _with_variables_that_acted(items)
     return RunComparison(bench=one, cmp=other, items=items)
+
+
+def _with_variables_that_acted(items: Mapping[Item, ItemResult]) -> dict[Item, ItemResult]:
+    """Return the environment with a note of variables that have changed settings of torch."""
+    env, system = items.get(Item.ENV), items.get(Item.SYSTEM)
+    if env is None or system is None:
+        return {}
+    changed = {each.name for each in system.differences}
+    categories = set()
+    if _THREADS in changed:
+        categories.add("threads")
+    if any(name.startswith("torch.") for name in changed - {_THREADS}):
+        categories.add("framework")
+    differences = [
+        replace(each, aspect=Aspect.CAUSE)
+        if classify_variable(each.name).category in categories
+        else each
+        for each in env.differences
+    ]
+    return {Item.ENV: replace(env, differences=differences)}
+
+
+def _part(pack: Pack, part: Item, other: Pack) -> dict[int, dict[str, str]]:
+    """Return a part by rank: of a pack that was asked, none is as good as an empty one."""
+    if not any(part in parts for parts in (*pack.training.values(), *other.training.values())):
+        return {}
+    return {rank: parts.get(part, {}) for rank, parts in pack.training.items()}
 
 
 def _compare_all_arguments(
@@ -91,11 +138,11 @@ def _compare_all_arguments(
     results = [
         compare_arguments(name, bench[name], cmp[name])
         if name in bench and name in cmp
-        else _held_by_one("hyperparameters", name in bench, name in cmp, name)
+        else _held_by_one(Item.ARGUMENTS, name in bench, name in cmp, name)
         for name in dict.fromkeys((*bench, *cmp))
     ]
     return ItemResult(
-        item="hyperparameters",
+        item=Item.ARGUMENTS,
         columns=COLUMNS,
         rows=[row for result in results for row in result.rows],
         differences=[each for result in results for each in result.differences],
@@ -103,7 +150,7 @@ def _compare_all_arguments(
     )
 
 
-def _held_by_one(item: str, in_bench: bool, in_cmp: bool, name: str = "") -> ItemResult:
+def _held_by_one(item: Item, in_bench: bool, in_cmp: bool, name: str = "") -> ItemResult:
     """Return the result of an item, or a file of one, that only one pack holds."""
     difference = Difference(
         item=item,
@@ -112,6 +159,7 @@ def _held_by_one(item: str, in_bench: bool, in_cmp: bool, name: str = "") -> Ite
         cmp="held" if in_cmp else None,
         level=Level.WARNING,
         note="not compared",
+        aspect=Aspect.NOT_COMPARED,
     )
     return ItemResult(item=item, columns=("name",), rows=[], differences=[difference], compared=0)
 
@@ -127,6 +175,7 @@ def _said_if_empty(result: ItemResult) -> ItemResult:
         cmp="nothing",
         level=Level.WARNING,
         note="nothing to compare",
+        aspect=Aspect.NOT_COMPARED,
     )
     return replace(result, differences=[difference])
 
@@ -136,17 +185,18 @@ def _incomplete(bench: Pack, cmp: Pack) -> ItemResult:
     gone = set(bench.missing_ranks), set(cmp.missing_ranks)
     differences = [
         Difference(
-            item="pack",
+            item=Item.PACK,
             name=f"rank {rank}",
             bench=None if rank in gone[0] else "held",
             cmp=None if rank in gone[1] else "held",
             level=Level.WARNING,
             note="its file is not beside that of rank 0",
+            aspect=Aspect.NOT_COMPARED,
         )
         for rank in sorted(gone[0] | gone[1])
     ]
     columns = ("name", "bench", "cmp")
     rows = [(each.name, each.bench or "None", each.cmp or "None") for each in differences]
     return ItemResult(
-        item="pack", columns=columns, rows=list(rows), differences=differences, compared=0
+        item=Item.PACK, columns=columns, rows=list(rows), differences=differences, compared=0
     )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from msprobe.run_config.levels import Difference, ItemResult, Level
+from msprobe.run_config.levels import Difference, Item, ItemResult, Level
 from msprobe.run_config.secrets import hide_secrets
 
 _COLUMNS: Final = (
@@ -87,13 +87,17 @@ def compare_environments(bench: Mapping[str, str], cmp: Mapping[str, str]) -> It
         kind = classify_variable(name)
         differences.append(
             Difference(
-                item="env", name=name, bench=one, cmp=other, level=kind.level, note=kind.category
+                item=Item.ENV, name=name, bench=one, cmp=other, level=kind.level, note=kind.category
             )
         )
         texts = ["None" if value is None else value for value in (one, other)]
         rows.append((name, name, *texts, kind.level.value, kind.category))
     return ItemResult(
-        item="env", columns=_COLUMNS, rows=list(rows), differences=differences, compared=len(names)
+        item=Item.ENV,
+        columns=_COLUMNS,
+        rows=list(rows),
+        differences=differences,
+        compared=len(names),
     )
 
 

@@ -10,6 +10,44 @@ from enum import StrEnum
 from msprobe.report.tables import Cell
 
 
+class Item(StrEnum):
+    """A part of a run's settings that is compared, by the name of its sheet."""
+
+    ARGUMENTS = "hyperparameters"
+    MODULES = "modules"
+    OPTIMIZER = "optimizer"
+    SCHEDULE = "schedule"
+    SCALER = "scaler"
+    CLIP = "clip"
+    LOADER = "loader"
+    ENV = "env"
+    PACKAGES = "pip"
+    SYSTEM = "system"
+    RANDOM = "random"
+    GENERATORS = "generators"
+    DATASET = "dataset"
+    WEIGHTS = "weights"
+    BUFFERS = "buffers"
+    MODES = "modes"
+    PACK = "pack"
+
+
+class Aspect(StrEnum):
+    """Respect in which two values differ, where it says more than the item."""
+
+    VALUE = "value"
+    CAUSE = "cause"
+    """Of a lower level, but known to have caused differences that were found."""
+    DTYPE = "dtype"
+    ORDER = "order"
+    """The same rows in another order."""
+    LATER = "later"
+    """Parted during the run, not before."""
+    CODE = "code"
+    """The user's code, which may hold any cause."""
+    NOT_COMPARED = "not compared"
+
+
 class Level(StrEnum):
     """How much a difference matters; `PASS` is no difference."""
 
@@ -37,20 +75,22 @@ class Difference:
     """One thing in which two runs differ.
 
     Attributes:
-        item: the compared item: ``env``, ``pip``, ``weights`` …
+        item: the compared item.
         name: the variable, package, argument or parameter.
         bench: value of the trusted run as text; None where it has none.
         cmp: value of the run under test, in the same form.
         level: how much it matters.
         note: a further hint; may be empty.
+        aspect: in which respect they differ.
     """
 
-    item: str
+    item: Item
     name: str
     bench: str | None
     cmp: str | None
     level: Level
     note: str = ""
+    aspect: Aspect = Aspect.VALUE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +98,14 @@ class ItemResult:
     """One item compared.
 
     Attributes:
-        item: its name, that of its sheet.
+        item: the item.
         columns: titles of its table.
         rows: its table.
         differences: all differences, in the order of the table.
         compared: how many things were looked at.
     """
 
-    item: str
+    item: Item
     columns: tuple[str, ...]
     rows: list[tuple[Cell, ...]]
     differences: list[Difference]

@@ -6,18 +6,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from msprobe.dump.facts import Modes
 from msprobe.dump.records import JsonTree
 from msprobe.errors import MsprobeError
-from msprobe.run_config.arguments import megatron_arguments
 from msprobe.run_config.pack import DYNAMIC, PackWriter
 from msprobe.run_config.random_recording import RandomRecorder, python_and_numpy_states
-from msprobe.run_config.value_tables import CHECKSUM, STATISTICS
+from msprobe.run_config.value_tables import CHECKSUM, ROWS, STATISTICS
 
 logger = logging.getLogger(__name__)
 
 _MAX_DEPTH: Final = 20
+_MAX_CLIPS: Final = 8
 
 
 class Framework(Protocol):
@@ -49,14 +51,62 @@ class Framework(Protocol):
     def leaf(self, value: Any) -> dict[str, JsonTree] | None:
         """Return the entry of a tensor, made by `leaf_of`; None for any other value."""
 
+    def rows(self, value: Any) -> list[str]:
+        """Return checksums of the rows of a tensor; empty if they are not worth the time."""
+
     def generator_states(self) -> Iterator[tuple[str, str]]:
         """Yield the framework's random generators with checksums of their states; draws nothing."""
+
+    def settings(self, parts: Sequence[Any], with_grad: bool) -> RunSettings:
+        """Return the arguments of the program, and settings and flags of the training.
+
+        Args:
+            parts: the parts of the model; empty if there is none.
+            with_grad: what `with_grad` returned when the program ran.
+        """
+
+    def with_grad(self) -> bool:
+        """Return whether the program records gradients now."""
+
+    def watch_clipping(self, note: Callable[[dict[str, str]], None]) -> Callable[[], None]:
+        """Hand the settings of each call that clips gradients to `note`; return the undo."""
 
     def is_tracing(self) -> bool:
         """Return whether a call now computes nothing, as code is being compiled."""
 
     def unnoticed(self) -> AbstractContextManager[object]:
         """Return the state in which tensors can be read without the program noticing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Settings of a running training.
+
+    Attributes:
+        arguments: those of the program, flat.
+        parts: settings and flags by part: ``modules``, ``optimizer``, ``modes`` …
+    """
+
+    arguments: dict[str, JsonTree]
+    parts: dict[str, dict[str, str]]
+
+    def write(self, writer: PackWriter, rank: int) -> None:
+        """Write them into a pack."""
+        if self.arguments:
+            writer.put_json(DYNAMIC, self.arguments)
+        parts = {name: part for name, part in self.parts.items() if part}
+        if parts:
+            writer.put_json(f"training/rank{rank}.json", parts)
+
+
+def flat_modes(modes: Modes) -> dict[str, str]:
+    """Return the flags of a model by name."""
+    return {
+        **{f"training.{path or 'model'}": str(flag) for path, flag in modes.training.items()},
+        **{f"autocast.{device}": dtype for device, dtype in modes.autocast.items()},
+        "grad_enabled": str(modes.grad_enabled),
+        **{f"requires_grad.{name}": "False" for name in modes.requires_grad_false},
+    }
 
 
 def leaf_of(
@@ -105,37 +155,56 @@ class ModelWatch:
         self._rank = rank
         self._max_steps = max_steps
         self._step = 0
+        self._clips: list[dict[str, str]] = []
+        self._is_over = False
+
+    def note_clip(self, settings: dict[str, str]) -> None:
+        """Write the settings of a call that clips gradients, unless they were written before.
+
+        The last one that counts is the one after the last call of the model that was looked at.
+        """
+        if self._is_over:
+            return
+        self._is_over = self._max_steps is not None and self._step >= self._max_steps
+        if settings in self._clips or len(self._clips) >= _MAX_CLIPS:
+            return
+        place = f"training/rank{self._rank}.clip{len(self._clips)}.json"
+        self._clips.append(settings)
+        try:
+            self._writer.put_json(place, {"clip": settings})
+        except MsprobeError as exc:
+            logger.warning("config_check cannot write how gradients are clipped: %s", exc)
 
     def before_call(self, args: Any, kwargs: Any) -> bool:
         """Write the state before this call of the model; return whether to watch the next one.
 
         An error is logged and ends the watching, not the training.
         """
+        with_grad = self._framework.with_grad()
         try:
             with self._framework.unnoticed():
-                self._collect(args, kwargs)
+                self._collect(args, kwargs, with_grad)
         except (MsprobeError, RuntimeError, ValueError, TypeError, OSError) as exc:
             logger.warning("config_check stops watching the model: %s", exc, exc_info=True)
             return False
         self._step += 1
         return self._max_steps is None or self._step < self._max_steps
 
-    def _collect(self, args: Any, kwargs: Any) -> None:
+    def _collect(self, args: Any, kwargs: Any, with_grad: bool) -> None:
         place = f"step{self._step}/rank{self._rank}"
         if self._step == 0:
-            self._collect_once()
+            self._collect_once(with_grad)
         dataset = {"args": self._described(list(args)), "kwargs": self._described(kwargs)}
         self._writer.put_json(f"dataset/{place}/dataset.json", dataset)
         self._put_values(f"weights/{place}/weight.json", self._framework.parameters_of)
         self._put_values(f"buffers/{place}/buffer.json", self._framework.buffers_of)
 
-    def _collect_once(self) -> None:
+    def _collect_once(self, with_grad: bool) -> None:
         self._writer.put_json(f"random/rank{self._rank}.json", self._recorder.as_json())
         states = {**dict(python_and_numpy_states()), **dict(self._framework.generator_states())}
         place = f"random/generators_rank{self._rank}.json"
         self._writer.put_json(place, {"step0": states})
-        if arguments := megatron_arguments():
-            self._writer.put_json(DYNAMIC, arguments)
+        self._framework.settings(self._parts, with_grad).write(self._writer, self._rank)
 
     def _put_values(
         self, member: str, values_of: Callable[[Any], Iterator[tuple[str, Any]]]
@@ -151,8 +220,11 @@ class ModelWatch:
     def _described(self, value: Any, depth: int = 0) -> JsonTree:
         """Return the entries of the tensors in `value`, nested like it; all else is left out."""
         leaf = self._framework.leaf(value)
-        if leaf is not None or depth > _MAX_DEPTH:
-            return leaf or {}
+        if leaf is not None:
+            rows = self._framework.rows(value)
+            return leaf | {ROWS: rows} if rows else leaf
+        if depth > _MAX_DEPTH:
+            return {}
         found = {key: self._described(item, depth + 1) for key, item in _items(value)}
         return {key: tree for key, tree in found.items() if tree}
 

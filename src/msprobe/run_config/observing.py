@@ -65,6 +65,7 @@ class RunObserver:
         # PyTorch and MindSpore both know this hook.
         handle = parts[0].register_forward_pre_hook(before_call, with_kwargs=True)
         self._undo.callback(handle.remove)
+        self._undo.callback(self.framework.watch_clipping(watch.note_clip))
 
     def stop(self) -> None:
         """Put every function back, remove every hook, forget the calls."""

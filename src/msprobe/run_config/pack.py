@@ -9,12 +9,15 @@
     dataset/step{n}/rank{r}/dataset.json    statistics and checksum of every input of the model
     weights/step{n}/rank{r}/weight.json     the same of every parameter
     buffers/step{n}/rank{r}/buffer.json     the same of every buffer
+    training/rank{r}.json                   settings of modules, optimizers …, flags, by part
+    training/rank{r}.clip{n}.json           the same of gradient clipping, seen after the first call
     random/rank{r}.json                     calls of random functions
     random/generators_rank{r}.json          states of the generators, by step
 
 The packs of mindstudio-probe have the same layout without `manifest.json`, `system.json`, buffers,
-checksums and generators, and are read too. Each rank writes a file of its own: rank 0 the one that
-was asked for, rank r ``{stem}.rank{r}.zip`` beside it. Reading the first takes the others in.
+checksums, generators and `training`, and are read too. Each rank writes a file of its own: rank 0
+the one that was asked for, rank r ``{stem}.rank{r}.zip`` beside it. Reading the first takes the
+others in.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from msprobe.dump.records import JsonTree
 from msprobe.errors import ReportWriteError, RunConfigFormatError
 from msprobe.files import report_file
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
+from msprobe.run_config.levels import Item
+from msprobe.run_config.secrets import hidden_names
 
 SCHEMA_VERSION: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -42,6 +47,11 @@ SYSTEM: Final = "system.json"
 STATIC: Final = "hyperparameters/hyperparameters_static.json"
 DYNAMIC: Final = "hyperparameters/hyperparameters_dynamic.json"
 
+TRAINING_PARTS: Final = (
+    *(Item.MODULES, Item.OPTIMIZER, Item.SCHEDULE, Item.SCALER, Item.CLIP, Item.LOADER, Item.MODES),
+)
+"""What a member `training/rank{r}.json` holds."""
+
 _MAX_MEMBERS: Final = 1_000_000
 _MAX_MEMBER_BYTES: Final = 256 << 20
 _MAX_TOTAL_BYTES: Final = 4 << 30
@@ -49,6 +59,7 @@ _PER_STEP: Final = re.compile(
     r"(dataset|weights|buffers)/step(\d{1,9})/rank(\d{1,9})/(?:dataset|weight|buffer)\.json"
 )
 _PER_RANK: Final = re.compile(r"random/(generators_)?rank(\d{1,9})\.json")
+_TRAINING: Final = re.compile(r"training/rank(\d{1,9})(?:\.clip\d{1,3})?\.json")
 
 StepRank = tuple[int, int]
 """A (micro) step and a rank."""
@@ -67,6 +78,7 @@ class Pack:
         dataset: per step and rank, the nested statistics of the inputs.
         weights: per step and rank, the statistics of the parameters.
         buffers: per step and rank, those of the buffers.
+        training: per rank and part, the settings of modules, optimizers and so on.
         random: per rank, the calls of random functions.
         generators: per rank, the states of the random generators by step.
         missing_ranks: ranks whose files are not beside it.
@@ -80,9 +92,16 @@ class Pack:
     dataset: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
     weights: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
     buffers: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
+    training: dict[int, dict[str, dict[str, str]]] = field(default_factory=dict)
     random: dict[int, dict[str, JsonTree]] = field(default_factory=dict)
     generators: dict[int, dict[str, JsonTree]] = field(default_factory=dict)
     missing_ranks: list[int] = field(default_factory=list)
+
+    def hidden(self) -> list[str]:
+        """Return the names of the variables and arguments of which something was hidden."""
+        tables = [self.env or {}, *self.arguments.values()]
+        tables += [settings for parts in self.training.values() for settings in parts.values()]
+        return sorted({name for table in tables for name in hidden_names(table)})
 
 
 def rank_path(path: Path, rank: int) -> Path:
@@ -171,7 +190,8 @@ def unpack(path: Path, directory: Path) -> None:
 
 def _is_known(name: str) -> bool:
     plain = (MANIFEST, ENV, PIP, SYSTEM, STATIC, DYNAMIC)
-    return name in plain or bool(_PER_STEP.fullmatch(name) or _PER_RANK.fullmatch(name))
+    numbered = (_PER_STEP, _PER_RANK, _TRAINING)
+    return name in plain or any(form.fullmatch(name) for form in numbered)
 
 
 def _members(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -214,6 +234,10 @@ def _read_into(pack: Pack, path: Path) -> int:
         elif place := _PER_STEP.fullmatch(name):
             tables = {"dataset": pack.dataset, "weights": pack.weights, "buffers": pack.buffers}
             tables[place[1]][int(place[2]), int(place[3])] = tree
+        elif place := _TRAINING.fullmatch(name):
+            parts = pack.training.setdefault(int(place[1]), {})
+            for part, settings in _settings_by_part(path, name, tree).items():
+                parts.setdefault(part, {}).update(settings)
         elif tree and (place := _PER_RANK.fullmatch(name)):  # empty where no call was noted
             (pack.generators if place[1] else pack.random)[int(place[2])] = tree
     if not found:
@@ -235,6 +259,17 @@ def _object(path: Path, name: str, content: bytes) -> dict[str, JsonTree]:
     if not isinstance(tree, dict):
         raise RunConfigFormatError(path, f"{name}: holds no object")
     return tree
+
+
+def _settings_by_part(
+    path: Path, name: str, tree: Mapping[str, JsonTree]
+) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for part, settings in tree.items():
+        if not isinstance(settings, dict):
+            raise RunConfigFormatError(path, f"{name}: {part!r:.40} holds no object")
+        found[part] = {key: str(value) for key, value in settings.items()}
+    return found
 
 
 def _world_size(path: Path, manifest: Mapping[str, JsonTree]) -> int:

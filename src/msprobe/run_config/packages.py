@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Final
 
-from msprobe.run_config.levels import Difference, ItemResult, Level
+from msprobe.run_config.levels import Difference, Item, ItemResult, Level
 
 _COLUMNS: Final = ("package", "bench version", "cmp version", "level")
 # The folder that an installer makes.
@@ -60,7 +60,7 @@ def compare_packages(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemRe
     names = sorted({*one, *other}, key=lambda name: (-package_level(name).weight, name))
     differences = [
         Difference(
-            item="pip",
+            item=Item.PACKAGES,
             name=name,
             bench=one.get(name),
             cmp=other.get(name),
@@ -74,7 +74,11 @@ def compare_packages(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemRe
         for each in differences
     ]
     return ItemResult(
-        item="pip", columns=_COLUMNS, rows=list(rows), differences=differences, compared=len(names)
+        item=Item.PACKAGES,
+        columns=_COLUMNS,
+        rows=list(rows),
+        differences=differences,
+        compared=len(names),
     )
 
 

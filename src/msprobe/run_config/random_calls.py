@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from msprobe.dump.records import JsonTree
-from msprobe.run_config.levels import Difference, ItemResult, Level
+from msprobe.run_config.levels import Difference, Item, ItemResult, Level
 
 NO_MATCH: Final = "no match stack"
 _COLUMNS: Final = (
@@ -59,7 +59,7 @@ def compare_random_calls(
                 rows.append((function, rank, *stacks, *counts, difference is None))
                 differences += [difference] if difference is not None else []
     return ItemResult(
-        item="random",
+        item=Item.RANDOM,
         columns=_COLUMNS,
         rows=list(rows),
         differences=differences,
@@ -76,7 +76,7 @@ def _difference(rank: int, function: str, bench: _Calls, cmp: _Calls) -> Differe
         texts = [", ".join(bench.seeds), ", ".join(cmp.seeds)]
     place = bench.stack or cmp.stack
     return Difference(
-        item="random",
+        item=Item.RANDOM,
         name=f"rank {rank} {function}",
         bench=texts[0],
         cmp=texts[1],

@@ -13,6 +13,7 @@ from msprobe.json_text import strict_json
 from msprobe.report.spreadsheet import MAX_ROWS, write_sheets
 from msprobe.report.tables import Cell, Table
 from msprobe.run_config.comparing import RunComparison
+from msprobe.run_config.conclusion import Conclusion
 from msprobe.run_config.levels import ItemResult, Level
 from msprobe.run_config.pack import unpack
 
@@ -47,6 +48,8 @@ def comparison_json(found: RunComparison) -> dict[str, JsonTree]:
         "bench": str(found.bench.path),
         "cmp": str(found.cmp.path),
         "level": found.level.value,
+        "conclusion": _conclusion(found.conclusion),
+        "hidden": {"bench": found.bench.hidden(), "cmp": found.cmp.hidden()},
         "items": {
             name: {
                 "level": item.level.value,
@@ -66,6 +69,17 @@ def comparison_json(found: RunComparison) -> dict[str, JsonTree]:
             }
             for each in differences[:_MAX_LISTED]
         ],
+    }
+
+
+def _conclusion(found: Conclusion) -> dict[str, JsonTree]:
+    first = found.difference
+    return {
+        "kind": found.kind.value,
+        "item": None if first is None else first.item.value,
+        "name": None if first is None else first.name,
+        "sentence": found.sentence,
+        "consequences": list(found.consequences),
     }
 
 

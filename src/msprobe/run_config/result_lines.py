@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rich.text import Text
@@ -26,19 +26,40 @@ _MAX_VALUE: Final = 70
 
 
 def comparison_lines(found: RunComparison, *, limit: int = _LISTED) -> Iterator[Text]:
-    """Yield a line an item and its differences; at most `limit` an item, 0 for all."""
+    """Yield the conclusion, then a line an item and its differences.
+
+    Args:
+        found: the comparison.
+        limit: differences listed of an item, and none of consequences; 0 for all of all.
+    """
     yield Text.assemble(("bench  ", "dim"), plain(str(found.bench.path)))
     yield Text.assemble(("cmp    ", "dim"), plain(str(found.cmp.path)))
     yield Text()
+    conclusion = found.conclusion
+    yield Text(plain(conclusion.sentence), _STYLES[found.level])
+    for words in conclusion.consequences:
+        yield Text(f"  then {plain(words)}", "dim")
+    yield Text()
+    if hidden := sorted({*found.bench.hidden(), *found.cmp.hidden()}):
+        yield hidden_line(hidden, limit=limit)
     for item in found.items.values():
         yield _item_line(item)
         shown = [each for each in item.differences if each.level is not Level.INFO]
+        if limit and shown and conclusion.explains(item.item):
+            continue
         for each in shown[: limit or None]:
             yield _difference_line(each)
         if limit and len(shown) > limit:
             yield Text(f"      … {len(shown) - limit:,} more", "dim")
         if quiet := len(item.differences) - len(shown):
             yield Text(f"      {count_text(quiet, 'difference')} without influence", "dim")
+
+
+def hidden_line(names: Sequence[str], *, limit: int = _LISTED) -> Text:
+    """Return a line with the names of what was hidden; at most `limit` names, 0 for all."""
+    shown = ", ".join(names[: limit or None])
+    more = f" and {len(names) - limit:,} more" if limit and len(names) > limit else ""
+    return Text(f"hidden: {plain(shown)}{more}", "dim")
 
 
 def _item_line(item: ItemResult) -> Text:

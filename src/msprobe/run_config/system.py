@@ -6,16 +6,15 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from msprobe.run_config.levels import Difference, ItemResult, Level
+from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level
+from msprobe.run_config.user_code import collect_user_code, output_of
 
 _COLUMNS: Final = ("name", "bench_value", "cmp_value", "level")
-_TIMEOUT_S: Final = 10.0
 _MAX_TEXT: Final = 4000
 _FILES: Final = {
     "driver.nvidia": Path("/proc/driver/nvidia/version"),
@@ -24,7 +23,12 @@ _FILES: Final = {
     "cann": Path("/usr/local/Ascend/ascend-toolkit/latest/version.cfg"),
 }
 _LEVELS: Final = (
-    (re.compile(r"git\.commit|devices|cpu\.instructions|(torch|mindspore)\..*"), Level.ERROR),
+    (
+        re.compile(
+            r"code\..*|git\.commit|git\.diff|devices|cpu\.instructions|(torch|mindspore)\..*"
+        ),
+        Level.ERROR,
+    ),
     (re.compile(r"python|driver\..*|firmware\..*|cann|git\.changes|cpu|cpu\.count"), Level.WARNING),
 )
 
@@ -35,10 +39,9 @@ def collect_system(directory: Path | None = None, *, asks_devices: bool = True) 
     Runs ``git`` and ``nvidia-smi`` or ``npu-smi`` where there are any, each for 10 s at most.
 
     Args:
-        directory: where the training's code lies; None for the current folder.
+        directory: where the training's code lies; None for the folder of the script that runs.
         asks_devices: whether to run the latter two, which may take seconds.
     """
-    directory = Path.cwd() if directory is None else directory
     found = {
         "python": platform.python_version(),
         "python.implementation": platform.python_implementation(),
@@ -50,7 +53,7 @@ def collect_system(directory: Path | None = None, *, asks_devices: bool = True) 
         "cpu.instructions": _cpu_instructions(),
         **{name: _text_of(path) for name, path in _FILES.items()},
         "devices": _devices() if asks_devices else "",
-        **_git(directory),
+        **collect_user_code(directory),
     }
     return {name: text for name, text in found.items() if text}
 
@@ -60,11 +63,12 @@ def compare_systems(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemRes
     names = list(dict.fromkeys((*bench, *cmp)))
     differences = [
         Difference(
-            item="system",
+            item=Item.SYSTEM,
             name=name,
             bench=bench.get(name),
             cmp=cmp.get(name),
             level=next((level for form, level in _LEVELS if form.fullmatch(name)), Level.INFO),
+            aspect=Aspect.CODE if name.startswith(("code.", "git.")) else Aspect.VALUE,
         )
         for name in names
         if bench.get(name) != cmp.get(name)
@@ -75,7 +79,7 @@ def compare_systems(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemRes
         for each in differences
     ]
     return ItemResult(
-        item="system",
+        item=Item.SYSTEM,
         columns=_COLUMNS,
         rows=list(rows),
         differences=differences,
@@ -103,33 +107,7 @@ def _cpu_instructions() -> str:
 
 def _devices() -> str:
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    return _output(query) or _output(["npu-smi", "info", "-m"])
-
-
-def _git(directory: Path) -> dict[str, str]:
-    commit = _output(["git", "-C", str(directory), "rev-parse", "HEAD"])
-    if not commit:
-        return {}
-    changes = _output(["git", "-C", str(directory), "status", "--porcelain", "-uno"])
-    branch = _output(["git", "-C", str(directory), "rev-parse", "--abbrev-ref", "HEAD"])
-    return {"git.commit": commit, "git.branch": branch, "git.changes": changes or "none"}
-
-
-def _output(command: list[str]) -> str:
-    """Return the output of a program; empty if it is missing, fails or takes too long."""
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()[:_MAX_TEXT] if done.returncode == 0 else ""
+    return output_of(query) or output_of(["npu-smi", "info", "-m"])
 
 
 def _text_of(path: Path, limit: int = _MAX_TEXT) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from msprobe.dump.records import JsonTree
 from msprobe.report.tables import Cell
-from msprobe.run_config.levels import Difference, ItemResult, Level
+from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level
 from msprobe.run_config.pack import StepRank
 
 CHECKSUM: Final = "crc32"
+ROWS: Final = "rows"
+_MOST_ROWS: Final = 0.5
 STATISTICS: Final = ("max", "min", "mean", "norm")
 _DIFFS: Final = tuple(f"{name}_relative_diff" for name in STATISTICS)
 ONLY_BENCH: Final = "only bench have"
@@ -24,7 +27,7 @@ def compare_weights(
     cmp: Mapping[StepRank, Mapping[str, JsonTree]],
 ) -> ItemResult:
     """Compare the parameters of two runs: by checksum where there is one, else by statistics."""
-    return _compare("weights", "weight_name", bench, cmp)
+    return _compare(Item.WEIGHTS, "weight_name", bench, cmp)
 
 
 def compare_buffers(
@@ -32,7 +35,7 @@ def compare_buffers(
     cmp: Mapping[StepRank, Mapping[str, JsonTree]],
 ) -> ItemResult:
     """Compare the buffers of two models: by checksum where there is one, else by statistics."""
-    return _compare("buffers", "buffer_name", bench, cmp)
+    return _compare(Item.BUFFERS, "buffer_name", bench, cmp)
 
 
 def compare_datasets(
@@ -40,7 +43,12 @@ def compare_datasets(
     cmp: Mapping[StepRank, Mapping[str, JsonTree]],
 ) -> ItemResult:
     """Compare the inputs of two models: by checksum where there is one, else by statistics."""
-    return _compare("dataset", "tag", bench, cmp)
+    found = _compare(Item.DATASET, "tag", bench, cmp)
+    if not found.differences or not _holds_same_rows(bench, cmp):
+        return found
+    note = "the same rows in another order"
+    differences = [replace(each, aspect=Aspect.ORDER, note=note) for each in found.differences]
+    return replace(found, differences=differences)
 
 
 def compare_generators(
@@ -59,7 +67,7 @@ def compare_generators(
             if bench_value != cmp_value:
                 differences.append(
                     Difference(
-                        item="generators",
+                        item=Item.GENERATORS,
                         name=f"{step} rank {rank} {generator}",
                         bench=bench_value,
                         cmp=cmp_value,
@@ -67,7 +75,7 @@ def compare_generators(
                     )
                 )
     return ItemResult(
-        item="generators",
+        item=Item.GENERATORS,
         columns=("step", "rank", "generator", "bench_state", "cmp_state", "equal"),
         rows=rows,
         differences=differences,
@@ -87,7 +95,7 @@ def relative_difference(bench: JsonTree, cmp: JsonTree) -> float | None:
 
 
 def _compare(
-    item: str,
+    item: Item,
     title: str,
     bench: Mapping[StepRank, Mapping[str, JsonTree]],
     cmp: Mapping[StepRank, Mapping[str, JsonTree]],
@@ -110,6 +118,7 @@ def _compare(
                         cmp=_text(cmp_value),
                         level=Level.ERROR,
                         note="" if verdict is False else str(verdict),
+                        aspect=_aspect(item, step, bench_value, cmp_value),
                     )
                 )
     return ItemResult(
@@ -119,6 +128,46 @@ def _compare(
         differences=differences,
         compared=len(rows),
     )
+
+
+def _aspect(
+    item: Item,
+    step: int,
+    bench: Mapping[str, JsonTree] | None,
+    cmp: Mapping[str, JsonTree] | None,
+) -> Aspect:
+    types = (bench or {}).get("dtype"), (cmp or {}).get("dtype")
+    if None not in types and types[0] != types[1]:
+        return Aspect.DTYPE
+    # Data do not depend on what the training has done before.
+    return Aspect.LATER if step and item is not Item.DATASET else Aspect.VALUE
+
+
+def _holds_same_rows(
+    bench: Mapping[StepRank, Mapping[str, JsonTree]],
+    cmp: Mapping[StepRank, Mapping[str, JsonTree]],
+) -> bool:
+    """Return whether most rows of the inputs of one side are at other places of the other."""
+    one, other = _rows(bench), _rows(cmp)
+    moved = sum(1 for row in one.keys() & other.keys() if one[row] != other[row])
+    return moved > _MOST_ROWS * min(len(one), len(other))
+
+
+def _rows(
+    steps: Mapping[StepRank, Mapping[str, JsonTree]],
+) -> dict[tuple[str, str], tuple[StepRank, int]]:
+    """Return the place of each row that was given once at an input: no padding, no masks."""
+    places: dict[tuple[str, str], tuple[StepRank, int]] = {}
+    twice: set[tuple[str, str]] = set()
+    for step, tree in steps.items():
+        for name, leaf in _leaves(tree).items():
+            rows = leaf.get(ROWS)
+            for number, row in enumerate(rows if isinstance(rows, list) else ()):
+                key = (name, str(row))
+                if key in places:
+                    twice.add(key)
+                places[key] = (step, number)
+    return {key: place for key, place in places.items() if key not in twice}
 
 
 def _verdict(
@@ -163,7 +212,7 @@ def _flat(tree: Mapping[str, JsonTree]) -> Iterator[tuple[str, JsonTree]]:
 def _text(leaf: Mapping[str, JsonTree] | None) -> str | None:
     if leaf is None:
         return None
-    keys = [key for key in ("shape", "norm", CHECKSUM) if key in leaf]
+    keys = [key for key in ("shape", "dtype", "norm", CHECKSUM) if key in leaf]
     return ", ".join(f"{key} {leaf[key]}" for key in keys)
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -13,11 +15,18 @@ import torch
 from msprobe.dump.records import JsonTree
 from msprobe.pytorch.interception.guard import unnoticed
 from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.training.start_state import ModelContents, modes_of
 from msprobe.pytorch.training.torch_settings import generator_states, torch_settings
+from msprobe.pytorch.training.training_settings import (
+    kind_of_training_object,
+    training_settings,
+)
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.statistics import summarise
-from msprobe.run_config.model_watch import leaf_of
+from msprobe.run_config.live_objects import live_objects, setting_text
+from msprobe.run_config.model_watch import RunSettings, flat_modes, leaf_of
 from msprobe.run_config.observing import RunObserver, launched_as, parts_in
+from msprobe.run_config.program_arguments import kind_of_arguments, program_arguments
 from msprobe.run_config.random_recording import RandomFunctions, RandomRecorder
 
 # Not dropout: `torch.jit.script` compiles it with the functions that use it, and would refuse ours.
@@ -45,6 +54,11 @@ _FUNCTIONS: Final = (
         ),
     ),
 )
+
+
+# Of smaller tensors, as labels, many rows are equal by chance.
+_ROW_DIMENSIONS: Final = 2
+_MAX_ROWS: Final = 256
 
 
 def _keeps_out() -> bool:
@@ -77,6 +91,31 @@ def make_observer() -> RunObserver:
     return RunObserver(_Torch(), recorder)
 
 
+def _noted(
+    original: Callable[..., Any], note: Callable[[dict[str, str]], None]
+) -> Callable[..., Any]:
+    """Return a function that hands the settings of its calls to `note`, and calls the original."""
+    names = inspect.signature(original)
+
+    @functools.wraps(original)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if not _keeps_out():
+            with suppress(TypeError):  # the original says what is wrong
+                bound = names.bind(*args, **kwargs)
+                bound.apply_defaults()
+                given = ((key, setting_text(value)) for key, value in bound.arguments.items())
+                name = original.__name__
+                note({f"{name}.{key}": text for key, text in given if text is not None})
+        return original(*args, **kwargs)
+
+    return noted
+
+
+def _put_back(owner: Any, name: str, noted: object, original: object) -> None:
+    if vars(owner).get(name) is noted:  # another library may have replaced it since
+        setattr(owner, name, original)
+
+
 class _Torch:
     """Torch as `RunObserver` sees it."""
 
@@ -102,8 +141,35 @@ class _Torch:
             return None
         return leaf_of(value.shape, str(value.dtype), summarise(value), crc32_hex(value))
 
+    def rows(self, value: torch.Tensor) -> list[str]:
+        is_plain = value.layout is torch.strided and not value.is_nested
+        if not is_plain or value.dim() < _ROW_DIMENSIONS or len(value) > _MAX_ROWS:
+            return []
+        return [crc32_hex(row) or "" for row in value.detach().cpu()]
+
     def generator_states(self) -> Iterator[tuple[str, str]]:
         return generator_states()
+
+    def settings(self, parts: Sequence[torch.nn.Module], with_grad: bool) -> RunSettings:
+        objects = live_objects(kind_of_arguments, kind_of_training_object)
+        found = training_settings(parts, objects)
+        if parts:
+            found["modes"] = flat_modes(modes_of(ModelContents.of(parts), with_grad))
+        return RunSettings(arguments=program_arguments(objects), parts=found)
+
+    def with_grad(self) -> bool:
+        return torch.is_grad_enabled()
+
+    def watch_clipping(self, note: Callable[[dict[str, str]], None]) -> Callable[[], None]:
+        undo = ExitStack()
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            original = getattr(torch.nn.utils, name)
+            noted = _noted(original, note)
+            for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+                if vars(owner).get(name) is original:
+                    setattr(owner, name, noted)
+                    undo.callback(_put_back, owner, name, noted, original)
+        return undo.close
 
     def is_tracing(self) -> bool:
         return is_tracing()

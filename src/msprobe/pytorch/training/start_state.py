@@ -17,9 +17,15 @@ from msprobe.pytorch.training.torch_settings import (
     torch_settings,
     torch_switches,
 )
+from msprobe.pytorch.training.training_settings import (
+    kind_of_training_object,
+    training_settings,
+)
 from msprobe.pytorch.values.fingerprint import shape_of
 from msprobe.pytorch.values.tensor_columns import KnownTensors, TensorColumns
 from msprobe.run_config.collecting import collect_settings
+from msprobe.run_config.live_objects import live_objects
+from msprobe.run_config.program_arguments import kind_of_arguments
 from msprobe.run_config.random_recording import python_and_numpy_states
 
 _COMPILED_PART: Final = "_orig_mod"  # under which torch.compile keeps the module it was given
@@ -51,15 +57,15 @@ class StartState:
             return
         self._begun = session.account
         with_grad = torch.is_grad_enabled()
-        quietly(session, "settings", self._put_settings)
+        quietly(session, "settings", self._put_settings, models)
         quietly(session, "random states", self._put_random_states)
         self._known.next_step()
         if models:
             quietly(session, "state of the model", self._put_model, models, with_grad)
 
-    def _put_settings(self) -> None:
+    def _put_settings(self, models: Sequence[nn.Module]) -> None:
         if self._fixed is None:
-            self._fixed = {**torch_settings(), **collect_settings()}
+            self._fixed = fixed_settings(models)
         self._session.facts.put("settings", {**self._fixed, **torch_switches()})
 
     def _put_random_states(self) -> None:
@@ -68,18 +74,7 @@ class StartState:
     def _put_model(self, models: Sequence[nn.Module], with_grad: bool) -> None:
         found = ModelContents.of(models)
         self._known.names = found.names
-        frozen = [
-            name
-            for name, tensor, kind in found.tensors
-            if kind is _PARAMETER and not tensor.requires_grad
-        ]
-        modes = Modes(
-            training=found.training,
-            autocast=dict(_autocast()),
-            grad_enabled=with_grad,
-            requires_grad_false=frozen,
-        )
-        self._session.facts.put("modes", modes)
+        self._session.facts.put("modes", modes_of(found, with_grad))
         self._put_parameters(found)
 
     def _put_parameters(self, found: ModelContents) -> None:
@@ -109,6 +104,39 @@ class StartState:
 def random_states() -> dict[str, str]:
     """Return a checksum of the state of each random generator."""
     return dict([*python_and_numpy_states(), *generator_states()])
+
+
+def fixed_settings(models: Sequence[nn.Module]) -> dict[str, str]:
+    """Return what is the same for the whole run: versions, environment, arguments, modules …"""
+    objects = live_objects(kind_of_arguments, kind_of_training_object)
+    parts = training_settings(models, objects)
+    # Each step of an optimizer has a record with the numbers that it has then.
+    del parts["optimizer"]
+    return {
+        **torch_settings(),
+        **collect_settings(objects),
+        **{name: text for part in parts.values() for name, text in part.items()},
+    }
+
+
+def modes_of(contents: ModelContents, with_grad: bool) -> Modes:
+    """Return the flags of models now.
+
+    Args:
+        contents: the models.
+        with_grad: whether the program records gradients.
+    """
+    frozen = [
+        name
+        for name, tensor, kind in contents.tensors
+        if kind is _PARAMETER and not tensor.requires_grad
+    ]
+    return Modes(
+        training=contents.training,
+        autocast=dict(_autocast()),
+        grad_enabled=with_grad,
+        requires_grad_false=frozen,
+    )
 
 
 class ModelContents:

@@ -13,10 +13,27 @@ from msprobe.run_config.random_recording import state_checksum
 _cuda: Final[Any] = torch.backends.cuda
 _cudnn: Final[Any] = torch.backends.cudnn
 
+
+def _nccl_version() -> str | None:
+    if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+
+def _device_names() -> str | None:
+    # To ask earlier would start the device.
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return ", ".join(names)
+
+
 _OF_THE_PROCESS: Final[Mapping[str, Callable[[], object]]] = {
     "torch.version": lambda: torch.__version__,
     "torch.cuda": lambda: torch.version.cuda,
     "torch.cudnn": lambda: _cudnn.version() if _cudnn.is_available() else None,
+    "torch.nccl": _nccl_version,
+    "torch.device": _device_names,
     "torch.cpu_capability": torch.backends.cpu.get_cpu_capability,
 }
 _SWITCHES: Final[Mapping[str, Callable[[], object]]] = {

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of modules, optimizers, schedulers, gradient scalers and data loaders, as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from msprobe.pytorch.training.optimizer_steps import described, options_of
+from msprobe.run_config.arguments import flat_arguments
+from msprobe.run_config.live_objects import Kinds, plain_settings, setting_text
+
+Settings = dict[str, str]
+
+_KINDS: Final[Mapping[str, type]] = {
+    "optimizer": Optimizer,
+    "schedule": LRScheduler,
+    "scaler": GradScaler,
+    "loader": DataLoader,
+}
+# Attributes under which models keep their settings as an object of its own.
+_HOLDERS: Final = ("config", "cfg", "hparams", "args")
+# They change while the model trains.
+_COUNTERS: Final = frozenset(("training", "num_batches_tracked"))
+_SCALER: Final = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+_LOADER: Final = frozenset(
+    ("dataset", "sampler", "batch_sampler", "generator", "pin_memory_device")
+)
+
+
+def kind_of_training_object(of_type: type) -> str | None:
+    """Return the kind of the objects of a class that have such settings; None for all others."""
+    return next((kind for kind, base in _KINDS.items() if issubclass(of_type, base)), None)
+
+
+def training_settings(models: Sequence[nn.Module], objects: Kinds) -> dict[str, Settings]:
+    """Return the settings of a training by part: modules, optimizer, schedule, scaler, loader.
+
+    Args:
+        models: the models.
+        objects: what `live_objects` found with `kind_of_training_object`.
+    """
+    optimizers = _optimizers_of(models, objects.get("optimizer", ()))
+    schedules = [
+        one for one in objects.get("schedule", ()) if getattr(one, "optimizer", None) in optimizers
+    ]
+    scalers = [one for one in objects.get("scaler", ()) if one.is_enabled()]
+    return {
+        "modules": module_settings(models),
+        "optimizer": _numbered("optimizer", map(_of_optimizer, optimizers)),
+        "schedule": _numbered("schedule", map(_of_schedule, schedules)),
+        "scaler": _numbered("scaler", map(_of_scaler, scalers)),
+        "loader": _numbered("loader", map(_of_loader, objects.get("loader", ()))),
+    }
+
+
+def module_settings(models: Sequence[nn.Module]) -> Settings:
+    """Return class, ``extra_repr`` and plain attributes of each module."""
+    found: Settings = {}
+    seen: set[int] = set()
+    for number, model in enumerate(models):
+        prefix = f"module.{number}" if len(models) > 1 else "module"
+        for path, module in model.named_modules():
+            name = f"{prefix}.{path}" if path else prefix
+            shown = f"{type(module).__name__}({_extra_repr(module)})"
+            found[name] = shown
+            for key, text in plain_settings(module, without=_COUNTERS):
+                if f"{key}=" not in shown:
+                    found[f"{name}.{key}"] = text
+            for key in _HOLDERS:
+                held = vars(module).get(key)
+                if held is not None and id(held) not in seen:
+                    seen.add(id(held))
+                    found |= {f"{name}.{key}.{inner}": text for inner, text in _held(held)}
+    return found
+
+
+def _held(owner: Any) -> Iterator[tuple[str, str]]:
+    tree = owner if isinstance(owner, Mapping) else getattr(owner, "__dict__", {})
+    public = {key: one for key, one in tree.items() if not str(key).startswith("_")}
+    for name, value in flat_arguments(public).items():
+        if value is not None:
+            yield name, str(value)
+
+
+def _extra_repr(module: nn.Module) -> str:
+    try:
+        return " ".join(module.extra_repr().split())
+    except Exception:  # noqa: BLE001 - code of the user's, which may expect another moment
+        return ""
+
+
+def _optimizers_of(models: Sequence[nn.Module], found: Iterable[Optimizer]) -> list[Optimizer]:
+    """Return the optimizers of these models: others may be left from an earlier run."""
+    parameters = {id(one) for model in models for one in model.parameters()}
+    return [
+        optimizer
+        for optimizer in found
+        if any(id(one) in parameters for group in optimizer.param_groups for one in group["params"])
+    ]
+
+
+def _numbered(kind: str, settings: Iterable[Settings]) -> Settings:
+    """Return the settings of several objects in one; the order of objects has no meaning."""
+    ordered = sorted(settings, key=lambda one: list(one.items()))
+    return {
+        f"{kind}.{number}.{name}": text
+        for number, one in enumerate(ordered)
+        for name, text in one.items()
+    }
+
+
+def _class_of(owner: object) -> Settings:
+    return {"class": f"{type(owner).__module__}.{type(owner).__qualname__}"}
+
+
+def _of_optimizer(optimizer: Optimizer) -> Settings:
+    found = _class_of(optimizer)
+    for number, group in enumerate(optimizer.param_groups):
+        options = {key: described(value) for key, value in options_of(group).items()}
+        options["parameters"] = len(group["params"])
+        found |= {f"group.{number}.{key}": str(value) for key, value in options.items()}
+    return found
+
+
+def _of_schedule(schedule: LRScheduler) -> Settings:
+    return {
+        **_class_of(schedule),
+        **dict(plain_settings(schedule, without=frozenset(("optimizer", "verbose")))),
+    }
+
+
+def _of_scaler(scaler: GradScaler) -> Settings:
+    return {name: str(getattr(scaler, f"_{name}", None)) for name in _SCALER}
+
+
+def _of_loader(loader: DataLoader[Any]) -> Settings:
+    found = dict(plain_settings(loader, without=_LOADER))
+    for name in ("dataset", "sampler", "batch_sampler"):
+        part = getattr(loader, name, None)
+        found[name] = type(part).__name__
+        found |= {f"{name}.{key}": text for key, text in plain_settings(part)}
+    found["size"] = _size(loader.dataset)
+    if loader.generator is not None:
+        found["generator_seed"] = str(loader.generator.initial_seed())
+    return found
+
+
+def _size(dataset: Any) -> str:
+    try:
+        return str(len(dataset))
+    except Exception:  # noqa: BLE001 - many have no length, and say so in their own way
+        return setting_text(type(dataset)) or ""

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a command line by name, as a program may have parsed them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+Arguments = dict[str, str | bool | list[str]]
+
+_OPTION: Final = re.compile(r"--?[A-Za-z]")
+_SHORT_WITH_NUMBER: Final = re.compile(r"-([A-Za-z])(\d[\d.e+-]*)")
+# Overrides of Hydra: lr=1e-4, +opt=adam, ~model.norm, model.dim=512.
+_OVERRIDE: Final = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@-]*=.*", re.DOTALL)
+
+
+class Options(NamedTuple):
+    """What a command line says.
+
+    Attributes:
+        arguments: by name, without dashes: True for an option without a value, a list for one with
+            several; ``positional`` holds words that belong to no option.
+        script: the first word that names a Python script; empty if there is none.
+    """
+
+    arguments: Arguments
+    script: str
+
+
+def options_of(words: Sequence[str]) -> Options:
+    """Return the options in the words behind a program's name.
+
+    Which words are values of an option only the program knows: all up to the next option count.
+    """
+    found: Arguments = {}
+    script = ""
+    others: list[str] = []
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        if not _OPTION.match(word):
+            if not script and word.endswith(".py"):
+                script = word
+            elif _OVERRIDE.fullmatch(word):
+                name, _, value = word.partition("=")
+                found[name.lstrip("+~")] = value
+            elif word != "--":
+                others.append(word)
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        if short := _SHORT_WITH_NUMBER.fullmatch(word):
+            found[short[1]] = short[2]
+        elif equals:
+            found[name] = value
+        else:
+            values = _values(words[position:], has_script=bool(script))
+            position += len(values)
+            found[name] = True if not values else values[0] if len(values) == 1 else values
+    if others:
+        found["positional"] = others
+    return Options(found, script)
+
+
+def _values(words: Sequence[str], *, has_script: bool) -> list[str]:
+    values = []
+    for word in words:
+        is_script = not has_script and word.endswith(".py")
+        if _OPTION.match(word) or _OVERRIDE.fullmatch(word) or is_script or word == "--":
+            break
+        values.append(word)
+    return values

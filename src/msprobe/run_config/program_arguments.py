@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that the running program has parsed, wherever it keeps them.
+
+Read are `argparse` namespaces, dataclasses of the program (as ``HfArgumentParser`` returns them),
+``TrainingArguments`` of transformers, Hydra's and OmegaConf's trees, flags of absl, Megatron's
+``get_args()``, trainers of Lightning, Accelerate's and DeepSpeed's settings; options in
+``sys.argv`` that none of these knows; and the YAML and JSON files that these name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from msprobe.dump.records import JsonTree
+from msprobe.errors import ConfigFileError
+from msprobe.run_config.arguments import flat_arguments, normal_name, read_file, same_value
+from msprobe.run_config.command_options import options_of
+from msprobe.run_config.live_objects import Kinds, is_instance_of
+from msprobe.run_config.user_code import is_users_module
+
+_MEGATRON_MODULES: Final = ("megatron.training.global_vars", "megatron.training", "megatron")
+_SETTINGS_FILES: Final = (".json", ".yaml", ".yml")
+# More objects of a dataclass are data, not settings.
+_MOST_SETTINGS_OBJECTS: Final = 4
+_LIGHTNING: Final = (
+    *("max_epochs", "min_epochs", "max_steps", "min_steps", "accumulate_grad_batches"),
+    *("gradient_clip_val", "gradient_clip_algorithm", "precision", "num_devices", "num_nodes"),
+    *("world_size", "limit_train_batches", "overfit_batches", "reload_dataloaders_every_n_epochs"),
+)
+_ACCELERATE: Final = (
+    *("mixed_precision", "gradient_accumulation_steps", "split_batches", "even_batches"),
+    *("num_processes", "distributed_type", "step_scheduler_with_optimizer", "dispatch_batches"),
+)
+
+
+class _Source(StrEnum):
+    """Where a program keeps its arguments."""
+
+    NAMESPACE = "namespace"
+    DATACLASS = "dataclass"
+    TREE = "tree"
+    LIGHTNING = "lightning"
+    ACCELERATE = "accelerate"
+    DEEPSPEED = "deepspeed"
+
+
+_CLASSES: Final = {
+    _Source.NAMESPACE: ("argparse.Namespace",),
+    _Source.TREE: ("omegaconf.dictconfig.DictConfig",),
+    _Source.LIGHTNING: (
+        "lightning.pytorch.trainer.trainer.Trainer",
+        "pytorch_lightning.trainer.trainer.Trainer",
+    ),
+    _Source.ACCELERATE: ("accelerate.accelerator.Accelerator",),
+    _Source.DEEPSPEED: ("deepspeed.runtime.engine.DeepSpeedEngine",),
+}
+
+
+def kind_of_arguments(of_type: type) -> str | None:
+    """Return the kind of the objects of a class that hold arguments; None for all others."""
+    for kind, names in _CLASSES.items():
+        if is_instance_of(of_type, *names):
+            return kind
+    is_settings = is_instance_of(of_type, "transformers.training_args.TrainingArguments")
+    is_users = dataclasses.is_dataclass(of_type) and is_users_module(of_type.__module__)
+    return _Source.DATACLASS if is_settings or is_users else None
+
+
+def program_arguments(objects: Kinds) -> dict[str, JsonTree]:
+    """Return the arguments of the running program, flat, secrets hidden.
+
+    A name that several objects give different values holds a list of them.
+
+    Args:
+        objects: what `live_objects` found with `kind_of_arguments`.
+    """
+    found: dict[str, list[JsonTree]] = {}
+    readers: Mapping[str, Callable[[Any], Mapping[str, Any]]] = _READERS
+    for kind, read in readers.items():
+        owners = objects.get(kind, ())
+        if kind == _Source.DATACLASS:
+            owners = list(_few_of_a_kind(owners))
+        for owner in owners:
+            with suppress(AttributeError, TypeError, ValueError, RuntimeError):
+                _add(found, flat_arguments(read(owner)))
+    for read_all in (_absl_flags, _megatron_arguments):
+        _add(found, flat_arguments(read_all()))
+    known = {normal_name(name) for name in found}
+    options = flat_arguments(options_of(sys.argv[1:]).arguments)
+    _add(found, {key: value for key, value in options.items() if normal_name(key) not in known})
+    merged = {name: values[0] if len(values) == 1 else values for name, values in found.items()}
+    return {**merged, **settings_in_files(merged)}
+
+
+def settings_in_files(
+    arguments: Mapping[str, JsonTree], folder: Path | None = None
+) -> dict[str, JsonTree]:
+    """Return the contents of the settings files that arguments name, under ``option:key``.
+
+    Args:
+        arguments: the arguments.
+        folder: relative paths start there; None for the current one.
+    """
+    found: dict[str, JsonTree] = {}
+    for name, value in arguments.items():
+        if not isinstance(value, str) or not value.endswith(_SETTINGS_FILES):
+            continue
+        path = (folder or Path()) / value
+        with suppress(ConfigFileError, OSError, ValueError):
+            if path.is_file():
+                found |= {f"{name}:{key}": item for key, item in read_file(path).items()}
+    return found
+
+
+def _add(found: dict[str, list[JsonTree]], arguments: Mapping[str, JsonTree]) -> None:
+    for name, value in arguments.items():
+        values = found.setdefault(name, [])
+        if not any(same_value(value, other) for other in values):
+            values.append(value)
+            values.sort(key=str)
+
+
+def _few_of_a_kind(owners: Sequence[Any]) -> Iterator[Any]:
+    counts: dict[type, int] = {}
+    for owner in owners:
+        counts[type(owner)] = counts.get(type(owner), 0) + 1
+    return (owner for owner in owners if counts[type(owner)] <= _MOST_SETTINGS_OBJECTS)
+
+
+def _of_dataclass(owner: Any) -> Mapping[str, Any]:
+    names = [one.name for one in dataclasses.fields(owner) if not one.name.startswith("_")]
+    return {name: getattr(owner, name) for name in names if hasattr(owner, name)}
+
+
+def _of_tree(owner: Any) -> Mapping[str, Any]:
+    """Return a tree of OmegaConf as it is written; Hydra's own and inner ones are left out."""
+    if owner._get_parent() is not None or "hydra" in owner:
+        return {}
+    container = sys.modules["omegaconf"].OmegaConf.to_container(owner, resolve=False)
+    return container if isinstance(container, dict) else {}
+
+
+def _attributes(names: Sequence[str], prefix: str) -> Callable[[Any], Mapping[str, Any]]:
+    def read(owner: Any) -> Mapping[str, Any]:
+        found = {}
+        for name in names:
+            # These are properties: some ask parts that are not there yet.
+            with suppress(AttributeError, RuntimeError, ValueError, TypeError):
+                found[f"{prefix}.{name}"] = getattr(owner, name)
+        return found
+
+    return read
+
+
+def _of_deepspeed(owner: Any) -> Mapping[str, Any]:
+    tree = getattr(getattr(owner, "_config", None), "_param_dict", None)
+    return {"deepspeed": tree} if isinstance(tree, Mapping) else {}
+
+
+_READERS: Final[Mapping[str, Callable[[Any], Mapping[str, Any]]]] = {
+    _Source.NAMESPACE: vars,
+    _Source.DATACLASS: _of_dataclass,
+    _Source.TREE: _of_tree,
+    _Source.LIGHTNING: _attributes(_LIGHTNING, "Trainer"),
+    _Source.ACCELERATE: _attributes(_ACCELERATE, "Accelerator"),
+    _Source.DEEPSPEED: _of_deepspeed,
+}
+
+
+def _absl_flags() -> Mapping[str, Any]:
+    flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
+    if flags is None or not flags.is_parsed():
+        return {}
+    values: Mapping[str, Any] = flags.flag_values_dict()
+    return values
+
+
+def _megatron_arguments() -> Mapping[str, Any]:
+    for name in _MEGATRON_MODULES:
+        get_args = getattr(sys.modules.get(name), "get_args", None)
+        if callable(get_args):
+            # It asserts that arguments were parsed.
+            with suppress(AssertionError, AttributeError, RuntimeError):
+                return vars(get_args())
+    return {}

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's own code: the folder of the script, its loaded files, and its state in git."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+_TIMEOUT_S: Final = 10.0
+_MAX_TEXT: Final = 4000
+_MAX_FILE_BYTES: Final = 8 << 20
+_OWN_FOLDER: Final = str(Path(__file__).resolve().parents[1])
+_LIBRARY_FOLDERS: Final = ("site-packages", "dist-packages")
+
+
+def script_folder() -> Path:
+    """Return the folder of the script that runs; the current one if a library's program runs."""
+    script = _users_file("__main__")
+    return Path.cwd() if script is None else script.parent
+
+
+def is_users_module(name: str) -> bool:
+    """Return whether a module is the script, or lies in its folder."""
+    path = _users_file(name)
+    return path is not None and (name == "__main__" or path.is_relative_to(script_folder()))
+
+
+def collect_user_code(folder: Path | None = None) -> dict[str, str]:
+    """Return the state of the user's code: a digest of each loaded file, commit and changes.
+
+    Runs ``git``, for 10 s at most a call.
+
+    Args:
+        folder: where the code lies; None for the script's folder.
+    """
+    folder = script_folder() if folder is None else folder
+    found = {}
+    for name in list(sys.modules):
+        path = _users_file(name)
+        if path is not None and path.is_relative_to(folder):
+            found[f"code.{path.relative_to(folder)}"] = _digest_of(path)
+    return {**{name: found[name] for name in sorted(found) if found[name]}, **_git(folder)}
+
+
+def _users_file(name: str) -> Path | None:
+    text = getattr(sys.modules.get(name), "__file__", None)
+    if not isinstance(text, str) or text.startswith((sys.prefix, sys.base_prefix, _OWN_FOLDER)):
+        return None
+    path = Path(text).absolute()
+    is_library = any(part in _LIBRARY_FOLDERS for part in path.parts)
+    return None if is_library or path.suffix != ".py" else path
+
+
+def _git(folder: Path) -> dict[str, str]:
+    commit = output_of(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    if not commit:
+        return {}
+    changes = output_of(["git", "-C", str(folder), "status", "--porcelain", "-uno"])
+    branch = output_of(["git", "-C", str(folder), "rev-parse", "--abbrev-ref", "HEAD"])
+    found = {"git.commit": commit, "git.branch": branch, "git.changes": changes or "none"}
+    if changes:
+        # What was changed, not only where.
+        difference = output_of(["git", "-C", str(folder), "diff", "HEAD"], limit=_MAX_FILE_BYTES)
+        found["git.diff"] = _digest(difference.encode(errors="surrogateescape"))
+    return found
+
+
+def output_of(command: list[str], *, limit: int = _MAX_TEXT) -> str:
+    """Return the output of a program; empty if it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()[:limit] if done.returncode == 0 else ""
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            return ""
+        return _digest(path.read_bytes())
+    except OSError:
+        return ""
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()

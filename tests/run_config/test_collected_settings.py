@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a running training: each one that is changed is the difference that is found."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from msprobe.config_check import ConfigChecker  # noqa: E402
+from msprobe.run_config.comparing import compare_packs  # noqa: E402
+from msprobe.run_config.levels import Level  # noqa: E402
+from msprobe.run_config.pack import read_pack  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    yield
+    ConfigChecker.remove_patches()
+
+
+class Net(torch.nn.Module):
+    def __init__(self, *, p: float = 0.1, eps: float = 1e-5, act: Any = torch.relu) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(4, 8)
+        self.norm = torch.nn.LayerNorm(8, eps=eps)
+        self.drop = torch.nn.Dropout(p)
+        self.act = act
+        self.b = torch.nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.b(self.drop(self.act(self.norm(self.a(x)))))
+
+
+def run(path: Path, **changed: Any) -> Path:
+    """Train for two steps with one setting changed; return the pack."""
+    settings: dict[str, Any] = dict(  # noqa: C408
+        p=0.1, eps=1e-5, act=torch.relu, optimizer=torch.optim.AdamW, options={},
+        gamma=0.9, train=True, frozen=False, clip=1.0, autocast=False, shuffle=False, scale=None,
+    )  # fmt: skip
+    settings |= changed
+    torch.manual_seed(7)
+    net = Net(p=settings["p"], eps=settings["eps"], act=settings["act"])
+    net.train(settings["train"])
+    net.a.bias.requires_grad_(not settings["frozen"])
+    options = {"lr": 0.1, **settings["options"]}
+    optimizer = settings["optimizer"](net.parameters(), **options)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=settings["gamma"])
+    data = torch.utils.data.TensorDataset(torch.arange(32.0).reshape(8, 4))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=settings["shuffle"])
+    scaler = torch.amp.GradScaler("cpu", init_scale=settings["scale"] or 1.0,
+                                  enabled=settings["scale"] is not None)  # fmt: skip
+    ConfigChecker(net, None, path, max_steps=2)
+    for (x,) in loader:
+        with torch.autocast("cpu", enabled=settings["autocast"]):
+            loss = net(x).square().mean()
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), settings["clip"])
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changed", "item", "name", "values"),
+    [
+        ({"p": 0.2}, "modules", "module.drop", ("Dropout(p=0.1, inplace=False)",
+                                                "Dropout(p=0.2, inplace=False)")),
+        ({"act": torch.tanh}, "modules", "module.act", ("relu", "tanh")),
+        ({"options": {"lr": 0.2}}, "optimizer", "optimizer.0.group.0.lr", ("0.1", "0.2")),
+        ({"options": {"betas": (0.9, 0.99)}}, "optimizer", "optimizer.0.group.0.betas",
+         ("[0.9, 0.999]", "[0.9, 0.99]")),
+        ({"options": {"weight_decay": 0.5}}, "optimizer", "optimizer.0.group.0.weight_decay",
+         ("0.01", "0.5")),
+        ({"optimizer": torch.optim.Adam, "options": {"weight_decay": 0.01}}, "optimizer",
+         "optimizer.0.class", ("torch.optim.adamw.AdamW", "torch.optim.adam.Adam")),
+        ({"gamma": 0.5}, "schedule", "schedule.0.gamma", ("0.9", "0.5")),
+        ({"train": False}, "modes", "training.model", ("True", "False")),
+        ({"frozen": True}, "modes", "requires_grad.a.bias", (None, "False")),
+        ({"autocast": True}, "modes", "autocast.cpu", (None, "torch.bfloat16")),
+        ({"clip": 0.5}, "clip", "clip_grad_norm_.max_norm", ("1.0", "0.5")),
+        ({"shuffle": True}, "loader", "loader.0.sampler", ("SequentialSampler", "RandomSampler")),
+        ({"scale": 1024.0}, "scaler", "scaler.0.init_scale", (None, "1024.0")),
+    ],
+)  # fmt: skip
+def test_a_changed_setting_is_found(tmp_path: Path, changed, item, name, values) -> None:
+    bench, cmp = run(tmp_path / "a.zip"), run(tmp_path / "b.zip", **changed)
+    found = compare_packs(bench, cmp).items[item].differences
+    assert (name, *values) in [(each.name, each.bench, each.cmp) for each in found]
+
+
+def test_equal_settings_pass(tmp_path: Path) -> None:
+    found = compare_packs(run(tmp_path / "a.zip"), run(tmp_path / "b.zip"))
+    assert found.level is Level.PASS, found.differences()
+    for item in ("modules", "optimizer", "schedule", "clip", "loader", "modes"):
+        assert found.items[item].compared
+
+
+def test_another_eps_is_a_setting_of_its_module(tmp_path: Path) -> None:
+    found = compare_packs(run(tmp_path / "a.zip"), run(tmp_path / "b.zip", eps=1e-3))
+    (difference,) = found.items["modules"].differences
+    assert difference.name == "module.norm"
+    assert "eps=0.001" in difference.cmp
+
+
+def test_clipping_functions_are_put_back(tmp_path: Path) -> None:
+    before = torch.nn.utils.clip_grad_norm_
+    ConfigChecker(Net(), None, tmp_path / "a.zip")
+    assert torch.nn.utils.clip_grad_norm_ is not before
+    ConfigChecker.remove_patches()
+    assert torch.nn.utils.clip_grad_norm_ is before
+    assert torch.nn.utils.clip_grad.clip_grad_norm_ is before
+
+
+def test_the_arguments_of_the_program(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "model.yaml").write_text("model: {hidden: 64}\n")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--settings-file")
+    given = parser.parse_args(
+        ["--learning-rate", "0.5", "--settings-file", str(tmp_path / "model.yaml")]
+    )
+    monkeypatch.setattr(sys, "argv", ["train.py", "--mystery", "7", "-b", "32", "model.dim=9"])
+    ConfigChecker(None, None, tmp_path / "a.zip")
+    found = read_pack(tmp_path / "a.zip").arguments["hyperparameters_dynamic.json"]
+    assert given.learning_rate == found["learning_rate"] == 0.5
+    assert (found["mystery"], found["b"], found["model.dim"]) == ("7", "32", "9")
+    assert found["settings_file:model.hidden"] == 64
+
+
+SCRIPT = """
+import dataclasses, sys
+from pathlib import Path
+from msprobe.config_check import ConfigChecker
+
+@dataclasses.dataclass
+class Settings:
+    depth: int = 3
+    name: str = "x"
+
+settings = Settings()
+ConfigChecker(None, None, sys.argv[1])
+"""
+
+
+def test_the_users_code_and_dataclasses(tmp_path: Path) -> None:
+    """The state of the code: digest of the script, commit, changes that are not committed."""
+    script = tmp_path / "code" / "train.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    git = ["git", "-C", str(script.parent), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
+    for name, line in (("a", ""), ("b", "\n# one\n"), ("c", "\n# two\n")):
+        script.write_text(SCRIPT + line)
+        subprocess.run([sys.executable, str(script), str(tmp_path / f"{name}.zip")], check=True,
+                       cwd=tmp_path)  # fmt: skip
+    packs = {name: read_pack(tmp_path / f"{name}.zip") for name in "abc"}
+    assert packs["a"].arguments["hyperparameters_dynamic.json"]["depth"] == 3
+    assert packs["a"].system["git.changes"] == "none"
+    assert len({pack.system["code.train.py"] for pack in packs.values()}) == 3
+    assert packs["b"].system["git.commit"] == packs["c"].system["git.commit"]
+    assert packs["b"].system["git.diff"] != packs["c"].system["git.diff"]
+
+
+def test_a_recording_holds_the_same_settings(tmp_path: Path) -> None:
+    from msprobe import open_dump
+    from msprobe.capture.session import reset_session
+    from msprobe.pytorch import PrecisionDebugger
+
+    reset_session()
+    try:
+        debugger = PrecisionDebugger(dump_path=str(tmp_path / "dump"), level="L0")
+        net = Net(p=0.3)
+        debugger.start(net)
+        net(torch.ones(2, 4)).sum().backward()
+        debugger.stop()
+    finally:
+        reset_session()
+    facts = open_dump(tmp_path / "dump").step().rank().facts
+    assert facts.settings["module.drop"] == "Dropout(p=0.3, inplace=False)"
+    assert facts.settings["module.act"] == "relu"
