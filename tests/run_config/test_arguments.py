@@ -25,7 +25,7 @@ def test_files_of_all_kinds_become_one_flat_set(tmp_path: Path) -> None:
         "lr: 0.2\nmodel:\n  dims: [1, 2]\n  blocks:\n  - {n: 1}\nsame: 3\n"
     )
     (tmp_path / "c.json").write_text('{"data": {"path": null, "shuffle": false}}')
-    found = read_arguments([tmp_path / name for name in ("a.sh", "b.yaml", "c.json")])
+    found = read_arguments([tmp_path / name for name in ("a.sh", "b.yaml", "c.json")]).arguments
     assert found == {
         "script": "t.py",
         "lr": {"description": "duplicate_value", "values": ["1e-4", 0.2]},
@@ -68,7 +68,7 @@ def test_a_yaml_that_unfolds_without_end_is_bounded(tmp_path: Path) -> None:
     lines = ["a0: &a0 {x: 1}"]
     lines += [f"a{i}: &a{i} {{l: *a{i - 1}, r: *a{i - 1}}}" for i in range(1, 40)]
     (tmp_path / "x.yaml").write_text("\n".join(lines))
-    assert len(read_arguments([tmp_path / "x.yaml"])) <= 100_000
+    assert len(read_arguments([tmp_path / "x.yaml"]).arguments) <= 100_000
 
 
 @pytest.mark.parametrize(
@@ -125,3 +125,32 @@ def test_names_find_their_partners(bench: str, cmp: str, how: str) -> None:
 
 def test_names_that_only_look_a_little_alike_stay_apart() -> None:
     assert len(compare_arguments("f", {"warmup": 1}, {"weights": 2}).rows) == 2
+
+
+def test_settings_files_that_a_script_names_are_read_too(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero": {"stage": 2}}')
+    (tmp_path / "run.sh").write_text("deepspeed t.py --deepspeed ds.json --other gone.yaml")
+    found = read_arguments([tmp_path / "run.sh"]).arguments
+    assert found["deepspeed:zero.stage"] == 2
+    assert found["other"] == "gone.yaml"
+
+
+def test_a_path_is_no_difference_where_the_file_was_read() -> None:
+    bench = {"config": "/a/x.yaml", "config:lr": 1}
+    found = compare_arguments("f", bench, {"config": "/b/x.yaml", "config:lr": 1})
+    assert found.level is Level.PASS
+    found = compare_arguments("f", bench, {"config": "/b/x.yaml", "config:lr": 2})
+    assert [each.level for each in found.differences] == [Level.INFO, Level.ERROR]
+
+
+@pytest.mark.parametrize("name", ["output_dir", "logging_dir", "save-dir", "wandb.name", "run_name",
+                                  "log_interval", "out", "master_port"])  # fmt: skip
+def test_where_results_go_does_not_matter(name: str) -> None:
+    assert compare_arguments("f", {name: "a"}, {name: "b"}).level is Level.PASS
+
+
+@pytest.mark.parametrize("name", ["lr", "data_dir", "load", "model_name_or_path", "output_size",
+                                  "resume_from_checkpoint", "expert_parallel", "warmup_steps",
+                                  "save_attention", "logit_scale", "hidden_size"])  # fmt: skip
+def test_what_may_change_numbers_matters(name: str) -> None:
+    assert compare_arguments("f", {name: "a"}, {name: "b"}).level is Level.ERROR

@@ -270,3 +270,25 @@ def test_the_result_is_a_workbook_with_a_sheet_an_item(compare, tmp_path: Path) 
     }
     assert (tmp_path / "out" / "cmp" / "env").is_file()
     assert (tmp_path / "out" / "bench" / "weights/step0/rank0/weight.json").is_file()
+
+
+def test_what_a_script_leaves_open_never_passes(tmp_path: Path) -> None:
+    from msprobe.run_config.collecting import collect_static
+
+    script = tmp_path / "run.sh"
+    script.write_text("python t.py --lr $LR_OF_THE_JOB --output_dir $(date)")
+    for name in "ab":
+        collect_static(PackWriter(tmp_path / f"{name}.zip"), [script])
+    found = compare_packs(tmp_path / "a.zip", tmp_path / "b.zip")
+    assert found.items["hyperparameters"].level is Level.WARNING
+    assert [(each.name, each.level) for each in found.items["hyperparameters"].differences] == [
+        ("lr", Level.WARNING),
+        ("output_dir", Level.INFO),
+    ]
+    for name in "ab":
+        PackWriter(tmp_path / f"{name}.zip")
+        writer = PackWriter(tmp_path / f"{name}.zip")
+        collect_static(writer, [script])
+        writer.put_json(DYNAMIC, {"lr": 1.0})
+    found = compare_packs(tmp_path / "a.zip", tmp_path / "b.zip")
+    assert found.items["hyperparameters"].level is Level.PASS

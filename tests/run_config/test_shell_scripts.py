@@ -36,15 +36,20 @@ torchrun $DISTRIBUTED_ARGS pretrain_gpt.py \
 """
 
 
+def arguments_of(text: str) -> dict:
+    return parse_shell_script(text).arguments
+
+
 def test_a_megatron_script() -> None:
-    assert parse_shell_script(MEGATRON) == {
+    assert arguments_of(MEGATRON) == {
         "nproc_per_node": "8",
         "master_port": "6000",
         "script": "pretrain_gpt.py",
-        "num-layers": "24",
+        # To append a text to an array appends it to the first word, a trap in many scripts.
+        "num-layers": True,
         "lr": "1.5e-4",
         "betas": ["0.9", "0.95"],
-        "bf16": True,
+        "bf16": "24",
         "load": "/path with blank/ckpt",
         "seed": "1234",
         "split": "949,50,1",
@@ -66,30 +71,117 @@ def test_a_megatron_script() -> None:
          {"script": "./run/t.py", "name": "two words"}),
         ("accelerate launch --mixed_precision bf16 t.py > log.txt",
          {"mixed_precision": "bf16", "script": "t.py"}),
+        ("python3.10 t.py -b 32 -j8 --lr 1", {"script": "t.py", "b": "32", "j": "8", "lr": "1"}),
+        ("uv run accelerate launch --config_file x.yaml t.py lr=1e-4 m.d=5 +opt=adam",
+         {"config_file": "x.yaml", "script": "t.py", "lr": "1e-4", "m.d": "5", "opt": "adam"}),
+        ('srun --ntasks 8 bash -c "python t.py --lr 1e-4 --bf16"',
+         {"srun.ntasks": "8", "script": "t.py", "lr": "1e-4", "bf16": True}),
+        ("singularity exec --nv image.sif torchrun --nproc_per_node=8 t.py --x 1",
+         {"singularity.nv": "image.sif", "nproc_per_node": "8", "script": "t.py", "x": "1"}),
+        ("CUDA_VISIBLE_DEVICES=0 \\\n  python t.py --x 1", {"script": "t.py", "x": "1"}),
+        ("A=1 B='two words'\npython t.py --a $A --b \"$B\" --c $B",
+         {"script": "t.py", "a": "1", "b": "two words", "c": ["two", "words"]}),
+        ('python t.py --a "x  $UNSET_ y"', {"script": "t.py", "a": "x  $UNSET_ y"}),
+        ("srun bash <<END\npython t.py --x 1\nEND", {"script": "t.py", "x": "1"}),
+        ("set -- 4 5\npython t.py --x $2", {"script": "t.py", "x": "5"}),
+        ("cd code && python t.py --x 1 || exit 1", {"script": "t.py", "x": "1"}),
+        (': "${X:=7}"\npython t.py --x $X', {"script": "t.py", "x": "7"}),
+        ("accelerate config; python -c 'print(1)'; python --version", {}),
         ("echo train.py --lr 1", {}),
         ("", {}),
     ],
 )  # fmt: skip
 def test_single_commands(line: str, expected: dict) -> None:
-    assert parse_shell_script(line) == expected
+    assert arguments_of(line) == expected
 
 
-def test_the_last_training_command_counts() -> None:
-    text = "python prepare.py --lr 1\npython train.py --lr 2\nls -l"
-    assert parse_shell_script(text) == {"script": "train.py", "lr": "2"}
+def test_several_trainings_are_all_there() -> None:
+    text = "python prepare.py --lr 1\npython train.py --lr 2\nls -l\npython train.py --lr 3"
+    assert arguments_of(text) == {
+        "prepare.py:script": "prepare.py",
+        "prepare.py:lr": "1",
+        "train.py:script": "train.py",
+        "train.py:lr": "2",
+        "train.py#2:script": "train.py",
+        "train.py#2:lr": "3",
+    }
 
 
-def test_what_only_a_shell_can_compute_stays_as_written() -> None:
-    text = "NOW=$(date)\npython t.py --tag $NOW --port $((6000+1)) --x ${UNKNOWN}"
+def test_what_only_a_shell_can_compute_stays_as_written_and_is_said() -> None:
+    text = "NOW=$(date)\npython t.py --tag $NOW --port $((6000+1)) --x ${UNKNOWN} --y 1"
     found = parse_shell_script(text)
-    assert found["x"] == "${UNKNOWN}"
-    assert found["tag"] == "$(date)"
+    assert found.arguments["x"] == "${UNKNOWN}"
+    assert found.arguments["tag"] == "$(date)"
+    assert set(found.unresolved) == {"tag", "port", "x"}
+    assert found.unresolved["x"] == "${UNKNOWN} is not set in the script (line 2)"
+
+
+def test_a_script_that_starts_nothing_says_so() -> None:
+    found = parse_shell_script("ls -l; echo train.py")
+    assert found.arguments == {}
+    assert found.unresolved == {"launch": "no command that starts a training was found"}
+
+
+BRANCHES = """
+LR=1e-4
+if [ "$1" = big ]; then
+  LR=5e-4
+fi
+if [ "$LR" = 7 ]; then LR=8; fi
+EXTRA=
+[[ -n "$DEBUG" ]] && EXTRA="--debug"
+case $MODE in fast) STEPS=1 ;; *) STEPS=9 ;; esac
+python t.py --lr $LR $EXTRA --steps $STEPS --seed 1
+"""
+
+
+def test_both_ways_of_a_branch_are_followed() -> None:
+    found = parse_shell_script(BRANCHES)
+    assert found.arguments == {
+        "script": "t.py",
+        "lr": "5e-4 or 1e-4",
+        "debug": "True or not given",
+        "steps": "1 or 9",
+        "seed": "1",
+    }
+    assert set(found.unresolved) == {"lr", "debug", "steps"}
+    assert found.unresolved["lr"].startswith("depends on the condition in line 3")
+
+
+def test_a_training_in_a_branch_may_not_be_started() -> None:
+    found = parse_shell_script('if [ "$1" = a ]; then python a.py --x 1; else python b.py; fi')
+    assert found.arguments["a.py:x"] == "1"
+    assert set(found.unresolved) == {"a.py:script", "b.py:script"}
+
+
+def test_functions_loops_and_sourced_files(tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text("export HIDDEN=64\nCOMMON=(--bf16 --hidden $HIDDEN)\n")
+    (tmp_path / "inner.sh").write_text("python deep.py --depth $1\n")
+    text = """
+    source env.sh
+    run() { local seed=$1; shift; python t.py --seed "$seed" "${COMMON[@]}" "$@"; }
+    for seed in 1 2; do run $seed --lr 3; done
+    bash inner.sh 5
+    . missing.sh
+    """
+    found = parse_shell_script(text, tmp_path)
+    assert found.arguments["t.py:seed"] == "1"
+    assert found.arguments["t.py#2:seed"] == "2"
+    assert found.arguments["t.py:bf16"] is True
+    assert found.arguments["t.py:hidden"] == "64"
+    assert found.arguments["t.py:lr"] == "3"
+    assert found.arguments["deep.py:depth"] == "5"
+    assert list(found.unresolved) == ["file missing.sh"]
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "A=x\n" + "A=$A$A\n" * 200 + "python t.py --a $A",
+        "f() { f; f; }\nf\npython t.py",
+        "for a in 1 2 3 4 5 6 7 8; do " * 8 + "python t.py;" + " done;" * 8,
+        "".join(f'[ "$1" = {n} ] && A={n}\n' for n in range(40)) + "python t.py --a $A",
+        "python t.py " + '"${A:-' * 300 + "}" * 300,
         'python t.py --a "never ends',
         "python t.py " + "(" * 10_000,
         "'" * 10_001 + "\npython t.py",
@@ -99,7 +191,7 @@ def test_what_only_a_shell_can_compute_stays_as_written() -> None:
     ],
 )
 def test_odd_and_hostile_scripts_end(text: str) -> None:
-    assert isinstance(parse_shell_script(text), dict)
+    assert isinstance(parse_shell_script(text).arguments, dict)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is the oracle")
@@ -118,7 +210,7 @@ def test_the_words_are_those_that_bash_makes(tmp_path: Path) -> None:
         capture_output=True,
     )
     words = (tmp_path / "words").read_text().splitlines()
-    found = parse_shell_script(MEGATRON)
+    found = arguments_of(MEGATRON)
     rebuilt = []
     for name, value in found.items():
         if name == "script":

@@ -106,6 +106,7 @@ def _is_pack(path: Path) -> bool:
 
 def _collect(options: argparse.Namespace) -> int:
     from msprobe.cli.terminal import make_console, print_json, print_lines
+    from msprobe.plain_text import plain
     from msprobe.run_config.collecting import collect_static
     from msprobe.run_config.pack import PackWriter, read_pack
     from msprobe.run_config.result_lines import hidden_line
@@ -113,11 +114,15 @@ def _collect(options: argparse.Namespace) -> int:
     path = options.output or _DEFAULT_PACK
     writer = PackWriter(path)
     collect_static(writer, options.dump)
-    hidden = read_pack(path).hidden()
+    found = read_pack(path)
+    hidden = found.hidden()
     if options.json:
-        print_json({"pack": str(path), "hidden": hidden}, indent=None)
+        tree = {"pack": str(path), "hidden": hidden, "unresolved": found.unresolved}
+        print_json(tree, indent=None)
         return 0
     print(f"collected: {path}")
+    for name, reason in found.unresolved.items():
+        print(plain(f"not resolved: {name}: {reason}"))
     if hidden:
         print_lines(make_console(), [hidden_line(hidden, limit=0 if options.all else 10)])
     return 0

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -36,12 +37,13 @@ _MAX_COMPARED_BY_SIMILARITY: Final = 400
 # These say where results go and how a run is called, and change no number.
 _WITHOUT_INFLUENCE: Final = re.compile(
     r"(.*[._])?(out|outputs?|o|logs?|logging|tensorboard|tb|wandb|mlflow|runs?|exp|experiment|job|"
-    r"project|results?|profiler?|save)([._]?(dir|directory|path|file|folder|root|name|id|to|tag))?|"
+    r"project|results?|profiler?|save|dump)([._]?(dir|directory|path|file|folder|root|name|id|to|tag))?|"
     r"(.*[._])?(report_to|tags?|name|comment|verbose|log_level.*|disable_tqdm|push_to_hub|hub_.*|"
     r"save_(steps|strategy|total_limit|interval|freq|every)|(log|logging|print)_(steps|strategy|"
     r"interval|freq|every|first_step)|master_(port|addr)|port|host|hostname|rdzv_.*|(local_)?rank|"
     r"device_index|run_id)"
 )
+_SETTINGS_FILES: Final = (".json", ".yaml", ".yml")
 _DUPLICATE: Final = "duplicate_value"
 
 # Names of one thing in different programs.
@@ -80,8 +82,20 @@ _ALIASES: Final = tuple(
 )
 
 
-def read_arguments(paths: Iterable[Path]) -> dict[str, JsonTree]:
-    """Return the arguments in files, flat; a name with several values holds all of them.
+class ArgumentFiles(NamedTuple):
+    """Arguments in files.
+
+    Attributes:
+        arguments: flat; a name with several values holds all of them.
+        unresolved: why an argument is not known for sure, or what could not be followed.
+    """
+
+    arguments: dict[str, JsonTree]
+    unresolved: dict[str, str]
+
+
+def read_arguments(paths: Iterable[Path]) -> ArgumentFiles:
+    """Return the arguments in files, and in the files that these name.
 
     Args:
         paths: ``.sh``, ``.yaml``, ``.yml`` or ``.json`` files.
@@ -90,15 +104,42 @@ def read_arguments(paths: Iterable[Path]) -> dict[str, JsonTree]:
         ConfigFileError: a file cannot be read, or is of another kind.
     """
     found: dict[str, list[JsonTree]] = {}
+    unresolved: dict[str, str] = {}
     for path in paths:
-        for name, value in read_file(path).items():
+        arguments, reasons = _read_file(path)
+        unresolved |= {name: f"{path.name}: {reason}" for name, reason in reasons.items()}
+        inside = settings_in_files(arguments, path.parent)
+        for name, value in (arguments | inside).items():
             values = found.setdefault(name, [])
             if not any(same_value(value, other) for other in values):
                 values.append(value)
-    return {
+    arguments = {
         name: values[0] if len(values) == 1 else {"description": _DUPLICATE, "values": values}
         for name, values in found.items()
     }
+    return ArgumentFiles(arguments, unresolved)
+
+
+def settings_in_files(
+    arguments: Mapping[str, JsonTree], folder: Path | None = None
+) -> dict[str, JsonTree]:
+    """Return the contents of the settings files that arguments name, under ``option:key``.
+
+    Args:
+        arguments: the arguments.
+        folder: where relative paths start, if there is no such file in the current one.
+    """
+    found: dict[str, JsonTree] = {}
+    for name, value in arguments.items():
+        if not isinstance(value, str) or not value.endswith(_SETTINGS_FILES):
+            continue
+        for path in dict.fromkeys((Path(value), (folder or Path()) / value)):
+            with suppress(ConfigFileError, OSError, ValueError):
+                if path.is_file():
+                    items = _read_file(path).arguments.items()
+                    found |= {f"{name}:{key}": item for key, item in items}
+                    break
+    return found
 
 
 def flat_arguments(tree: object) -> dict[str, JsonTree]:
@@ -199,12 +240,7 @@ def compare_arguments(
     )
 
 
-def read_file(path: Path) -> dict[str, JsonTree]:
-    """Return the arguments in a file, flat.
-
-    Raises:
-        ConfigFileError: it cannot be read, or is of another kind.
-    """
+def _read_file(path: Path) -> ArgumentFiles:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ConfigFileError(path, f"is larger than {_MAX_BYTES >> 20} MB")
@@ -213,14 +249,15 @@ def read_file(path: Path) -> dict[str, JsonTree]:
         raise ConfigFileError(path, f"cannot be read: {exc}") from exc
     suffix = path.suffix.lower()
     if suffix in (".sh", ".bash"):
-        return flat_arguments(parse_shell_script(text.decode(errors="replace")))
+        script = parse_shell_script(text.decode(errors="replace"), path.parent)
+        return ArgumentFiles(flat_arguments(script.arguments), script.unresolved)
     if suffix == ".json":
         try:
-            return flat_arguments(parse_json(text))
+            return ArgumentFiles(flat_arguments(parse_json(text)), {})
         except JSON_ERRORS as exc:
             raise ConfigFileError(path, json_problem(exc)) from exc
     if suffix in (".yaml", ".yml"):
-        return flat_arguments(_read_yaml(path, text))
+        return ArgumentFiles(flat_arguments(_read_yaml(path, text)), {})
     raise ConfigFileError(path, "is of no kind that is read; use .sh, .yaml, .yml or .json")
 
 
@@ -332,11 +369,16 @@ def _find_equal(name: str, waiting: Mapping[str, str]) -> str | None:
 
 
 def _find_alias(name: str, waiting: Mapping[str, str]) -> str | None:
-    last = name.rpartition(".")[2]
+    last = _last(name)
     group = next((names for names in _ALIASES if last in names), frozenset({last}))
-    found = [other for other in waiting if other.rpartition(".")[2] in group]
+    found = [other for other in waiting if _last(other) in group]
     # Two candidates would make it a guess.
     return found[0] if len(found) == 1 else None
+
+
+def _last(name: str) -> str:
+    """Return the name without the script or the tree that it belongs to."""
+    return re.split(r"[.:]", name)[-1]
 
 
 def _find_similar(name: str, waiting: Mapping[str, str]) -> str | None:

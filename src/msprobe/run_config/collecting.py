@@ -47,9 +47,11 @@ def collect_static(
         ConfigFileError: one of the files cannot be read.
         ReportWriteError: the pack cannot be written.
     """
-    arguments = read_arguments(files)
+    found = read_arguments(files)
     writer.put_json(pack.ENV, collect_environment())
     writer.put_packages(collect_packages())
     writer.put_json(pack.SYSTEM, collect_system() | dict(extra_system or {}))
     if files:
-        writer.put_json(pack.STATIC, arguments)
+        writer.put_json(pack.STATIC, found.arguments)
+        if found.unresolved:
+            writer.put_json(pack.UNRESOLVED, found.unresolved)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.dump.records import JsonTree
-from msprobe.run_config.arguments import COLUMNS, compare_arguments
+from msprobe.run_config.arguments import COLUMNS, compare_arguments, has_no_influence
 from msprobe.run_config.conclusion import Conclusion, conclude
 from msprobe.run_config.environment import classify_variable, compare_environments
 from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level, highest
-from msprobe.run_config.pack import TRAINING_PARTS, Pack, read_pack
+from msprobe.run_config.pack import DYNAMIC_FILE, STATIC_FILE, TRAINING_PARTS, Pack, read_pack
 from msprobe.run_config.packages import compare_packages
 from msprobe.run_config.random_calls import compare_random_calls
 from msprobe.run_config.settings_tables import compare_settings
@@ -41,7 +41,7 @@ class RunComparison:
 
     bench: Pack
     cmp: Pack
-    items: Mapping[str, ItemResult]
+    items: Mapping[Item, ItemResult]
 
     @property
     def level(self) -> Level:
@@ -101,6 +101,8 @@ def compare_packs(bench: Path, cmp: Path) -> RunComparison:
     }
     if one.missing_ranks or other.missing_ranks:
         items[Item.PACK] = _incomplete(one, other)
+    if Item.ARGUMENTS in items:
+        items[Item.ARGUMENTS] = _with_doubts(items[Item.ARGUMENTS], one, other)
     items |= _with_variables_that_acted(items)
     return RunComparison(bench=one, cmp=other, items=items)
 
@@ -162,6 +164,35 @@ def _held_by_one(item: Item, in_bench: bool, in_cmp: bool, name: str = "") -> It
         aspect=Aspect.NOT_COMPARED,
     )
     return ItemResult(item=item, columns=("name",), rows=[], differences=[difference], compared=0)
+
+
+def _with_doubts(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
+    """Return the result with a difference for each argument that a script leaves open.
+
+    What the program has parsed itself is known for sure, and leaves nothing open.
+    """
+    if DYNAMIC_FILE in bench.arguments and DYNAMIC_FILE in cmp.arguments:
+        return result
+    known = {each.name for each in result.differences}
+    differences = [
+        Difference(
+            item=Item.ARGUMENTS,
+            name=name,
+            bench=_shown(bench, name),
+            cmp=_shown(cmp, name),
+            level=Level.INFO if has_no_influence(name) else Level.WARNING,
+            note=bench.unresolved.get(name) or cmp.unresolved.get(name, ""),
+            aspect=Aspect.NOT_COMPARED,
+        )
+        for name in dict.fromkeys((*bench.unresolved, *cmp.unresolved))
+        if name not in known
+    ]
+    return replace(result, differences=[*result.differences, *differences])
+
+
+def _shown(pack: Pack, name: str) -> str:
+    value = pack.arguments.get(STATIC_FILE, {}).get(name)
+    return "not resolved" if value is None else str(value)
 
 
 def _said_if_empty(result: ItemResult) -> ItemResult:

@@ -130,7 +130,7 @@ class Conclusion:
         return f"{name} {first.name}: {values}{note}{more}"
 
 
-def conclude(items: Mapping[str, ItemResult]) -> Conclusion:
+def conclude(items: Mapping[Item, ItemResult]) -> Conclusion:
     """Return the earliest cause of all differences of two runs."""
     found = [each for item in items.values() for each in item.differences]
     matters = [each for each in found if each.level is not Level.INFO]
@@ -190,7 +190,7 @@ def _where_it_is(difference: Difference) -> str:
     if difference.bench is None or difference.cmp is None:
         side = "cmp" if difference.bench is None else "bench"
         return f"only {side} holds {difference.name}"
-    return f"{difference.name} holds nothing to compare"
+    return f"{difference.name} cannot be compared ({difference.note})"
 
 
 def _value(text: str | None) -> str:

@@ -92,8 +92,11 @@ class RunSettings:
 
     def write(self, writer: PackWriter, rank: int) -> None:
         """Write them into a pack."""
-        if self.arguments:
-            writer.put_json(DYNAMIC, self.arguments)
+        # Where the pack lies is no setting.
+        places = {str(writer.path), str(writer.path.absolute())}
+        arguments = {name: one for name, one in self.arguments.items() if str(one) not in places}
+        if arguments:
+            writer.put_json(DYNAMIC, arguments)
         parts = {name: part for name, part in self.parts.items() if part}
         if parts:
             writer.put_json(f"training/rank{rank}.json", parts)

@@ -6,6 +6,7 @@
     pip                                     lines of package=version
     system.json                             name → value
     hyperparameters/hyperparameters_static.json, hyperparameters_dynamic.json
+    hyperparameters/unresolved.json         arguments of the former that are not known for sure: why
     dataset/step{n}/rank{r}/dataset.json    statistics and checksum of every input of the model
     weights/step{n}/rank{r}/weight.json     the same of every parameter
     buffers/step{n}/rank{r}/buffer.json     the same of every buffer
@@ -44,8 +45,11 @@ MANIFEST: Final = "manifest.json"
 ENV: Final = "env"
 PIP: Final = "pip"
 SYSTEM: Final = "system.json"
-STATIC: Final = "hyperparameters/hyperparameters_static.json"
-DYNAMIC: Final = "hyperparameters/hyperparameters_dynamic.json"
+STATIC_FILE: Final = "hyperparameters_static.json"
+DYNAMIC_FILE: Final = "hyperparameters_dynamic.json"
+STATIC: Final = f"hyperparameters/{STATIC_FILE}"
+UNRESOLVED: Final = "hyperparameters/unresolved.json"
+DYNAMIC: Final = f"hyperparameters/{DYNAMIC_FILE}"
 
 TRAINING_PARTS: Final = (
     *(Item.MODULES, Item.OPTIMIZER, Item.SCHEDULE, Item.SCALER, Item.CLIP, Item.LOADER, Item.MODES),
@@ -75,6 +79,7 @@ class Pack:
         packages: versions of packages.
         system: machine and code.
         arguments: flat arguments, by the name of the file in the pack.
+        unresolved: why an argument of a script is not known for sure, by its name.
         dataset: per step and rank, the nested statistics of the inputs.
         weights: per step and rank, the statistics of the parameters.
         buffers: per step and rank, those of the buffers.
@@ -89,6 +94,7 @@ class Pack:
     packages: dict[str, str] | None = None
     system: dict[str, str] | None = None
     arguments: dict[str, dict[str, JsonTree]] = field(default_factory=dict)
+    unresolved: dict[str, str] = field(default_factory=dict)
     dataset: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
     weights: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
     buffers: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
@@ -189,7 +195,7 @@ def unpack(path: Path, directory: Path) -> None:
 
 
 def _is_known(name: str) -> bool:
-    plain = (MANIFEST, ENV, PIP, SYSTEM, STATIC, DYNAMIC)
+    plain = (MANIFEST, ENV, PIP, SYSTEM, STATIC, DYNAMIC, UNRESOLVED)
     numbered = (_PER_STEP, _PER_RANK, _TRAINING)
     return name in plain or any(form.fullmatch(name) for form in numbered)
 
@@ -223,26 +229,37 @@ def _read_into(pack: Pack, path: Path) -> int:
         tree = _object(path, name, content)
         if name == MANIFEST:
             world_size = _world_size(path, tree)
-        elif name in (ENV, SYSTEM):
-            texts = {key: str(value) for key, value in tree.items()}
-            if name == ENV:
-                pack.env = pack.env or texts
-            else:
-                pack.system = pack.system or texts
-        elif name in (STATIC, DYNAMIC):
-            pack.arguments.setdefault(name.partition("/")[2], tree)
-        elif place := _PER_STEP.fullmatch(name):
-            tables = {"dataset": pack.dataset, "weights": pack.weights, "buffers": pack.buffers}
-            tables[place[1]][int(place[2]), int(place[3])] = tree
-        elif place := _TRAINING.fullmatch(name):
-            parts = pack.training.setdefault(int(place[1]), {})
-            for part, settings in _settings_by_part(path, name, tree).items():
-                parts.setdefault(part, {}).update(settings)
-        elif tree and (place := _PER_RANK.fullmatch(name)):  # empty where no call was noted
-            (pack.generators if place[1] else pack.random)[int(place[2])] = tree
+        else:
+            _add(pack, path, name, tree)
     if not found:
         raise RunConfigFormatError(path, "is no pack of config_check: it holds no known member")
     return world_size
+
+
+def _add(pack: Pack, path: Path, name: str, tree: dict[str, JsonTree]) -> None:
+    """Add a member to a pack."""
+    if name in (ENV, SYSTEM, UNRESOLVED):
+        _add_texts(pack, name, {key: str(value) for key, value in tree.items()})
+    elif name in (STATIC, DYNAMIC):
+        pack.arguments.setdefault(name.partition("/")[2], tree)
+    elif place := _PER_STEP.fullmatch(name):
+        tables = {"dataset": pack.dataset, "weights": pack.weights, "buffers": pack.buffers}
+        tables[place[1]][int(place[2]), int(place[3])] = tree
+    elif place := _TRAINING.fullmatch(name):
+        parts = pack.training.setdefault(int(place[1]), {})
+        for part, settings in _settings_by_part(path, name, tree).items():
+            parts.setdefault(part, {}).update(settings)
+    elif tree and (place := _PER_RANK.fullmatch(name)):  # empty where no call was noted
+        (pack.generators if place[1] else pack.random)[int(place[2])] = tree
+
+
+def _add_texts(pack: Pack, name: str, texts: dict[str, str]) -> None:
+    if name == ENV:
+        pack.env = pack.env or texts
+    elif name == SYSTEM:
+        pack.system = pack.system or texts
+    else:
+        pack.unresolved |= texts
 
 
 def _read_packages(content: bytes) -> dict[str, str]:

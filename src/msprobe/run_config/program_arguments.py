@@ -14,18 +14,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final
 
 from msprobe.dump.records import JsonTree
-from msprobe.errors import ConfigFileError
-from msprobe.run_config.arguments import flat_arguments, normal_name, read_file, same_value
+from msprobe.run_config.arguments import (
+    flat_arguments,
+    normal_name,
+    same_value,
+    settings_in_files,
+)
 from msprobe.run_config.command_options import options_of
 from msprobe.run_config.live_objects import Kinds, is_instance_of
 from msprobe.run_config.user_code import is_users_module
 
 _MEGATRON_MODULES: Final = ("megatron.training.global_vars", "megatron.training", "megatron")
-_SETTINGS_FILES: Final = (".json", ".yaml", ".yml")
 # More objects of a dataclass are data, not settings.
 _MOST_SETTINGS_OBJECTS: Final = 4
 _LIGHTNING: Final = (
@@ -98,26 +100,6 @@ def program_arguments(objects: Kinds) -> dict[str, JsonTree]:
     return {**merged, **settings_in_files(merged)}
 
 
-def settings_in_files(
-    arguments: Mapping[str, JsonTree], folder: Path | None = None
-) -> dict[str, JsonTree]:
-    """Return the contents of the settings files that arguments name, under ``option:key``.
-
-    Args:
-        arguments: the arguments.
-        folder: relative paths start there; None for the current one.
-    """
-    found: dict[str, JsonTree] = {}
-    for name, value in arguments.items():
-        if not isinstance(value, str) or not value.endswith(_SETTINGS_FILES):
-            continue
-        path = (folder or Path()) / value
-        with suppress(ConfigFileError, OSError, ValueError):
-            if path.is_file():
-                found |= {f"{name}:{key}": item for key, item in read_file(path).items()}
-    return found
-
-
 def _add(found: dict[str, list[JsonTree]], arguments: Mapping[str, JsonTree]) -> None:
     for name, value in arguments.items():
         values = found.setdefault(name, [])
@@ -187,5 +169,6 @@ def _megatron_arguments() -> Mapping[str, Any]:
         if callable(get_args):
             # It asserts that arguments were parsed.
             with suppress(AssertionError, AttributeError, RuntimeError):
-                return vars(get_args())
+                arguments: Mapping[str, Any] = vars(get_args())
+                return arguments
     return {}

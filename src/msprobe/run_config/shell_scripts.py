@@ -1,159 +1,551 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the arguments of a training from its shell script. Nothing is executed.
+"""The trainings that a shell script starts, with their arguments. Nothing is executed.
 
-Variables are followed (``MODEL_ARGS="--lr 1e-4"``, ``export``, arrays, ``${X:-default}``), so that
-``torchrun train.py $MODEL_ARGS`` yields them. Values that only a shell can compute (``$(date)``,
-loops, conditions) stay as they are written.
+The script is parsed with bash's grammar and followed: variables, arrays, functions, loops over
+known words, sourced files, scripts inside ``bash -c``. A condition that only the running shell can
+decide is followed both ways; an argument that depends on it has all its values, and a reason.
 """
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Iterator
-from pathlib import PurePath
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-_MAX_EXPANDED: Final = 1 << 15
-_LAUNCH_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
-_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_KEYWORDS: Final = re.compile(r"^\s*(?:export|declare(?:\s+-\w+)*|local|readonly|typeset)\s+")
-_VARIABLE: Final = re.compile(
-    r"\$(?:\{(?P<name>\w+)(?:\[[@*]\])?(?::?[-=](?P<default>[^{}]*))?\}|(?P<bare>\w+))"
+from msprobe.run_config.command_options import Arguments
+from msprobe.run_config.launches import SHELLS, InnerScript, Launch, find_launch
+from msprobe.run_config.shell_words import (
+    Variables,
+    Word,
+    shell_parser,
+    text_of,
+    value_of,
+    words_of,
 )
-_TOKEN: Final = re.compile(
-    r"""(?P<comment>(?<![^\s;(])\#[^\n]*)
-    | (?P<quoted>"(?:[^"\\]|\\.)*" | '[^']*' | \\.)
-    | (?P<end>[\n;])
-    | (?P<other>.)""",
-    re.DOTALL | re.VERBOSE,
-)
-_LAUNCHERS: Final = frozenset(
-    ("torchrun", "msrun", "deepspeed", "accelerate", "python", "python3", "mpirun", "bash", "sh")
-)
-_OPTION: Final = re.compile(r"--?[A-Za-z]")
-_ENDS: Final = re.compile(r"^(?:[|&;<>]+|\d?>.*|\d?<.*)$")
 
-Arguments = dict[str, str | bool | list[str]]
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_MAX_WAYS: Final = 32
+_MAX_STEPS: Final = 20_000
+_MAX_DEPTH: Final = 100
+_MAX_ROUNDS: Final = 64
+_MAX_FILE_BYTES: Final = 1 << 20
+_TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
+_NUMBERS: Final[Mapping[str, Callable[[int, int], bool]]] = {
+    "-eq": lambda one, other: one == other,
+    "-ne": lambda one, other: one != other,
+    "-lt": lambda one, other: one < other,
+    "-le": lambda one, other: one <= other,
+    "-gt": lambda one, other: one > other,
+    "-ge": lambda one, other: one >= other,
+}
 
 
-def parse_shell_script(text: str) -> Arguments:
-    """Return the options of the launch command and of the script that it starts.
+@dataclass(frozen=True, slots=True)
+class ShellScript:
+    """What a shell script starts.
 
-    The last command that starts a Python script counts. Names are given without leading dashes;
-    an option without a value is True, one with several values is a list. ``script`` is the script.
+    Attributes:
+        arguments: by name; of several trainings with the script before a colon.
+        unresolved: why an argument is not known for sure, or what could not be followed.
     """
-    variables: dict[str, str] = {}
-    found: Arguments = {}
-    for line in _statements(text):
-        statement = _KEYWORDS.sub("", line)
-        assigned = _ASSIGNMENT.fullmatch(statement)
-        if assigned and _is_one_word(assigned[3]):
-            name, appends, value = assigned.groups()
-            value = _unquoted(_expand(value, variables))
-            variables[name] = f"{variables.get(name, '')} {value}" if appends else value
-            continue
-        words = _split(_expand(statement, variables))
-        if (start := _launcher(words)) is not None:
-            parsed = _options(words[start:])
-            if "script" in parsed or not found:
-                found = parsed
+
+    arguments: Arguments
+    unresolved: dict[str, str]
+
+
+class _Ended(Exception):  # noqa: N818 - not an error
+    """The script, or a function, ends here."""
+
+
+def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
+    """Return the trainings that a script starts.
+
+    Args:
+        text: the script.
+        folder: where files that it sources are looked for; None for the current folder.
+    """
+    ways = list(_ways(text, folder or Path()))
+    launches = _merged(ways)
+    problems = {name: reason for way in ways for name, reason in way.problems.items()}
+    if not launches:
+        problems["launch"] = "no command that starts a training was found"
+    arguments: Arguments = {}
+    unresolved: dict[str, str] = {}
+    for prefix, launch in zip(_prefixes(launches), launches, strict=True):
+        arguments |= {prefix + name: value for name, value in launch.arguments.items()}
+        unresolved |= {prefix + name: "; ".join(why) for name, why in launch.doubts.items()}
+    return ShellScript(arguments, {**unresolved, **problems})
+
+
+def _prefixes(launches: Sequence[Launch]) -> list[str]:
+    """Return what is put before the names of each training's arguments: nothing if it is alone."""
+    if len(launches) == 1:
+        return [""]
+    seen: dict[str, int] = {}
+    found = []
+    for launch in launches:
+        seen[launch.script] = seen.get(launch.script, 0) + 1
+        number = f"#{seen[launch.script]}" if seen[launch.script] > 1 else ""
+        found.append(f"{launch.script}{number}:")
     return found
 
 
-def _statements(text: str) -> Iterator[str]:
-    """Yield logical lines: quotes and arrays may span several, comments are dropped."""
-    line: list[str] = []
-    depth = 0
-    for token in _TOKEN.finditer(re.sub(r"\\\r?\n", " ", text)):
-        if token.lastgroup == "comment":
-            continue
-        if token.lastgroup == "end" and depth == 0:
-            yield "".join(line).strip()
-            line = []
-            continue
-        if token[0] == "(":
-            depth += 1
-        elif token[0] == ")":
-            depth = max(depth - 1, 0)
-        line.append(" " if token.lastgroup == "end" else token[0])
-    yield "".join(line).strip()
+def _ways(text: str, folder: Path) -> Iterator[_Way]:
+    """Yield the script followed in every way in which its open conditions can be decided."""
+    decided: list[int] = []
+    for _ in range(_MAX_WAYS):
+        way = _Way(folder, decided)
+        way.follow(text)
+        yield way
+        while way.decisions and way.decisions[-1].taken + 1 >= way.decisions[-1].count:
+            way.decisions.pop()
+        if not way.decisions:
+            return
+        decided = [each.taken for each in way.decisions]
+        decided[-1] += 1
 
 
-def _is_one_word(value: str) -> bool:
-    return value.startswith("(") or len(_split(value)) <= 1
+def _merged(ways: Sequence[_Way]) -> list[Launch]:
+    """Return each training once, with all values that an argument has in one way or another."""
+    by_place: dict[tuple[int, str, int], list[tuple[_Way, Launch]]] = {}
+    for way in ways:
+        counts: dict[tuple[int, str], int] = {}
+        for launch in way.launches:
+            place = launch.line, launch.script
+            counts[place] = counts.get(place, 0) + 1
+            by_place.setdefault((*place, counts[place]), []).append((way, launch))
+    return [_of_all_ways(found, len(ways)) for found in by_place.values()]
 
 
-def _unquoted(value: str) -> str:
-    if value.startswith("(") and value.endswith(")"):
-        return value[1:-1]
-    return " ".join(_split(value))
+def _of_all_ways(found: Sequence[tuple[_Way, Launch]], count: int) -> Launch:
+    launches = [launch for _, launch in found]
+    lines = sorted({each.line for way, _ in found for each in way.decisions})
+    reason = f"depends on the condition in line {', '.join(map(str, lines[:3]))}"
+    arguments: Arguments = {}
+    doubts = {name: why for launch in launches for name, why in launch.doubts.items()}
+    for name in dict.fromkeys(name for launch in launches for name in launch.arguments):
+        values = [launch.arguments.get(name, "not given") for launch in launches]
+        different = list(dict.fromkeys(map(str, values)))
+        arguments[name] = values[0] if len(different) == 1 else " or ".join(different)
+        if len(different) > 1:
+            doubts[name] = (*doubts.get(name, ()), reason)
+    if len(launches) < count:
+        doubts["script"] = (*doubts.get("script", ()), f"whether it is started {reason}")
+    first = launches[0]
+    return Launch(line=first.line, script=first.script, arguments=arguments, doubts=doubts)
 
 
-def _expand(text: str, variables: dict[str, str]) -> str:
-    """Put values in the place of variables; those that are not known stay as they are."""
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """A decision where the script's text does not tell."""
 
-    def value_of(found: re.Match[str]) -> str:
-        value = variables.get(found["name"] or found["bare"])
-        if value is None:
-            return found[0] if found["default"] is None else found["default"]
-        return value
-
-    parts = re.split(r"('[^']*')", text)
-    expanded = [part if part.startswith("'") else _VARIABLE.sub(value_of, part) for part in parts]
-    result = "".join(expanded)
-    # Variables that double themselves again and again must not fill the memory.
-    return result if len(result) <= _MAX_EXPANDED else text
+    line: int
+    taken: int
+    count: int
 
 
-def _split(text: str) -> list[str]:
-    if len(text) > 2 * _MAX_EXPANDED:  # shlex takes the square of a word's length
-        return text.split()
-    try:
-        return shlex.split(text)
-    except ValueError:  # a quote without an end
-        return text.split()
+class _Way:
+    """One way through a script.
 
+    Attributes:
+        launches: trainings that it starts.
+        problems: what could not be followed, by its place.
+        decisions: how open conditions were decided, in order.
+    """
 
-def _launcher(words: list[str]) -> int | None:
-    """Return the position of the program that starts the training; assignments may precede it."""
-    for position, word in enumerate(words):
-        if PurePath(word).name in _LAUNCHERS:
-            rest = words[position:]
-            starts = any(each.endswith(".py") for each in rest) or "-m" in rest
-            return position if starts else None
-        if not _ASSIGNMENT.fullmatch(word) and word not in ("nohup", "time", "env", "exec"):
+    def __init__(self, folder: Path, decided: Sequence[int]) -> None:
+        self.launches: list[Launch] = []
+        self.problems: dict[str, str] = {}
+        self.decisions: list[_Decision] = []
+        self._decided = decided
+        self._folder = folder
+        self._variables = Variables()
+        self._functions: dict[str, Node] = {}
+        self._steps = 0
+        self._depth = 0
+
+    def follow(self, text: str) -> None:
+        """Follow a whole script."""
+        try:
+            self._run_text(text)
+        except _Ended:
+            return
+        except RecursionError:
+            self.problems["size"] = _TOO_LONG
+
+    def _run_text(self, text: str) -> None:
+        root = shell_parser().parse(text.encode(errors="surrogateescape")).root_node
+        if root.has_error:
+            self.problems["syntax"] = f"line {_first_error(root)} is not understood"
+        self._run_all(root)
+
+    def _run_all(self, node: Node) -> None:
+        for child in node.named_children:
+            self._run(child)
+
+    def _run(self, node: Node) -> bool | None:
+        """Follow a statement; return whether it succeeds, None if only the shell knows."""
+        self._steps += 1
+        if self._steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
+            self.problems["size"] = _TOO_LONG
+            raise _Ended
+        self._depth += 1
+        try:
+            return self._dispatch(node)
+        finally:
+            self._depth -= 1
+
+    def _dispatch(self, node: Node) -> bool | None:
+        handler = _STATEMENTS.get(node.type)
+        return True if handler is None else handler(self, node)
+
+    def _each_inside(self, node: Node) -> bool | None:
+        self._run_all(node)
+        return True
+
+    def _in_subshell(self, node: Node) -> bool | None:
+        before = self._variables.copy()
+        self._run_all(node)
+        self._variables = before
+        return True
+
+    def _not(self, node: Node) -> bool | None:
+        status = self._run(node.named_children[0]) if node.named_children else None
+        return None if status is None else not status
+
+    def _in_brackets(self, node: Node) -> bool | None:
+        inner = node.named_children
+        return self._test(inner[0]) if len(inner) == 1 else None
+
+    def _once(self, node: Node) -> bool | None:
+        """Follow the body of a loop whose rounds only the shell knows once."""
+        body = node.child_by_field_name("body")
+        return True if body is None else self._run(body)
+
+    def _define(self, node: Node) -> bool | None:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is not None and body is not None:
+            self._functions[text_of(name)] = body
+        return True
+
+    # -- commands ------------------------------------------------------------------------------
+
+    def _command(self, node: Node) -> bool | None:
+        name = node.child_by_field_name("name")
+        assignments = [one for one in node.named_children if one.type == "variable_assignment"]
+        if name is None or _are_apart(node, assignments, name):
+            for one in assignments:
+                self._assign(one)
+        if name is None:
+            return True
+        parts = [name, *node.children_by_field_name("argument")]
+        words = [word for part in parts for word in words_of(part, self._variables)]
+        return self._call(words, node.start_point[0] + 1) if words else True
+
+    def _call(self, words: list[Word], line: int) -> bool | None:
+        first, rest = words[0].text, words[1:]
+        if first in ("exit", "return"):
+            raise _Ended
+        if first == "test":
             return None
-    return None
+        if first in self._functions:
+            self._function(self._functions[first], rest)
+        elif first in _BUILTINS:
+            _BUILTINS[first](self, rest, line)
+        else:
+            self._start(words, line)
+        return True
+
+    def _set(self, words: list[Word], _line: int) -> None:
+        if words and words[0].text == "--":
+            self._variables.arguments = tuple(words[1:])
+
+    def _shift(self, words: list[Word], _line: int) -> None:
+        arguments = self._variables.arguments
+        if arguments is not None:
+            count = int(words[0].text) if words and words[0].text.isdigit() else 1
+            self._variables.arguments = arguments[count:]
+
+    def _unset(self, words: list[Word], _line: int) -> None:
+        for word in words:
+            self._variables.values.pop(word.text, None)
+
+    def _read(self, words: list[Word], line: int) -> None:
+        doubt = (f"is read when the script runs (line {line})",)
+        for word in words:
+            if not word.text.startswith("-"):
+                self._variables.values[word.text] = (Word(f"${word.text}", doubt),)
+
+    def _eval(self, words: list[Word], _line: int) -> None:
+        self._run_inner(" ".join(word.text for word in words))
+
+    def _function(self, body: Node, arguments: list[Word]) -> None:
+        before = self._variables.arguments
+        self._variables.arguments = tuple(arguments)
+        try:
+            self._run(body)
+        except _Ended:
+            if self.problems.get("size"):
+                raise
+        finally:
+            self._variables.arguments = before
+
+    def _start(self, words: list[Word], line: int) -> None:
+        found = find_launch(words, line)
+        if isinstance(found, Launch):
+            self.launches.append(found)
+        elif isinstance(found, InnerScript):
+            before, known = self._variables.copy(), len(self.launches)
+            self._variables.arguments = found.arguments
+            if found.text is not None:
+                self._run_inner(found.text.text)
+            else:
+                self._run_file(found.file, line)
+            self._variables = before
+            self.launches[known:] = [
+                replace(one, arguments=one.arguments | found.wrapper)
+                for one in self.launches[known:]
+            ]
+
+    def _run_inner(self, text: str) -> None:
+        try:
+            self._run_text(text)
+        except _Ended:
+            if self.problems.get("size"):
+                raise
+
+    def _source(self, words: list[Word], line: int) -> None:
+        if words:
+            if len(words) > 1:
+                self._variables.arguments = tuple(words[1:])
+            self._run_file(words[0].text, line)
+
+    def _run_file(self, name: str, line: int) -> None:
+        path = self._folder / name
+        try:
+            if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
+                self._run_inner(path.read_text(errors="replace"))
+                return
+        except (OSError, ValueError):
+            pass
+        self.problems[f"file {name}"] = f"line {line} runs it, and it is not there"
+
+    def _redirected(self, node: Node) -> bool | None:
+        body = node.child_by_field_name("body")
+        status = None if body is None else self._run(body)
+        for one in node.named_children:
+            inner = next((each for each in one.children if each.type == "heredoc_body"), None)
+            if inner is not None and body is not None and _reads_script(body):
+                self._run_inner(value_of(inner, self._variables).text)
+        return status
+
+    # -- variables -----------------------------------------------------------------------------
+
+    def _assign(self, node: Node) -> bool | None:
+        """Set a variable; always succeeds."""
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        if name is None or name.type != "variable_name":
+            return True
+        appends = any(child.type == "+=" for child in node.children)
+        values, key = self._variables.values, text_of(name)
+        if value is not None and value.type == "array":
+            parts = [one for one in value.named_children if one.type != "comment"]
+            words = tuple(word for one in parts for word in words_of(one, self._variables))
+            values[key] = (*values.get(key, ()), *words) if appends else words
+            return True
+        word = value_of(value, self._variables)
+        if appends and key in values:
+            before = values[key][:1] or (Word(""),)
+            joined = Word(before[0].text + word.text, before[0].doubts + word.doubts)
+            values[key] = (joined, *values[key][1:])
+        else:
+            values[key] = (word,)
+        return True
+
+    # -- conditions ----------------------------------------------------------------------------
+
+    def _list(self, node: Node) -> bool | None:
+        left, right = node.children[0], node.children[-1]
+        status = self._run(left)
+        wants = any(child.type == "&&" for child in node.children)
+        if status is None:
+            status = bool(self._decide(node, 2) == 0)
+        return self._run(right) if status is wants else status
+
+    def _if(self, node: Node) -> bool | None:
+        for condition, body in _branches(node):
+            if self._holds(condition):
+                for one in body:
+                    self._run(one)
+                break
+        return True
+
+    def _holds(self, condition: Sequence[Node]) -> bool:
+        status: bool | None = True
+        for one in condition:
+            is_plain = one.type == "command"
+            status = self._run(one)
+            status = None if is_plain else status
+        if status is None:
+            return self._decide(condition[-1], 2) == 0
+        return status
+
+    def _decide(self, node: Node, count: int) -> int:
+        """Return the number of the choice where only the shell knows; each way takes another."""
+        place = len(self.decisions)
+        taken = self._decided[place] if place < len(self._decided) else 0
+        self.decisions.append(_Decision(node.start_point[0] + 1, taken, count))
+        return taken
+
+    def _for(self, node: Node) -> bool | None:
+        name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
+        if name is None or body is None:
+            return True
+        parts = node.children_by_field_name("value")
+        words = [word for one in parts for word in words_of(one, self._variables)]
+        for word in words[:_MAX_ROUNDS]:
+            self._variables.values[text_of(name)] = (word,)
+            self._run(body)
+        return True
+
+    def _case(self, node: Node) -> bool | None:
+        value = node.child_by_field_name("value")
+        items = [one for one in node.named_children if one.type == "case_item"]
+        word = value_of(value, self._variables)
+        patterns = [
+            [text_of(one) for one in item.children_by_field_name("value")] for item in items
+        ]
+        if word.doubts:
+            has_default = any("*" in each for each in patterns)
+            taken = self._decide(node, len(items) + (not has_default))
+        else:
+            fits = (
+                any(fnmatchcase(word.text, each.strip("\"'")) for each in one) for one in patterns
+            )
+            taken = next((number for number, fit in enumerate(fits) if fit), len(items))
+        if taken < len(items):
+            values = items[taken].children_by_field_name("value")
+            for one in items[taken].named_children:
+                if one not in values:
+                    self._run(one)
+        return True
+
+    def _test(self, node: Node) -> bool | None:
+        """Return whether a condition in brackets holds; None if only the shell knows."""
+        operator = node.child_by_field_name("operator")
+        sign = "" if operator is None else text_of(operator)
+        if node.type == "binary_expression":
+            left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+            return None if left is None or right is None else self._binary(left, sign, right)
+        operands = [one for one in node.named_children if one != operator]
+        if node.type == "parenthesized_expression" and len(operands) == 1:
+            return self._test(operands[0])
+        if node.type != "unary_expression" or len(operands) != 1:
+            return None
+        if sign == "!":
+            inner = self._test(operands[0])
+            return None if inner is None else not inner
+        word = value_of(operands[0], self._variables)
+        if sign not in ("-z", "-n") or word.doubts:
+            return None
+        return (not word.text) is (sign == "-z")
+
+    def _binary(self, left: Node, sign: str, right: Node) -> bool | None:
+        if sign in ("&&", "||"):
+            both = self._test(left), self._test(right)
+            decisive = sign == "||"
+            if decisive in both:
+                return decisive
+            return None if None in both else not decisive
+        one, other = value_of(left, self._variables), value_of(right, self._variables)
+        if one.doubts or other.doubts:
+            return None
+        if sign in ("=", "==", "!="):
+            return fnmatchcase(one.text, other.text) is (sign != "!=")
+        if sign in _NUMBERS and one.text.isdigit() and other.text.isdigit():
+            return _NUMBERS[sign](int(one.text), int(other.text))
+        return None
 
 
-def _options(words: list[str]) -> Arguments:
-    found: Arguments = {}
-    position = 1
-    while position < len(words):
-        word = words[position]
-        position += 1
-        if _ENDS.match(word):
-            break
-        if not _OPTION.match(word):
-            if "script" not in found and word.endswith(".py"):
-                found["script"] = word
-            continue
-        name, equals, value = word.lstrip("-").partition("=")
-        if equals:
-            found[name] = value
-            continue
-        values: list[str] = []
-        while position < len(words) and not _OPTION.match(words[position]):
-            if _ENDS.match(words[position]):
-                break
-            if "script" not in found and words[position].endswith(".py"):
-                break
-            values.append(words[position])
-            position += 1
-        if name == "m" and values:
-            if values[0] not in _LAUNCH_MODULES:
-                found.setdefault("script", values[0])
-        elif len(word) > 2:
-            found[name] = True if not values else values[0] if len(values) == 1 else values
-    return found
+_STATEMENTS: Final[Mapping[str, Callable[[_Way, Node], bool | None]]] = {
+    "command": _Way._command,
+    "variable_assignment": _Way._assign,
+    "redirected_statement": _Way._redirected,
+    "subshell": _Way._in_subshell,
+    "list": _Way._list,
+    "negated_command": _Way._not,
+    "test_command": _Way._in_brackets,
+    "if_statement": _Way._if,
+    "for_statement": _Way._for,
+    "while_statement": _Way._once,
+    "c_style_for_statement": _Way._once,
+    "case_statement": _Way._case,
+    "function_definition": _Way._define,
+    **dict.fromkeys(
+        ("declaration_command", "variable_assignments", "compound_statement", "do_group"),
+        _Way._each_inside,
+    ),
+    **dict.fromkeys(("pipeline", "else_clause", "ERROR"), _Way._each_inside),
+}
+_BUILTINS: Final[Mapping[str, Callable[[_Way, list[Word], int], None]]] = {
+    "source": _Way._source,
+    ".": _Way._source,
+    "eval": _Way._eval,
+    "set": _Way._set,
+    "shift": _Way._shift,
+    "unset": _Way._unset,
+    **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), _Way._read),
+}
+
+
+def _branches(node: Node) -> Iterator[tuple[list[Node], list[Node]]]:
+    """Yield condition and body of each branch of an ``if``; the last has none."""
+    condition: list[Node] = []
+    body: list[Node] = []
+    into = condition
+    later: list[Node] = []
+    for child in node.children:
+        if child.type == "then":
+            into = body
+        elif child.type in ("elif_clause", "else_clause"):
+            later.append(child)
+        elif child.is_named and child.type != "comment":
+            into.append(child)
+    yield condition, body
+    for one in later:
+        if one.type == "elif_clause":
+            yield from _branches(one)
+        else:
+            yield [], [each for each in one.named_children if each.type != "comment"]
+
+
+def _are_apart(command: Node, assignments: Sequence[Node], name: Node) -> bool:
+    """Return whether assignments are statements of their own.
+
+    The grammar joins several of them on one line with the command on the next.
+    """
+    if not assignments:
+        return False
+    begin, end = (each - command.start_byte for each in (assignments[-1].end_byte, name.start_byte))
+    between = (command.text or b"")[begin:end]
+    return b"\n" in between.replace(b"\\\n", b"")
+
+
+def _reads_script(body: Node) -> bool:
+    """Return whether a command runs the script that it is given as its input."""
+    last = text_of(body).split()[-1:]
+    return bool(last) and last[0].rpartition("/")[2] in SHELLS
+
+
+def _first_error(root: Node) -> int:
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node.type == "ERROR" or node.is_missing:
+            return node.start_point[0] + 1
+        waiting += [child for child in reversed(node.children) if child.has_error]
+    return 1

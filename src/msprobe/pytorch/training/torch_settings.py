@@ -15,14 +15,16 @@ _cudnn: Final[Any] = torch.backends.cudnn
 
 
 def _nccl_version() -> str | None:
+    nccl: Any = torch.cuda.nccl  # without types
     if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
         return None
-    return ".".join(map(str, torch.cuda.nccl.version()))
+    return ".".join(map(str, nccl.version()))
 
 
 def _device_names() -> str | None:
+    device: Any = torch.cuda  # without types
     # To ask earlier would start the device.
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not torch.cuda.is_available() or not device.is_initialized():
         return None
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return ", ".join(names)

@@ -47,8 +47,11 @@ def training_settings(models: Sequence[nn.Module], objects: Kinds) -> dict[str, 
         objects: what `live_objects` found with `kind_of_training_object`.
     """
     optimizers = _optimizers_of(models, objects.get("optimizer", ()))
+    groups = {id(one.param_groups) for one in optimizers}
     schedules = [
-        one for one in objects.get("schedule", ()) if getattr(one, "optimizer", None) in optimizers
+        one
+        for one in objects.get("schedule", ())
+        if id(getattr(getattr(one, "optimizer", None), "param_groups", None)) in groups
     ]
     scalers = [one for one in objects.get("scaler", ()) if one.is_enabled()]
     return {
@@ -97,13 +100,19 @@ def _extra_repr(module: nn.Module) -> str:
 
 
 def _optimizers_of(models: Sequence[nn.Module], found: Iterable[Optimizer]) -> list[Optimizer]:
-    """Return the optimizers of these models: others may be left from an earlier run."""
+    """Return the optimizers of these models: others may be left from an earlier run.
+
+    An optimizer that wraps another one has its very groups; the inner one is told.
+    """
     parameters = {id(one) for model in models for one in model.parameters()}
-    return [
-        optimizer
-        for optimizer in found
-        if any(id(one) in parameters for group in optimizer.param_groups for one in group["params"])
-    ]
+    by_groups: dict[int, Optimizer] = {}
+    for optimizer in found:
+        groups = optimizer.param_groups
+        if any(id(one) in parameters for group in groups for one in group["params"]):
+            known = by_groups.get(id(groups))
+            if known is None or vars(optimizer).get("param_groups") is groups:
+                by_groups[id(groups)] = optimizer
+    return list(by_groups.values())
 
 
 def _numbered(kind: str, settings: Iterable[Settings]) -> Settings:

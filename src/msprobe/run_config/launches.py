@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that start a training: the program that starts it, its script, the options of both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Final
+
+from msprobe.run_config.command_options import Arguments, options_of
+from msprobe.run_config.shell_words import Word, as_mapping
+
+SHELLS: Final = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
+_PYTHON: Final = re.compile(r"(python|pypy)[\d.]*")
+_LAUNCHERS: Final = frozenset(("torchrun", "msrun", "deepspeed", "accelerate", "colossalai"))
+# Modules that start the script that follows them.
+_LAUNCH_MODULES: Final = frozenset(
+    (
+        *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
+        *("deepspeed.launcher.runner", "paddle.distributed.launch"),
+    )
+)
+# Programs that run the command that follows them.
+_WRAPPERS: Final = frozenset(
+    (
+        *("env", "exec", "nohup", "time", "nice", "ionice", "sudo", "setsid", "stdbuf", "timeout"),
+        *("numactl", "taskset", "command", "caffeinate", "xvfb-run", "unbuffer", "ssh", "pdsh"),
+        *("srun", "mpirun", "mpiexec", "jsrun", "aprun", "horovodrun", "uv", "poetry", "pipenv"),
+        *("conda", "mamba", "micromamba", "pixi", "hatch", "rye", "singularity", "apptainer"),
+        *("docker", "podman", "nerdctl", "enroot", "nsys", "ncu", "perf", "py-spy", "viztracer"),
+    )
+)
+_PYTHON_FLAGS: Final = re.compile(r"-[uOBsSEIqvd]+")
+_PYTHON_FLAGS_WITH_VALUE: Final = ("-W", "-X")
+_COMMAND_FLAG: Final = re.compile(r"-[a-z]*c")
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A command that starts a training.
+
+    Attributes:
+        line: its line in the script.
+        script: the Python script or module.
+        arguments: options of the program that starts it, and of the script.
+        doubts: why the value of an argument is not known for sure, by its name.
+    """
+
+    line: int
+    script: str
+    arguments: Arguments
+    doubts: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class InnerScript:
+    """A shell script inside a command.
+
+    Attributes:
+        text: the text behind ``-c``; None if it is a file.
+        file: the file.
+        arguments: what the script is given.
+        wrapper: options of the program that runs the shell.
+    """
+
+    text: Word | None
+    file: str = ""
+    arguments: tuple[Word, ...] = ()
+    wrapper: Arguments = field(default_factory=dict)
+
+
+def find_launch(words: Sequence[Word], line: int) -> Launch | InnerScript | None:
+    """Return what a command starts: a training, another shell script, or neither."""
+    start = _start(words)
+    if start is None:
+        return None
+    program, rest = PurePath(words[start].text).name, words[start + 1 :]
+    if program in SHELLS:
+        inner = _inner(rest)
+        return None if inner is None else replace(inner, wrapper=_of_wrapper(words[:start]))
+    if program == "accelerate":
+        if not rest or rest[0].text != "launch":
+            return None
+        rest = rest[1:]
+    elif _PYTHON.fullmatch(program):
+        rest = _without_python_flags(rest)
+    return _launch(words[:start], rest, line)
+
+
+def _start(words: Sequence[Word]) -> int | None:
+    """Return the place of the program that starts a script, behind those that wrap it."""
+    for place, word in enumerate(words):
+        name = PurePath(word.text).name
+        if name in _LAUNCHERS or name in SHELLS or _PYTHON.fullmatch(name):
+            return place
+        is_wrapper = name in _WRAPPERS or _ASSIGNMENT.fullmatch(word.text)
+        if place == 0 and not is_wrapper:
+            return None
+    return None
+
+
+def _inner(rest: Sequence[Word]) -> InnerScript | None:
+    for place, word in enumerate(rest):
+        if _COMMAND_FLAG.fullmatch(word.text):
+            text = rest[place + 1] if place + 1 < len(rest) else None
+            return None if text is None else InnerScript(text, arguments=tuple(rest[place + 3 :]))
+        if not word.text.startswith(("-", "+")):
+            return InnerScript(None, word.text, tuple(rest[place + 1 :]))
+    return None
+
+
+def _without_python_flags(words: Sequence[Word]) -> Sequence[Word]:
+    place = 0
+    while place < len(words):
+        if words[place].text in _PYTHON_FLAGS_WITH_VALUE:
+            place += 2
+        elif _PYTHON_FLAGS.fullmatch(words[place].text):
+            place += 1
+        else:
+            break
+    words = words[place:]
+    is_launcher = len(words) > 1 and words[0].text == "-m" and words[1].text in _LAUNCH_MODULES
+    return words[2:] if is_launcher else words
+
+
+def _launch(before: Sequence[Word], rest: Sequence[Word], line: int) -> Launch | None:
+    texts = [word.text for word in rest]
+    if texts[:1] == ["-c"]:
+        return None
+    script, arguments = "", options_of(texts)
+    if "-m" in texts and not arguments.script:
+        place = texts.index("-m")
+        script = texts[place + 1] if place + 1 < len(texts) else ""
+        arguments = options_of([*texts[:place], *texts[place + 2 :]])
+    script = script or arguments.script
+    if not script:
+        return None
+    found: Arguments = {"script": script, **arguments.arguments, **_of_wrapper(before)}
+    doubts = as_mapping((*before, *rest))
+    doubtful = {name: _doubts_of(value, doubts) for name, value in found.items()}
+    return Launch(
+        line=line,
+        script=script,
+        arguments=found,
+        doubts={name: reasons for name, reasons in doubtful.items() if reasons},
+    )
+
+
+def _of_wrapper(words: Sequence[Word]) -> Arguments:
+    """Return the options of a program that runs another one, under its name."""
+    if not words or _ASSIGNMENT.fullmatch(words[0].text):
+        return {}
+    name = PurePath(words[0].text).name
+    options = options_of([word.text for word in words[1:]]).arguments
+    return {f"{name}.{key}": value for key, value in options.items() if key != "positional"}
+
+
+def _doubts_of(
+    value: str | bool | list[str], doubts: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    values = value if isinstance(value, list) else [str(value)]
+    found = (
+        reason
+        for text, reasons in doubts.items()
+        if any(one and (text == one or text.endswith(f"={one}")) for one in values)
+        for reason in reasons
+    )
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Words of a shell script: what expansions, quotes and variables make of a piece of syntax."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+MAX_TEXT: Final = 1 << 15
+_MAX_WORDS: Final = 4096
+_ALL: Final = ("@", "*")
+_DEFAULTS: Final = (":-", "-", ":=", "=")
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPE_IN_QUOTES: Final = re.compile(r'\\(["$`\\\n])')
+
+
+class Word(NamedTuple):
+    """A word of a command.
+
+    Attributes:
+        text: the word; parts that cannot be known are as the script has them.
+        doubts: why a part of it cannot be known.
+    """
+
+    text: str
+    doubts: tuple[str, ...] = ()
+
+
+class _Piece(NamedTuple):
+    """A part of a word; one that splits is cut into words at its blanks."""
+
+    text: str
+    doubts: tuple[str, ...] = ()
+    splits: bool = False
+    ends_word: bool = False
+
+
+@dataclass(slots=True)
+class Variables:
+    """Variables of a shell, and the arguments of the script or function that runs.
+
+    Attributes:
+        values: words by name: one of a plain variable, any number of an array.
+        arguments: the words behind ``$1``, ``$2`` …; None where they are not known.
+    """
+
+    values: dict[str, tuple[Word, ...]] = field(default_factory=dict)
+    arguments: tuple[Word, ...] | None = None
+
+    def copy(self) -> Variables:
+        """Return the same, to be changed apart."""
+        return Variables(dict(self.values), self.arguments)
+
+
+@cache
+def shell_parser() -> Parser:
+    """Return the parser of bash's grammar."""
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def text_of(node: Node) -> str:
+    """Return the source of a node."""
+    return (node.text or b"").decode(errors="replace")
+
+
+def words_of(node: Node, variables: Variables) -> list[Word]:
+    """Return the words that a node of a command makes, split as the shell splits them."""
+    words: list[Word] = []
+    current: Word | None = None
+    for piece in _pieces(node, variables, quoted=False):
+        if piece.ends_word:
+            words += [] if current is None else [current]
+            current = None
+        elif not piece.splits:
+            current = _joined(current, piece.text, piece.doubts)
+        else:
+            for number, part in enumerate(re.split(r"\s+", piece.text)):
+                if number and current is not None:
+                    words.append(current)
+                    current = None
+                if part:
+                    current = _joined(current, part, piece.doubts)
+    words += [] if current is None else [current]
+    return words[:_MAX_WORDS]
+
+
+def value_of(node: Node | None, variables: Variables) -> Word:
+    """Return what a variable holds that a node is assigned to: one word, nothing is split."""
+    if node is None:
+        return Word("")
+    pieces = list(_pieces(node, variables, quoted=True))
+    text = "".join(" " if piece.ends_word else piece.text for piece in pieces)
+    doubts = tuple(dict.fromkeys(doubt for piece in pieces for doubt in piece.doubts))
+    if len(text) > MAX_TEXT:
+        return Word(text_of(node), (_doubt(node, "is too long"),))
+    return Word(text, doubts)
+
+
+def _joined(word: Word | None, text: str, doubts: tuple[str, ...]) -> Word:
+    if word is None:
+        return Word(text, doubts)
+    return Word(word.text + text, tuple(dict.fromkeys(word.doubts + doubts)))
+
+
+def _doubt(node: Node, reason: str) -> str:
+    shown = " ".join(text_of(node).split())
+    return f"{shown[:40]} {reason} (line {node.start_point[0] + 1})"
+
+
+def _pieces(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piece]:
+    match node.type:
+        case "string" | "translated_string":
+            yield _Piece("")  # an empty word is a word, too
+            yield from _in_quotes(node, variables)
+        case "raw_string":
+            yield _Piece(text_of(node)[1:-1])
+        case "ansi_c_string":
+            yield _Piece(_without_escapes(text_of(node)[2:-1]))
+        case "heredoc_body":
+            yield from _in_quotes(node, variables)
+        case "concatenation" | "command_name":
+            for child in node.children:
+                yield from _pieces(child, variables, quoted=quoted)
+        case "simple_expansion":
+            name = text_of(node).removeprefix("$")
+            yield from _variable(node, name, variables, quoted=quoted)
+        case "expansion":
+            yield from _expansion(node, variables, quoted=quoted)
+        case "command_substitution" | "process_substitution" | "arithmetic_expansion":
+            # It is one word at least: what splits it is not known.
+            yield _Piece(text_of(node), (_doubt(node, "is only known when it runs"),))
+        case _:
+            yield _Piece(_ESCAPE.sub(_unescaped, text_of(node)))
+
+
+def _in_quotes(node: Node, variables: Variables) -> Iterator[_Piece]:
+    """Yield the contents of a quoted string; blanks between expansions have no nodes."""
+    content, start = node.text or b"", node.start_byte
+    is_string = node.type != "heredoc_body"
+    inner = [child for child in node.children if child.type != '"']
+    position = content.find(b'"') + 1 if is_string else 0
+    for child in inner:
+        yield from _literal(content[position : child.start_byte - start])
+        if child.type in ("string_content", "heredoc_content"):
+            yield from _literal(child.text or b"")
+        else:
+            yield from _pieces(child, variables, quoted=True)
+        position = child.end_byte - start
+    rest = content[position:]
+    yield from _literal(rest.removesuffix(b'"') if is_string else rest)
+
+
+def _literal(content: bytes) -> Iterator[_Piece]:
+    if content:
+        yield _Piece(_ESCAPE_IN_QUOTES.sub(_unescaped, content.decode(errors="replace")))
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "" if found[1] == "\n" else found[1]
+
+
+def _without_escapes(text: str) -> str:
+    known = {"n": "\n", "t": "\t"}
+    return _ESCAPE.sub(lambda found: known.get(found[1], found[1]), text)
+
+
+def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piece]:
+    """Yield what ``${…}`` makes: a variable, an array, a default."""
+    named = [child for child in node.named_children if child.type != "comment"]
+    operators = [text_of(child) for child in node.children if not child.is_named]
+    operator = next((each for each in operators if each not in ("${", "}")), "")
+    if not named or named[0].type not in ("variable_name", "subscript", "special_variable_name"):
+        yield _Piece(text_of(node), (_doubt(node, "is only known when it runs"),))
+        return
+    name, index = _name_and_index(named[0])
+    known = _words_in(name, variables)
+    if not operator and index is not None and index not in _ALL:
+        one = known[int(index) : int(index) + 1] if known and index.isdigit() else None
+        yield from _plain(node, one, quoted=quoted)
+    elif not operator:
+        yield from _variable(node, name, variables, quoted=quoted, as_words=index is not None)
+    elif operator in _DEFAULTS:
+        yield from _with_default(node, name, named[1:], operator, variables, quoted=quoted)
+    else:
+        yield _Piece(text_of(node), (_doubt(node, "is only known when it runs"),))
+
+
+def _with_default(
+    node: Node,
+    name: str,
+    default: Sequence[Node],
+    operator: str,
+    variables: Variables,
+    *,
+    quoted: bool,
+) -> Iterator[_Piece]:
+    known = _words_in(name, variables)
+    if known is not None and (known[0].text if known else ""):
+        yield from _plain(node, known, quoted=quoted)
+        return
+    doubts: tuple[str, ...] = ()
+    if name.isdigit() and variables.arguments is None:
+        doubts = (_doubt(node, "depends on the arguments of the script"),)
+    pieces = [piece for one in default for piece in _pieces(one, variables, quoted=quoted)]
+    if operator in (":=", "="):
+        variables.values[name] = (Word("".join(piece.text for piece in pieces)),)
+    for piece in pieces or [_Piece("", splits=not quoted)]:
+        yield piece._replace(doubts=piece.doubts + doubts, splits=not quoted)
+
+
+def _name_and_index(node: Node) -> tuple[str, str | None]:
+    if node.type != "subscript":
+        return text_of(node), None
+    name, index = node.child_by_field_name("name"), node.child_by_field_name("index")
+    return text_of(name) if name else "", text_of(index) if index else ""
+
+
+def _words_in(name: str, variables: Variables) -> tuple[Word, ...] | None:
+    if name in _ALL:
+        return variables.arguments
+    if name.isdigit():
+        if variables.arguments is None or name == "0":
+            return None
+        return variables.arguments[int(name) - 1 : int(name)]
+    return variables.values.get(name)
+
+
+def _variable(
+    node: Node, name: str, variables: Variables, *, quoted: bool, as_words: bool = False
+) -> Iterator[_Piece]:
+    known = _words_in(name, variables)
+    if known is None:
+        reason = "is not set in the script"
+        if name.isdigit() or name in _ALL:
+            reason = "depends on the arguments of the script"
+        yield _Piece(text_of(node), (_doubt(node, reason),))
+    elif as_words or name in _ALL:
+        yield from _each(known, quoted=quoted)
+    else:
+        yield from _plain(node, known[:1], quoted=quoted)
+
+
+def _plain(node: Node, words: Sequence[Word] | None, *, quoted: bool) -> Iterator[_Piece]:
+    if words is None:
+        yield _Piece(text_of(node), (_doubt(node, "is not set in the script"),))
+        return
+    for word in words:
+        yield _Piece(word.text, word.doubts, splits=not quoted)
+
+
+def _each(words: Sequence[Word], *, quoted: bool) -> Iterator[_Piece]:
+    """Yield the words of an array, each a word of its own."""
+    for number, word in enumerate(words):
+        if number:
+            yield _Piece("", ends_word=True)
+        yield _Piece(word.text, word.doubts, splits=not quoted)
+
+
+def as_mapping(words: Sequence[Word]) -> Mapping[str, tuple[str, ...]]:
+    """Return the doubts of the words that have some, by their texts."""
+    return {word.text: word.doubts for word in words if word.doubts}

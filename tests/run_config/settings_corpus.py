@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small trainings that differ in one planted setting, and the cause that must be named first."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from msprobe.config_check import ConfigChecker
+from msprobe.run_config.conclusion import Kind
+
+# Everything that a plant may change; the program has no arguments of its own.
+BASE: Mapping[str, Any] = {
+    "seed": 7, "python_seed": 7, "numpy_seed": 7, "extra_draw": False, "width": 8,
+    "p": 0.1, "eps": 1e-5, "momentum": 0.1, "bias": True, "act": torch.relu, "negative_slope": 0.01,
+    "scale": 1.0, "dtype": torch.float32, "data_dtype": torch.float32, "optimizer": "AdamW",
+    "options": {}, "group": {}, "schedule": "StepLR", "schedule_options": {"step_size": 2},
+    "clip": 1.0, "clip_kind": "norm", "loss_scale": None, "autocast": None, "shuffle": True,
+    "batch_size": 4, "drop_last": False, "loader_seed": 11, "data": 0.0, "order": False,
+    "weights": 0.0, "buffer": 0.0, "train": True, "eval_of": None, "frozen": None,
+    "scripts": None, "arguments": None, "argv": [], "loss": 1.0, "in_training": None,
+}  # fmt: skip
+
+
+class Plant(NamedTuple):
+    """One changed setting.
+
+    Attributes:
+        name: says what is changed.
+        kind: the class of the cause.
+        place: text in the name of the difference that is named first.
+        change: settings of the run that differ.
+        around: what else is changed while it runs.
+    """
+
+    name: str
+    kind: Kind
+    place: str
+    change: Mapping[str, Any] = {}
+    around: Callable[[Path], Any] | None = None
+
+
+class Net(nn.Module):
+    """A little of everything that has settings."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        width = settings["width"]
+        self.a = nn.Linear(4, width, bias=settings["bias"])
+        self.norm = nn.LayerNorm(width, eps=settings["eps"])
+        self.batch = nn.BatchNorm1d(width, momentum=settings["momentum"])
+        self.drop = nn.Dropout(settings["p"])
+        self.leaky = nn.LeakyReLU(settings["negative_slope"])
+        self.b = nn.Linear(width, 1)
+        self.act = settings["act"]
+        self.scale = settings["scale"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.leaky(self.act(self.batch(self.norm(self.a(x)))))
+        return self.b(self.drop(hidden)) * self.scale
+
+
+def train(path: Path, changed: Mapping[str, Any]) -> Path:
+    """Train four steps with some settings changed; return the pack."""
+    settings = {**BASE, **changed}
+    before = sys.argv
+    sys.argv = ["train.py", *settings["argv"]]
+    ConfigChecker.apply_patches("pytorch")
+    try:
+        _train(path, settings)
+    finally:
+        ConfigChecker.remove_patches("pytorch")
+        sys.argv = before
+    return path
+
+
+def _train(path: Path, settings: Mapping[str, Any]) -> None:
+    random.seed(settings["python_seed"])
+    np.random.seed(settings["numpy_seed"])  # noqa: NPY002 - what scripts share
+    torch.manual_seed(settings["seed"])
+    given = argparse.Namespace(**(settings["arguments"] or {}))
+    if settings["extra_draw"]:
+        torch.rand(1)
+    net = Net(settings).to(settings["dtype"])
+    _change_model(net, settings)
+    optimizer = _optimizer(net, settings)
+    schedule = getattr(torch.optim.lr_scheduler, settings["schedule"])(
+        optimizer, **settings["schedule_options"]
+    )
+    loader = _loader(settings)
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=settings["loss_scale"] or 1.0, enabled=settings["loss_scale"] is not None
+    )
+    ConfigChecker(net, settings["scripts"], path, max_steps=4)
+    for number, (x,) in enumerate(loader):
+        if number == 4:
+            break
+        with torch.autocast(
+            "cpu", dtype=settings["autocast"] or torch.bfloat16, enabled=bool(settings["autocast"])
+        ):
+            loss = net(x).square().mean() * settings["loss"]
+        scaler.scale(loss).backward()
+        if settings["in_training"] is not None:
+            settings["in_training"](net)
+        _clip(net, settings)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    del given
+
+
+def _change_model(net: Net, settings: Mapping[str, Any]) -> None:
+    with torch.no_grad():
+        net.b.weight[0, 0] += settings["weights"]
+        net.batch.running_mean += settings["buffer"]
+    net.train(settings["train"])
+    if settings["eval_of"] is not None:
+        net.get_submodule(settings["eval_of"]).eval()
+    if settings["frozen"] is not None:
+        net.get_parameter(settings["frozen"]).requires_grad_(False)
+
+
+def _optimizer(net: Net, settings: Mapping[str, Any]) -> torch.optim.Optimizer:
+    options = {"lr": 0.01, **settings["options"]}
+    last = {"params": list(net.b.parameters()), **settings["group"]}
+    rest = [one for name, one in net.named_parameters() if not name.startswith("b.")]
+    kind: Any = getattr(torch.optim, settings["optimizer"])
+    return kind([{"params": rest}, last], **options)
+
+
+def _loader(settings: Mapping[str, Any]) -> DataLoader[Any]:
+    x = torch.arange(64.0).reshape(16, 4).sin().to(settings["data_dtype"])
+    x[5, 1] += settings["data"]
+    if settings["order"]:
+        x = x.flip(0)
+    return DataLoader(
+        TensorDataset(x),
+        batch_size=settings["batch_size"],
+        shuffle=settings["shuffle"],
+        drop_last=settings["drop_last"],
+        generator=torch.Generator().manual_seed(settings["loader_seed"]),
+    )
+
+
+def _clip(net: Net, settings: Mapping[str, Any]) -> None:
+    if settings["clip_kind"] == "norm":
+        torch.nn.utils.clip_grad_norm_(net.parameters(), settings["clip"])
+    elif settings["clip_kind"] == "value":
+        torch.nn.utils.clip_grad_value_(net.parameters(), settings["clip"])
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable meanwhile."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def package(folder: Path, name: str, version: str) -> Iterator[None]:
+    """Let a version of a package be the installed one meanwhile."""
+    info = folder / "packages" / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    sys.path.insert(0, str(info.parent))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(info.parent))
+
+
+@contextmanager
+def switched(get: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    """Change a setting of torch meanwhile."""
+    before = get()
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def git(folder: Path, *words: str) -> None:
+    """Run git with a name and an address."""
+    user = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", "-C", str(folder), *user, *words], check=True, capture_output=True)
+
+
+OPT = "optimizer.0.group.0."
+PLANTS = (
+    Plant("seed of torch", Kind.RANDOM_CALL, "torch.manual_seed", {"seed": 8}),
+    Plant("seed of python", Kind.RANDOM_CALL, "random.seed", {"python_seed": 8}),
+    Plant("seed of numpy", Kind.RANDOM_CALL, "np.random.seed", {"numpy_seed": 8}),
+    Plant("learning rate", Kind.OPTIMIZER, OPT + "lr", {"options": {"lr": 0.02}}),
+    Plant("betas", Kind.OPTIMIZER, OPT + "betas", {"options": {"betas": (0.9, 0.99)}}),
+    Plant("eps of Adam", Kind.OPTIMIZER, OPT + "eps", {"options": {"eps": 1e-6}}),
+    Plant("weight decay", Kind.OPTIMIZER, OPT + "weight_decay", {"options": {"weight_decay": 0.1}}),
+    Plant("amsgrad", Kind.OPTIMIZER, OPT + "amsgrad", {"options": {"amsgrad": True}}),
+    Plant("optimizer", Kind.OPTIMIZER, "optimizer.0.class", {"optimizer": "Adam"}),
+    Plant("one group", Kind.OPTIMIZER, "group.1.lr", {"group": {"lr": 0.5}}),
+    Plant("schedule", Kind.SCHEDULE, "step_size", {"schedule_options": {"step_size": 1}}),
+    Plant("dropout", Kind.MODEL, "module.drop", {"p": 0.2}),
+    Plant("eps of a norm", Kind.MODEL, "module.norm", {"eps": 1e-6}),
+    Plant("activation", Kind.MODEL, "module.act", {"act": torch.tanh}),
+    Plant("clipping", Kind.CLIPPING, "max_norm", {"clip": 0.5}),
+    Plant("eval mode", Kind.MODE, "training.model", {"train": False}),
+    Plant("frozen", Kind.MODE, "requires_grad.a.weight", {"frozen": "a.weight"}),
+    Plant("autocast", Kind.MODE, "autocast.cpu", {"autocast": torch.bfloat16}),
+    Plant("one weight", Kind.WEIGHTS, "b.weight", {"weights": 1e-4}),
+    Plant("a buffer", Kind.BUFFERS, "batch.running_mean", {"buffer": 0.5}),
+    Plant("one datum", Kind.DATA, "args.0", {"data": 1e-3}),
+    Plant("shuffle", Kind.LOADER, "sampler", {"shuffle": False}),
+    Plant("dtype", Kind.DTYPE, "a.weight",
+          {"dtype": torch.float64, "data_dtype": torch.float64}),
+    Plant("an argument", Kind.ARGUMENT, "lr",
+          {"arguments": {"lr": 0.02}, "options": {"lr": 0.02}}),
+    # The second half: written after the code, and scored once before anything was changed.
+    Plant("one random number more", Kind.RANDOM_CALL, "torch.rand", {"extra_draw": True}),
+    Plant("seed of the loader", Kind.LOADER, "generator_seed", {"loader_seed": 12}),
+    Plant("order of the data", Kind.ORDER, "args.0", {"order": True}),
+    Plant("momentum of a norm", Kind.MODEL, "module.batch", {"momentum": 0.2}),
+    Plant("slope", Kind.MODEL, "module.leaky", {"negative_slope": 0.02}),
+    Plant("a plain attribute", Kind.MODEL, "module.scale", {"scale": 2.0}),
+    Plant("no bias", Kind.MODEL, "module.a", {"bias": False}),
+    Plant("width", Kind.MODEL, "module.a", {"width": 12}),
+    Plant("maximize", Kind.OPTIMIZER, OPT + "maximize", {"options": {"maximize": True}}),
+    Plant("momentum of SGD", Kind.OPTIMIZER, "optimizer.0.", {"optimizer": "SGD"}),
+    Plant("decay of one group", Kind.OPTIMIZER, "group.1.weight_decay",
+          {"group": {"weight_decay": 0.0}}),
+    Plant("gamma", Kind.SCHEDULE, "gamma", {"schedule_options": {"step_size": 2, "gamma": 0.5}}),
+    Plant("another schedule", Kind.SCHEDULE, "schedule.0.",
+          {"schedule": "ExponentialLR", "schedule_options": {"gamma": 0.5}}),
+    Plant("clipping of values", Kind.CLIPPING, "clip_grad", {"clip_kind": "value"}),
+    Plant("no clipping", Kind.CLIPPING, "clip_grad_norm_", {"clip_kind": "none"}),
+    Plant("loss scale", Kind.SCALER, "init_scale", {"loss_scale": 8.0}),
+    Plant("batch size", Kind.LOADER, "batch_size", {"batch_size": 2}),
+    Plant("dropout in eval mode", Kind.MODE, "training.drop", {"eval_of": "drop"}),
+    Plant("a flag", Kind.ARGUMENT, "bf16", {"argv": ["--bf16"]}),
+    Plant("a short option", Kind.ARGUMENT, "b", {"argv": ["-b", "32"]}),
+    Plant("an override", Kind.ARGUMENT, "model.dim", {"argv": ["model.dim=64"]}),
+    Plant("a variable", Kind.VARIABLE, "NCCL_ALGO", {}, lambda _: variable("NCCL_ALGO", "Tree")),
+    Plant("deterministic", Kind.VARIABLE, "CUBLAS_WORKSPACE_CONFIG", {},
+          lambda _: variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8")),
+    Plant("a package", Kind.PACKAGE, "transformers", {},
+          lambda folder: package(folder, "transformers", "9.9")),
+    Plant("another version", Kind.PACKAGE, "numpy", {},
+          lambda folder: package(folder, "numpy", "9.9")),
+    Plant("threads", Kind.SYSTEM, "torch.cpu_threads", {},
+          lambda _: switched(torch.get_num_threads, torch.set_num_threads,
+                             3 - min(torch.get_num_threads(), 2))),
+    Plant("matmul precision", Kind.SYSTEM, "float32_matmul_precision", {},
+          lambda _: switched(torch.get_float32_matmul_precision,
+                             torch.set_float32_matmul_precision, "high")),
+    Plant("default type", Kind.SYSTEM, "default_dtype", {},
+          lambda _: switched(torch.get_default_dtype, torch.set_default_dtype, torch.float64)),
+    Plant("deterministic algorithms", Kind.SYSTEM, "deterministic_algorithms", {},
+          lambda _: switched(torch.are_deterministic_algorithms_enabled,
+                             torch.use_deterministic_algorithms, True)),
+    Plant("changed in the training", Kind.COURSE, "step 1 rank 0", {"loss": 2.0}),
+)  # fmt: skip
+
+
+EQUAL = (
+    Plant("again", Kind.NOTHING, ""),
+    Plant("another output folder", Kind.NOTHING, "", {"argv": ["--output_dir", "/elsewhere"]}),
+    Plant("another log", Kind.NOTHING, "", {"arguments": {"log_dir": "/elsewhere"}}),
+    Plant("an unrelated variable", Kind.NOTHING, "", {}, lambda _: variable("EDITOR", "ed")),
+    Plant("the default said", Kind.NOTHING, "", {},
+          lambda _: variable("CUDA_LAUNCH_BLOCKING", "0")),
+    Plant("an unrelated package", Kind.NOTHING, "", {},
+          lambda folder: package(folder, "cowsay", "9.9")),
+)  # fmt: skip

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch scripts that differ in one argument, and ones that only look different."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from msprobe.run_config.collecting import collect_static
+from msprobe.run_config.comparing import RunComparison, compare_packs
+from msprobe.run_config.conclusion import Kind
+from msprobe.run_config.levels import Level
+from msprobe.run_config.pack import PackWriter
+
+
+def compared(folder: Path, bench: dict[str, str], cmp: dict[str, str]) -> RunComparison:
+    """Collect the ``run.sh`` of two folders with these files, and compare."""
+    packs = []
+    for name, files in (("bench", bench), ("cmp", cmp)):
+        for file, text in files.items():
+            path = folder / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        packs.append(folder / f"{name}.zip")
+        collect_static(PackWriter(packs[-1]), [folder / name / "run.sh"])
+    return compare_packs(*packs)
+
+
+TRAIN = "torchrun --nproc_per_node 8 t.py --lr 1e-4 --seed 1 -b 32"
+
+
+@pytest.mark.parametrize(
+    ("bench", "cmp", "place"),
+    [
+        (TRAIN, TRAIN.replace("1e-4", "2e-4"), "lr"),
+        (TRAIN, TRAIN.replace("-b 32", "-b 64"), "b"),
+        (TRAIN, TRAIN.replace("-b 32", "-b64"), "b"),
+        (TRAIN, TRAIN.replace("node 8", "node 4"), "nproc_per_node"),
+        (TRAIN, TRAIN + " --bf16", "bf16"),
+        (TRAIN, TRAIN.replace("t.py", "u.py"), "script"),
+        ("LR=1\npython t.py --lr $LR", "LR=2\npython t.py --lr $LR", "lr"),
+        ("A=(--x 1 --y 2)\npython t.py ${A[@]}", "A=(--x 1 --y 3)\npython t.py ${A[@]}", "y"),
+        ('srun bash -c "python t.py --lr 1"', 'srun bash -c "python t.py --lr 2"', "lr"),
+        ("srun -n 8 python t.py", "srun -n 16 python t.py", "srun.n"),
+        ("uv run accelerate launch t.py lr=1", "uv run accelerate launch t.py lr=2", "lr"),
+        ("f() { python t.py --x $1; }\nf 1", "f() { python t.py --x $1; }\nf 2", "x"),
+        ("for s in 1 2; do python t.py --s $s; done", "for s in 1 3; do python t.py --s $s; done",
+         "t.py#2:s"),
+        ("python a.py --x 1\npython b.py --x 1", "python a.py --x 1\npython b.py --x 2", "b.py:x"),
+        ("python t.py --betas 0.9 0.95", "python t.py --betas 0.9 0.99", "betas"),
+    ],
+)  # fmt: skip
+def test_the_changed_argument_is_named_first(
+    tmp_path: Path, bench: str, cmp: str, place: str
+) -> None:
+    found = compared(tmp_path, {"run.sh": bench}, {"run.sh": cmp}).conclusion
+    assert found.kind is Kind.ARGUMENT, found.sentence
+    assert found.difference is not None
+    assert found.difference.name == place
+
+
+def test_a_changed_variable_of_a_sourced_file_and_a_changed_settings_file(tmp_path: Path) -> None:
+    run = {"run.sh": "source env.sh\npython t.py --lr $LR --config c.yaml"}
+    base = run | {"env.sh": "LR=1", "c.yaml": "dim: 4"}
+    found = compared(tmp_path / "a", base, base | {"env.sh": "LR=2"}).conclusion
+    assert found.difference is not None
+    assert found.difference.name == "lr"
+    found = compared(tmp_path / "b", base, base | {"c.yaml": "dim: 8"}).conclusion
+    assert found.difference is not None
+    assert found.difference.name == "config:dim"
+
+
+@pytest.mark.parametrize(
+    ("bench", "cmp"),
+    [
+        (TRAIN, TRAIN),
+        (TRAIN, TRAIN.replace("--lr 1e-4", "--lr=0.0001")),
+        (TRAIN, TRAIN.replace("t.py", "'t.py'").replace("--seed 1", '"--seed" "1"')),
+        (TRAIN, "# a comment\n" + TRAIN.replace(" --", " \\\n   --") + " 2>&1 | tee log"),
+        (TRAIN, "RATE=1e-4\n" + TRAIN.replace("1e-4", "${RATE}")),
+        (TRAIN, "A='--lr 1e-4'\nA+=' --seed 1'\ntorchrun --nproc_per_node 8 t.py $A -b 32"),
+        (TRAIN, 'A=(--lr 1e-4)\ntorchrun --nproc_per_node 8 t.py "${A[@]}" --seed 1 -b 32'),
+        (TRAIN, "go() { torchrun --nproc_per_node 8 t.py \"$@\"; }\ngo --lr 1e-4 --seed 1 -b 32"),
+        (TRAIN, "set -e\nif true; then :; fi\nmkdir -p logs && " + TRAIN + " || exit 1"),
+        (TRAIN, "N=8\nif [ $N -gt 4 ]; then P=8; else P=4; fi\n" + TRAIN.replace("8", "$P")),
+        (TRAIN, "case x in y) B=1 ;; x) B=32 ;; esac\n" + TRAIN.replace("32", "$B")),
+        (TRAIN, TRAIN.replace("torchrun", "python3.11 -m torch.distributed.run")),
+        (TRAIN, "exec " + TRAIN + " --output_dir /elsewhere"),
+        ("python t.py --lr 1 --x 2", "python t.py --x 2 --lr 1"),
+        ("python t.py --use-x 1", "python t.py --use_x 1"),
+    ],
+)  # fmt: skip
+def test_scripts_that_start_the_same_pass(tmp_path: Path, bench: str, cmp: str) -> None:
+    found = compared(tmp_path, {"run.sh": bench}, {"run.sh": cmp})
+    assert found.conclusion.kind is Kind.NOTHING, found.conclusion.sentence
+    assert found.level is Level.PASS
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [("commit", "git.commit"), ("edit", "git.changes"), ("edit again", "git.diff")],
+)
+def test_the_state_of_the_code(tmp_path: Path, monkeypatch, change: str, place: str) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def git(*words: str) -> None:
+        user = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *user, *words], check=True, capture_output=True)
+
+    git("init", "-q")
+    (folder / "t.py").write_text("x = 1\n")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    if change == "edit again":
+        (folder / "t.py").write_text("x = 2\n")
+    collect_static(PackWriter(tmp_path / "a.zip"))
+    (folder / "t.py").write_text("x = 3\n")
+    if change == "commit":
+        git("commit", "-qam", "second")
+    collect_static(PackWriter(tmp_path / "b.zip"))
+    found = compare_packs(tmp_path / "a.zip", tmp_path / "b.zip")
+    assert found.conclusion.kind is Kind.CODE
+    assert place in [each.name for each in found.differences()]
+    assert found.level in (Level.WARNING, Level.ERROR)
