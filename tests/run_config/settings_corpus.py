@@ -207,9 +207,9 @@ def git(folder: Path, *words: str) -> None:
 
 OPT = "optimizer.0.group.0."
 PLANTS = (
-    Plant("seed of torch", Kind.RANDOM_CALL, "torch.manual_seed", {"seed": 8}),
-    Plant("seed of python", Kind.RANDOM_CALL, "random.seed", {"python_seed": 8}),
-    Plant("seed of numpy", Kind.RANDOM_CALL, "np.random.seed", {"numpy_seed": 8}),
+    Plant("seed of torch", Kind.SEED, "torch.manual_seed", {"seed": 8}),
+    Plant("seed of python", Kind.SEED, "random.seed", {"python_seed": 8}),
+    Plant("seed of numpy", Kind.SEED, "np.random.seed", {"numpy_seed": 8}),
     Plant("learning rate", Kind.OPTIMIZER, OPT + "lr", {"options": {"lr": 0.02}}),
     Plant("betas", Kind.OPTIMIZER, OPT + "betas", {"options": {"betas": (0.9, 0.99)}}),
     Plant("eps of Adam", Kind.OPTIMIZER, OPT + "eps", {"options": {"eps": 1e-6}}),

@@ -97,7 +97,7 @@ DTYPE = ("weights/step0/rank0/weight.json", "a.weight", "dtype", "torch.float64"
         ((DTYPE, WEIGHTS, LATER), Kind.DTYPE, "step 0 rank 0 a.weight"),
         ((THREADS, THREADS_USED, LATER), Kind.VARIABLE, "OMP_NUM_THREADS"),
         ((THREADS_USED, PATH, LATER), Kind.SYSTEM, "torch.cpu_threads"),
-        ((SEED, STATE, DATA, WEIGHTS, LATER, PATH), Kind.RANDOM_CALL, "rank 0 torch.manual_seed"),
+        ((SEED, STATE, DATA, WEIGHTS, LATER, PATH), Kind.SEED, "rank 0 torch.manual_seed"),
         ((STATE, WEIGHTS, LATER), Kind.GENERATOR, "step0 rank 0 cpu"),
         ((DATA, LATER), Kind.DATA, "step 0 rank 0 args.0"),
         ((WEIGHTS, LATER, CODE), Kind.WEIGHTS, "step 0 rank 0 a.weight"),
@@ -126,7 +126,7 @@ def test_batches_in_another_order_are_told_from_other_data(conclusion) -> None:
 def test_consequences_are_folded_under_the_cause(conclusion, tmp_path: Path) -> None:
     found = conclusion(SEED, STATE, DATA, WEIGHTS, LATER)
     assert found.sentence == (
-        "random call rank 0 torch.manual_seed: 7 → 8 "
+        "seed rank 0 torch.manual_seed: 7 → 8 "
         "(File /a/train.py, line 3, in main, torch.manual_seed(seed))"
     )
     assert found.consequences == (
@@ -139,7 +139,7 @@ def test_consequences_are_folded_under_the_cause(conclusion, tmp_path: Path) -> 
     lines = [line.plain for line in comparison_lines(comparison)]
     assert lines[3] == found.sentence
     assert sum("a.weight" in line for line in lines) == 2
-    assert comparison_json(comparison)["conclusion"]["kind"] == "random call"
+    assert comparison_json(comparison)["conclusion"]["kind"] == "seed"
 
 
 def test_what_only_one_pack_holds_is_no_cause_but_no_pass(tmp_path: Path) -> None:

@@ -19,25 +19,37 @@ from msprobe.run_config.levels import Level  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-def compared(plant: Plant, folder: Path) -> RunComparison:
-    """Run both from one line: places of random calls are told apart by their stacks."""
-    packs = []
-    for name, change, around in (("base", {}, None), ("planted", plant.change, plant.around)):
-        with around(folder) if around else nullcontext():
-            packs.append(train(folder / f"{name}.zip", change))
-    return compare_packs(*packs)
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory):
+    """Compare a plant with the run that has none, which each test function makes once.
+
+    Both run from one line: places of random calls are told apart by their stacks.
+    """
+    bases: dict[str, Path] = {}
+
+    def run(plant: Plant, folder: Path, test: str) -> RunComparison:
+        packs = []
+        for name, change, around in (("base", {}, None), ("planted", plant.change, plant.around)):
+            if name == "base" and test in bases:
+                continue
+            with around(folder) if around else nullcontext():
+                packs.append(train(tmp_path_factory.mktemp(name) / "run.zip", change))
+        bases.setdefault(test, packs[0])
+        return compare_packs(bases[test], packs[-1])
+
+    return run
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
-def test_the_planted_setting_is_named_first(plant: Plant, tmp_path: Path) -> None:
-    found = compared(plant, tmp_path).conclusion
+def test_the_planted_setting_is_named_first(plant: Plant, compared, tmp_path: Path) -> None:
+    found = compared(plant, tmp_path, "planted").conclusion
     assert (found.kind, found.sentence) == (plant.kind, found.sentence)
     assert found.difference is not None
     assert plant.place in found.difference.name, found.sentence
 
 
 @pytest.mark.parametrize("plant", EQUAL, ids=lambda plant: plant.name)
-def test_what_is_no_difference_passes(plant: Plant, tmp_path: Path) -> None:
-    found = compared(plant, tmp_path)
+def test_what_is_no_difference_passes(plant: Plant, compared, tmp_path: Path) -> None:
+    found = compared(plant, tmp_path, "equal")
     assert found.conclusion.kind is Kind.NOTHING, found.conclusion.sentence
     assert found.level is Level.PASS

@@ -33,6 +33,7 @@ class Kind(StrEnum):
     VARIABLE = "variable"
     PACKAGE = "package"
     SYSTEM = "system"
+    SEED = "seed"
     RANDOM_CALL = "random call"
     GENERATOR = "random state"
     ORDER = "data order"
@@ -67,6 +68,7 @@ _KINDS: Final[Mapping[Item, Kind]] = {
     Item.MODES: Kind.MODE,
 }
 _ASPECTS: Final[Mapping[Aspect, Kind]] = {
+    Aspect.SEED: Kind.SEED,
     Aspect.DTYPE: Kind.DTYPE,
     Aspect.ORDER: Kind.ORDER,
     Aspect.CODE: Kind.CODE,
@@ -77,7 +79,8 @@ _ASPECTS: Final[Mapping[Aspect, Kind]] = {
 _SETTINGS: Final = tuple(Kind)[: tuple(Kind).index(Kind.VARIABLE)]
 # What a program computes; everything else it is given.
 _EFFECTS: Final = (
-    *(Kind.RANDOM_CALL, Kind.GENERATOR, Kind.ORDER, Kind.DATA, Kind.WEIGHTS, Kind.BUFFERS),
+    *(Kind.SEED, Kind.RANDOM_CALL, Kind.GENERATOR, Kind.ORDER, Kind.DATA, Kind.WEIGHTS),
+    Kind.BUFFERS,
 )
 _WORDS: Final[Mapping[Kind, str]] = {
     Kind.MODEL: "setting of the model",

@@ -38,6 +38,7 @@ class Aspect(StrEnum):
     VALUE = "value"
     CAUSE = "cause"
     """Of a lower level, but known to have caused differences that were found."""
+    SEED = "seed"
     DTYPE = "dtype"
     ORDER = "order"
     """The same rows in another order."""

@@ -104,5 +104,5 @@ def _function_text(value: Any) -> str:
             continue
         if isinstance(content, bool | int | float | str):
             around.append(f"{name}={content!s:.40}")
-    name: str = value.__name__ if code is None else value.__qualname__
-    return name + (f" with {', '.join(around)}" if around else "")
+    shown: str = value.__name__ if code is None else value.__qualname__
+    return shown + (f" with {', '.join(around)}" if around else "")

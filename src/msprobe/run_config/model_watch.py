@@ -94,7 +94,11 @@ class RunSettings:
         """Write them into a pack."""
         # Where the pack lies is no setting.
         places = {str(writer.path), str(writer.path.absolute())}
-        arguments = {name: one for name, one in self.arguments.items() if str(one) not in places}
+        arguments = {
+            name: [each for each in one if each not in places] if isinstance(one, list) else one
+            for name, one in self.arguments.items()
+            if str(one) not in places
+        }
         if arguments:
             writer.put_json(DYNAMIC, arguments)
         parts = {name: part for name, part in self.parts.items() if part}

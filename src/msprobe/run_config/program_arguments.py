@@ -10,6 +10,8 @@ Read are `argparse` namespaces, dataclasses of the program (as ``HfArgumentParse
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +32,8 @@ from msprobe.run_config.user_code import is_users_module
 _MEGATRON_MODULES: Final = ("megatron.training.global_vars", "megatron.training", "megatron")
 # More objects of a dataclass are data, not settings.
 _MOST_SETTINGS_OBJECTS: Final = 4
+# Variables of launchers, as ACCELERATE_CONFIG_FILE and ACCELERATE_DEEPSPEED_CONFIG_FILE.
+_NAMES_FILE: Final = re.compile(r"CONFIG(_FILE|_PATH)?$")
 _LIGHTNING: Final = (
     *("max_epochs", "min_epochs", "max_steps", "min_steps", "accumulate_grad_batches"),
     *("gradient_clip_val", "gradient_clip_algorithm", "precision", "num_devices", "num_nodes"),
@@ -97,7 +101,8 @@ def program_arguments(objects: Kinds) -> dict[str, JsonTree]:
     options = flat_arguments(options_of(sys.argv[1:]).arguments)
     _add(found, {key: value for key, value in options.items() if normal_name(key) not in known})
     merged = {name: values[0] if len(values) == 1 else values for name, values in found.items()}
-    return {**merged, **settings_in_files(merged)}
+    named = {f"env.{name}": os.environ[name] for name in os.environ if _NAMES_FILE.search(name)}
+    return {**merged, **settings_in_files({**merged, **named})}
 
 
 def _add(found: dict[str, list[JsonTree]], arguments: Mapping[str, JsonTree]) -> None:
@@ -145,8 +150,13 @@ def _of_deepspeed(owner: Any) -> Mapping[str, Any]:
     return {"deepspeed": tree} if isinstance(tree, Mapping) else {}
 
 
+def _of_namespace(owner: Any) -> Mapping[str, Any]:
+    # Hydra's own options hold the overrides, whose outcome its tree has.
+    return {} if hasattr(owner, "hydra_help") else vars(owner)
+
+
 _READERS: Final[Mapping[str, Callable[[Any], Mapping[str, Any]]]] = {
-    _Source.NAMESPACE: vars,
+    _Source.NAMESPACE: _of_namespace,
     _Source.DATACLASS: _of_dataclass,
     _Source.TREE: _of_tree,
     _Source.LIGHTNING: _attributes(_LIGHTNING, "Trainer"),

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from msprobe.dump.records import JsonTree
-from msprobe.run_config.levels import Difference, Item, ItemResult, Level
+from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level
 
 NO_MATCH: Final = "no match stack"
 _COLUMNS: Final = (
@@ -68,12 +68,12 @@ def compare_random_calls(
 
 
 def _difference(rank: int, function: str, bench: _Calls, cmp: _Calls) -> Difference | None:
-    texts = [f"{bench.number} calls", f"{cmp.number} calls"]
+    texts, aspect = [f"{bench.number} calls", f"{cmp.number} calls"], Aspect.VALUE
     if bench.number == cmp.number:
         # Packs of mindstudio-probe do not hold the seeds.
         if bench.seeds == cmp.seeds or not bench.seeds or not cmp.seeds:
             return None
-        texts = [", ".join(bench.seeds), ", ".join(cmp.seeds)]
+        texts, aspect = [", ".join(bench.seeds), ", ".join(cmp.seeds)], Aspect.SEED
     place = bench.stack or cmp.stack
     return Difference(
         item=Item.RANDOM,
@@ -82,6 +82,7 @@ def _difference(rank: int, function: str, bench: _Calls, cmp: _Calls) -> Differe
         cmp=texts[1],
         level=Level.ERROR,
         note=place[-1] if place else "",
+        aspect=aspect,
     )
 
 

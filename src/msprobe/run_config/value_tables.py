@@ -18,8 +18,12 @@ ROWS: Final = "rows"
 _MOST_ROWS: Final = 0.5
 STATISTICS: Final = ("max", "min", "mean", "norm")
 _DIFFS: Final = tuple(f"{name}_relative_diff" for name in STATISTICS)
+Leaf = Mapping[str, JsonTree]
+"""The entry of a tensor."""
+
 ONLY_BENCH: Final = "only bench have"
 ONLY_CMP: Final = "only cmp have"
+NOT_COMPARED: Final = "holds no values"
 
 
 def compare_weights(
@@ -110,16 +114,9 @@ def _compare(
             verdict, diffs = _verdict(bench_value, cmp_value)
             rows.append((step, rank, name, verdict, *diffs))
             if verdict is not True:
+                where = f"step {step} rank {rank} {name}"
                 differences.append(
-                    Difference(
-                        item=item,
-                        name=f"step {step} rank {rank} {name}",
-                        bench=_text(bench_value),
-                        cmp=_text(cmp_value),
-                        level=Level.ERROR,
-                        note="" if verdict is False else str(verdict),
-                        aspect=_aspect(item, step, bench_value, cmp_value),
-                    )
+                    _difference(item, where, step, (bench_value, cmp_value), verdict)
                 )
     return ItemResult(
         item=item,
@@ -130,17 +127,26 @@ def _compare(
     )
 
 
-def _aspect(
-    item: Item,
-    step: int,
-    bench: Mapping[str, JsonTree] | None,
-    cmp: Mapping[str, JsonTree] | None,
-) -> Aspect:
-    types = (bench or {}).get("dtype"), (cmp or {}).get("dtype")
-    if None not in types and types[0] != types[1]:
-        return Aspect.DTYPE
+def _difference(
+    item: Item, name: str, step: int, leaves: tuple[Leaf | None, Leaf | None], verdict: bool | str
+) -> Difference:
+    types = [leaf.get("dtype") if leaf else None for leaf in leaves]
+    texts = [_text(leaf) for leaf in leaves]
     # Data do not depend on what the training has done before.
-    return Aspect.LATER if step and item is not Item.DATASET else Aspect.VALUE
+    aspect = Aspect.LATER if step and item is not Item.DATASET else Aspect.VALUE
+    if verdict == NOT_COMPARED:
+        aspect = Aspect.NOT_COMPARED
+    elif None not in types and types[0] != types[1]:
+        aspect, texts = Aspect.DTYPE, list(map(str, types))
+    return Difference(
+        item=item,
+        name=name,
+        bench=texts[0],
+        cmp=texts[1],
+        level=Level.WARNING if verdict == NOT_COMPARED else Level.ERROR,
+        note="" if verdict is False else str(verdict),
+        aspect=aspect,
+    )
 
 
 def _holds_same_rows(
@@ -176,6 +182,8 @@ def _verdict(
     if bench is None or cmp is None:
         return (ONLY_CMP if bench is None else ONLY_BENCH), [None] * len(STATISTICS)
     diffs = [relative_difference(bench.get(key), cmp.get(key)) for key in STATISTICS]
+    if not _holds_values(bench) or not _holds_values(cmp):
+        return NOT_COMPARED, diffs
     keys = [key for key in (CHECKSUM, "shape", "dtype") if key in bench and key in cmp]
     is_equal = all(bench[key] == cmp[key] for key in keys)
     if CHECKSUM not in keys:
@@ -184,6 +192,10 @@ def _verdict(
             for key, diff in zip(STATISTICS, diffs, strict=True)
         )
     return is_equal, diffs
+
+
+def _holds_values(leaf: Mapping[str, JsonTree]) -> bool:
+    return any(leaf.get(key) is not None for key in (CHECKSUM, *STATISTICS))
 
 
 def _leaves(tree: Mapping[str, JsonTree]) -> dict[str, Mapping[str, JsonTree]]:
@@ -212,7 +224,7 @@ def _flat(tree: Mapping[str, JsonTree]) -> Iterator[tuple[str, JsonTree]]:
 def _text(leaf: Mapping[str, JsonTree] | None) -> str | None:
     if leaf is None:
         return None
-    keys = [key for key in ("shape", "dtype", "norm", CHECKSUM) if key in leaf]
+    keys = [key for key in ("shape", "norm", CHECKSUM) if key in leaf]
     return ", ".join(f"{key} {leaf[key]}" for key in keys)
 
 
