@@ -19,6 +19,12 @@ from msprobe.run_config.levels import Level  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the code of the tests out: it may be edited while they run."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory):
     """Compare a plant with the run that has none, which each test function makes once.

@@ -97,7 +97,7 @@ class RunSettings:
         arguments = {
             name: [each for each in one if each not in places] if isinstance(one, list) else one
             for name, one in self.arguments.items()
-            if str(one) not in places
+            if str(one) not in places and one not in [[place] for place in places]
         }
         if arguments:
             writer.put_json(DYNAMIC, arguments)

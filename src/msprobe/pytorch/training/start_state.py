@@ -12,20 +12,10 @@ from torch import Tensor, nn
 from msprobe.capture.session import Session
 from msprobe.dump.facts import Modes, Parameters
 from msprobe.pytorch.interception.guard import quietly
-from msprobe.pytorch.training.torch_settings import (
-    generator_states,
-    torch_settings,
-    torch_switches,
-)
-from msprobe.pytorch.training.training_settings import (
-    kind_of_training_object,
-    training_settings,
-)
+from msprobe.pytorch.training.torch_settings import generator_states, torch_switches
+from msprobe.pytorch.training.training_settings import fixed_settings
 from msprobe.pytorch.values.fingerprint import shape_of
 from msprobe.pytorch.values.tensor_columns import KnownTensors, TensorColumns
-from msprobe.run_config.collecting import collect_settings
-from msprobe.run_config.live_objects import live_objects
-from msprobe.run_config.program_arguments import kind_of_arguments
 from msprobe.run_config.random_recording import python_and_numpy_states
 
 _COMPILED_PART: Final = "_orig_mod"  # under which torch.compile keeps the module it was given
@@ -104,19 +94,6 @@ class StartState:
 def random_states() -> dict[str, str]:
     """Return a checksum of the state of each random generator."""
     return dict([*python_and_numpy_states(), *generator_states()])
-
-
-def fixed_settings(models: Sequence[nn.Module]) -> dict[str, str]:
-    """Return what is the same for the whole run: versions, environment, arguments, modules …"""
-    objects = live_objects(kind_of_arguments, kind_of_training_object)
-    parts = training_settings(models, objects)
-    # Each step of an optimizer has a record with the numbers that it has then.
-    del parts["optimizer"]
-    return {
-        **torch_settings(),
-        **collect_settings(objects),
-        **{name: text for part in parts.values() for name, text in part.items()},
-    }
 
 
 def modes_of(contents: ModelContents, with_grad: bool) -> Modes:

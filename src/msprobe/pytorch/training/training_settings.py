@@ -13,8 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from msprobe.pytorch.training.optimizer_steps import described, options_of
+from msprobe.pytorch.training.torch_settings import torch_settings
 from msprobe.run_config.arguments import flat_arguments
-from msprobe.run_config.live_objects import Kinds, plain_settings, setting_text
+from msprobe.run_config.collecting import collect_settings
+from msprobe.run_config.live_objects import Kinds, live_objects, plain_settings, setting_text
+from msprobe.run_config.program_arguments import kind_of_arguments
 
 Settings = dict[str, str]
 
@@ -37,6 +40,23 @@ _LOADER: Final = frozenset(
 def kind_of_training_object(of_type: type) -> str | None:
     """Return the kind of the objects of a class that have such settings; None for all others."""
     return next((kind for kind, base in _KINDS.items() if issubclass(of_type, base)), None)
+
+
+def fixed_settings(models: Sequence[nn.Module]) -> dict[str, str]:
+    """Return what is the same for the whole run: versions, environment, arguments, modules …
+
+    Args:
+        models: the models.
+    """
+    objects = live_objects(kind_of_arguments, kind_of_training_object)
+    parts = training_settings(models, objects)
+    # Each step of an optimizer has a record with the numbers that it has then.
+    del parts["optimizer"]
+    return {
+        **torch_settings(),
+        **collect_settings(objects),
+        **{name: text for part in parts.values() for name, text in part.items()},
+    }
 
 
 def training_settings(models: Sequence[nn.Module], objects: Kinds) -> dict[str, Settings]:
