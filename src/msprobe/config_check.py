@@ -70,6 +70,7 @@ class ConfigChecker:
         from pathlib import Path
 
         from msprobe.run_config.collecting import collect_static
+        from msprobe.run_config.model_watch import write_settings
         from msprobe.run_config.pack import PackWriter
 
         if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
@@ -83,7 +84,7 @@ class ConfigChecker:
             observer.watch_model(model, writer, rank=rank, max_steps=max_steps)
         else:
             framework = observer.framework
-            framework.settings((), framework.with_grad()).write(writer, rank)
+            write_settings(framework, (), writer, rank, framework.with_grad())
 
     @staticmethod
     def apply_patches(fmk: str = "pytorch") -> None:

@@ -251,7 +251,7 @@ PLANTS = (
           {"schedule": "ExponentialLR", "schedule_options": {"gamma": 0.5}}),
     Plant("clipping of values", Kind.CLIPPING, "clip_grad", {"clip_kind": "value"}),
     Plant("no clipping", Kind.CLIPPING, "clip_grad_norm_", {"clip_kind": "none"}),
-    Plant("loss scale", Kind.SCALER, "init_scale", {"loss_scale": 8.0}),
+    Plant("loss scale", Kind.SCALER, "scaler.0", {"loss_scale": 8.0}),
     Plant("batch size", Kind.LOADER, "batch_size", {"batch_size": 2}),
     Plant("dropout in eval mode", Kind.MODE, "training.drop", {"eval_of": "drop"}),
     Plant("a flag", Kind.ARGUMENT, "bf16", {"argv": ["--bf16"]}),

@@ -180,3 +180,43 @@ def test_a_recording_holds_the_same_settings(tmp_path: Path) -> None:
     facts = open_dump(tmp_path / "dump").step().rank().facts
     assert facts.settings["module.drop"] == "Dropout(p=0.3, inplace=False)"
     assert facts.settings["module.act"] == "relu"
+
+
+class Broken(torch.nn.Module):
+    """A module and a loader whose own code fails when it is asked."""
+
+    def extra_repr(self) -> str:
+        raise KeyError("not now")
+
+    def forward(self, x):
+        return x
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __len__(self) -> int:
+        raise AttributeError("endless")
+
+    def __iter__(self):
+        return iter(())
+
+
+class Odd(torch.optim.SGD):
+    @property
+    def param_groups(self):
+        raise KeyError("half made")
+
+    @param_groups.setter
+    def param_groups(self, value):
+        """Forget it."""
+
+
+def test_objects_that_cannot_be_read_do_not_reach_the_training(tmp_path: Path) -> None:
+    odd = Odd.__new__(Odd)
+    loader = torch.utils.data.DataLoader(Endless())
+    model = torch.nn.Sequential(Broken(), torch.nn.Linear(2, 1))
+    ConfigChecker(model, None, tmp_path / "a.zip", max_steps=1)
+    assert model(torch.ones(1, 2)).shape == (1, 1)
+    found = read_pack(tmp_path / "a.zip")
+    assert found.training[0]["modules"]["module.1"].startswith("Linear(")
+    assert found.weights
+    del odd, loader

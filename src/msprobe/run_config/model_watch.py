@@ -132,6 +132,26 @@ def leaf_of(
     return leaf if checksum is None else leaf | {CHECKSUM: checksum}
 
 
+def write_settings(
+    framework: Framework, parts: Sequence[Any], writer: PackWriter, rank: int, with_grad: bool
+) -> None:
+    """Write the settings of the running training into a pack.
+
+    They are read from objects of many libraries: what goes wrong there is logged.
+
+    Args:
+        framework: reads the model.
+        parts: the parts of the model; empty if there is none.
+        writer: where to.
+        rank: this process's rank.
+        with_grad: whether the program records gradients.
+    """
+    try:
+        framework.settings(parts, with_grad).write(writer, rank)
+    except Exception as exc:
+        logger.warning("config_check cannot read settings of the training: %s", exc, exc_info=True)
+
+
 class ModelWatch:
     """Writes inputs, parameters and generator states before each micro step."""
 
@@ -191,7 +211,7 @@ class ModelWatch:
         try:
             with self._framework.unnoticed():
                 self._collect(args, kwargs, with_grad)
-        except (MsprobeError, RuntimeError, ValueError, TypeError, OSError) as exc:
+        except Exception as exc:
             logger.warning("config_check stops watching the model: %s", exc, exc_info=True)
             return False
         self._step += 1
@@ -211,7 +231,7 @@ class ModelWatch:
         states = {**dict(python_and_numpy_states()), **dict(self._framework.generator_states())}
         place = f"random/generators_rank{self._rank}.json"
         self._writer.put_json(place, {"step0": states})
-        self._framework.settings(self._parts, with_grad).write(self._writer, self._rank)
+        write_settings(self._framework, self._parts, self._writer, self._rank, with_grad)
 
     def _put_values(
         self, member: str, values_of: Callable[[Any], Iterator[tuple[str, Any]]]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from torch import nn
@@ -67,19 +67,19 @@ def training_settings(models: Sequence[nn.Module], objects: Kinds) -> dict[str, 
         objects: what `live_objects` found with `kind_of_training_object`.
     """
     optimizers = _optimizers_of(models, objects.get("optimizer", ()))
-    groups = {id(one.param_groups) for one in optimizers}
+    groups = {id(_groups_of(one)) for one in optimizers}
     schedules = [
         one
         for one in objects.get("schedule", ())
-        if id(getattr(getattr(one, "optimizer", None), "param_groups", None)) in groups
+        if id(_groups_of(getattr(one, "optimizer", None))) in groups
     ]
     scalers = [one for one in objects.get("scaler", ()) if one.is_enabled()]
     return {
         "modules": module_settings(models),
-        "optimizer": _numbered("optimizer", map(_of_optimizer, optimizers)),
-        "schedule": _numbered("schedule", map(_of_schedule, schedules)),
-        "scaler": _numbered("scaler", map(_of_scaler, scalers)),
-        "loader": _numbered("loader", map(_of_loader, objects.get("loader", ()))),
+        "optimizer": _numbered("optimizer", _of_optimizer, optimizers),
+        "schedule": _numbered("schedule", _of_schedule, schedules),
+        "scaler": _numbered("scaler", _of_scaler, scalers),
+        "loader": _numbered("loader", _of_loader, objects.get("loader", ())),
     }
 
 
@@ -127,7 +127,7 @@ def _optimizers_of(models: Sequence[nn.Module], found: Iterable[Optimizer]) -> l
     parameters = {id(one) for model in models for one in model.parameters()}
     by_groups: dict[int, Optimizer] = {}
     for optimizer in found:
-        groups = optimizer.param_groups
+        groups = _groups_of(optimizer)
         if any(id(one) in parameters for group in groups for one in group["params"]):
             known = by_groups.get(id(groups))
             if known is None or vars(optimizer).get("param_groups") is groups:
@@ -135,8 +135,23 @@ def _optimizers_of(models: Sequence[nn.Module], found: Iterable[Optimizer]) -> l
     return list(by_groups.values())
 
 
-def _numbered(kind: str, settings: Iterable[Settings]) -> Settings:
+def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the groups of an optimizer; none of one that is half made."""
+    try:
+        groups: list[dict[str, Any]] = optimizer.param_groups
+    except Exception:  # noqa: BLE001 - other libraries' objects
+        return []
+    return groups
+
+
+def _numbered(kind: str, read: Callable[[Any], Settings], owners: Iterable[Any]) -> Settings:
     """Return the settings of several objects in one; the order of objects has no meaning."""
+    settings: list[Settings] = []
+    for owner in owners:
+        try:
+            settings.append(_class_of(owner) | read(owner))
+        except Exception as exc:  # noqa: BLE001 - other libraries' objects, some half made
+            settings.append(_class_of(owner) | {"unreadable": type(exc).__name__})
     ordered = sorted(settings, key=lambda one: list(one.items()))
     return {
         f"{kind}.{number}.{name}": text
@@ -150,7 +165,7 @@ def _class_of(owner: object) -> Settings:
 
 
 def _of_optimizer(optimizer: Optimizer) -> Settings:
-    found = _class_of(optimizer)
+    found: Settings = {}
     for number, group in enumerate(optimizer.param_groups):
         options = {key: described(value) for key, value in options_of(group).items()}
         options["parameters"] = len(group["params"])
@@ -159,10 +174,7 @@ def _of_optimizer(optimizer: Optimizer) -> Settings:
 
 
 def _of_schedule(schedule: LRScheduler) -> Settings:
-    return {
-        **_class_of(schedule),
-        **dict(plain_settings(schedule, without=frozenset(("optimizer", "verbose")))),
-    }
+    return dict(plain_settings(schedule, without=frozenset(("optimizer", "verbose"))))
 
 
 def _of_scaler(scaler: GradScaler) -> Settings:
