@@ -16,6 +16,7 @@ from mindspore import Tensor, nn, ops
 from msprobe.config_check import ConfigChecker
 from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.run_config.comparing import compare_packs
+from msprobe.run_config.conclusion import Kind
 from msprobe.run_config.levels import Level
 from msprobe.run_config.pack import read_pack
 
@@ -26,7 +27,7 @@ def restored() -> Iterator[None]:
     ConfigChecker.remove_patches("mindspore")
 
 
-def train(path: Path | None, *, seed: int = 7, **options) -> tuple[list, list]:
+def train(path: Path | None, *, seed: int = 7, lr: float = 0.1, **options) -> tuple[list, list]:
     """Train a small net for three steps; return its losses and parameters."""
     ms.set_seed(seed)
     random.seed(seed)
@@ -34,7 +35,7 @@ def train(path: Path | None, *, seed: int = 7, **options) -> tuple[list, list]:
     for number, parameter in enumerate(net.trainable_params()):
         values = np.random.default_rng(seed + number).standard_normal(parameter.shape)
         parameter.set_data(Tensor(values.astype(np.float32)))
-    optimizer = nn.SGD(net.trainable_params(), learning_rate=0.1)
+    optimizer = nn.SGD(net.trainable_params(), learning_rate=lr)
     if path is not None:
         ConfigChecker(net, None, path, "mindspore", **options)
     step = ms.value_and_grad(lambda x: ops.square(net(x)).mean(), None, optimizer.parameters)
@@ -80,6 +81,18 @@ def test_equal_runs_compare_equal_and_another_seed_does_not(tmp_path: Path) -> N
         "weights",
         "generators",
     }
+
+
+def test_settings_of_the_net_and_its_optimizer(tmp_path: Path) -> None:
+    train(tmp_path / "a.zip")
+    train(tmp_path / "b.zip", lr=0.2)
+    found = compare_packs(tmp_path / "a.zip", tmp_path / "b.zip")
+    assert [each.name for each in found.items["optimizer"].differences] == [
+        "optimizer.0.init_learning_rate",
+        "optimizer.0.learning_rate",
+    ]
+    assert found.conclusion.kind is Kind.OPTIMIZER
+    assert read_pack(tmp_path / "a.zip").training[0]["modules"]["module.0"].startswith("Dense(")
 
 
 def test_patches_leave_no_trace_once_removed() -> None:

@@ -112,6 +112,28 @@ def test_another_eps_is_a_setting_of_its_module(tmp_path: Path) -> None:
     assert "eps=0.001" in difference.cmp
 
 
+def test_tied_parameters_are_a_setting_of_the_model(tmp_path: Path) -> None:
+    for name in "ab":
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        if name == "b":
+            net[1].weight = net[0].weight
+        ConfigChecker(net, None, tmp_path / f"{name}.zip", max_steps=1)
+        net(torch.ones(1, 4))
+    found = compare_packs(tmp_path / "a.zip", tmp_path / "b.zip").conclusion
+    assert found.difference is not None
+    assert found.difference.name == "module.1.weight"
+    assert found.difference.cmp == "tied to 0.weight"
+
+
+def test_long_values_are_shown_where_they_differ(tmp_path: Path) -> None:
+    for name, track in (("a", True), ("b", False)):
+        net = torch.nn.BatchNorm1d(4, track_running_stats=track)
+        ConfigChecker(net, None, tmp_path / f"{name}.zip", max_steps=1)
+        net(torch.ones(2, 4))
+    sentence = compare_packs(tmp_path / "a.zip", tmp_path / "b.zip").conclusion.sentence
+    assert "…track_running_stats=True) → …track_running_stats=False)" in sentence
+
+
 def test_clipping_functions_are_put_back(tmp_path: Path) -> None:
     before = torch.nn.utils.clip_grad_norm_
     ConfigChecker(Net(), None, tmp_path / "a.zip")

@@ -25,7 +25,7 @@ from msprobe.mindspore.communication import current_rank
 from msprobe.mindspore.compiled.cells import is_static_graph
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.tensor_payload import crc32_hex
-from msprobe.run_config.live_objects import live_objects
+from msprobe.run_config.live_objects import live_objects, plain_settings
 from msprobe.run_config.model_watch import RunSettings, flat_modes, leaf_of
 from msprobe.run_config.observing import RunObserver, launched_as, parts_in
 from msprobe.run_config.program_arguments import kind_of_arguments, program_arguments
@@ -36,6 +36,16 @@ _SEEDING: Final = RandomFunctions(
 )
 
 
+# Attributes that every cell has, and a counter.
+NO_SETTINGS: Final = frozenset(
+    (
+        *("training", "cell_type", "param_prefix", "auto_parallel_mode", "arguments_key"),
+        *("compile_cache", "requires_grad", "is_top_cell", "grad_ops_label", "has_bprop"),
+        *("enable_tuple_broaden", "skip_auto_parallel_compile", "global_step"),
+    )
+)
+_OPTIMIZER: Final = "optimizer"
+_MAX_NUMBERS: Final = 16
 # Of smaller tensors, as labels, many rows are equal by chance.
 _ROW_DIMENSIONS: Final = 2
 _MAX_ROWS: Final = 256
@@ -64,6 +74,24 @@ def generator_states() -> Iterator[tuple[str, str]]:
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+def _kind_of_optimizer(of_type: type) -> str | None:
+    return _OPTIMIZER if issubclass(of_type, nn.Optimizer) else None
+
+
+def _settings_of(optimizer: nn.Optimizer) -> Iterator[tuple[str, str]]:
+    """Yield class and numbers of an optimizer; its numbers are attributes and small tensors."""
+    yield "class", f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    yield from plain_settings(optimizer, without=NO_SETTINGS)
+    held = vars(optimizer)
+    for name, value in {**held, **held.get("_params", {})}.items():
+        is_number = isinstance(value, Tensor) and value.size <= _MAX_NUMBERS
+        # The others are parameters and their states, by their paths.
+        if is_number and "." not in name and not name.startswith("_") and name not in NO_SETTINGS:
+            values = values_of(value)
+            if values is not None:
+                yield name, str(values.tolist())
 
 
 class _MindSpore:
@@ -116,8 +144,18 @@ class _MindSpore:
         # The room of this module reads the nets of recordings.
         from msprobe.mindspore.start_state import cell_settings, modes_of
 
-        objects = live_objects(kind_of_arguments)
+        objects = live_objects(kind_of_arguments, _kind_of_optimizer)
         found = {"modules": cell_settings(parts)}
+        parameters = {id(value) for part in parts for value in part.get_parameters()}
+        optimizers = [
+            one
+            for one in objects.get(_OPTIMIZER, ())
+            if any(id(value) in parameters for value in getattr(one, "parameters", ()))
+        ]
+        for number, optimizer in enumerate(optimizers):
+            found.setdefault(_OPTIMIZER, {}).update(
+                {f"{_OPTIMIZER}.{number}.{key}": text for key, text in _settings_of(optimizer)}
+            )
         if parts:
             found["modes"] = flat_modes(modes_of(parts))
         return RunSettings(arguments=program_arguments(objects), parts=found)

@@ -14,24 +14,16 @@ from msprobe.dump.facts import Modes, Parameters
 from msprobe.mindspore.adapter import on_host, values_of
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import quietly
-from msprobe.mindspore.run_config_hooks import generator_states, mindspore_settings
+from msprobe.mindspore.run_config_hooks import (
+    NO_SETTINGS,
+    generator_states,
+    mindspore_settings,
+)
 from msprobe.mindspore.tensor_payload import crc32_hex
 from msprobe.run_config.collecting import collect_settings
 from msprobe.run_config.live_objects import live_objects, plain_settings
 from msprobe.run_config.program_arguments import kind_of_arguments
 from msprobe.run_config.random_recording import python_and_numpy_states
-
-# Attributes that every cell has, and the name that MindSpore counts up.
-_NO_SETTINGS: Final = frozenset(
-    (
-        "training",
-        "cell_type",
-        "param_prefix",
-        "auto_parallel_mode",
-        "arguments_key",
-        "compile_cache",
-    )
-)
 
 Print = tuple[str | None, float | None, Projections | None]
 NO_PRINT: Final[Print] = (None, None, None)
@@ -134,7 +126,7 @@ def cell_settings(models: Sequence[nn.Cell]) -> dict[str, str]:
             name = f"module.{prefix}{path}".rstrip(".")
             shown = f"{type(cell).__name__}({cell.extend_repr()})"
             found[name] = shown
-            for key, text in plain_settings(cell, without=_NO_SETTINGS):
+            for key, text in plain_settings(cell, without=NO_SETTINGS):
                 if f"{key}=" not in shown:
                     found[f"{name}.{key}"] = text
     return found

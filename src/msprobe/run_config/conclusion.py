@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from os.path import commonprefix
 from typing import Final
 
 from msprobe.report.value_text import count_text
@@ -127,7 +128,7 @@ class Conclusion:
         name = _WORDS.get(self.kind, self.kind.value)
         note = f" ({first.note})" if first.note else ""
         more = f", and {count_text(self.alike, 'further one')} of this kind" if self.alike else ""
-        values = f"{_value(first.bench)} → {_value(first.cmp)}"
+        values = _values(first.bench, first.cmp)
         if self.kind is Kind.COURSE:
             return f"{first.name} differs{more}, with nothing that differs before"
         return f"{name} {first.name}: {values}{note}{more}"
@@ -196,7 +197,17 @@ def _where_it_is(difference: Difference) -> str:
     return f"{difference.name} cannot be compared ({difference.note})"
 
 
-def _value(text: str | None) -> str:
+def _values(bench: str | None, cmp: str | None) -> str:
+    """Return both values; of long ones the part where they begin to differ."""
+    start = 0
+    if bench is not None and cmp is not None and max(len(bench), len(cmp)) > _MAX_VALUE:
+        common = commonprefix((bench, cmp))
+        start = common.rfind(" ") + 1
+    return f"{_value(bench, start)} → {_value(cmp, start)}"
+
+
+def _value(text: str | None, start: int) -> str:
     if text is None:
         return "not set"
-    return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 1] + "…"
+    shown = "…" + text[start:] if start else text
+    return shown if len(shown) <= _MAX_VALUE else shown[: _MAX_VALUE - 1] + "…"

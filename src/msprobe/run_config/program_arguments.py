@@ -93,10 +93,11 @@ def program_arguments(objects: Kinds) -> dict[str, JsonTree]:
         if kind == _Source.DATACLASS:
             owners = list(_few_of_a_kind(owners))
         for owner in owners:
-            with suppress(AttributeError, TypeError, ValueError, RuntimeError):
+            with suppress(Exception):  # objects of other libraries, some half made
                 _add(found, flat_arguments(read(owner)))
     for read_all in (_absl_flags, _megatron_arguments):
-        _add(found, flat_arguments(read_all()))
+        with suppress(Exception):
+            _add(found, flat_arguments(read_all()))
     known = {normal_name(name) for name in found}
     options = flat_arguments(options_of(sys.argv[1:]).arguments)
     _add(found, {key: value for key, value in options.items() if normal_name(key) not in known})
@@ -177,8 +178,6 @@ def _megatron_arguments() -> Mapping[str, Any]:
     for name in _MEGATRON_MODULES:
         get_args = getattr(sys.modules.get(name), "get_args", None)
         if callable(get_args):
-            # It asserts that arguments were parsed.
-            with suppress(AssertionError, AttributeError, RuntimeError):
-                arguments: Mapping[str, Any] = vars(get_args())
-                return arguments
+            arguments: Mapping[str, Any] = vars(get_args())  # asserts that they were parsed
+            return arguments
     return {}

@@ -84,9 +84,10 @@ def training_settings(models: Sequence[nn.Module], objects: Kinds) -> dict[str, 
 
 
 def module_settings(models: Sequence[nn.Module]) -> Settings:
-    """Return class, ``extra_repr`` and plain attributes of each module."""
+    """Return class, ``extra_repr`` and plain attributes of each module, and tied parameters."""
     found: Settings = {}
     seen: set[int] = set()
+    names: dict[int, str] = {}
     for number, model in enumerate(models):
         prefix = f"module.{number}" if len(models) > 1 else "module"
         for path, module in model.named_modules():
@@ -101,6 +102,10 @@ def module_settings(models: Sequence[nn.Module]) -> Settings:
                 if held is not None and id(held) not in seen:
                     seen.add(id(held))
                     found |= {f"{name}.{key}.{inner}": text for inner, text in _held(held)}
+        for path, parameter in model.named_parameters(remove_duplicate=False):
+            first = names.setdefault(id(parameter), path)
+            if first != path:
+                found[f"{prefix}.{path}"] = f"tied to {first}"
     return found
 
 
