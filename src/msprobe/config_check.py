@@ -33,9 +33,11 @@ _HOOKS: Final = {
 
 class ConfigChecker:
     """Writes a pack: environment, packages, system, arguments; and from the model's calls, data,
-    weights, random functions and generators.
+    weights, buffers, random functions and generators. The first call also yields settings of the
+    running training: arguments that the program has parsed, modules, optimizers, schedules, data
+    loaders, flags.
 
-    Every call of the model is a *micro step*. Before each, the inputs and all parameters are
+    Every call of the model is a *micro step*. Before each, the inputs, parameters and buffers are
     summarised (maximum, minimum, mean, norm, checksum). This reads all of them and, on an
     accelerator, waits for the device and copies the bytes to the host for the checksum: meant for
     the first few steps. Nothing that the program computes is changed, no random number is drawn.

@@ -154,6 +154,11 @@ def test_a_training_in_a_branch_may_not_be_started() -> None:
     assert set(found.unresolved) == {"a.py:script", "b.py:script"}
 
 
+def test_branches_that_were_not_followed_are_said() -> None:
+    text = "".join(f'[ "$1" = {n} ] && A={n}\n' for n in range(40)) + "python t.py --a $A"
+    assert "branches" in parse_shell_script(text).unresolved
+
+
 def test_functions_loops_and_sourced_files(tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("export HIDDEN=64\nCOMMON=(--bf16 --hidden $HIDDEN)\n")
     (tmp_path / "inner.sh").write_text("python deep.py --depth $1\n")

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+from msgspec import Raw
+
 from msprobe.dump.facts import Data, Ended, Ending, Event, Loss, Modes, Parameters
 
 Entry = Data | Loss | Event
@@ -53,9 +55,9 @@ class FactCollector:
     def put(
         self,
         part: Literal["settings", "random", "modes", "parameters"],
-        value: dict[str, str] | dict[str, str | None] | Modes | Parameters,
+        value: dict[str, str] | dict[str, str | None] | Modes | Parameters | Raw,
     ) -> None:
-        """Write a part that a step has once; a later one replaces it."""
+        """Write a part that a step has once, which may be encoded; a later one replaces it."""
         if self._dump is not None:
             self._dump.put_fact(part, value)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from os.path import commonprefix
 from typing import Final
 
 from msprobe.report.value_text import count_text
@@ -201,8 +200,9 @@ def _values(bench: str | None, cmp: str | None) -> str:
     """Return both values; of long ones the part where they begin to differ."""
     start = 0
     if bench is not None and cmp is not None and max(len(bench), len(cmp)) > _MAX_VALUE:
-        common = commonprefix((bench, cmp))
-        start = common.rfind(" ") + 1
+        pairs = enumerate(zip(bench, cmp, strict=False))
+        apart = next((place for place, (one, other) in pairs if one != other), 0)
+        start = bench.rfind(" ", 0, apart) + 1
     return f"{_value(bench, start)} → {_value(cmp, start)}"
 
 

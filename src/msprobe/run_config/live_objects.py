@@ -46,8 +46,7 @@ def live_objects(*recognisers: Callable[[type], str | None]) -> Kinds:
 
 def is_instance_of(of_type: type, *names: str) -> bool:
     """Return whether a class, or one that it inherits from, has one of these full names."""
-    mro = type.mro(of_type) if of_type is not type else [type]
-    return any(f"{one.__module__}.{one.__qualname__}" in names for one in mro)
+    return any(f"{one.__module__}.{one.__qualname__}" in names for one in of_type.__mro__)
 
 
 def plain_settings(

@@ -97,16 +97,20 @@ def _prefixes(launches: Sequence[Launch]) -> list[str]:
 def _ways(text: str, folder: Path) -> Iterator[_Way]:
     """Yield the script followed in every way in which its open conditions can be decided."""
     decided: list[int] = []
-    for _ in range(_MAX_WAYS):
+    for number in range(_MAX_WAYS):
         way = _Way(folder, decided)
         way.follow(text)
-        yield way
-        while way.decisions and way.decisions[-1].taken + 1 >= way.decisions[-1].count:
-            way.decisions.pop()
-        if not way.decisions:
+        left = list(way.decisions)
+        while left and left[-1].taken + 1 >= left[-1].count:
+            left.pop()
+        decided = [each.taken for each in left]
+        if not decided or way.problems.get("size"):
+            yield way
             return
-        decided = [each.taken for each in way.decisions]
         decided[-1] += 1
+        if number == _MAX_WAYS - 1:
+            way.problems["branches"] = f"only the first {_MAX_WAYS} ways through are followed"
+        yield way
 
 
 def _merged(ways: Sequence[_Way]) -> list[Launch]:

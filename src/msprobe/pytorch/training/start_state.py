@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from msprobe.capture.session import Session
-from msprobe.dump.facts import Modes, Parameters
+from msprobe.dump.facts import Modes, Parameters, encode_fact
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.training.torch_settings import generator_states, torch_switches
 from msprobe.pytorch.training.training_settings import fixed_settings
@@ -37,8 +38,8 @@ class StartState:
         self._session = session
         self._known = known
         self._begun: object = None
-        # Environment, packages and the rest are the same for the whole run.
-        self._fixed: dict[str, str] | None = None
+        # Environment, packages and the rest are the same for the whole run: encoded once.
+        self._fixed: bytes | None = None
 
     def collect(self, models: Sequence[nn.Module]) -> None:
         """Put the state of the step, unless it has begun before."""
@@ -54,9 +55,12 @@ class StartState:
             quietly(session, "state of the model", self._put_model, models, with_grad)
 
     def _put_settings(self, models: Sequence[nn.Module]) -> None:
+        switches = torch_switches()
         if self._fixed is None:
-            self._fixed = fixed_settings(models)
-        self._session.facts.put("settings", {**self._fixed, **torch_switches()})
+            known = fixed_settings(models).items()
+            self._fixed = encode_fact({name: text for name, text in known if name not in switches})
+        encoded = b"%b,%b" % (self._fixed[:-1], encode_fact(switches)[1:])
+        self._session.facts.put("settings", msgspec.Raw(encoded))
 
     def _put_random_states(self) -> None:
         self._session.facts.put("random", random_states())
