@@ -1,0 +1,481 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follow a shell script: the ways through it, and the trainings that each of them starts.
+
+A condition that only the running shell can decide makes two ways, or one for each case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msprobe.run_config.launches import SHELLS, InnerScript, Launch, find_launch
+from msprobe.run_config.shell_words import (
+    Variables,
+    Word,
+    shell_parser,
+    text_of,
+    value_of,
+    words_of,
+)
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_MAX_WAYS: Final = 32
+_MAX_STEPS: Final = 20_000
+_MAX_DEPTH: Final = 100
+_MAX_ROUNDS: Final = 64
+_MAX_FILE_BYTES: Final = 1 << 20
+_TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
+_NUMBERS: Final[Mapping[str, Callable[[int, int], bool]]] = {
+    "-eq": lambda one, other: one == other,
+    "-ne": lambda one, other: one != other,
+    "-lt": lambda one, other: one < other,
+    "-le": lambda one, other: one <= other,
+    "-gt": lambda one, other: one > other,
+    "-ge": lambda one, other: one >= other,
+}
+
+
+class _Ended(Exception):  # noqa: N818 - not an error
+    """The script, or a function, ends here."""
+
+
+def ways_through(text: str, folder: Path) -> Iterator[Way]:
+    """Yield the script followed in every way in which its open conditions can be decided.
+
+    Args:
+        text: the script.
+        folder: where files that it sources are looked for.
+    """
+    decided: list[int] = []
+    for number in range(_MAX_WAYS):
+        way = Way(folder, decided)
+        way.follow(text)
+        left = list(way.decisions)
+        while left and left[-1].taken + 1 >= left[-1].count:
+            left.pop()
+        decided = [each.taken for each in left]
+        if not decided or way.problems.get("size"):
+            yield way
+            return
+        decided[-1] += 1
+        if number == _MAX_WAYS - 1:
+            way.problems["branches"] = f"only the first {_MAX_WAYS} ways through are followed"
+        yield way
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """A decision where the script's text does not tell."""
+
+    line: int
+    taken: int
+    count: int
+
+
+class Way:
+    """One way through a script.
+
+    Attributes:
+        launches: trainings that it starts.
+        problems: what could not be followed, by its place.
+        decisions: how open conditions were decided, in order.
+    """
+
+    def __init__(self, folder: Path, decided: Sequence[int]) -> None:
+        self.launches: list[Launch] = []
+        self.problems: dict[str, str] = {}
+        self.decisions: list[_Decision] = []
+        self._decided = decided
+        self._folder = folder
+        self._variables = Variables()
+        self._functions: dict[str, Node] = {}
+        self._steps = 0
+        self._depth = 0
+
+    def follow(self, text: str) -> None:
+        """Follow a whole script."""
+        try:
+            self._run_text(text)
+        except _Ended:
+            return
+        except RecursionError:
+            self.problems["size"] = _TOO_LONG
+
+    def _run_text(self, text: str) -> None:
+        root = shell_parser().parse(text.encode(errors="surrogateescape")).root_node
+        if root.has_error:
+            self.problems["syntax"] = f"line {_first_error(root)} is not understood"
+        self._run_all(root)
+
+    def _run_all(self, node: Node) -> None:
+        for child in node.named_children:
+            self._run(child)
+
+    def _run(self, node: Node) -> bool | None:
+        """Follow a statement; return whether it succeeds, None if only the shell knows."""
+        self._steps += 1
+        if self._steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
+            self.problems["size"] = _TOO_LONG
+            raise _Ended
+        self._depth += 1
+        try:
+            return self._dispatch(node)
+        finally:
+            self._depth -= 1
+
+    def _dispatch(self, node: Node) -> bool | None:
+        handler = _STATEMENTS.get(node.type)
+        return True if handler is None else handler(self, node)
+
+    def _each_inside(self, node: Node) -> bool | None:
+        self._run_all(node)
+        return True
+
+    def _in_subshell(self, node: Node) -> bool | None:
+        before = self._variables.copy()
+        self._run_all(node)
+        self._variables = before
+        return True
+
+    def _not(self, node: Node) -> bool | None:
+        status = self._run(node.named_children[0]) if node.named_children else None
+        return None if status is None else not status
+
+    def _in_brackets(self, node: Node) -> bool | None:
+        inner = node.named_children
+        return self._test(inner[0]) if len(inner) == 1 else None
+
+    def _once(self, node: Node) -> bool | None:
+        """Follow the body of a loop whose rounds only the shell knows once."""
+        body = node.child_by_field_name("body")
+        return True if body is None else self._run(body)
+
+    def _define(self, node: Node) -> bool | None:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is not None and body is not None:
+            self._functions[text_of(name)] = body
+        return True
+
+    # -- commands ------------------------------------------------------------------------------
+
+    def _command(self, node: Node) -> bool | None:
+        name = node.child_by_field_name("name")
+        assignments = [one for one in node.named_children if one.type == "variable_assignment"]
+        if name is None or _are_apart(node, assignments, name):
+            for one in assignments:
+                self._assign(one)
+        if name is None:
+            return True
+        parts = [name, *node.children_by_field_name("argument")]
+        words = [word for part in parts for word in words_of(part, self._variables)]
+        return self._call(words, node.start_point[0] + 1) if words else True
+
+    def _call(self, words: list[Word], line: int) -> bool | None:
+        first, rest = words[0].text, words[1:]
+        if first in ("exit", "return"):
+            raise _Ended
+        if first == "test":
+            return None
+        if first in self._functions:
+            self._function(self._functions[first], rest)
+        elif first in _BUILTINS:
+            _BUILTINS[first](self, rest, line)
+        else:
+            self._start(words, line)
+        return True
+
+    def _set(self, words: list[Word], _line: int) -> None:
+        if words and words[0].text == "--":
+            self._variables.arguments = tuple(words[1:])
+
+    def _shift(self, words: list[Word], _line: int) -> None:
+        arguments = self._variables.arguments
+        if arguments is not None:
+            count = int(words[0].text) if words and words[0].text.isdigit() else 1
+            self._variables.arguments = arguments[count:]
+
+    def _unset(self, words: list[Word], _line: int) -> None:
+        for word in words:
+            self._variables.values.pop(word.text, None)
+
+    def _read(self, words: list[Word], line: int) -> None:
+        doubt = (f"is read when the script runs (line {line})",)
+        for word in words:
+            if not word.text.startswith("-"):
+                self._variables.values[word.text] = (Word(f"${word.text}", doubt),)
+
+    def _eval(self, words: list[Word], _line: int) -> None:
+        self._run_inner(" ".join(word.text for word in words))
+
+    def _function(self, body: Node, arguments: list[Word]) -> None:
+        before = self._variables.arguments
+        self._variables.arguments = tuple(arguments)
+        try:
+            self._run(body)
+        except _Ended:
+            if self.problems.get("size"):
+                raise
+        finally:
+            self._variables.arguments = before
+
+    def _start(self, words: list[Word], line: int) -> None:
+        found = find_launch(words, line)
+        if isinstance(found, Launch):
+            self.launches.append(found)
+        elif isinstance(found, InnerScript):
+            before, known = self._variables.copy(), len(self.launches)
+            self._variables.arguments = found.arguments
+            if found.text is not None:
+                self._run_inner(found.text.text)
+            else:
+                self._run_file(found.file, line)
+            self._variables = before
+            self.launches[known:] = [
+                replace(one, arguments=one.arguments | found.wrapper)
+                for one in self.launches[known:]
+            ]
+
+    def _run_inner(self, text: str) -> None:
+        try:
+            self._run_text(text)
+        except _Ended:
+            if self.problems.get("size"):
+                raise
+
+    def _source(self, words: list[Word], line: int) -> None:
+        if words:
+            if len(words) > 1:
+                self._variables.arguments = tuple(words[1:])
+            self._run_file(words[0].text, line)
+
+    def _run_file(self, name: str, line: int) -> None:
+        path = self._folder / name
+        try:
+            if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
+                self._run_inner(path.read_text(errors="replace"))
+                return
+        except (OSError, ValueError):
+            pass
+        self.problems[f"file {name}"] = f"line {line} runs it, and it is not there"
+
+    def _redirected(self, node: Node) -> bool | None:
+        body = node.child_by_field_name("body")
+        status = None if body is None else self._run(body)
+        for one in node.named_children:
+            inner = next((each for each in one.children if each.type == "heredoc_body"), None)
+            if inner is not None and body is not None and _reads_script(body):
+                self._run_inner(value_of(inner, self._variables).text)
+        return status
+
+    # -- variables -----------------------------------------------------------------------------
+
+    def _assign(self, node: Node) -> bool | None:
+        """Set a variable; always succeeds."""
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        if name is None or name.type != "variable_name":
+            return True
+        appends = any(child.type == "+=" for child in node.children)
+        values, key = self._variables.values, text_of(name)
+        if value is not None and value.type == "array":
+            parts = [one for one in value.named_children if one.type != "comment"]
+            words = tuple(word for one in parts for word in words_of(one, self._variables))
+            values[key] = (*values.get(key, ()), *words) if appends else words
+            return True
+        word = value_of(value, self._variables)
+        if appends and key in values:
+            before = values[key][:1] or (Word(""),)
+            joined = Word(before[0].text + word.text, before[0].doubts + word.doubts)
+            values[key] = (joined, *values[key][1:])
+        else:
+            values[key] = (word,)
+        return True
+
+    # -- conditions ----------------------------------------------------------------------------
+
+    def _list(self, node: Node) -> bool | None:
+        left, right = node.children[0], node.children[-1]
+        status = self._run(left)
+        wants = any(child.type == "&&" for child in node.children)
+        if status is None:
+            status = bool(self._decide(node, 2) == 0)
+        return self._run(right) if status is wants else status
+
+    def _if(self, node: Node) -> bool | None:
+        for condition, body in _branches(node):
+            if self._holds(condition):
+                for one in body:
+                    self._run(one)
+                break
+        return True
+
+    def _holds(self, condition: Sequence[Node]) -> bool:
+        status: bool | None = True
+        for one in condition:
+            is_plain = one.type == "command"
+            status = self._run(one)
+            status = None if is_plain else status
+        if status is None:
+            return self._decide(condition[-1], 2) == 0
+        return status
+
+    def _decide(self, node: Node, count: int) -> int:
+        """Return the number of the choice where only the shell knows; each way takes another."""
+        place = len(self.decisions)
+        taken = self._decided[place] if place < len(self._decided) else 0
+        self.decisions.append(_Decision(node.start_point[0] + 1, taken, count))
+        return taken
+
+    def _for(self, node: Node) -> bool | None:
+        name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
+        if name is None or body is None:
+            return True
+        parts = node.children_by_field_name("value")
+        words = [word for one in parts for word in words_of(one, self._variables)]
+        for word in words[:_MAX_ROUNDS]:
+            self._variables.values[text_of(name)] = (word,)
+            self._run(body)
+        return True
+
+    def _case(self, node: Node) -> bool | None:
+        value = node.child_by_field_name("value")
+        items = [one for one in node.named_children if one.type == "case_item"]
+        word = value_of(value, self._variables)
+        patterns = [
+            [text_of(one) for one in item.children_by_field_name("value")] for item in items
+        ]
+        if word.doubts:
+            has_default = any("*" in each for each in patterns)
+            taken = self._decide(node, len(items) + (not has_default))
+        else:
+            fits = (
+                any(fnmatchcase(word.text, each.strip("\"'")) for each in one) for one in patterns
+            )
+            taken = next((number for number, fit in enumerate(fits) if fit), len(items))
+        if taken < len(items):
+            values = items[taken].children_by_field_name("value")
+            for one in items[taken].named_children:
+                if one not in values:
+                    self._run(one)
+        return True
+
+    def _test(self, node: Node) -> bool | None:
+        """Return whether a condition in brackets holds; None if only the shell knows."""
+        operator = node.child_by_field_name("operator")
+        sign = "" if operator is None else text_of(operator)
+        if node.type == "binary_expression":
+            left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+            return None if left is None or right is None else self._binary(left, sign, right)
+        operands = [one for one in node.named_children if one != operator]
+        if node.type == "parenthesized_expression" and len(operands) == 1:
+            return self._test(operands[0])
+        if node.type != "unary_expression" or len(operands) != 1:
+            return None
+        if sign == "!":
+            inner = self._test(operands[0])
+            return None if inner is None else not inner
+        word = value_of(operands[0], self._variables)
+        if sign not in ("-z", "-n") or word.doubts:
+            return None
+        return (not word.text) is (sign == "-z")
+
+    def _binary(self, left: Node, sign: str, right: Node) -> bool | None:
+        if sign in ("&&", "||"):
+            both = self._test(left), self._test(right)
+            decisive = sign == "||"
+            if decisive in both:
+                return decisive
+            return None if None in both else not decisive
+        one, other = value_of(left, self._variables), value_of(right, self._variables)
+        if one.doubts or other.doubts:
+            return None
+        if sign in ("=", "==", "!="):
+            return fnmatchcase(one.text, other.text) is (sign != "!=")
+        if sign in _NUMBERS and one.text.isdigit() and other.text.isdigit():
+            return _NUMBERS[sign](int(one.text), int(other.text))
+        return None
+
+
+_STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
+    "command": Way._command,
+    "variable_assignment": Way._assign,
+    "redirected_statement": Way._redirected,
+    "subshell": Way._in_subshell,
+    "list": Way._list,
+    "negated_command": Way._not,
+    "test_command": Way._in_brackets,
+    "if_statement": Way._if,
+    "for_statement": Way._for,
+    "while_statement": Way._once,
+    "c_style_for_statement": Way._once,
+    "case_statement": Way._case,
+    "function_definition": Way._define,
+    **dict.fromkeys(
+        ("declaration_command", "variable_assignments", "compound_statement", "do_group"),
+        Way._each_inside,
+    ),
+    **dict.fromkeys(("pipeline", "else_clause", "ERROR"), Way._each_inside),
+}
+_BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], int], None]]] = {
+    "source": Way._source,
+    ".": Way._source,
+    "eval": Way._eval,
+    "set": Way._set,
+    "shift": Way._shift,
+    "unset": Way._unset,
+    **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Way._read),
+}
+
+
+def _branches(node: Node) -> Iterator[tuple[list[Node], list[Node]]]:
+    """Yield condition and body of each branch of an ``if``; the last has none."""
+    condition: list[Node] = []
+    body: list[Node] = []
+    into = condition
+    later: list[Node] = []
+    for child in node.children:
+        if child.type == "then":
+            into = body
+        elif child.type in ("elif_clause", "else_clause"):
+            later.append(child)
+        elif child.is_named and child.type != "comment":
+            into.append(child)
+    yield condition, body
+    for one in later:
+        if one.type == "elif_clause":
+            yield from _branches(one)
+        else:
+            yield [], [each for each in one.named_children if each.type != "comment"]
+
+
+def _are_apart(command: Node, assignments: Sequence[Node], name: Node) -> bool:
+    """Return whether assignments are statements of their own.
+
+    The grammar joins several of them on one line with the command on the next.
+    """
+    if not assignments:
+        return False
+    begin, end = (each - command.start_byte for each in (assignments[-1].end_byte, name.start_byte))
+    between = (command.text or b"")[begin:end]
+    return b"\n" in between.replace(b"\\\n", b"")
+
+
+def _reads_script(body: Node) -> bool:
+    """Return whether a command runs the script that it is given as its input."""
+    last = text_of(body).split()[-1:]
+    return bool(last) and last[0].rpartition("/")[2] in SHELLS
+
+
+def _first_error(root: Node) -> int:
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node.type == "ERROR" or node.is_missing:
+            return node.start_point[0] + 1
+        waiting += [child for child in reversed(node.children) if child.has_error]
+    return 1
