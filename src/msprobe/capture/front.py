@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from msprobe.capture.session import Session, current_session, use_session
-from msprobe.config import Config, Level, load_config, parse_token_range
+from msprobe.config import Config, Level, load_config, parse_token_range, read_config_file
 from msprobe.config.unknown_keys import OTHER_TASKS
 from msprobe.errors import ConfigError, UnsupportedError, UsageError
 from msprobe.log import ensure_handler
 
 logger = logging.getLogger(__name__)
+
+CONFIG_VARIABLE: Final = "MSPROBE_CONFIG"
+"""Environment variable: a ``config.json`` that wins over what the program gives."""
+
+SWITCH_VARIABLE: Final = "MSPROBE"
+"""Environment variable: ``off`` lets programs run as if they did not use msprobe."""
+
+_OFF: Final = ("off", "0", "false")
 
 lock: Final = threading.RLock()
 """Held by whatever changes the state of the debugger."""
@@ -54,6 +64,10 @@ class RunParts(Protocol):
     @property
     def models(self) -> Sequence[Any]:
         """The models given last."""
+
+    @property
+    def finds_steps(self) -> bool:
+        """Whether steps are found without calls of `start` and `step`."""
 
     def start(
         self, models: Sequence[Any], token_range: tuple[int, int] | None, rank: int | None
@@ -119,6 +133,7 @@ class DebuggerFront:
         config_path: str | Path | None,
         *,
         model: int | None = None,
+        config: Config | None = None,
         **settings: Any,
     ) -> None:
         """Become the debugger of the process; if there is one, warn of the settings it ignores.
@@ -127,17 +142,25 @@ class DebuggerFront:
             make_run: makes the parts.
             config_path: a ``config.json``; None for the default settings.
             model: the identity of a model, which is not kept alive.
+            config: the settings, read already, in place of the file.
             settings: settings that override the file, as in `load_config`.
         """
         arguments = {"config_path": config_path, "model": model, **settings}
+        from_outside = os.environ.get(CONFIG_VARIABLE)
+        if from_outside and config is None:
+            config_path = from_outside
+            named = read_config_file(Path(from_outside))[0]
+            settings = {key: value for key, value in settings.items() if key not in named}
         with lock:
             place = self._place
             if place.run is not None:
                 _warn_of_ignored(arguments, place.arguments)
                 return
             ensure_handler()
-            config = load_config(config_path, dumps_kernels=place.dumps_kernels, **settings)
+            if config is None:
+                config = load_config(config_path, dumps_kernels=place.dumps_kernels, **settings)
             run = make_run(config)
+            run.session.is_off = os.environ.get(SWITCH_VARIABLE, "").lower() in _OFF
             use_session(run.session)
             place.run, place.debugger, place.arguments = run, self, arguments
             place.called = set()
@@ -213,6 +236,19 @@ class DebuggerFront:
             rule = "the model whose calls are counted"
             raise ConfigError("model", None, rule, source="start()", hint="token_range is set")
         return tokens
+
+    @contextmanager
+    def _recorded(self, start: Callable[[], None]) -> Iterator[None]:
+        """Record the body of a ``with`` statement, or each call of a decorated function."""
+        session = self._running().session
+        number = session.step_number
+        start()
+        try:
+            yield
+        finally:
+            self.stop()
+            if session.step_number == number:
+                self.step()
 
     @classmethod
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
@@ -320,10 +356,10 @@ def _warn_of_missing_calls(place: Place) -> None:
     run: RunParts | None = place.run
     if run is None or run.session is not current_session() or run.session.is_forked:
         return
-    if run.config.level is Level.DEBUG:
-        return
     session = run.session
-    is_explicit = not run.config.enable_dataloader
+    if session.is_off or run.config.level is Level.DEBUG:
+        return
+    is_explicit = not run.finds_steps
     if is_explicit and "start" not in place.called:
         logger.warning("start() was never called: nothing was recorded")
     elif (reason := session.totals.why_nothing(run.config.step)) is not None:
@@ -339,7 +375,7 @@ def _warn_of_ignored(arguments: Mapping[str, Any], first: Mapping[str, Any]) -> 
     ignored = [
         f"{name}={value!r}" if name != "model" else name
         for name, value in arguments.items()
-        if value is not None and value != first[name]
+        if value is not None and value != first.get(name)
     ]
     if ignored:
         logger.warning(

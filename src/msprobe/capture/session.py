@@ -76,6 +76,7 @@ class Session:
         capturing: whether execution is between `start` and `stop`.
         observing: whether calls are observed now: capturing, and inside the token range.
         finished: whether the last wanted step is over; nothing is recorded any more.
+        is_off: whether nothing is recorded in this run at all.
         is_forked: whether this process is a forked child, which records nothing.
         undo: removes hooks and wrappers; closed by `stop`.
         step_undo: removes those that must last until the step ends (hooks on parameters).
@@ -104,6 +105,7 @@ class Session:
         self.capturing = False
         self.observing = False
         self.finished = False
+        self.is_off = False
         self.is_forked = False
         self.thread = 0
         self.lock = threading.RLock()
@@ -202,7 +204,7 @@ class Session:
         return self.dump is not None or self._open_if_wanted(None)
 
     def _open_if_wanted(self, rank: int | None) -> bool:
-        if self._dead or self.finished:
+        if self._dead or self.finished or self.is_off:
             return False
         last = self.config.last_step
         if last is not None and self.step_number > last:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
 from msprobe.cli import (
@@ -20,6 +20,7 @@ from msprobe.cli import (
     overflow_check,
     parse,
     repair,
+    run,
     schema,
     show,
     triage,
@@ -29,6 +30,7 @@ from msprobe.errors import MsprobeError
 
 EXIT_ERROR: Final = 2
 _VERBS: Final = (
+    run,
     compare,
     triage,
     show,
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         with guarded_stdout():
-            return _run(arguments)
+            result = _run(arguments)
     except MsprobeError as exc:
         return _fail(str(exc))
     except BrokenPipeError:  # the reader (head, a pager) has seen enough
@@ -74,14 +76,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.debug("unexpected error", exc_info=True)
         hint = "set MSPROBE_LOG_LEVEL=0 to see where"
         return _fail(f"unexpected {type(exc).__name__}: {exc} ({hint})")
+    return result() if callable(result) else result
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str] | None) -> int | Callable[[], int]:
+    """Run a command; return its exit code, or what runs a program of the user's."""
     from msprobe.log import ensure_handler
 
     options = _parse(arguments)
     ensure_handler()
-    return int(options.run(options))
+    result: int | Callable[[], int] = options.run(options)
+    return result
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -103,6 +108,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _framework_first(words: list[str]) -> list[str]:
     """Move ``-f pytorch`` to the front: after the command, ``-f`` may mean another option."""
+    if words[:1] == ["run"]:  # what follows belongs to the user's program
+        return words
     for place in range(1, len(words) - 1):
         if words[place] in ("-f", "--framework") and words[place + 1] in _FRAMEWORKS:
             return [*words[place : place + 2], *words[:place], *words[place + 2 :]]

@@ -22,6 +22,7 @@ from msprobe.config.choices import (
 )
 from msprobe.config.loading import load_config
 from msprobe.config.numbers import parse_number_list, parse_token_range
+from msprobe.config.reading import read_config_file
 from msprobe.config.schema import json_schema
 from msprobe.config.settings import (
     Config,
@@ -62,5 +63,6 @@ __all__ = [
     "load_config",
     "parse_number_list",
     "parse_token_range",
+    "read_config_file",
     "reload_dump_enable",
 ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -48,12 +49,14 @@ class _Draft:
     values: dict[str, Any]
     file: str | Path
     arguments: frozenset[str]
+    section: Mapping[str, Any]
+    given_by: str
     dumps_kernels: bool = False
     warnings: list[str] = field(default_factory=list)
 
     def source(self, key: str) -> str | Path:
         """Return where the value of a top-level key came from, for messages."""
-        return ARGUMENT if key in self.arguments else self.file
+        return self.given_by if key in self.arguments else self.file
 
 
 def load_config(
@@ -63,6 +66,9 @@ def load_config(
     dump_path: str | os.PathLike[str] | None = None,
     level: str | None = None,
     step: object = None,
+    rank: object = None,
+    section: Mapping[str, Any] | None = None,
+    given_by: str = ARGUMENT,
     dumps_kernels: bool = False,
 ) -> Config:
     """Read, check and resolve the settings of a run.
@@ -73,20 +79,27 @@ def load_config(
         dump_path: output folder.
         level: level of the capture.
         step: list of steps.
+        rank: list of ranks.
+        section: keys of the task's section.
+        given_by: names the one who gave these values, in messages.
         dumps_kernels: whether the framework dumps kernels by itself, which tasks more can use.
 
     Raises:
         ConfigError: the first thing that cannot be used. Keys without effect are only logged as
             warnings.
     """
-    file = parse_config_path(path, source=ARGUMENT)
+    file = parse_config_path(path, source=given_by)
     values, repeated = read_config_file(file or PACKAGED_DEFAULT)
-    given = {"task": task, "dump_path": dump_path, "level": level, "step": step}
+    given = {"task": task, "dump_path": dump_path, "level": level, "step": step, "rank": rank}
+    if isinstance(step, int) and not isinstance(step, bool):
+        given["step"] = [step]
     arguments = {key: value for key, value in given.items() if not _is_empty(value)}
     draft = _Draft(
         values=_present({**values, **arguments}),
         file=file or "packaged config.json",
         arguments=frozenset(arguments),
+        section=section or {},
+        given_by=given_by,
         warnings=[_repeated(key) for key in repeated],
         dumps_kernels=dumps_kernels,
     )
@@ -118,7 +131,7 @@ def _resolve(draft: _Draft, file: Path | None) -> Config:
     task = _resolve_task(draft)
     level = _resolve_level(draft, task)
     values = {**draft.values, "task": task.value, "level": level.value}
-    rank = parse_number_list(values.pop("rank", None), "rank", source=draft.file)
+    rank = parse_number_list(values.pop("rank", None), "rank", source=draft.source("rank"))
     step = parse_number_list(values.pop("step", None), "step", source=draft.source("step"))
     dump_path = parse_dump_path(values.pop("dump_path", None), source=draft.source("dump_path"))
     common = convert(values, CommonKeys, prefix="", source=draft.file)
@@ -191,14 +204,15 @@ def _resolve_section(draft: _Draft, task: Task, level: Level) -> Section:
     raw = draft.values.get(task.value, {})
     if not isinstance(raw, dict):
         raise ConfigError(task.value, raw, "an object {…}", source=draft.file)
-    raw = _without_null(raw)
+    raw = {**_without_null(raw), **draft.section}
     draft.warnings.extend(
         warn_unknown(raw, inside, section=task.value, elsewhere=_places_of_keys())
     )
     if "slice" in inside and isinstance(raw.get("slice"), list):
         raw["slice"] = _tidy_crops(raw["slice"], f"{task}.slice", draft.warnings)
-    typed = convert(raw, keys, prefix=task.value, source=draft.file)
-    return build_section(typed, level, source=draft.file, warnings=draft.warnings)
+    source = draft.given_by if draft.section else draft.file
+    typed = convert(raw, keys, prefix=task.value, source=source)
+    return build_section(typed, level, source=source, warnings=draft.warnings)
 
 
 def _tidy_crops(crops: list[Any], key: str, warnings: list[str]) -> list[Any]:

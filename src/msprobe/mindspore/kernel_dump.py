@@ -47,6 +47,7 @@ class KernelRun:
     """
 
     models: tuple[nn.Cell, ...] = ()
+    finds_steps = False
 
     def __init__(self, config: Config) -> None:
         """Write the settings and point the Dump to them.

@@ -76,6 +76,11 @@ class Run:
         return tuple(model for reference in self._models if (model := reference()) is not None)
 
     @property
+    def finds_steps(self) -> bool:
+        """Whether steps are found without calls of `start` and `step`."""
+        return self.config.enable_dataloader
+
+    @property
     def _records_cells(self) -> bool:
         return self.config.level in (Level.L0, Level.MIX)
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +27,7 @@ from msprobe.config import Config, Level
 from msprobe.log import warn_once
 from msprobe.pytorch.run import Run, as_models
 from msprobe.pytorch.saved_values import prepare_saving, save
+from msprobe.pytorch.training.script_steps import ScriptFollower
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ class PrecisionDebugger(DebuggerFront):
         dump_path: str | Path | None = None,
         level: str | None = None,
         model: nn.Module | Sequence[nn.Module] | None = None,
-        step: list[int | str] | None = None,
+        step: int | list[int | str] | None = None,
     ) -> None:
         """Read the configuration; nothing is installed before `start`.
 
@@ -58,7 +61,8 @@ class PrecisionDebugger(DebuggerFront):
             dump_path: overrides the file: folder of the dump, made when needed.
             level: overrides the file: ``L0``, ``L1``, ``mix``, ``L2``, ``debug``.
             model: the model to record; may be given to `start` instead.
-            step: overrides the file: numbers and ranges (``"3-5"``) of the steps to record.
+            step: overrides the file: a number, or numbers and ranges (``"3-5"``), of the steps to
+                record.
 
         Raises:
             ConfigError: a value cannot be used; the message names file, key, value and rule.
@@ -79,6 +83,19 @@ class PrecisionDebugger(DebuggerFront):
             model=None if model is None else id(model),
             step=step,
         )
+
+    def __call__(
+        self, model: nn.Module | Sequence[nn.Module] | None = None
+    ) -> AbstractContextManager[None]:
+        """Return what records the body of a ``with`` statement as one step.
+
+        It calls `start`, `stop` and, unless the body does, `step`. As a decorator,
+        ``@debugger(model)`` records each call of a function.
+
+        Args:
+            model: as for `start`.
+        """
+        return self._recorded(partial(self.start, model))
 
     @classmethod
     def start(
@@ -108,6 +125,21 @@ class PrecisionDebugger(DebuggerFront):
                 prepare_saving(run.session)
                 return
             cls._start(model, as_models, token_range, rank_id)
+
+
+def follow_script(config: Config, *, has_step_function: bool = False) -> ScriptFollower:
+    """Construct the debugger for a program that calls none of its methods.
+
+    Args:
+        config: the settings.
+        has_step_function: see `ScriptFollower`.
+    """
+    with lock:
+        debugger = PrecisionDebugger.__new__(PrecisionDebugger)
+        debugger._construct(Run, None, config=config)
+        run = running()
+        run.loop = ScriptFollower(run, has_step_function=has_step_function)
+        return run.loop
 
 
 def running() -> Run:

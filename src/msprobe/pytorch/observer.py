@@ -34,6 +34,7 @@ from msprobe.pytorch.interception.kernels import ApisAboveKernels, KernelObserve
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
+from msprobe.pytorch.training.model_names import Prefixed
 from msprobe.pytorch.training.optimizer_steps import FactDrafts, OptimizerSteps
 from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.values.adapter import TorchAdapter
@@ -108,11 +109,11 @@ class Observer:
             self._session, self._adapter, table, self.recomputations, self._shared, redispatch
         )
 
-    def watch(self, models: Sequence[nn.Module]) -> None:
+    def watch(self, models: Sequence[Prefixed]) -> None:
         """Record the modules that these models consist of now, from the next `install` on."""
-        self._models = tuple(map(weakref.ref, models))
+        self._models = tuple(weakref.ref(model) for _, model in models)
         self._drafts.watch(models)
-        self._model_calls.watch(models)
+        self._model_calls.watch([model for _, model in models])
         if not self._records_modules:
             return
         keeps_compiled = self._session.config.compile is CompileMode.MODULES_ONLY
@@ -121,6 +122,19 @@ class Observer:
         )
         if self._parameters is not None:
             self._parameters.names = self._names or ModuleNames()
+
+    def extend(self, models: Sequence[Prefixed]) -> None:
+        """Record the modules of these models from now on, in the middle of a step, too."""
+        self.watch(models)
+        if self._modules is not None and self._only is None:
+            self._modules.names = self._names
+        if self._parameters is not None:
+            quietly(self._session, "watching parameters", self._parameters.install)
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Note that a module call begins whose hooks torch had collected before `install`."""
+        if self._modules is not None:
+            self._modules.enter(module, args, frame)
 
     def _watch_of(self, names: ModuleNames) -> ParameterGradients | None:
         takes_gradients = self._session.calls.selection.data_mode.backward

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from msprobe.pytorch.interception.function_mode import torch_redispatch
 from msprobe.pytorch.interception.hidden_calls import HiddenApis
 from msprobe.pytorch.observer import Observer
 from msprobe.pytorch.training.dataloader_steps import LoopFollower
+from msprobe.pytorch.training.model_names import NamedModels, numbered
+from msprobe.pytorch.training.script_steps import ScriptFollower
 from msprobe.pytorch.training.signatures import SignatureObserver
 from msprobe.pytorch.training.start_state import StartState
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
@@ -38,7 +40,7 @@ class Run:
         signatures: watches for the task `signature`, in place of `observer`; None for others.
         start_state: reads the state in which steps start.
         custom_apis: the functions that the user registered.
-        loop: starts and ends steps by the batches of the training loop; None unless asked for.
+        loop: starts and ends steps by what the program does; None where the program calls `start`.
     """
 
     def __init__(
@@ -67,32 +69,60 @@ class Run:
             self.signatures = SignatureObserver(
                 self.session, self.session.signatures, self._batch_index
             )
-        self._models: tuple[weakref.ref[nn.Module], ...] = ()
+        self._models = NamedModels()
         self.start_state = StartState(self.session, self.adapter.known)
         apis = self.observer.apis
         hidden = HiddenApis(apis) if apis is not None else None
         self.custom_apis = CustomApis(hidden, self.session.run_undo)
-        self.loop = LoopFollower(self) if config.enable_dataloader else None
+        self.loop: LoopFollower | ScriptFollower | None = None
+        if config.enable_dataloader:
+            self.loop = LoopFollower(self)
 
     def start(
         self, models: Sequence[nn.Module], token_range: tuple[int, int] | None, rank: int | None
     ) -> None:
         """Begin to observe, if the step is wanted."""
+        if self.loop is not None:
+            self.loop.explicit_start(models)
+            return
         if models:
             self.models = tuple(models)
-        if self.loop is not None:
-            self.loop.explicit_start()
-        else:
-            self.begin(token_range, rank)
+        if self.lacks_model:
+            hint = "task signature records its parameters"
+            if self.signatures is None:
+                hint = f"level {self.config.level} records modules"
+            rule = "the model to record, as in start(model)"
+            raise ConfigError("model", None, rule, source="start()", hint=hint)
+        self.begin(token_range, rank)
 
     @property
     def models(self) -> tuple[nn.Module, ...]:
         """The models given last, as long as the user keeps them."""
-        return tuple(model for reference in self._models if (model := reference()) is not None)
+        return tuple(model for _, model in self._models)
 
     @models.setter
     def models(self, models: Sequence[nn.Module]) -> None:
-        self._models = tuple(map(weakref.ref, models))
+        self._models = NamedModels(numbered(models))
+
+    @property
+    def finds_steps(self) -> bool:
+        """Whether steps are found without calls of `start` and `step`."""
+        return self.loop is not None
+
+    def discover(self, models: Sequence[nn.Module]) -> None:
+        """Take models that were found one after the other; the names of the first have no index.
+
+        So they stay the same when another one is found.
+        """
+        prefixes = ["", *(f"{index}." for index in range(1, len(models)))]
+        self._models = NamedModels(list(zip(prefixes, models, strict=True)))
+
+    def extend(self) -> None:
+        """Record the models that were discovered since the step began."""
+        if self.signatures is not None:
+            self.signatures.watch(list(self._models))
+        elif self.session.capturing:
+            self.observer.extend(list(self._models))
 
     @property
     def lacks_model(self) -> bool:
@@ -101,30 +131,21 @@ class Run:
         return is_needed and not self.models
 
     def _batch_index(self) -> int | None:
-        return None if self.loop is None else self.loop.batch_index
+        return self.loop.batch_index if isinstance(self.loop, LoopFollower) else None
 
     def begin(self, token_range: tuple[int, int] | None, rank: int | None) -> None:
         """Begin to observe the models given so far, if the step is wanted."""
-        if self.lacks_model:
-            raise ConfigError(
-                "model",
-                None,
-                "the model to record, as in start(model)",
-                source="start()",
-                hint=f"level {self.config.level} records modules"
-                if self.signatures is None
-                else "task signature records its parameters",
-            )
         session = self.session
         with session.spending():
             if not session.start(rank=rank):
                 return
+            models = list(self._models)
             if self.signatures is not None:
-                self.signatures.watch(self.models)
+                self.signatures.watch(models)
                 self.signatures.install()
             else:
-                self.start_state.collect(self.models)
-                self.observer.watch(self.models)
+                self.start_state.collect(models)
+                self.observer.watch(models)
                 self.observer.install(token_range)
 
     def stop(self) -> None:
@@ -140,6 +161,13 @@ class Run:
             self.loop.skipped("step()")
         else:
             self.end_step()
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Note that a module call begins whose hooks torch had collected before `begin`."""
+        if self.signatures is not None:
+            self.signatures.enter(module, args, frame)
+        else:
+            self.observer.enter(module, args, frame)
 
     def end(self) -> None:
         """End observing, in or outside of a backward pass."""

@@ -38,6 +38,7 @@ from msprobe.pytorch.interception.function_mode import ApiObserver
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.training.model_calls import ModelCalls
+from msprobe.pytorch.training.model_names import Prefixed
 from msprobe.pytorch.values.tensor_search import tensors_in
 
 _is_compiling: Final = torch.compiler.is_compiling
@@ -75,8 +76,8 @@ class ModuleNames:
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
 
     @classmethod
-    def of_models(cls, models: Sequence[nn.Module], keeps_compiled: bool) -> ModuleNames:
-        """Name every module: one model without, several with their index in front.
+    def of_models(cls, models: Sequence[Prefixed], keeps_compiled: bool) -> ModuleNames:
+        """Name every module, with the prefix of its model in front.
 
         A compiled model has the names of the model that it was made from.
 
@@ -86,8 +87,7 @@ class ModuleNames:
                 wrapper is then seen; otherwise the module inside it is.
         """
         names = cls()
-        for index, model in enumerate(models):
-            prefix = f"{index}." if len(models) > 1 else ""
+        for prefix, model in models:
             for name, module in model.named_modules():
                 if is_compiled_module(module):
                     if not keeps_compiled:
@@ -230,8 +230,17 @@ class ModuleObserver:
     # -- before --------------------------------------------------------------------------------
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if _is_compiling():  # the compiler would follow us into our own objects
-            return
+        if not _is_compiling():  # the compiler would follow us into our own objects
+            self.enter(module, args, sys._getframe(1))
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Note that a module call begins.
+
+        Args:
+            module: what is called.
+            args: the positional arguments.
+            frame: torch's, which calls the hooks of the module.
+        """
         session = self._session
         in_own_thread = threading.get_ident() == session.thread
         if self._gate is not None and in_own_thread:
@@ -249,10 +258,9 @@ class ModuleObserver:
         fused = self._apis is not None and isinstance(module, FAST_PATH_MODULES)
         if base is not None or fused:
             with_grad = torch.is_grad_enabled()
-            frame = sys._getframe(1)
             quietly(session, "module begin", self._begin, module, base, frame, with_grad, args)
         if self._model_calls.is_outermost(module):
-            quietly(session, "data", self._begin_outermost, module, sys._getframe(1), args)
+            quietly(session, "data", self._begin_outermost, module, frame, args)
 
     def _begin_outermost(self, module: nn.Module, frame: FrameType, args: tuple[Any, ...]) -> None:
         opened = self._open[-1] if self._open else None

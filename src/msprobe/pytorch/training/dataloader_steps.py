@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
+
+from torch import nn
 
 from msprobe.capture.session import Session
 from msprobe.config import Config, Level
@@ -15,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 class Steps(Protocol):
     """The part of a debugger's run that a training loop controls."""
+
+    models: Sequence[nn.Module]
 
     @property
     def config(self) -> Config:
@@ -64,7 +69,7 @@ class LoopFollower:
         run = self._run
         self.batch_index = index
         last = run.config.last_step
-        if last is not None and run.session.step_number > last:
+        if last is not None and run.session.step_number > last and not run.session.is_off:
             logger.info("enable_dataloader: step %d was the last one wanted; the run ends", last)
             raise SystemExit(0)
         self._has_batch = True
@@ -83,9 +88,11 @@ class LoopFollower:
             return
         run.begin(None, None)
 
-    def explicit_start(self) -> None:
+    def explicit_start(self, models: Sequence[nn.Module]) -> None:
         """Take a start of the user's: it may have brought the model for the current batch."""
         self.skipped("start()")
+        if models:
+            self._run.models = models
         if self._has_batch:
             self._begin()
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Final, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -34,6 +34,7 @@ from msprobe.dump.facts import (
 )
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.training.model_names import NamedModels, Prefixed
 from msprobe.pytorch.training.start_state import ModelContents
 from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors, Row, TensorColumns
 
@@ -81,18 +82,17 @@ class FactDrafts:
             known: of parameters that have not changed.
         """
         self._known = known
-        self._models: Sequence[weakref.ref[nn.Module]] = ()
+        self._models = NamedModels()
 
-    def watch(self, models: Sequence[nn.Module]) -> None:
+    def watch(self, models: Sequence[Prefixed]) -> None:
         """Name parameters as these models do."""
-        self._models = tuple(map(weakref.ref, models))
+        self._models = NamedModels(models)
 
     def __call__(self, optimizer: Optimizer, place: tuple[int, int], has_closure: bool) -> Draft:
         """Return a new record."""
         known = self._known.names
         if any(id(one) not in known for group in optimizer.param_groups for one in group["params"]):
-            models = [model for one in self._models if (model := one()) is not None]
-            known = self._known.names = ModelContents.of(models).names
+            known = self._known.names = ModelContents.of(self._models).names
         names = names_of(optimizer, place[0], known)
         return _Draft(optimizer, place, names, has_closure, self._known)
 

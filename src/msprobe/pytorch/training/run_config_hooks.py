@@ -15,6 +15,7 @@ import torch
 from msprobe.dump.records import JsonTree
 from msprobe.pytorch.interception.guard import unnoticed
 from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.training.model_names import numbered
 from msprobe.pytorch.training.start_state import ModelContents, modes_of
 from msprobe.pytorch.training.torch_settings import generator_states, torch_settings
 from msprobe.pytorch.training.training_settings import (
@@ -154,7 +155,7 @@ class _Torch:
         objects = live_objects(kind_of_arguments, kind_of_training_object)
         found = training_settings(parts, objects)
         if parts:
-            found["modes"] = flat_modes(modes_of(ModelContents.of(parts), with_grad))
+            found["modes"] = flat_modes(modes_of(ModelContents.of(numbered(parts)), with_grad))
         return RunSettings(arguments=program_arguments(objects), parts=found)
 
     def with_grad(self) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from msprobe.pytorch.interception.module_hooks import keyword_arguments
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
+from msprobe.pytorch.training.model_names import NamedModels, Prefixed
 from msprobe.pytorch.training.optimizer_steps import OptimizerSteps, described, options_of
 from msprobe.pytorch.training.start_state import ModelContents, random_states
 from msprobe.pytorch.values.prints import TensorPrints
@@ -46,7 +47,7 @@ class SignatureObserver:
         """
         self._session = session
         self._sink = sink
-        self._models: tuple[weakref.ref[nn.Module], ...] = ()
+        self._models = NamedModels()
         self._roots: frozenset[int] = frozenset()
         self._begun: object = None
         self._data = ModelCalls(session, batch_index)
@@ -56,10 +57,10 @@ class SignatureObserver:
         self._parameters = _Parameters()
         self._gradients: list[tuple[list[int], TensorPrints]] = []
 
-    def watch(self, models: Sequence[nn.Module]) -> None:
+    def watch(self, models: Sequence[Prefixed]) -> None:
         """Follow these models from now on."""
-        self._models = tuple(map(weakref.ref, models))
-        self._roots = frozenset(map(id, models))
+        self._models = NamedModels(models)
+        self._roots = frozenset(id(model) for _, model in models)
 
     def install(self) -> None:
         """Begin to watch; the session's undo stacks get every way back."""
@@ -82,7 +83,7 @@ class SignatureObserver:
             return
         self._begun = session.account
         session.facts.put("random", random_states())
-        found = ModelContents.of([model for one in self._models if (model := one()) is not None])
+        found = ModelContents.of(self._models)
         firsts = [
             (name, tensor)
             for (name, tensor, _), same in zip(found.tensors, found.same_as, strict=True)
@@ -110,11 +111,21 @@ class SignatureObserver:
         self._session.undo.callback(hook.remove)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.enter(module, args, sys._getframe(1))
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Take the data of a call of a model that begins.
+
+        Args:
+            module: what is called.
+            args: the positional arguments.
+            frame: torch's, which calls the hooks of the module.
+        """
         if id(module) not in self._roots or torch.compiler.is_compiling() or is_tracing():
             return
         session = self._session
         if threading.get_ident() == session.thread and torch._C._current_graph_task_id() == -1:
-            kwargs = keyword_arguments(sys._getframe(1))
+            kwargs = keyword_arguments(frame)
             quietly(session, "data", self._data.begin, module, args, kwargs, None)
 
     # -- optimizers ----------------------------------------------------------------------------

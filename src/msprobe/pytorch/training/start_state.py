@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from msprobe.capture.session import Session
 from msprobe.dump.facts import Modes, Parameters, encode_fact
 from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.training.model_names import Prefixed
 from msprobe.pytorch.training.torch_settings import generator_states, torch_switches
 from msprobe.pytorch.training.training_settings import fixed_settings
 from msprobe.pytorch.values.fingerprint import shape_of
@@ -41,14 +42,14 @@ class StartState:
         # Environment, packages and the rest are the same for the whole run: encoded once.
         self._fixed: bytes | None = None
 
-    def collect(self, models: Sequence[nn.Module]) -> None:
+    def collect(self, models: Sequence[Prefixed]) -> None:
         """Put the state of the step, unless it has begun before."""
         session = self._session
         if not session.facts.is_open or session.account is self._begun:
             return
         self._begun = session.account
         with_grad = torch.is_grad_enabled()
-        quietly(session, "settings", self._put_settings, models)
+        quietly(session, "settings", self._put_settings, [model for _, model in models])
         quietly(session, "random states", self._put_random_states)
         self._known.next_step()
         if models:
@@ -65,7 +66,7 @@ class StartState:
     def _put_random_states(self) -> None:
         self._session.facts.put("random", random_states())
 
-    def _put_model(self, models: Sequence[nn.Module], with_grad: bool) -> None:
+    def _put_model(self, models: Sequence[Prefixed], with_grad: bool) -> None:
         found = ModelContents.of(models)
         self._known.names = found.names
         self._session.facts.put("modes", modes_of(found, with_grad))
@@ -141,11 +142,11 @@ class ModelContents:
         self._open: set[int] = set()
 
     @classmethod
-    def of(cls, models: Sequence[nn.Module]) -> ModelContents:
-        """Return the contents of models; of several each has its index in front."""
+    def of(cls, models: Iterable[Prefixed]) -> ModelContents:
+        """Return the contents of models."""
         found = cls()
-        for index, model in enumerate(models):
-            found.add(model, f"{index}." if len(models) > 1 else "")
+        for prefix, model in models:
+            found.add(model, prefix)
         return found
 
     def add(self, module: nn.Module, path: str, around: bool | None = None) -> None:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe run`: record a training script that nobody edited."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+_EXAMPLES: Final = """\
+examples:
+  msprobe run train.py --epochs 1                      steps 0 and 1, statistics of modules and APIs
+  msprobe run --step 0,5-7 --out dump train.py         other steps, another folder
+  msprobe run -m package.train --epochs 1              as python -m
+  torchrun --nproc-per-node 2 -m msprobe run train.py  behind a launcher, not in front of it
+"""
+
+
+def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
+    """Add the verb to the command line."""
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    parser = verbs.add_parser(
+        "run",
+        help="run a training script and record it; nothing in it is changed",
+        description="Run a PyTorch script and record its first steps. The models are what it\n"
+        "calls outermost; a step ends with optimizer.step(). Output, exit code and results\n"
+        "of the script stay as they are.",
+        epilog=_EXAMPLES,
+        formatter_class=RawDescriptionRichHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", type=Path, help="a config.json; the options below win")
+    add("--level", help="L0 modules, L1 APIs, mix both (default), L2 kernels")
+    add("--task", help="statistics (default), tensor, structure, overflow_check, signature")
+    add("--out", metavar="FOLDER", help="folder of the dump (default ./msprobe_dump)")
+    add("--step", metavar="N,M-K", type=_parts, help="steps to record (default 0-1), or all")
+    add("--rank", metavar="N,M-K", type=_parts, help="ranks to record (default all)")
+    add("--list", metavar="TEXT,TEXT", type=_parts, help="only records with one in the name")
+    add("--scope", nargs=2, metavar="NAME", help="only records from one to another")
+    add(
+        "--step-function",
+        metavar="[MOD:]FUNC",
+        help="each call of this function is a step, whatever optimizers do",
+    )
+    rest = argparse.REMAINDER
+    add("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module, as python -m")
+    add("program", nargs=rest, metavar="SCRIPT ARGS", help="the script and its arguments")
+    parser.set_defaults(run=run)
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def run(options: argparse.Namespace) -> Callable[[], int]:
+    """Check the options; return what runs the script, whose exceptions are its own."""
+    from msprobe.launch.launching import Launch, Settings
+
+    settings = Settings(
+        config=options.config,
+        level=options.level,
+        task=options.task,
+        dump_path=options.out,
+        step=options.step,
+        rank=options.rank,
+        name_filters=options.list,
+        scope=options.scope,
+    )
+    words, is_module = options.program, options.module is not None
+    if is_module:
+        words = options.module
+    elif words[:1] == ["--"]:
+        words = words[1:]
+    return Launch(settings, words, is_module=is_module, step_function=options.step_function).run

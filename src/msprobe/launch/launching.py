@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check what `msprobe run` was asked for, and run the program with observation installed."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Protocol
+
+from msprobe.config import load_config
+from msprobe.errors import UsageError
+from msprobe.launch.imports import after_import
+from msprobe.launch.program import hide_own_frames, module, run_program, script
+from msprobe.launch.step_functions import DECORATOR, StepFunction
+
+logger = logging.getLogger(__name__)
+
+COMMAND: Final = "msprobe run"
+_DEFAULT_FOLDER: Final = "./msprobe_dump"
+_DEFAULT_STEPS: Final = ["0-1"]
+_ALL_STEPS: Final = ["all"]
+# They start processes of their own, which would go unrecorded.
+_LAUNCHERS: Final = frozenset(
+    {"torchrun", "accelerate", "deepspeed", "mpirun", "srun", "msrun", "torch.distributed.run"}
+)
+
+
+class Follower(Protocol):
+    """Finds the steps of the program."""
+
+    def step_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function`, each call of which becomes a step."""
+
+    def finish(self) -> None:
+        """End the open step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of the command; None is left to the file, or to the default.
+
+    Attributes:
+        config: a ``config.json``.
+        level: as in the file, like the following.
+        task: as in the file.
+        dump_path: as in the file.
+        step: numbers and ranges, or ``all``.
+        rank: numbers and ranges.
+        name_filters: the key ``list``.
+        scope: first and last record.
+    """
+
+    config: Path | None = None
+    level: str | None = None
+    task: str | None = None
+    dump_path: str | None = None
+    step: list[str] | None = None
+    rank: list[str] | None = None
+    name_filters: list[str] | None = None
+    scope: list[str] | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return them as arguments of `load_config`."""
+        steps = self.step
+        if steps is None and self.config is None:
+            steps = _DEFAULT_STEPS
+        section = {"list": self.name_filters, "scope": self.scope}
+        alone = self.config is None
+        return {
+            "level": self.level or ("mix" if alone else None),
+            "task": self.task,
+            "dump_path": self.dump_path or (_DEFAULT_FOLDER if alone else None),
+            "step": None if steps == _ALL_STEPS else steps,
+            "rank": self.rank,
+            "section": {key: value for key, value in section.items() if value is not None},
+            "given_by": COMMAND,
+        }
+
+
+class Launch:
+    """A program that is ready to run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        words: Sequence[str],
+        *,
+        is_module: bool,
+        step_function: str | None,
+    ) -> None:
+        """Check everything that can be known before the program runs.
+
+        Args:
+            settings: how to record it.
+            words: the script or module, and its arguments.
+            is_module: whether the first word names a module.
+            step_function: the function whose calls are steps; None for the usual rules.
+
+        Raises:
+            ConfigError: a setting cannot be used.
+            UsageError: there is no such program or function, or the program is a launcher.
+        """
+        if not words:
+            raise UsageError(f"{COMMAND}: name the script to run, as in {COMMAND} train.py")
+        name, *self._arguments = words
+        _refuse_other_commands(name if is_module else Path(name).name)
+        self._config = load_config(settings.config, **settings.arguments())
+        self._program = module(name) if is_module else script(Path(name))
+        self._steps = None if step_function is None else StepFunction.parse(step_function)
+        self._follower: Follower | None = None
+        if self._steps is not None and not self._steps.module:
+            self._steps.check(self._program)
+
+    def run(self) -> int:
+        """Run the program; return the exit code of one that came to its end.
+
+        Its exceptions, `SystemExit` among them, leave this function.
+        """
+        end: SystemExit | None = None
+        try:
+            after_import("torch", self._observe)
+            self._run_program()
+        except SystemExit as error:
+            end = error
+        except BaseException:
+            hide_own_frames()
+            raise
+        self._finish()  # here, where no exception is being handled
+        if end is not None:
+            raise end
+        return 0
+
+    def _run_program(self) -> None:
+        steps = self._steps
+        if steps is None:
+            run_program(self._program, self._arguments)
+        elif steps.module:
+            after_import(steps.module, lambda found: steps.wrap_in(found, self._step))
+            run_program(self._program, self._arguments)
+        else:
+            names = {DECORATOR: self._step}
+            run_program(self._program, self._arguments, change=steps.decorate, names=names)
+
+    def _observe(self, _: ModuleType) -> None:
+        from msprobe.pytorch.debugger import follow_script
+
+        self._follower = follow_script(self._config, has_step_function=self._steps is not None)
+
+    def _step(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self._follower is None:  # torch was not imported yet
+                return function(*args, **kwargs)
+            return self._follower.step_function(function)(*args, **kwargs)
+
+        return step
+
+    def _finish(self) -> None:
+        if self._follower is not None:
+            self._follower.finish()
+        elif "torch" not in sys.modules:
+            logger.warning("nothing was recorded: the program never imported torch")
+
+
+def _refuse_other_commands(name: str) -> None:
+    if name in _LAUNCHERS:
+        raise UsageError(
+            f"{COMMAND}: {name} starts other processes, which would not be recorded; "
+            f"put it in front: {name} … -m msprobe run SCRIPT"
+        )
+    if name.startswith("-"):
+        raise UsageError(f"{COMMAND}: unknown option {name} (see msprobe run --help)")
