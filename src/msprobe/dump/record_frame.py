@@ -66,8 +66,10 @@ def record_frame(view: RankView) -> pl.DataFrame:
 
 
 def _float(number: Statistic) -> float | None:
+    if number is None:
+        return None
     try:
-        return None if number is None else float(number)
+        return float(number)
     except OverflowError:  # an integer beyond all floats, in a damaged file
         return math.inf if number > 0 else -math.inf
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -374,7 +374,7 @@ def _culprit_lines(
     for group, line in zip(shown, lines, strict=True):
         if line["operation"].width > room:
             whole = line["operation"]
-            line["operation"] = replace(whole, text=group_label(group, is_short=True))
+            line["operation"] = whole._replace(text=group_label(group, is_short=True))
         yield row(columns, [line[title] for title in titles])
         yield from _reason(group.reason, width, most=1 if is_short else None)
 
