@@ -87,16 +87,20 @@ def _in_order_of_names(item: Value) -> Value:
 
 
 def _named(item: AnyEntry, optimizer: KeyPath, names: dict[int, str]) -> AnyEntry:
-    inner = item.path[len(optimizer) :]
+    inner: KeyPath = item.path[len(optimizer) :]
     if item.path[: len(optimizer)] != optimizer or len(inner) < 2:
         return item
     number = _number(inner[1])
     if inner[0] == STATE and number in names:
-        path = (*optimizer, STATE, names[number], *inner[2:])
+        path = _state_path(optimizer, names[number], inner[2:])
         return replace(item, path=path, name=path_name(path))
     if inner[0] == GROUPS and inner[-1] == _PARAMETERS and isinstance(item, Value):
         return replace(item, content=tuple(sorted(map(names.__getitem__, item.content))))
     return item
+
+
+def _state_path(optimizer: KeyPath, parameter: str, keys: KeyPath) -> KeyPath:
+    return (*optimizer, STATE, parameter, *keys)
 
 
 def _names(
