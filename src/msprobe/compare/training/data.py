@@ -154,13 +154,14 @@ class DataHistory:
 
 def _alone_words(batch: _Batch) -> list[str]:
     """Return which arguments only one side has; empty where the sides name them differently."""
-    places = {each.where for each in batch.target}, {each.where for each in batch.reference}
-    if not places[0] & places[1]:
+    target = {each.where for each in batch.target}
+    reference = {each.where for each in batch.reference}
+    if not target & reference:
         return []
     return [
         f"only the {side} is given {where}"
-        for side, own, other in (("target", *places), ("reference", *reversed(places)))
-        for where in sorted(own - other)
+        for side, alone in (("target", target - reference), ("reference", reference - target))
+        for where in sorted(alone)
     ]
 
 
