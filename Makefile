@@ -23,7 +23,7 @@ MADE_FROM := $(wildcard pyproject.toml setup.py src/msprobe/*/*.[ch] src/msprobe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-mindspore test test-mindspore lint format types docs check bench setup clean FORCE
+.PHONY: help demo demo-mindspore test test-slow test-mindspore lint format types docs check bench setup clean FORCE
 
 help: ## list the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -31,8 +31,11 @@ help: ## list the commands
 demo: $(VENV)/.ready ## train a small transformer twice, record it, show what was recorded
 	@scripts/demo $(BIN)
 
-test: $(VENV)/.ready-dev ## run all tests
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+test: $(VENV)/.ready-dev ## run all tests but the slow ones
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' $(ARGS)
+
+test-slow: $(VENV)/.ready-dev ## run the slow ones: corpora, real process groups, trainers
+	$(BIN)/python -m pytest -n $(JOBS) -m slow $(ARGS)
 
 demo-mindspore: $(MSVENV)/.ready ## the same with a MindSpore net
 	@scripts/demo-mindspore $(MSVENV)/bin
@@ -56,7 +59,7 @@ docs: $(VENV)/.ready-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "documentation: site/index.html"
 
-check: lint types docs test test-mindspore ## everything that CI runs
+check: lint types docs test test-slow test-mindspore ## everything that CI runs
 
 bench: $(VENV)/.ready ## measure what recording costs
 	$(BIN)/python benchmarks/capture.py $(ARGS)
