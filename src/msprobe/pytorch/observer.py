@@ -34,7 +34,7 @@ from msprobe.pytorch.interception.kernels import ApisAboveKernels, KernelObserve
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
-from msprobe.pytorch.training.model_names import Prefixed
+from msprobe.pytorch.training.model_contents import Prefixed
 from msprobe.pytorch.training.optimizer_steps import FactDrafts, OptimizerSteps
 from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.values.adapter import TorchAdapter

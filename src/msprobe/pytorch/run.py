@@ -19,7 +19,7 @@ from msprobe.pytorch.interception.function_mode import torch_redispatch
 from msprobe.pytorch.interception.hidden_calls import HiddenApis
 from msprobe.pytorch.observer import Observer
 from msprobe.pytorch.training.dataloader_steps import LoopFollower
-from msprobe.pytorch.training.model_names import NamedModels, numbered
+from msprobe.pytorch.training.model_contents import NamedModels, numbered
 from msprobe.pytorch.training.script_steps import ScriptFollower
 from msprobe.pytorch.training.signatures import SignatureObserver
 from msprobe.pytorch.training.start_state import StartState

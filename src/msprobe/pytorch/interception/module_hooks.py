@@ -38,7 +38,7 @@ from msprobe.pytorch.interception.function_mode import ApiObserver
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.training.model_calls import ModelCalls
-from msprobe.pytorch.training.model_names import Prefixed
+from msprobe.pytorch.training.model_contents import Prefixed
 from msprobe.pytorch.values.tensor_search import tensors_in
 
 _is_compiling: Final = torch.compiler.is_compiling

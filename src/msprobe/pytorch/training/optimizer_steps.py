@@ -34,8 +34,7 @@ from msprobe.dump.facts import (
 )
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
-from msprobe.pytorch.training.model_names import NamedModels, Prefixed
-from msprobe.pytorch.training.start_state import ModelContents
+from msprobe.pytorch.training.model_contents import ModelContents, NamedModels, Prefixed
 from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors, Row, TensorColumns
 
 Wake = Callable[[], None]

@@ -15,8 +15,8 @@ import torch
 from msprobe.dump.records import JsonTree
 from msprobe.pytorch.interception.guard import unnoticed
 from msprobe.pytorch.interception.tracing import is_tracing
-from msprobe.pytorch.training.model_names import numbered
-from msprobe.pytorch.training.start_state import ModelContents, modes_of
+from msprobe.pytorch.training.model_contents import ModelContents, numbered
+from msprobe.pytorch.training.start_state import modes_of
 from msprobe.pytorch.training.torch_settings import generator_states, torch_settings
 from msprobe.pytorch.training.training_settings import (
     kind_of_training_object,

@@ -23,9 +23,9 @@ from msprobe.pytorch.interception.module_hooks import keyword_arguments
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
-from msprobe.pytorch.training.model_names import NamedModels, Prefixed
+from msprobe.pytorch.training.model_contents import ModelContents, NamedModels, Prefixed
 from msprobe.pytorch.training.optimizer_steps import OptimizerSteps, described, options_of
-from msprobe.pytorch.training.start_state import ModelContents, random_states
+from msprobe.pytorch.training.start_state import random_states
 from msprobe.pytorch.values.prints import TensorPrints
 from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors
 

@@ -3,25 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from msprobe.capture.session import Session
 from msprobe.dump.facts import Modes, Parameters, encode_fact
 from msprobe.pytorch.interception.guard import quietly
-from msprobe.pytorch.training.model_names import Prefixed
+from msprobe.pytorch.training.model_contents import PARAMETER, ModelContents, Prefixed
 from msprobe.pytorch.training.torch_settings import generator_states, torch_switches
 from msprobe.pytorch.training.training_settings import fixed_settings
 from msprobe.pytorch.values.fingerprint import shape_of
 from msprobe.pytorch.values.tensor_columns import KnownTensors, TensorColumns
 from msprobe.run_config.random_recording import python_and_numpy_states
-
-_COMPILED_PART: Final = "_orig_mod"  # under which torch.compile keeps the module it was given
-_PARAMETER, _BUFFER = "parameter", "buffer"
 
 
 class StartState:
@@ -111,7 +107,7 @@ def modes_of(contents: ModelContents, with_grad: bool) -> Modes:
     frozen = [
         name
         for name, tensor, kind in contents.tensors
-        if kind is _PARAMETER and not tensor.requires_grad
+        if kind == PARAMETER and not tensor.requires_grad
     ]
     return Modes(
         training=contents.training,
@@ -119,66 +115,6 @@ def modes_of(contents: ModelContents, with_grad: bool) -> Modes:
         grad_enabled=with_grad,
         requires_grad_false=frozen,
     )
-
-
-class ModelContents:
-    """Modules, parameters and buffers of models, in the order of ``named_modules``.
-
-    Attributes:
-        names: identity → name of each; of a tied one the first name.
-        tensors: name, tensor and kind of each.
-        same_as: name of the one before that is the same tensor, or None.
-        training: flags of the models, and of modules that differ from the one around them.
-    """
-
-    __slots__ = ("_open", "names", "same_as", "tensors", "training")
-
-    def __init__(self) -> None:
-        """Create it; nothing is found."""
-        self.names: dict[int, str] = {}
-        self.tensors: list[tuple[str, Tensor, str]] = []
-        self.same_as: list[str | None] = []
-        self.training: dict[str, bool] = {}
-        self._open: set[int] = set()
-
-    @classmethod
-    def of(cls, models: Iterable[Prefixed]) -> ModelContents:
-        """Return the contents of models."""
-        found = cls()
-        for prefix, model in models:
-            found.add(model, prefix)
-        return found
-
-    def add(self, module: nn.Module, path: str, around: bool | None = None) -> None:
-        """Add a module and everything inside.
-
-        Args:
-            module: the module.
-            path: its name, with a dot at the end unless it is empty.
-            around: the training flag of the module around it; None for a model.
-        """
-        is_training = module.training
-        if is_training is not around:
-            self.training[path[:-1]] = is_training
-        if module._parameters:
-            self._add_tensors(path, module._parameters, _PARAMETER)
-        if module._buffers:
-            self._add_tensors(path, module._buffers, _BUFFER)
-        if not module._modules:
-            return
-        self._open.add(id(module))
-        for name, inner in module._modules.items():
-            if inner is not None and id(inner) not in self._open:  # a module may hold one around it
-                self.add(inner, path if name == _COMPILED_PART else f"{path}{name}.", is_training)
-        self._open.discard(id(module))
-
-    def _add_tensors(self, path: str, tensors: Mapping[str, Tensor | None], kind: str) -> None:
-        for key, tensor in tensors.items():
-            if tensor is not None:
-                name = path + key
-                first = self.names.setdefault(id(tensor), name)
-                self.tensors.append((name, tensor, kind))
-                self.same_as.append(None if first is name else first)
 
 
 def _autocast() -> Iterator[tuple[str, str]]:

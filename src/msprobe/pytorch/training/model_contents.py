@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of a run: the names of their modules, parameters and buffers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from torch import Tensor, nn
+
+PARAMETER: Final = "parameter"
+BUFFER: Final = "buffer"
+_COMPILED_PART: Final = "_orig_mod"  # under which torch.compile keeps the module it was given
+
+Prefixed = tuple[str, nn.Module]
+"""A model, and what the names in it begin with: nothing, or ``1.``."""
+
+
+def numbered(models: Sequence[nn.Module]) -> list[Prefixed]:
+    """Return models with their prefixes: several have their index in front."""
+    return [(f"{index}." if len(models) > 1 else "", model) for index, model in enumerate(models)]
+
+
+class NamedModels:
+    """Models with their prefixes, which are not kept alive. Iterate over those that are."""
+
+    __slots__ = ("_references",)
+
+    def __init__(self, models: Sequence[Prefixed] = ()) -> None:
+        """Remember the models."""
+        self._references = [(prefix, weakref.ref(model)) for prefix, model in models]
+
+    def __iter__(self) -> Iterator[Prefixed]:
+        """Yield each model that is alive, with its prefix."""
+        for prefix, reference in self._references:
+            model = reference()
+            if model is not None:
+                yield prefix, model
+
+
+class ModelContents:
+    """Modules, parameters and buffers of models, in the order of ``named_modules``.
+
+    Attributes:
+        names: identity → name of each; of a tied one the first name.
+        tensors: name, tensor and kind of each.
+        same_as: name of the one before that is the same tensor, or None.
+        training: flags of the models, and of modules that differ from the one around them.
+    """
+
+    __slots__ = ("_open", "names", "same_as", "tensors", "training")
+
+    def __init__(self) -> None:
+        """Create it; nothing is found."""
+        self.names: dict[int, str] = {}
+        self.tensors: list[tuple[str, Tensor, str]] = []
+        self.same_as: list[str | None] = []
+        self.training: dict[str, bool] = {}
+        self._open: set[int] = set()
+
+    @classmethod
+    def of(cls, models: Iterable[Prefixed]) -> ModelContents:
+        """Return the contents of models."""
+        found = cls()
+        for prefix, model in models:
+            found.add(model, prefix)
+        return found
+
+    def add(self, module: nn.Module, path: str, around: bool | None = None) -> None:
+        """Add a module and everything inside.
+
+        Args:
+            module: the module.
+            path: its name, with a dot at the end unless it is empty.
+            around: the training flag of the module around it; None for a model.
+        """
+        is_training = module.training
+        if is_training is not around:
+            self.training[path[:-1]] = is_training
+        if module._parameters:
+            self._add_tensors(path, module._parameters, PARAMETER)
+        if module._buffers:
+            self._add_tensors(path, module._buffers, BUFFER)
+        if not module._modules:
+            return
+        self._open.add(id(module))
+        for name, inner in module._modules.items():
+            if inner is not None and id(inner) not in self._open:  # a module may hold one around it
+                self.add(inner, path if name == _COMPILED_PART else f"{path}{name}.", is_training)
+        self._open.discard(id(module))
+
+    def _add_tensors(self, path: str, tensors: Mapping[str, Tensor | None], kind: str) -> None:
+        for key, tensor in tensors.items():
+            if tensor is not None:
+                name = path + key
+                first = self.names.setdefault(id(tensor), name)
+                self.tensors.append((name, tensor, kind))
+                self.same_as.append(None if first is name else first)
