@@ -21,6 +21,8 @@ _CONTROLS: Final = dict.fromkeys(
 
 def plain(text: str) -> str:
     """Return text that a terminal shows as it is: no controls, no lone surrogates."""
+    if text.isascii() and text.isprintable():  # nearly all
+        return text
     shown = text.translate(_CONTROLS)
     return shown if shown.isascii() else shown.encode(errors="replace").decode()
 

@@ -62,7 +62,8 @@ class TreeOptions:
     unicode: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as `_Line`: every call makes one of each, and frozen ones take three times as long.
+@dataclass(slots=True)
 class _Label:
     """The name of a call in the tree.
 
@@ -77,7 +78,7 @@ class _Label:
     short: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Line:
     lead: str
     label: _Label
@@ -195,8 +196,9 @@ def _line(
         return _Line(lead=lead, label=label, hidden=hidden, remark=remark)
     try:
         record = view.records[node.name.full]
-        tensor, more, is_argument = _main_tensor(record)
-        remark = _remark(record, tensor)
+        has_raised = "raised" in record.notes
+        tensor, more, is_argument = _main_tensor(record, has_raised=has_raised)
+        remark = _RAISED if has_raised else _remark(record, tensor)
     except DumpFormatError:
         return _Line(lead=lead, label=label, hidden=hidden, remark=_UNREADABLE, mark=_DAMAGED)
     return _Line(
@@ -212,8 +214,6 @@ def _line(
 
 
 def _remark(record: Record, tensor: Value | None) -> str:
-    if "raised" in record.notes:
-        return _RAISED
     if tensor is not None:
         return ""
     part = "output" if "output" in record.parts else None
@@ -221,12 +221,12 @@ def _remark(record: Record, tensor: Value | None) -> str:
     return next(map(value_text, values), "None")
 
 
-def _main_tensor(record: Record) -> tuple[Value | None, int, bool]:
+def _main_tensor(record: Record, *, has_raised: bool) -> tuple[Value | None, int, bool]:
     """Return a call's main tensor, the number of its other tensors, and whether it is an input.
 
     The main tensor is the first output; without outputs, the first input.
     """
-    for part in ("output",) if "raised" in record.notes else ("output", None):
+    for part in ("output",) if has_raised else ("output", None):
         tensors = [tensor for _, tensor in record.tensors(part)]
         if tensors:
             is_argument = str(tensors[0].path[0]).startswith("input")

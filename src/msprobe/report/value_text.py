@@ -36,17 +36,14 @@ def number_text(value: Statistic, width: int = NUMBER_WIDTH) -> str:
 
     Four significant digits or more, or as many as fit.
     """
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value)
-    if isinstance(value, int) and len(str(value)) <= width - 1:
-        return str(value)
+    if type(value) is not float:  # seldom
+        if value is None:
+            return "-"
+        if isinstance(value, bool) or len(str(value)) <= width - 1:
+            return str(value)
     number = float(value)
-    if math.isnan(number):
-        return "nan"
-    if math.isinf(number):
-        return "inf" if number > 0 else "-inf"
+    if not math.isfinite(number):
+        return str(number)
     if 1e3 <= abs(number) < 10 ** (width - 2):
         return f"{number:.0f}"
     for digits in (4, 3, 2):
