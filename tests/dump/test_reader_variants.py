@@ -231,6 +231,34 @@ def test_nan_and_infinity_in_every_spelling(tmp_path, written, read, one_line):
     assert view.records.may_be_nonfinite("Functional.relu.0.forward")
 
 
+def two_records(path: Path, largest: float) -> None:
+    records = {
+        f"Functional.relu.{number}.forward": {"output": [TENSOR | {"Max": largest + number}]}
+        for number in range(2)
+    }
+    write_rank(path / "rank", records)
+
+
+def test_records_are_readable_after_their_text_was_released(tmp_path):
+    two_records(tmp_path, 3.0)
+    view, other = only_rank(tmp_path), only_rank(tmp_path)
+    before = {name: record.values() for name, record in view.records.items()}
+    view.release_text()
+    assert {name: record.values() for name, record in view.records.items()} == before
+    assert all(view.records.has_same(other.records, name) for name in before)
+    assert view.records.values_of("Functional.relu.1.forward")[0].max == 4.0
+
+
+def test_a_file_that_changes_after_its_text_was_released_is_an_error(tmp_path):
+    two_records(tmp_path, 3.0)
+    view = only_rank(tmp_path)
+    assert len(view.records) == 2
+    view.release_text()
+    two_records(tmp_path, 13.0)
+    with pytest.raises(DumpFormatError, match=r"dump\.json: has changed while it was read"):
+        view.records["Functional.relu.1.forward"]
+
+
 ODD_NAMES = ["a.b.0.forward", 'quo"te\\', '\n  "x": {', "é\ud800", "", "data", " }"]
 
 

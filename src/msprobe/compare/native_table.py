@@ -136,7 +136,21 @@ def make_table(comparisons: Sequence[RankComparison], *, keep_rows: bool = True)
         batches += [
             _table_of(rows, comparison) for rows in _batches(comparison, keep_rows=keep_rows)
         ]
-    return pl.concat(batches) if batches else empty_table()
+    if not batches:
+        return empty_table()
+    found = pl.concat(batches, how="diagonal")
+    # Columns that no batch has values for share their memory. Not by `select`: it would copy the
+    # others into one piece each.
+    schema = _schema()
+    nulls = {
+        kind: pl.repeat(None, found.height, dtype=kind, eager=True) for kind in schema.values()
+    }
+    return pl.DataFrame(
+        [
+            found[name] if name in found.columns else nulls[kind].alias(name)
+            for name, kind in schema.items()
+        ]
+    )
 
 
 def _batches(comparison: RankComparison, *, keep_rows: bool) -> Iterator[list[Row]]:
@@ -180,16 +194,25 @@ def _table_of(rows: Sequence[Row], comparison: RankComparison) -> pl.DataFrame:
     }
     frame = pl.DataFrame({**of_pair, **of_row}).with_columns(
         _name("name", "operation", "slot"),
-        _name("target_name", "target_record", "target_slot"),
-        _name("reference_name", "reference_record", "reference_slot"),
         step=pl.lit(comparison.step),
         rank=pl.lit(str(comparison.rank)),
     )
-    # Columns of data that the mode does not know are empty.
-    return frame.select(
-        pl.col(name).cast(kind) if name in frame.columns else pl.lit(None, kind).alias(name)
-        for name, kind in schema.items()
-    )
+    for side in ("target", "reference"):
+        # Nearly always the same name: then the columns share their memory.
+        is_same = (
+            of_pairs[f"{side}_record"] == of_pairs["operation"]
+            and columns[f"{side}_slot"] == columns["slot"]
+        )
+        frame = frame.with_columns(
+            pl.col("name").alias(f"{side}_name")
+            if is_same
+            else _name(f"{side}_name", f"{side}_record", f"{side}_slot")
+        )
+    # Those without any value are made when all batches are there.
+    filled = [
+        name for name in schema if name in frame.columns and frame[name].null_count() < frame.height
+    ]
+    return frame.select(pl.col(name).cast(schema[name]) for name in filled)
 
 
 def _name(name: str, record: str, slot: str) -> pl.Expr:

@@ -234,7 +234,8 @@ class _Comparer:
 
     def compare_step(self, pairs: Sequence[ViewPair]) -> list[RankComparison]:
         """Compare all ranks of one step."""
-        comparisons = [self._compare(pair) for pair in pairs]
+        # Replicas are compared by the texts of their records, once all ranks have been.
+        comparisons = [self._compare(pair, keep_texts=len(pairs) > 1) for pair in pairs]
         self.summary.add(comparisons)
         if self._globs is not None:
             for comparison in comparisons:
@@ -243,7 +244,7 @@ class _Comparer:
             self._check_replicas(pairs)
         return comparisons
 
-    def _compare(self, pair: ViewPair) -> RankComparison:
+    def _compare(self, pair: ViewPair, *, keep_texts: bool) -> RankComparison:
         from msprobe.compare.levels import recorded_by_both
         from msprobe.compare.matching import join_decompositions, pair_operations
         from msprobe.compare.value_pairs import pair_values
@@ -267,6 +268,9 @@ class _Comparer:
             pairs=pairs,
             rows=[row for each in pairs for row in pair_values(target, reference, each)],
         )
+        if not keep_texts:
+            for view in (pair.target, pair.reference):
+                view.release_text()
         if mode is Mode.TENSOR:
             self._tensor_work().measure(comparison, self._tolerances)
         judge_rows(comparison, self._tolerances)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -362,6 +363,11 @@ class RankView:
         """
         return unrecorded_tensor_files(self.records.values(), self.tensor_directory)
 
+    def release_text(self) -> None:
+        """Free the text of the records; they stay readable, each by a look into the file."""
+        if self._journal is None:  # which may grow at any time
+            self._index.release_text()
+
     def unload(self) -> None:
         """Forget everything read so far, to free memory; it is read again when asked for."""
         for name in _CACHED:
@@ -502,12 +508,13 @@ def _read_call_tree(path: Path | None) -> CallTree:
     micro_step_count = None
     if path is None:
         return CallTree(parents={}, micro_steps={}, micro_step_count=None)
-    for name, entry in read_json_object(path).items():
+    for key, entry in read_json_object(path).items():
+        name = sys.intern(key)
         match entry:
             case int() if name == "megatron_micro_step_number":
                 micro_step_count = entry
             case None | str():
-                parents[name] = entry
+                parents[name] = entry and sys.intern(entry)
             case [None | str() as parent, int() as micro_step]:
                 parents[name] = parent
                 micro_steps[name] = micro_step
@@ -521,7 +528,7 @@ def _read_frames(path: Path, entries: Mapping[str, Any]) -> dict[str, list[str]]
     for key, entry in entries.items():
         match entry:
             case [list() as names, list() as frames] if _are_texts(names) and _are_texts(frames):
-                found.update(dict.fromkeys(names, frames))
+                found.update(dict.fromkeys(map(sys.intern, names), frames))
             case list() if _are_texts(entry):
                 found[key] = entry
             case _:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -58,6 +59,29 @@ class RecordIndex(Mapping[str, JsonTree]):
         self.head = head
         self._entries = entries
         self._buffer = buffer
+        self._stamp: tuple[int, int] | None = None
+
+    def release_text(self) -> None:
+        """Free the text of the file: from now on, each record is read from there again."""
+        try:
+            stamp = _stamp_of(self.path)
+        except OSError:
+            return
+        if stamp[0] == len(self._buffer):
+            self._stamp = stamp
+            self._buffer = b""
+
+    def _read(self, span: Span) -> bytes:
+        if self._stamp is None:
+            return self._buffer[span.start : span.end]
+        try:
+            if _stamp_of(self.path) != self._stamp:
+                raise DumpFormatError(self.path, "has changed while it was read")
+            with self.path.open("rb") as file:
+                file.seek(span.start)
+                return file.read(span.end - span.start)
+        except OSError as exc:
+            raise DumpFormatError(self.path, f"cannot be read: {exc}") from exc
 
     def __getitem__(self, name: str) -> JsonTree:
         """Return the value of one record, parsed.
@@ -70,7 +94,7 @@ class RecordIndex(Mapping[str, JsonTree]):
         if not isinstance(entry, Span):
             return entry
         try:
-            return parse_json(self._buffer[entry.start : entry.end])
+            return parse_json(self._read(entry))
         except JSON_ERRORS as exc:
             raise DumpFormatError(self.path, f"record {name!r}: {json_problem(exc)}") from exc
 
@@ -81,7 +105,7 @@ class RecordIndex(Mapping[str, JsonTree]):
             KeyError: there is none of that name.
         """
         entry = self._entries[name]
-        return self._buffer[entry.start : entry.end] if isinstance(entry, Span) else None
+        return self._read(entry) if isinstance(entry, Span) else None
 
     def has_same(self, other: RecordIndex, name: str) -> bool:
         """Return whether two files have the same JSON text of a record; False if unsure."""
@@ -90,7 +114,7 @@ class RecordIndex(Mapping[str, JsonTree]):
             return False
         if own.end - own.start != there.end - there.start:
             return False
-        return self._buffer[own.start : own.end] == other._buffer[there.start : there.end]
+        return self._read(own) == other._read(there)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in file order."""
@@ -111,13 +135,18 @@ class RecordIndex(Mapping[str, JsonTree]):
     def may_hold(self, name: str, text: bytes) -> bool:
         """Return whether the record's JSON has some text in it; true where that is unknown."""
         entry = self._entries[name]
-        if not isinstance(entry, Span):
+        if not isinstance(entry, Span) or self._stamp is not None:
             return True
         return self._buffer.find(text, entry.start, entry.end) >= 0
 
     def any_may_hold(self, text: bytes) -> bool:
         """Return whether the JSON of any record has some text in it; true where that is unknown."""
         return not self._buffer or text in self._buffer
+
+
+def _stamp_of(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def read_record_index(path: Path) -> RecordIndex:
@@ -250,7 +279,8 @@ def _key_text(raw: bytes) -> str | None:
         text = json.loads(b'"%b"' % raw) if b"\\" in raw else raw.decode()
     except ValueError:
         return None
-    return str(text)
+    # One text for all files of both sides of a comparison: names are a third of what they hold.
+    return sys.intern(str(text))
 
 
 def _parse_whole(path: Path, buffer: bytes) -> RecordIndex:
