@@ -298,7 +298,9 @@ ZERO_1 = "*zero_pp_rank_1_mp_rank_00_optim_states.pt"
 MASTERS = ("optimizer_state_dict", "single_partition_of_fp32_groups", 0)
 
 
-# Written after the code. The first time 51 of 58 came first with kind and place.
+# Written after the code. The first time 51 of 58 came first with kind and place. Two expectations
+# were wrong (two groups of equal shapes leave the names of the parameters open); four files with a
+# class of modules in PyTorch's old format were refused, and one joined parameter was not found.
 CASES = (
     Case("rows", "safetensors", on(O, lambda t: t[[1, 0, *range(2, 16)]]), "changed", O, experts),
     Case("scale", "shards", on(Q, lambda t: t * 1.0001), "changed", Q, experts),
@@ -321,7 +323,7 @@ CASES = (
         "torch",
         at("optimizer", "state", 0, "exp_avg_sq", to=poke(3, float("nan"))),
         "nonfinite",
-        f"{EMBED}.exp_avg_sq",
+        r"\.0\.exp_avg_sq",
         experts,
     ),
     Case(
@@ -353,7 +355,7 @@ CASES = (
         "torch",
         lambda s: s.optimizer["state"].pop(1),
         "removed",
-        r"q_proj.*\.(step|exp_avg)",
+        r"\.1\.(step|exp_avg)",
         experts,
     ),
     Case(

@@ -28,6 +28,8 @@ _NUMBER: Final = re.compile(r"\d+")
 _MOST_OF_A_SHAPE: Final = 1500
 # A relative distance below which a few elements are the same parameter, changed a little.
 NEAR: Final = 0.2
+# Share of the elements that has to be near where the others are far off.
+_MOST: Final = 0.9
 # Random directions of n elements have a cosine of about 1 / sqrt(n).
 _CLEAR_COSINE: Final = 0.5
 _CHANCE: Final = 6.0
@@ -69,10 +71,19 @@ def first_elements(parameter: Parameter, start: int, stop: int) -> NDArray[np.fl
 
 
 def is_near(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
-    """Return whether two samples are the same values but for small changes; constants never are."""
+    """Return whether two samples are the same values but for small changes or few elements.
+
+    Constants never are.
+    """
     if one.size < 2 or np.ptp(one) == 0.0 or np.ptp(other) == 0.0:
         return False
-    return float(np.linalg.norm(one - other)) <= NEAR * float(np.linalg.norm(other))
+    difference = np.abs(one - other)
+    if float(np.linalg.norm(difference)) <= NEAR * float(np.linalg.norm(other)):
+        return True
+    # Zeros on both sides say nothing about where the other values come from.
+    says = (one != 0.0) | (other != 0.0)
+    usual = float(np.median(np.abs(other[says])))
+    return float(np.quantile(difference[says], _MOST)) <= NEAR * usual
 
 
 def number_pattern(name: str) -> tuple[str, tuple[int, ...]]:

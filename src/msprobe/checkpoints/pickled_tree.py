@@ -218,6 +218,12 @@ class _End:
     container: int
 
 
+def stored_elements(storage_type: Any) -> str:
+    """Return the type of the elements of a storage, as NumPy spells it; untyped ones are bytes."""
+    word = storage_type_name(storage_type)
+    return _STORAGES.get(word.rpartition(".")[2], word)
+
+
 def _entries(node: Any) -> Iterable[tuple[Any, Any]]:
     return node.items() if isinstance(node, dict) else enumerate(node)
 
@@ -317,8 +323,7 @@ class _Tensors:
         """
         match reference.value:
             case ("storage", GlobalName() as kind, str() as key, *_):
-                word = storage_type_name(kind)
-                dtype = _STORAGES.get(word.rpartition(".")[2], word)
+                dtype = stored_elements(kind)
             case _:
                 return None
         if dtype not in STORAGE_TYPES:

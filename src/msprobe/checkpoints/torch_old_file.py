@@ -11,12 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from msprobe.checkpoints.pickled_tree import TorchFile, read_tree
+from msprobe.checkpoints.pickled_tree import TorchFile, read_tree, stored_elements
 from msprobe.checkpoints.spans import file_size
 from msprobe.checkpoints.torch_file import MAX_PICKLE_BYTES
 from msprobe.dump.formats.dtypes import STORAGE_TYPES, item_size
 from msprobe.dump.formats.pickle import PersistentId, read_pickle
-from msprobe.dump.formats.torch_archive import storage_type_name
 from msprobe.errors import CheckpointFormatError
 
 MAGIC: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -72,7 +71,7 @@ def _item_sizes(references: list[PersistentId]) -> dict[str, int]:
     found: dict[str, int] = {}
     for reference in references:
         _, storage_type, key, *_ = reference.value
-        dtype = storage_type_name(storage_type)
+        dtype = stored_elements(storage_type)
         if dtype not in STORAGE_TYPES:
             raise ValueError(f"holds elements of an unknown type ({dtype})")
         found[key] = item_size(dtype)

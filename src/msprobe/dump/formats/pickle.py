@@ -148,7 +148,11 @@ class _Machine:
         return at + 1
 
     def put_long(self, pickled: bytes, at: int) -> int:
-        self._keep(int.from_bytes(pickled[at : at + 4], "little"))
+        number = int.from_bytes(pickled[at : at + 4], "little")
+        if number == len(self._memo):  # nearly always
+            self._memo.append(self._stack[-1])
+        else:
+            self._keep(number)
         return at + 4
 
     def small_number(self, pickled: bytes, at: int) -> int:
@@ -244,7 +248,12 @@ class _Machine:
             self._stack[-1].state = state
 
     def persistent_id(self, _: Any) -> None:
-        reference = PersistentId(self._stack.pop())
+        value = self._stack.pop()
+        if isinstance(value, tuple) and value[:1] == ("module",) and len(value) > 1:
+            # A class of modules, as PyTorch wrote it before 1.6, with its source code behind it.
+            self._stack.append(value[1])
+            return
+        reference = PersistentId(value)
         self._references.append(reference)
         self._stack.append(reference)
 
