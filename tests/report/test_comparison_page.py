@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -30,6 +31,14 @@ from msprobe.report.comparison_page import page_data, write_comparison_page
 EVIL = (
     "</script><script>window.broken=1</script><img src=x onerror=window.broken=2>{{data}}\u2028'\""
 )
+
+
+def wait_until(page, condition: str) -> None:
+    """Wait for a condition in JavaScript; the page's own policy forbids playwright's way."""
+    deadline = time.monotonic() + 20
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
 
 
 def data_of(page: Path) -> dict:
@@ -547,7 +556,7 @@ def test_many_rows(open_page):
     assert f"of {len(frame):,} values" in page.locator("#limit").inner_text()
     assert page.locator(".row").count() < 60
     page.evaluate("document.getElementById('rows').scrollTop = 1e9")
-    page.wait_for_function("document.querySelectorAll('.row').length > 5")
+    wait_until(page, "document.querySelectorAll('.row').length > 5")
     last = page.locator(".row").last
     assert last.get_attribute("aria-posinset") == last.get_attribute("aria-setsize")
     page.fill("#search", "attention.1170")
@@ -600,7 +609,7 @@ def test_panes_can_be_resized_and_the_url_keeps_it(open_page):
     page.reload()
     assert abs(tree.bounding_box()["width"] - wide) < 4
     page.go_back()
-    page.wait_for_function(f"document.getElementById('modules').clientWidth < {usual + 4}")
+    wait_until(page, f"document.getElementById('modules').clientWidth < {usual + 4}")
     border.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -642,7 +651,7 @@ def test_print_has_all_sections(open_page, width):
     assert height >= ends[-1] > 3000
     assert page.locator("details:not([open])").count() == 0
     page.emulate_media(media="screen")
-    page.wait_for_function("document.querySelectorAll('.row').length < 60")
+    wait_until(page, "document.querySelectorAll('.row').length < 60")
     assert page.evaluate(ground) != "#ffffff"
 
 
