@@ -242,3 +242,19 @@ def test_objects_that_cannot_be_read_do_not_reach_the_training(tmp_path: Path) -
     assert found.training[0]["modules"]["module.1"].startswith("Linear(")
     assert found.weights
     del odd, loader
+
+
+class Closed(torch.nn.Linear):
+    def named_modules(self, *_args, **_kwargs):
+        raise ZeroDivisionError("not through here")
+
+
+def test_a_model_that_refuses_to_be_looked_through_keeps_the_other_settings() -> None:
+    from msprobe.pytorch.training.training_settings import training_settings
+
+    closed, plain = Closed(2, 2), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    found = training_settings([closed, plain], {"optimizer": [optimizer]})
+    assert found["modules"]["module.0"] == "Closed: unreadable, ZeroDivisionError"
+    assert found["modules"]["module.1"].startswith("Linear(")
+    assert any(value == "0.5" for value in found["optimizer"].values())

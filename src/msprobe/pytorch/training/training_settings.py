@@ -86,26 +86,41 @@ def training_settings(models: Sequence[nn.Module], objects: Kinds) -> dict[str, 
 def module_settings(models: Sequence[nn.Module]) -> Settings:
     """Return class, ``extra_repr`` and plain attributes of each module, and tied parameters."""
     found: Settings = {}
-    seen: set[int] = set()
-    names: dict[int, str] = {}
+    held: set[int] = set()
+    first_names: dict[int, str] = {}
     for number, model in enumerate(models):
         prefix = f"module.{number}" if len(models) > 1 else "module"
-        for path, module in model.named_modules():
-            name = f"{prefix}.{path}" if path else prefix
-            shown = f"{type(module).__name__}({_extra_repr(module)})"
-            found[name] = shown
-            for key, text in plain_settings(module, without=_COUNTERS):
-                if f"{key}=" not in shown:
-                    found[f"{name}.{key}"] = text
-            for key in _HOLDERS:
-                held = vars(module).get(key)
-                if held is not None and id(held) not in seen:
-                    seen.add(id(held))
-                    found |= {f"{name}.{key}.{inner}": text for inner, text in _held(held)}
-        for path, parameter in model.named_parameters(remove_duplicate=False):
-            first = names.setdefault(id(parameter), path)
-            if first != path:
-                found[f"{prefix}.{path}"] = f"tied to {first}"
+        try:
+            found |= _of_modules(model, prefix, held)
+            found |= _tied_parameters(model, prefix, first_names)
+        except Exception as exc:  # noqa: BLE001 - a model may refuse to be looked through
+            found[prefix] = f"{type(model).__name__}: unreadable, {type(exc).__name__}"
+    return found
+
+
+def _of_modules(model: nn.Module, prefix: str, known: set[int]) -> Settings:
+    found: Settings = {}
+    for path, module in model.named_modules():
+        name = f"{prefix}.{path}" if path else prefix
+        shown = f"{type(module).__name__}({_extra_repr(module)})"
+        found[name] = shown
+        for key, text in plain_settings(module, without=_COUNTERS):
+            if f"{key}=" not in shown:
+                found[f"{name}.{key}"] = text
+        for key in _HOLDERS:
+            held = vars(module).get(key)
+            if held is not None and id(held) not in known:
+                known.add(id(held))
+                found |= {f"{name}.{key}.{inner}": text for inner, text in _held(held)}
+    return found
+
+
+def _tied_parameters(model: nn.Module, prefix: str, first_names: dict[int, str]) -> Settings:
+    found: Settings = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        first = first_names.setdefault(id(parameter), path)
+        if first != path:
+            found[f"{prefix}.{path}"] = f"tied to {first}"
     return found
 
 
@@ -129,7 +144,7 @@ def _optimizers_of(models: Sequence[nn.Module], found: Iterable[Optimizer]) -> l
 
     An optimizer that wraps another one has its very groups; the inner one is told.
     """
-    parameters = {id(one) for model in models for one in model.parameters()}
+    parameters = {id(one) for model in models for one in _parameters_of(model)}
     by_groups: dict[int, Optimizer] = {}
     for optimizer in found:
         groups = _groups_of(optimizer)
@@ -138,6 +153,13 @@ def _optimizers_of(models: Sequence[nn.Module], found: Iterable[Optimizer]) -> l
             if known is None or vars(optimizer).get("param_groups") is groups:
                 by_groups[id(groups)] = optimizer
     return list(by_groups.values())
+
+
+def _parameters_of(model: nn.Module) -> list[nn.Parameter]:
+    try:
+        return list(model.parameters())
+    except Exception:  # noqa: BLE001 - a model may refuse to be looked through
+        return []
 
 
 def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
