@@ -30,7 +30,7 @@ class Work(Enum):
 
 
 class StepEnding:
-    """What is known of the end of one step.
+    """The end of one step, as far as it is known.
 
     Attributes:
         is_stopped: whether the program has called ``stop`` since the last ``start``.

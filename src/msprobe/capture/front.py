@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,7 +113,7 @@ class Place:
         self.called: set[str] = set()
 
 
-class DebuggerFront:
+class DebuggerFront(ABC):
     """The methods that every framework's debugger has. A subclass sets its own `_place`."""
 
     _place: ClassVar[Place]
@@ -180,6 +181,15 @@ class DebuggerFront:
         return run
 
     @classmethod
+    @abstractmethod
+    def start(cls, model: Any = None) -> None:
+        """Begin to record.
+
+        Args:
+            model: a model of the framework, or a list of models.
+        """
+
+    @classmethod
     def _start(
         cls,
         model: object,
@@ -238,11 +248,18 @@ class DebuggerFront:
         return tokens
 
     @contextmanager
-    def _recorded(self, start: Callable[[], None]) -> Iterator[None]:
-        """Record the body of a ``with`` statement, or each call of a decorated function."""
+    def __call__(self, model: Any = None) -> Iterator[None]:
+        """Return what records the body of a ``with`` statement as one step.
+
+        It calls `start`, `stop` and, unless the body does, `step`. As a decorator,
+        ``@debugger(model)`` records each call of a function.
+
+        Args:
+            model: as for `start`.
+        """
         session = self._running().session
         number = session.step_number
-        start()
+        self.start(model)
         try:
             yield
         finally:

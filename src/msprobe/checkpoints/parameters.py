@@ -172,7 +172,7 @@ def _below(entry: AnyEntry, keys: KeyPath) -> AnyEntry:
 
 
 def joined_contents(by_file: Mapping[str, Content]) -> Content:
-    """Return the entries of several files. Files that have a path in common put theirs before it.
+    """Return the entries of several files; a path that two of them share begins with the file.
 
     Args:
         by_file: the content of each file, by a name for it.

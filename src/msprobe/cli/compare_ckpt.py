@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,12 +109,13 @@ def compare(
     from msprobe.cli.other_inputs import refuse_dumps
     from msprobe.cli.terminal import print_json
     from msprobe.errors import UsageError
+    from msprobe.garbage import collector_paused
     from msprobe.numerics.elementwise import Tolerance
 
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already; remove it or name another file")
     refuse_dumps(Path(target), Path(reference))
-    with _no_collection():
+    with collector_paused():
         found = compare_checkpoints(
             target,
             reference,
@@ -133,18 +131,6 @@ def compare(
     elif style == "text":
         _print(found, output, limit)
     return EXIT_DIFFERENT if exit_code and not found.is_equal else 0
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Stop Python's cycle collector: entries have no cycles, and it looks at all."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _print(found: CheckpointComparison, output: Path | None, limit: int) -> None:

@@ -13,8 +13,6 @@ for batch in loader:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 
 from mindspore import nn
@@ -63,19 +61,6 @@ class PrecisionDebugger(DebuggerFront):
         self._construct(
             _make_run, config_path, task=task, dump_path=dump_path, level=level, step=step
         )
-
-    def __call__(
-        self, model: nn.Cell | Sequence[nn.Cell] | None = None
-    ) -> AbstractContextManager[None]:
-        """Return what records the body of a ``with`` statement as one step.
-
-        It calls `start`, `stop` and, unless the body does, `step`. As a decorator,
-        ``@debugger(model)`` records each call of a function.
-
-        Args:
-            model: as for `start`.
-        """
-        return self._recorded(partial(self.start, model))
 
     @classmethod
     def start(

@@ -2,7 +2,7 @@
 """Hooks of `msprobe.config_check` in MindSpore: calls of a net, seeds, and random calls.
 
 Operators that draw random numbers are not replaced: MindSpore compiles a function from its source,
-and would not understand ours. The states of the generators show the random numbers drawn.
+and cannot compile a hook. The states of the generators show the random numbers drawn.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class _MindSpore:
         return True  # MindSpore differentiates functions, not what a program has run
 
     def watch_clipping(self, note: Callable[[dict[str, str]], None]) -> Callable[[], None]:
-        del note  # MindSpore compiles a function from its source, and would not understand ours
+        del note  # MindSpore compiles a function from its source, and cannot compile this one
         return _nothing
 
     def is_tracing(self) -> bool:

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -83,19 +81,6 @@ class PrecisionDebugger(DebuggerFront):
             model=None if model is None else id(model),
             step=step,
         )
-
-    def __call__(
-        self, model: nn.Module | Sequence[nn.Module] | None = None
-    ) -> AbstractContextManager[None]:
-        """Return what records the body of a ``with`` statement as one step.
-
-        It calls `start`, `stop` and, unless the body does, `step`. As a decorator,
-        ``@debugger(model)`` records each call of a function.
-
-        Args:
-            model: as for `start`.
-        """
-        return self._recorded(partial(self.start, model))
 
     @classmethod
     def start(

@@ -205,11 +205,11 @@ def compare_arguments(
     for pair in pairs:
         one = None if pair.bench is None else bench[pair.bench]
         other = None if pair.cmp is None else cmp[pair.cmp]
-        is_lonely = pair.bench is None or pair.cmp is None
-        if not is_lonely and same_value(one, other):
+        is_one_sided = pair.bench is None or pair.cmp is None
+        if not is_one_sided and same_value(one, other):
             continue
         name = pair.cmp or pair.bench or ""
-        level = Level.WARNING if is_lonely else Level.ERROR
+        level = Level.WARNING if is_one_sided else Level.ERROR
         if has_no_influence(name) or name in were_read:
             level = Level.INFO
         texts = [

@@ -16,7 +16,7 @@ _OVERRIDE: Final = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@-]*=.*", re.DOTALL)
 
 
 class Options(NamedTuple):
-    """What a command line says.
+    """Options and arguments of a command line.
 
     Attributes:
         arguments: by name, without dashes: True for an option without a value, a list for one with

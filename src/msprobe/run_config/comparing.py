@@ -93,7 +93,7 @@ def compare_packs(bench: Path, cmp: Path) -> RunComparison:
         (Item.GENERATORS, one.generators, other.generators, compare_generators),
     )
     items = {
-        item: _said_if_empty(compare(bench, cmp))
+        item: _note_if_empty(compare(bench, cmp))
         if bench and cmp
         else _held_by_one(item, bool(bench), bool(cmp))
         for item, bench, cmp, compare in parts
@@ -195,7 +195,7 @@ def _shown(pack: Pack, name: str) -> str:
     return "not resolved" if value is None else str(value)
 
 
-def _said_if_empty(result: ItemResult) -> ItemResult:
+def _note_if_empty(result: ItemResult) -> ItemResult:
     """Return the result, with a difference if both sides hold nothing that can be compared."""
     if result.compared or result.differences:
         return result

@@ -94,7 +94,7 @@ _WORDS: Final[Mapping[Kind, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """What two runs differ in first.
+    """The first difference of two runs.
 
     Attributes:
         kind: the kind of the cause.

@@ -54,7 +54,7 @@ DYNAMIC: Final = f"hyperparameters/{DYNAMIC_FILE}"
 TRAINING_PARTS: Final = (
     *(Item.MODULES, Item.OPTIMIZER, Item.SCHEDULE, Item.SCALER, Item.CLIP, Item.LOADER, Item.MODES),
 )
-"""What a member `training/rank{r}.json` holds."""
+"""Contents of a member `training/rank{r}.json`."""
 
 _MAX_MEMBERS: Final = 1_000_000
 _MAX_MEMBER_BYTES: Final = 256 << 20

@@ -19,7 +19,7 @@ from msprobe.run_config.shell_ways import Way, ways_through
 
 @dataclass(frozen=True, slots=True)
 class ShellScript:
-    """What a shell script starts.
+    """Programs that a shell script starts.
 
     Attributes:
         arguments: by name; of several trainings with the script before a colon.

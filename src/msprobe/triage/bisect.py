@@ -134,16 +134,19 @@ def bisect_runs(target: Path, reference: Path, noise: Path | None = None) -> Bis
     Raises:
         DumpFormatError: a file is damaged, or the runs have no rank or step in common.
     """
-    ours, theirs = signature_files(target), signature_files(reference)
+    target_files, reference_files = signature_files(target), signature_files(reference)
     again = {} if noise is None else signature_files(noise)
-    notes = _only_in(ours, theirs, "rank", target, reference)
-    common = [rank for rank in ours if rank in theirs]
-    if not common and len(ours) == len(theirs) == 1:
-        common = [*ours]  # two files, whatever their names
-        theirs = dict(zip(common, theirs.values(), strict=True))
+    notes = _only_in(target_files, reference_files, "rank", target, reference)
+    common = [rank for rank in target_files if rank in reference_files]
+    if not common and len(target_files) == len(reference_files) == 1:
+        common = [*target_files]  # two files, whatever their names
+        reference_files = dict(zip(common, reference_files.values(), strict=True))
     if not common:
         raise DumpFormatError(target, f"has no rank in common with {reference}")
-    compared = [_bisect_rank(rank, ours[rank], theirs[rank], again.get(rank)) for rank in common]
+    compared = [
+        _bisect_rank(rank, target_files[rank], reference_files[rank], again.get(rank))
+        for rank in common
+    ]
     notes += [note for each in compared for note in each.notes]
     partings = [each.parting for each in compared if each.parting is not None]
     return Bisection(
@@ -173,13 +176,15 @@ class _Compared(NamedTuple):
 
 def _bisect_rank(rank: str, target: Path, reference: Path, noise: Path | None) -> _Compared:
     with ExitStack() as stack:
-        ours = stack.enter_context(SignatureFile(target))
-        theirs = stack.enter_context(SignatureFile(reference))
-        target_heads, reference_heads = _common(ours.heads, theirs.heads)
+        target_file = stack.enter_context(SignatureFile(target))
+        reference_file = stack.enter_context(SignatureFile(reference))
+        target_heads, reference_heads = _common(target_file.heads, reference_file.heads)
         steps = target_heads["step"]
         if not len(steps):
             raise DumpFormatError(target, f"has no step in common with {reference}")
-        notes = list(_uneven_notes(rank, ours.heads["step"], theirs.heads["step"], len(steps)))
+        notes = list(
+            _uneven_notes(rank, target_file.heads["step"], reference_file.heads["step"], len(steps))
+        )
         sampled = _is_sampled(target_heads), _is_sampled(reference_heads)
         if sampled[0] is not sampled[1]:
             notes.append(f"{rank}: one side was made on an accelerator, so only norms are compared")
@@ -187,11 +192,11 @@ def _bisect_rank(rank: str, target: Path, reference: Path, noise: Path | None) -
         again = None
         if noise is not None:
             with SignatureFile(noise) as repeated:
-                again = _noise_at(steps, theirs.heads, repeated.heads)
+                again = _noise_at(steps, reference_file.heads, repeated.heads)
         parting = find_parting(target_heads, reference_heads, again)
         found, step = None, int(steps[-1])
         if parting is not None:
-            found = _look_at(rank, parting, ours, theirs)
+            found = _look_at(rank, parting, target_file, reference_file)
             step = found.step
         place = int(np.searchsorted(steps, step))
         unknown = unknown_phases(target_heads[place], reference_heads[place])
@@ -230,10 +235,10 @@ def _common(target: NDArray[Any], reference: NDArray[Any]) -> tuple[NDArray[Any]
     """Return the steps that both have."""
     if np.array_equal(target["step"], reference["step"]):
         return target, reference  # nothing to copy: there may be millions
-    _, ours, theirs = np.intersect1d(
+    _, in_target, in_reference = np.intersect1d(
         target["step"], reference["step"], assume_unique=True, return_indices=True
     )
-    return target[ours], reference[theirs]
+    return target[in_target], reference[in_reference]
 
 
 def _noise_at(
@@ -258,13 +263,16 @@ def _look_at(
     row = QUANTITIES.index(quantity)
     places = {name: place for place, name in enumerate(reference.names)}
     shared = [name for name in target.names if name in places]
-    ours = target.entries[row][[target.names.index(name) for name in shared]]
-    theirs = reference.entries[row][[places[name] for name in shared]]
+    one = target.entries[row][[target.names.index(name) for name in shared]]
+    other = reference.entries[row][[places[name] for name in shared]]
     if _is_sampled(target.head) is not _is_sampled(reference.head):
-        ours, theirs = norms_only(ours), norms_only(theirs)
-    changed = np.flatnonzero(ours["checksum"] != theirs["checksum"])
+        one, other = (
+            norms_only(one),
+            norms_only(other),
+        )
+    changed = np.flatnonzero(one["checksum"] != other["checksum"])
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        errors = distances(ours, theirs) / np.maximum(ours["norm"], theirs["norm"])
+        errors = distances(one, other) / np.maximum(one["norm"], other["norm"])
     errors[np.isnan(errors)] = np.inf
     worst = changed[np.argsort(-errors[changed], kind="stable")][:_MOST_LISTED]
     return RankParting(
@@ -284,11 +292,11 @@ def _settings_apart(
     target: Mapping[str, Any], reference: Mapping[str, Any]
 ) -> tuple[tuple[str, Any, Any], ...]:
     """Return the settings that differ, those that change what is computed first."""
-    ours, theirs = dict(_flat(target)), dict(_flat(reference))
+    target_values, reference_values = dict(_flat(target)), dict(_flat(reference))
     found = [
-        (name, ours.get(name), theirs.get(name))
-        for name in dict.fromkeys([*ours, *theirs])
-        if ours.get(name) != theirs.get(name)
+        (name, target_values.get(name), reference_values.get(name))
+        for name in dict.fromkeys([*target_values, *reference_values])
+        if target_values.get(name) != reference_values.get(name)
     ]
     return tuple(sorted(found, key=lambda setting: not _has_meaning(setting[0])))
 
@@ -310,12 +318,19 @@ def _flat(settings: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _only_in(
-    ours: Mapping[str, Path], theirs: Mapping[str, Path], what: str, target: Path, reference: Path
+    in_target: Mapping[str, Path],
+    in_reference: Mapping[str, Path],
+    what: str,
+    target: Path,
+    reference: Path,
 ) -> list[str]:
-    if len(ours) == len(theirs) == 1:
+    if len(in_target) == len(in_reference) == 1:
         return []
     notes = []
-    for names, others, where in ((ours, theirs, target), (theirs, ours, reference)):
+    for names, others, where in (
+        (in_target, in_reference, target),
+        (in_reference, in_target, reference),
+    ):
         alone = [name for name in names if name not in others]
         if alone:
             notes.append(f"only {where} has {what} {', '.join(alone)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `bisect_runs` found, for the terminal and for programs."""
+"""Results of `bisect_runs` as lines of the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def sentence(found: Bisection) -> str:
 def _phase_words(first: RankParting) -> str:
     """Return how the runs differ in the phase in which they part."""
     if first.phase is Phase.SETTINGS and first.settings:
-        name, ours, theirs = first.settings[0]
+        name, target, reference = first.settings[0]
         return (
-            f"{_setting_words(name)} is {json.dumps(ours)} in the target, {json.dumps(theirs)} in "
-            "the reference"
+            f"{_setting_words(name)} is {json.dumps(target)} in the target, "
+            f"{json.dumps(reference)} in the reference"
         )
     return _WORDS[first.phase] + _size(first.parting.jump_error)
 
@@ -88,10 +88,12 @@ def _details(found: Bisection, first: RankParting) -> Iterator[Text]:
     if len(found.partings) > 1:
         ranks = ", ".join(each.rank for each in found.partings[:8])
         yield Text(f"  {len(found.partings)} of {found.ranks} ranks part: {plain(ranks)}")
-    is_said = parting.jump is not None and first.phase is Phase.SETTINGS
-    for name, ours, theirs in first.settings[is_said:5]:
+    is_headline = parting.jump is not None and first.phase is Phase.SETTINGS
+    for name, target, reference in first.settings[is_headline:5]:
         yield Text(
-            plain(f"  {_setting_words(name)}: {json.dumps(ours)} instead of {json.dumps(theirs)}")
+            plain(
+                f"  {_setting_words(name)}: {json.dumps(target)} instead of {json.dumps(reference)}"
+            )
         )
     for change in first.changes:
         yield Text(plain(f"  {first.quantity} of {change.name}{_size(change.error)}"))

@@ -19,7 +19,7 @@ _ABOVE_NOISE: Final = 8.0
 
 
 class Phase(StrEnum):
-    """What a training step does, in this order."""
+    """Phases of a training step, in their order."""
 
     PARAMETER = "parameter"
     DATA = "data"
@@ -113,13 +113,13 @@ def relative_errors(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np
     errors = np.zeros((len(target), len(_MEASURED)))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for column, phase in enumerate(_MEASURED):
-            ours, theirs = target[phase.value], reference[phase.value]
+            one, other = target[phase.value], reference[phase.value]
             if phase is Phase.LOSS:
-                sizes = np.maximum(np.abs(ours), np.abs(theirs))
-                apart = np.abs(ours - theirs)
+                sizes = np.maximum(np.abs(one), np.abs(other))
+                apart = np.abs(one - other)
             else:
-                apart = distances(ours, theirs)
-                sizes = np.maximum(ours["norm"], theirs["norm"])
+                apart = distances(one, other)
+                sizes = np.maximum(one["norm"], other["norm"])
             relative = np.where(apart == 0, 0.0, apart / sizes)
             relative[np.isnan(relative)] = np.inf
             errors[:, column] = np.where(_differing(phase, target, reference), relative, 0.0)
@@ -164,13 +164,13 @@ def noise_of(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float6
 
 def _differing(phase: Phase, target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.bool_]:
     """Return whether the bits of a phase differ, for each step; unknown ones do not."""
-    ours, theirs = target[phase.value], reference[phase.value]
+    one, other = target[phase.value], reference[phase.value]
     if phase is Phase.LOSS:
-        found = (ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))
+        found = (one != other) & ~(np.isnan(one) & np.isnan(other))
     elif phase in _CAUSES:
-        found = (ours != theirs) & (ours != 0) & (theirs != 0)
+        found = (one != other) & (one != 0) & (other != 0)
     else:
-        found = ours["checksum"] != theirs["checksum"]
+        found = one["checksum"] != other["checksum"]
     return np.asarray(found)
 
 

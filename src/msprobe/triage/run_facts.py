@@ -82,7 +82,7 @@ class Seen(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSeen:
-    """What facts show of one step, over all ranks.
+    """Differences that facts show in one step, over all ranks.
 
     Attributes:
         step: the target's step.

@@ -56,7 +56,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungResult:
-    """What a rung found.
+    """Result of a rung.
 
     Attributes:
         rung: the question.

@@ -55,7 +55,7 @@ _ANY_STEP: Final = 'record a step of both runs in full ("task": "statistics")'
 
 
 class WholeRuns:
-    """What the signatures of two whole runs tell.
+    """Findings from the signatures of two whole runs.
 
     Attributes:
         found: the step in which they part.
@@ -133,7 +133,7 @@ class WholeRuns:
 
     @property
     def advice(self) -> str:
-        """What to record to know more."""
+        """Return settings of a recording that would tell more."""
         bisection = self._bisection
         if self._first is None:
             return _ANY_STEP

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -97,7 +98,7 @@ def warm_up(step: int) -> float:
     return min((step + 1) / 3, 1.0) * 0.9**step
 
 
-class Training:
+class Training(ABC):
     """One training run; causes replace its parts.
 
     Attributes:
@@ -126,14 +127,17 @@ class Training:
         self.zero_grad = True
         self.seed = SEED + 1
 
+    @abstractmethod
     def make_model(self) -> nn.Module:
-        raise NotImplementedError
+        """Return the model, with its initial parameters."""
 
+    @abstractmethod
     def make_batches(self, step: int) -> list[Batch]:
-        raise NotImplementedError
+        """Return the micro batches of a step."""
 
+    @abstractmethod
     def make_optimizer(self) -> torch.optim.Optimizer:
-        raise NotImplementedError
+        """Return the optimizer of `model`."""
 
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(output.flatten(0, -2), labels.flatten())

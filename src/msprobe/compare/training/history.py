@@ -45,7 +45,7 @@ _LOSS_ROUNDINGS: Final = 64.0
 
 @dataclass(slots=True)
 class _RankHistory:
-    """What is remembered of one rank."""
+    """Earlier steps of one rank."""
 
     data: DataHistory
     schedules: ScheduleHistory

@@ -49,7 +49,7 @@ class GradientFactor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepObservations:
-    """What the rows of one step and rank say.
+    """Observations from the rows of one step and rank.
 
     Attributes:
         step: the target's step.

@@ -30,7 +30,7 @@ from msprobe.run_config.observing import RunObserver, launched_as, parts_in
 from msprobe.run_config.program_arguments import kind_of_arguments, program_arguments
 from msprobe.run_config.random_recording import RandomFunctions, RandomRecorder
 
-# Not dropout: `torch.jit.script` compiles it with the functions that use it, and would refuse ours.
+# Not dropout: `torch.jit.script` compiles it with the functions that use it, and refuses others.
 _FUNCTIONS: Final = (
     RandomFunctions(
         "torch",

@@ -155,7 +155,7 @@ class SignatureObserver:
 
 
 class _GradientDraft:
-    """What is taken of an optimizer's step while it runs."""
+    """Numbers taken of an optimizer's step while it runs."""
 
     def __init__(
         self, observer: SignatureObserver, optimizer: Optimizer, number: int, has_closure: bool

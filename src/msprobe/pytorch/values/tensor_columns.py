@@ -39,7 +39,7 @@ class Ask(IntEnum):
 
 
 class KnownTensors:
-    """What a run knows of the tensors of its models.
+    """Numbers of the tensors of a run's models, kept while they are valid.
 
     Large plain ones on the CPU are not read again while they are unchanged: the tensor is the same
     object with the same memory, torch's counter of its versions has not moved, and some bytes from
