@@ -205,6 +205,26 @@ def test_equal_signatures_of_fewer_steps_than_were_recorded(tmp_path: Path) -> N
     assert found.verdict_class is VerdictClass.ARGUMENT
 
 
+def test_damaged_signatures_leave_the_recorded_steps(tmp_path: Path) -> None:
+    target = signed_and_recorded(tmp_path / "target", [PLANTED], other_eps)
+    reference = signed_and_recorded(tmp_path / "reference", [PLANTED])
+    with (target / FOLDER / "rank.msig").open("r+b") as file:
+        file.seek(200)
+        file.write(b"\xff" * 100)
+
+    found = climb(target, reference)
+
+    assert found.verdict_class is VerdictClass.ARGUMENT
+    assert any(note.startswith("signatures are not compared: ") for note in found.notes)
+
+
+def test_damaged_signatures_alone_are_refused(tmp_path: Path) -> None:
+    target, reference = write_run(tmp_path / "target"), write_run(tmp_path / "reference")
+    (target / FOLDER / "rank.msig").write_bytes(b"no signatures")
+    with pytest.raises(DumpFormatError, match=r"rank\.msig"):
+        climb(target, reference)
+
+
 # --- accelerators, whose checksums cover the norm and some elements
 
 

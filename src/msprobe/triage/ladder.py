@@ -79,22 +79,31 @@ class _Ladder:
 
     def __init__(self, target: Path, reference: Path, again: Path | None) -> None:
         self._paths = target, reference, again
-        self._whole = whole_runs(*self._paths)
-        self._runs = self._recorded()
-        self._verdict: Mapping[str, Any] | None = None
         self._own_notes: list[str] = []
+        self._whole, self._runs = self._found()
+        self._verdict: Mapping[str, Any] | None = None
         self.rungs: list[RungResult] = []
         self.step: int | None = None
 
-    def _recorded(self) -> RecordedRuns:
-        """Return the recorded steps; none where only signatures can be compared."""
+    def _found(self) -> tuple[WholeRuns | None, RecordedRuns]:
+        """Return signatures and recorded steps; one of them may be missing or damaged."""
         target, reference, _ = self._paths
-        if self._whole is None:
-            return RecordedRuns.open(target, reference)
         try:
-            return RecordedRuns.open(target, reference, self._whole.step)
+            whole = whole_runs(*self._paths)
+        except DumpFormatError as damage:
+            try:
+                recorded = RecordedRuns.open(target, reference)
+            except (DumpFormatError, UsageError):
+                raise damage from None
+            self._own_notes.append(f"signatures are not compared: {damage}")
+            return None, recorded
+        if whole is None:
+            return None, RecordedRuns.open(target, reference)
+        try:
+            return whole, RecordedRuns.open(target, reference, whole.step)
         except (DumpFormatError, UsageError) as exc:
-            return RecordedRuns(target, reference, notes=[f"only signatures are compared: {exc}"])
+            note = f"only signatures are compared: {exc}"
+            return whole, RecordedRuns(target, reference, notes=[note])
 
     @property
     def notes(self) -> list[str]:
