@@ -69,7 +69,7 @@ def test_options_may_stand_before_between_and_after(capsys, options):
     assert after[0] == 0
     assert run(capsys, "show", *options, PEER, name) == after
     assert run(capsys, "show", PEER, *options, name) == after
-    assert "unrecognized arguments: more" in refused_by_parser(capsys, "show", PEER, name, "more")
+    assert "'more' is too much" in refused_by_parser(capsys, "show", PEER, name, "more")
 
 
 def refused_by_parser(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -5,37 +5,30 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from msprobe.cli.options import add_exit_code, add_json, add_pair
 
 EXIT_JUMP: Final = 1
 EXIT_DRIFT: Final = 3
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "bisect",
-        help="find the step in which two finished runs part, by their signatures",
-        description="Find the first step, phase and parameter in which two runs part that were "
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Find the first step, phase and parameter in which two runs part that were "
         'recorded with "task": "signature". Nothing is run again. The configuration that records '
-        "just that step in full is printed.",
-        formatter_class=formatter,
+        "just that step in full is printed."
     )
-    parser.add_argument("target", metavar="TARGET", type=Path, help="a dump path, or one .msig")
-    parser.add_argument("reference", metavar="REFERENCE", type=Path, help="the run to compare with")
+    add_pair(parser, "a dump path, or one .msig", "the run to compare with")
     parser.add_argument(
         "--noise",
         metavar="DUMP",
         type=Path,
         help="a second recording of the reference's program: what differs there is noise",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    parser.add_argument(
-        "--exit-code",
-        action="store_true",
-        help="exit with 1 if the runs part in a jump, with 3 if they only drift",
-    )
-    parser.set_defaults(run=run)
+    add_json(parser)
+    add_exit_code(parser, "exit with 1 if the runs part in a jump, with 3 if they only drift")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe code_mapping`: which line of the program each kernel comes from."""
+"""`msprobe code-mapping`: which line of the program each kernel comes from."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from msprobe.cli.options import add_output
 
 _SHOWN: Final = 10
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "code_mapping",
-        help="join a kernel dump of MindSpore to lines of the program",
-        description="Write for every value of a kernel dump the calls of the program that it comes "
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Write for every value of a kernel dump the calls of the program that it comes "
         "from. Gradients take those of their forward kernel, parameters those of their cell. New "
-        "files are written; nothing in the dump is changed.",
-        formatter_class=formatter,
+        "files are written; nothing in the dump is changed."
     )
     parser.add_argument(
         "--ir",
@@ -28,20 +27,17 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
         help="the graph as text (*.ir), or a folder of them, such as rank_0/graphs of the dump",
     )
     parser.add_argument(
-        "--dump_data",
+        "--dump-data",
         metavar="PATH",
         type=Path,
         required=True,
         help="a file of values, a statistic.csv, or a folder of a kernel dump",
     )
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        type=Path,
+    add_output(
+        parser,
+        "folder of code_mapping_{time}.csv (./); a copy of statistic.csv is put beside each",
         default=Path(),
-        help="folder of code_mapping_{time}.csv (./); a copy of statistic.csv is put beside each",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

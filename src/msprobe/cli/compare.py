@@ -7,9 +7,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from msprobe.cli.compare_options import add_options
+from msprobe.cli.compare_options import add_all
 
 if TYPE_CHECKING:
     from msprobe.compare.input_file import CompareInput
@@ -46,22 +46,15 @@ _OTHER_MODES_OPTIONS: Final = (
 )
 
 
-def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    from rich_argparse import RawDescriptionRichHelpFormatter
-
-    parser = verbs.add_parser(
-        "compare",
-        help="compare two dumps: where they differ, and which call began it",
-        description="Compare two dumps of a run: say whether they differ, where first, and which "
-        "call\nintroduced the difference. TARGET is the run under test, REFERENCE the trusted one.",
-        usage="msprobe compare TARGET REFERENCE [options]",
-        epilog=_EXAMPLES,
-        formatter_class=RawDescriptionRichHelpFormatter,
-        allow_abbrev=False,
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Compare two dumps of a run: say whether they differ, where first, and which "
+        "call\nintroduced the difference. TARGET is the run under test, REFERENCE the trusted one."
     )
-    add_options(parser)
-    parser.set_defaults(run=run)
+    parser.epilog = _EXAMPLES
+    parser.usage = "msprobe compare TARGET REFERENCE [options]"
+    add_all(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         advise_compare(*paths)
         raise
     files = result.write(
-        options.output_path, table=options.format, html=options.html, legacy=_legacy(given, options)
+        options.output, table=options.format, html=options.html, legacy=_legacy(given, options)
     )
     with reader_may_leave():
         _show(result, files, options)
@@ -128,11 +121,12 @@ def _refuse_other_modes(options: argparse.Namespace) -> None:
     for name in _OTHER_MODES_OPTIONS:
         if getattr(options, name) is not None:
             raise UnsupportedError(
-                f"--{name} belongs to the offline modes of mindstudio-probe, which msprobe lacks"
+                f"--{name.replace('_', '-')} belongs to the offline modes of mindstudio-probe, "
+                "which msprobe lacks; leave it out"
             )
     if options.consistent_check or options.backend is not None:
         raise UnsupportedError(
-            "--consistent_check is not supported: write a mapping file for the renamed modules "
+            "--consistent-check is not supported: write a mapping file for the renamed modules "
             "(-lm or -dm)"
         )
 
@@ -146,7 +140,7 @@ def _input(options: argparse.Namespace) -> CompareInput:
     ways = [bool(options.dumps), options.input_path is not None, golden != (None, None)]
     if sum(ways) > 1:
         raise UsageError("give the dumps once: TARGET REFERENCE, or -tp and -gp, or -i")
-    ranks, steps = _numbers(options.rank, "--rank"), _numbers(options.step, "--step")
+    ranks, steps = options.rank, options.step
     if options.input_path is not None:
         found = read_compare_input(Path(options.input_path))
         return CompareInput(
@@ -172,14 +166,6 @@ def _optional_values(options: argparse.Namespace) -> list[tuple[str, object]]:
     return [("-cm", options.cell_mapping), ("-am", options.api_mapping)]
 
 
-def _numbers(text: str | None, flag: str) -> tuple[int, ...] | None:
-    if text is None or not text.strip():
-        return None
-    from msprobe.config.numbers import parse_number_list
-
-    return parse_number_list(text.strip("[] ").split(","), flag, source="command line")
-
-
 def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:
     from msprobe.compare.options import CompareOptions
 
@@ -201,16 +187,14 @@ def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:
     if options.replicas:
         from msprobe.compare.replicas import compare_replicas
 
-        return compare_replicas(
-            given.target, choices, output=Path(options.output_path), notes=notes
-        )
+        return compare_replicas(given.target, choices, output=options.output, notes=notes)
     from msprobe.compare.run import run_comparison
 
     return run_comparison(
         given.target,
         given.reference,
         choices,
-        output=Path(options.output_path),
+        output=options.output,
         notes=notes,
         framework=options.framework,
         set_aside=_set_aside(given, options),
@@ -225,7 +209,7 @@ def _set_aside(given: CompareInput, options: argparse.Namespace) -> SetAside | N
     needs_rows = legacy.advisor or legacy.first_difference or options.layer_mapping is not None
     if needs_rows or options.format in ("xlsx", "csv"):
         return None
-    return SetAside(Path(options.output_path))
+    return SetAside(options.output)
 
 
 def _path(text: str | None) -> Path | None:
@@ -236,9 +220,9 @@ def _notes(given: CompareInput, options: argparse.Namespace) -> list[str]:
     """Return notes on options that have no effect any more."""
     notes = []
     if options.is_print_compare_log:
-        notes.append("--is_print_compare_log has no effect: the table has every row")
+        notes.append("--is-print-compare-log has no effect: the table has every row")
     if options.stack_mode and not given.names_stacks:
-        notes.append("--stack_mode has no effect: call stacks are shown where the dump has them")
+        notes.append("--stack-mode has no effect: call stacks are shown where the dump has them")
     return notes
 
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from msprobe.cli.options import add_exit_code, add_json, add_output, add_pair, add_quiet, decimal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,25 +26,17 @@ examples:
 """
 
 
-def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    from rich_argparse import RawDescriptionRichHelpFormatter
-
-    parser = verbs.add_parser(
-        "compare-ckpt",
-        help="compare two checkpoints: parameters added, removed, renamed, changed",
-        description="Compare the parameters of two checkpoints. Files may be .safetensors, .pt,\n"
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Compare the parameters of two checkpoints. Files may be .safetensors, .pt,\n"
         ".pth, .bin, .npz, .npy or MindSpore's .ckpt; folders may hold such files, shards with an\n"
         "index, a distributed checkpoint (FSDP, DCP), or one of Megatron-LM, DeepSpeed ZeRO or\n"
-        "MindSpore's ranks. Nothing in a file is executed.",
-        epilog=_EXAMPLES,
-        formatter_class=RawDescriptionRichHelpFormatter,
+        "MindSpore's ranks. Nothing in a file is executed."
     )
-    parser.add_argument("target", metavar="TARGET", help="the checkpoint under test")
-    parser.add_argument("reference", metavar="REFERENCE", help="the trusted checkpoint")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="also write every parameter as JSON"
-    )
+    parser.epilog = _EXAMPLES
+    add_pair(parser, "the checkpoint under test", "the trusted checkpoint")
+    add_output(parser, "also write every parameter as JSON", metavar="FILE")
     parser.add_argument(
         "--only",
         metavar="GLOB",
@@ -50,10 +44,10 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
         default=[],
         help="only parameters whose name fits; repeatable",
     )
-    parser.add_argument("--rtol", type=_number, default=0.0, metavar="X", help="see --atol")
+    parser.add_argument("--rtol", type=decimal, default=0.0, metavar="X", help="see --atol")
     parser.add_argument(
         "--atol",
-        type=_number,
+        type=decimal,
         default=0.0,
         metavar="X",
         help="values within ATOL + RTOL * |reference| are close (0, 0: must be equal)",
@@ -64,21 +58,16 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
         help="do not look for equal values under other names",
     )
     parser.add_argument("--all", action="store_true", help="list everything, not the first 20")
-    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing")
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    parser.add_argument(
-        "--exit-code",
-        action="store_true",
-        help="exit with 1 if they differ, or were not compared completely",
-    )
-    parser.set_defaults(run=run)
+    add_quiet(parser)
+    add_json(parser)
+    add_exit_code(parser, "exit with 1 if they differ, or were not compared completely")
 
 
 def run(options: argparse.Namespace) -> int:
     """Compare two checkpoints and print how they differ."""
     return compare(
-        options.target,
-        options.reference,
+        str(options.target),
+        str(options.reference),
         output=options.output,
         only=options.only,
         rtol=options.rtol,
@@ -154,10 +143,3 @@ def _progress() -> Callable[[int, int], None] | None:
         print(f"{share:3d} % of {total / 1e9:.1f} GB", end=end, file=sys.stderr, flush=True)
 
     return show
-
-
-def _number(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no tolerance; use a number of 0 or more")
-    return number

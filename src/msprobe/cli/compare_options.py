@@ -4,12 +4,22 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Final
 
-DEFAULT_OUTPUT: Final = "./output"
+from msprobe.cli.options import (
+    add_exit_code,
+    add_json,
+    add_quiet,
+    add_ranks,
+    add_steps,
+    positive_number,
+)
+
+DEFAULT_OUTPUT: Final = Path("output")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_all(parser: argparse.ArgumentParser) -> None:
     """Add all options of `msprobe compare`."""
     parser.add_argument(
         "dumps",
@@ -26,13 +36,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_inputs(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to compare")
-    group.add_argument("-tp", "--target_path", metavar="PATH", help="same as TARGET")
-    group.add_argument("-gp", "--golden_path", metavar="PATH", help="same as REFERENCE")
+    group.add_argument("-tp", "--target-path", metavar="PATH", help="same as TARGET")
+    group.add_argument("-gp", "--golden-path", metavar="PATH", help="same as REFERENCE")
     group.add_argument(
-        "-i", "--input_path", metavar="FILE", help="both paths from a JSON file (compare.json)"
+        "-i", "--input-path", metavar="FILE", help="both paths from a JSON file (compare.json)"
     )
-    group.add_argument("--step", metavar="N,N", help="only these steps of the target")
-    group.add_argument("--rank", metavar="R,R", help="only these ranks")
+    add_steps(group, "only these steps of the target, such as 0,5-7 (all)")
+    add_ranks(group)
     group.add_argument(
         "--replicas",
         action="store_true",
@@ -44,9 +54,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument(
         "-o",
-        "--output_path",
         "--output",
+        "--output-path",
+        dest="output",
         metavar="DIR",
+        type=Path,
         nargs="?",
         const=DEFAULT_OUTPUT,
         default=DEFAULT_OUTPUT,
@@ -59,33 +71,29 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--xlsx", action="store_const", const="xlsx", dest="format", help="default")
     group.add_argument("--html", action="store_true", help="also write a report to click through")
-    group.add_argument("--json", action="store_true", help="print the summary as JSON")
-    group.add_argument("--quiet", action="store_true", help="print only the verdict, one sentence")
+    add_json(group, "print the summary as JSON")
+    add_quiet(group, "print only the verdict, one sentence")
     group.add_argument(
         "-v",
         "--verbose",
         action="store_true",
         help="also print the modules as a tree, unpaired calls, notes and files",
     )
-    group.add_argument(
-        "--exit-code",
-        action="store_true",
-        help="end with 1 when the dumps differ, as git diff does",
-    )
+    add_exit_code(group, "exit with 1 if the dumps differ, as git diff does")
     group.add_argument(
         "-da",
-        "--diff_analyze",
+        "--diff-analyze",
         action="store_true",
         help="also write the files of mindstudio-probe's first-difference search",
     )
     group.add_argument(
         "-s",
-        "--stack_mode",
+        "--stack-mode",
         action="store_true",
         help="a column with call stacks; automatic, unless the compare.json has stack_path",
     )
     group.add_argument(
-        "-c", "--compare_only", action="store_true", help="no advisor file of mindstudio-probe"
+        "-c", "--compare-only", action="store_true", help="no advisor file of mindstudio-probe"
     )
     group.add_argument(
         "-hl",
@@ -104,22 +112,22 @@ def _add_matching(parser: argparse.ArgumentParser) -> None:
         help="align calls by order and similarity where names find no partner (auto)",
     )
     group.add_argument(
-        "-f", "-fm", "--fuzzy_match", action="store_true", help="same as --align always"
+        "-f", "-fm", "--fuzzy-match", action="store_true", help="same as --align always"
     )
-    group.add_argument("-dm", "--data_mapping", metavar="FILE", help="target row: reference row")
+    group.add_argument("-dm", "--data-mapping", metavar="FILE", help="target row: reference row")
     group.add_argument(
-        "-cm", "--cell_mapping", metavar="FILE", nargs="?", const=True, help="cell.Class: m.Class"
+        "-cm", "--cell-mapping", metavar="FILE", nargs="?", const=True, help="cell.Class: m.Class"
     )
     group.add_argument(
         "-am",
-        "--api_mapping",
+        "--api-mapping",
         metavar="FILE",
         nargs="?",
         const=True,
         help="MindSpore APIs to PyTorch APIs; without FILE the built-in table",
     )
     group.add_argument(
-        "-lm", "--layer_mapping", metavar="FILE", help="renamed children by class of layer"
+        "-lm", "--layer-mapping", metavar="FILE", help="renamed children by class of layer"
     )
 
 
@@ -129,7 +137,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--config", metavar="FILE", help="YAML of matrices to multiply tensors with beforehand"
     )
-    group.add_argument("--workers", type=_positive, metavar="N", help="threads (one a core)")
+    group.add_argument("--workers", type=positive_number, metavar="N", help="threads (one a core)")
     group.add_argument(
         "--scheduler", metavar="ADDRESS", help="a dask cluster to work on, tcp://host:port"
     )
@@ -139,25 +147,18 @@ def _add_former(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("of mindstudio-probe")
     group.add_argument("-m", "--mode", default="auto", help="auto is the only mode")
     group.add_argument(
-        "-tensor_log", "--is_print_compare_log", action="store_true", help="accepted, no effect"
+        "-tensor_log", "--is-print-compare-log", action="store_true", help="accepted, no effect"
     )
-    group.add_argument("--consistent_check", action="store_true", help=argparse.SUPPRESS)
+    group.add_argument("--consistent-check", action="store_true", help=argparse.SUPPRESS)
     group.add_argument("--backend", help=argparse.SUPPRESS)
     for flags in (
-        ("-fr", "--fusion_rule_file"),
-        ("-qfr", "--quant_fusion_rule_file"),
-        ("-cfr", "--close_fusion_rule_file"),
-        ("--input_data",),
-        ("--input_shape",),
-        ("--output_size",),
-        ("--dym_shape_range",),
-        ("-ofs", "--only_final_statistic"),
+        ("-fr", "--fusion-rule-file"),
+        ("-qfr", "--quant-fusion-rule-file"),
+        ("-cfr", "--close-fusion-rule-file"),
+        ("--input-data",),
+        ("--input-shape",),
+        ("--output-size",),
+        ("--dym-shape-range",),
+        ("-ofs", "--only-final-statistic"),
     ):
         group.add_argument(*flags, nargs="?", const="", help=argparse.SUPPRESS)
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
-    return number

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe config_check`: collect the start settings of a run, or compare those of two."""
+"""`msprobe config-check`: collect the start settings of a run, or compare those of two."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from msprobe.cli.options import add_exit_code, add_json, add_output
 
 _DEFAULT_PACK: Final = Path("config_check_pack.zip")
 _DEFAULT_RESULT: Final = Path("config_check_result")
@@ -20,20 +22,14 @@ examples:
 """
 
 
-def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    from rich_argparse import RawDescriptionRichHelpFormatter
-
-    parser = verbs.add_parser(
-        "config_check",
-        aliases=("config-check",),
-        help="collect what a run was started with, or compare two such collections",
-        description="Collect environment, packages, system and arguments of a run into a zip\n"
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Collect environment, packages, system and arguments of a run into a zip\n"
         "file, or compare two such files. Passwords and access tokens are not stored.\n"
-        "Seeds, data and weights are added by ConfigChecker in the training script.",
-        epilog=_EXAMPLES,
-        formatter_class=RawDescriptionRichHelpFormatter,
+        "Seeds, data and weights are added by ConfigChecker in the training script."
     )
+    parser.epilog = _EXAMPLES
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "-d",
@@ -57,20 +53,14 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
         ("-sc", "--slime-compare"),
     ):
         what.add_argument(flag, name, dest="logs", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "-o",
-        "--output",
-        "--output_path",
+    add_output(
+        parser,
+        "what to write: the zip file, the folder of the results, or the JSON file",
         metavar="PATH",
-        type=Path,
-        help="what to write: the zip file, the folder of the results, or the JSON file",
     )
     parser.add_argument("--all", action="store_true", help="list everything, not the first ten")
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    parser.add_argument(
-        "--exit-code", action="store_true", help="exit with 1 if the runs differ (-c)"
-    )
-    parser.set_defaults(run=run)
+    add_json(parser)
+    add_exit_code(parser, "exit with 1 if the runs differ")
 
 
 def run(options: argparse.Namespace) -> int:

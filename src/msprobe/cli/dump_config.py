@@ -6,20 +6,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 _EXIT_FAULTS: Final = 2
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "dump-config",
-        aliases=("dump_config",),
-        help="check the settings of MindSpore's own Dump, and say what they do",
-        description="Check the file that MINDSPORE_DUMP_CONFIG names, key by key, and say in plain "
-        "words what will be dumped, when, where, how large it may get, and what to mind.",
-        formatter_class=formatter,
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Check the file that MINDSPORE_DUMP_CONFIG names, key by key, and say in plain "
+        "words what will be dumped, when, where, how large it may get, and what to mind."
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the file, such as data_dump.json")
     parser.add_argument(
@@ -28,7 +24,6 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
         type=_size,
         help="size of the model's weights, as in 14GB, for an estimate of the dump's",
     )
-    parser.set_defaults(run=run)
 
 
 def _size(text: str) -> int:

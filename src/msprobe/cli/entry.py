@@ -1,52 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`main`: choose the verb, run it, turn errors into one line and an exit code."""
+"""`main`: choose the command, run it, turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, NoReturn
 
-from msprobe.cli import (
-    bisect,
-    code_mapping,
-    compare,
-    compare_ckpt,
-    config_check,
-    dump_config,
-    merge_result,
-    overflow_check,
-    parse,
-    repair,
-    run,
-    schema,
-    show,
-    triage,
-)
+from msprobe.cli.commands import Command, names_of_commands
+from msprobe.cli.parser import EXIT_ERROR, FRAMEWORKS, overview, parse_command
 from msprobe.cli.terminal import discard_stdout, guarded_stdout
 from msprobe.errors import MsprobeError
+from msprobe.near_misses import did_you_mean
 
-EXIT_ERROR: Final = 2
-_VERBS: Final = (
-    run,
-    compare,
-    triage,
-    show,
-    overflow_check,
-    bisect,
-    compare_ckpt,
-    config_check,
-    merge_result,
-    repair,
-    schema,
-    code_mapping,
-    parse,
-    dump_config,
-)
-# Before 26 the framework came before the command; dumps name it themselves.
-_FRAMEWORKS: Final = ("pytorch", "mindspore")
+EXIT_INTERRUPTED: Final = 130
 _CONTROLS: Final = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), " ")
 
 logger = logging.getLogger(__name__)
@@ -59,18 +28,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `msprobe`; None takes those of the process.
 
     Returns:
-        The exit code: 0 done, 2 an error.
+        The exit code: 0 done, 2 an error, 130 interrupted.
     """
     try:
         with guarded_stdout():
-            result = _run(arguments)
+            result = _run(list(sys.argv[1:] if arguments is None else arguments))
     except MsprobeError as exc:
         return _fail(str(exc))
     except BrokenPipeError:  # the reader (head, a pager) has seen enough
         discard_stdout()
         return 0
     except KeyboardInterrupt:
-        return _fail("interrupted")
+        _fail("interrupted")
+        return EXIT_INTERRUPTED
+    except OSError as exc:
+        logger.debug("unexpected error", exc_info=True)
+        return _fail(_words_of(exc))
+    except MemoryError:
+        return _fail("the memory does not suffice; choose fewer records with --step or --rank")
     except Exception as exc:
         # A traceback does not help at a prompt.
         logger.debug("unexpected error", exc_info=True)
@@ -79,79 +54,74 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result() if callable(result) else result
 
 
-def _run(arguments: Sequence[str] | None) -> int | Callable[[], int]:
-    """Run a command; return its exit code, or what runs a program of the user's."""
+def _run(words: list[str]) -> int | Callable[[], int]:
+    """Run a command; return its exit code, or a function that runs a program of the user's."""
     from msprobe.log import ensure_handler
 
-    options = _parse(arguments)
-    ensure_handler()
-    result: int | Callable[[], int] = options.run(options)
-    return result
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = build_parser()
-    words = _framework_first(sys.argv[1:] if arguments is None else list(arguments))
-    options, rest = parser.parse_known_args(words)
-    # With options between DUMP and NAME, argparse takes NAME as absent and leaves it over; so it
-    # does with the second of two dumps.
-    plain = not any(word.startswith("-") for word in rest)
-    if len(rest) == 1 and plain and getattr(options, "name", "") is None:
-        options.name = rest.pop()
-    elif plain and isinstance(getattr(options, "dumps", None), list):
-        options.dumps += rest
-        rest = []
-    if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return options
-
-
-def _framework_first(words: list[str]) -> list[str]:
-    """Move ``-f pytorch`` to the front: after the command, ``-f`` may mean another option."""
-    if words[:1] == ["run"]:  # what follows belongs to the user's program
-        return words
-    for place in range(1, len(words) - 1):
-        if words[place] in ("-f", "--framework") and words[place + 1] in _FRAMEWORKS:
-            return [*words[place : place + 2], *words[:place], *words[place + 2 :]]
-    return words
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
-    from rich_argparse import RichHelpFormatter
-
-    parser = _Parser(
-        prog="msprobe",
-        description="Find where a training run first goes wrong, and whether it is a bug or "
-        "rounding.",
-        formatter_class=RichHelpFormatter,
-    )
-    parser.add_argument("-f", "--framework", choices=_FRAMEWORKS, help=argparse.SUPPRESS)
-    parser.add_argument("--version", action=_PrintVersion, help="print the version and exit")
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for verb in _VERBS:
-        verb.add_parser(verbs, RichHelpFormatter)
-    return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports errors in one line, like all other errors, without the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
-class _PrintVersion(argparse.Action):
-    """Prints the version; unlike argparse's own action, looks it up only when used."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, *, help: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+    framework, words = _take_framework(words)
+    if words[:1] == ["--version"]:
         import msprobe
 
         print(f"msprobe {msprobe.__version__}")
+        return 0
+    command, rest = _choose(words)
+    options = parse_command(command, rest)
+    options.framework = framework
+    ensure_handler()
+    return command.load().run(options)
+
+
+def _choose(words: list[str]) -> tuple[Command, list[str]]:
+    """Return the command that is named, and the words behind its name; or end with the help."""
+    known = names_of_commands()
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if len(words) >= length and name in known:
+            return known[name], words[length:]
+    return _end_without_command(words, known)
+
+
+def _end_without_command(words: list[str], known: dict[str, Command]) -> NoReturn:
+    first = words[0] if words else ""
+    above = first if any(name.startswith(f"{first} ") for name in known) else ""
+    wanted = words[1:] if above else words
+    parser = overview(above)
+    if wanted[:1] in (["-h"], ["--help"], ["help"]):
+        parser.print_help()
         parser.exit()
+    parser.error(_unknown(wanted[0], above, known) if wanted else "name a command")
+
+
+def _unknown(word: str, above: str, known: dict[str, Command]) -> str:
+    if word.startswith("-"):
+        return f"there is no option {word} in front of the command"
+    if Path(word).exists():
+        return f"name a command in front of {word}: show, compare …"
+    if above:
+        word = f"{above} {word}"
+    return f"there is no command {word}{did_you_mean(word, known)}"
+
+
+def _take_framework(words: list[str]) -> tuple[str | None, list[str]]:
+    """Take ``-f pytorch`` out, which may be in front of the command or behind it.
+
+    Before mindstudio-probe 26 the framework came first; dumps name it themselves. Behind the
+    command ``-f`` may also be another option.
+    """
+    command = names_of_commands().get(words[0]) if words else None
+    last = 0 if command is not None and command.takes_program else len(words) - 1
+    for place in range(last):
+        if words[place] in ("-f", "--framework") and words[place + 1] in FRAMEWORKS:
+            return words[place + 1], [*words[:place], *words[place + 2 :]]
+    if words[:1] in (["-f"], ["--framework"]):
+        found = f"is {words[1]!r}" if words[1:] else "is missing"
+        overview().error(f"the framework behind {words[0]} {found}; use {' or '.join(FRAMEWORKS)}")
+    return None, words
+
+
+def _words_of(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename is not None else ""
+    return f"{place}{(error.strerror or 'cannot be read or written').lower()}; check the path"
 
 
 def _fail(message: str) -> int:

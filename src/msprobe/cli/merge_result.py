@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe merge_result`: merge the tables of several ranks, metric by metric."""
+"""`msprobe merge-result`: merge the tables of several ranks, metric by metric."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from typing import Final
+
+from msprobe.cli.options import add_output
 
 _EXAMPLES: Final = """\
 the YAML file:
@@ -16,25 +18,17 @@ the YAML file:
 """
 
 
-def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    from rich_argparse import RawDescriptionRichHelpFormatter
-
-    parser = verbs.add_parser(
-        "merge_result",
-        aliases=["merge-result"],
-        help="merge the tables that compare made of several ranks",
-        description="Merge the tables compare_result_rank{N}_{time}.xlsx or .csv of a folder, also "
-        "those of\nmindstudio-probe: a sheet a metric, a row a value, a column a rank.",
-        epilog=_EXAMPLES,
-        formatter_class=RawDescriptionRichHelpFormatter,
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Merge the tables compare_result_rank{N}_{time}.xlsx or .csv of a folder, also "
+        "those of\nmindstudio-probe: a sheet a metric, a row a value, a column a rank."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument(
-        "-i", "--input_dir", required=True, metavar="DIR", help="folder of the tables"
+        "-i", "--input-dir", required=True, metavar="DIR", help="folder of the tables"
     )
-    parser.add_argument(
-        "-o", "--output_dir", required=True, metavar="DIR", help="where to; made if missing"
-    )
+    add_output(parser, "where to; made if missing", aliases=("--output-dir",), required=True)
     parser.add_argument(
         "-config",
         "--config-path",
@@ -43,12 +37,11 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
         metavar="FILE",
         help="YAML file that says which rows and metrics",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Merge and print the path of the result."""
     from msprobe.compare.legacy.merge import merge_results
 
-    print(f"wrote {merge_results(options.input_dir, options.output_dir, options.config_path)}")
+    print(f"wrote {merge_results(options.input_dir, options.output, options.config_path)}")
     return 0

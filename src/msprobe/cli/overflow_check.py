@@ -1,53 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe overflow_check`: where NaN and Inf begin in a finished dump."""
+"""`msprobe overflow-check`: where NaN and Inf begin in a finished dump."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from msprobe.cli.options import add_exit_code, add_json, add_output, add_steps
 
 if TYPE_CHECKING:
     from msprobe.dump.dump_steps import Dump
     from msprobe.overflow.findings import StepFindings
 
-# The second is its name in mindstudio-probe 8.
-NAMES: Final = ("overflow_check", "nan_analyze")
 EXIT_FOUND: Final = 1
 EXIT_UNSEEN: Final = 2
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the verb, under both its names, to the command line."""
-    parser = verbs.add_parser(
-        NAMES[0],
-        aliases=NAMES[1:],
-        help="find where NaN and Inf begin in a dump, across ranks",
-        description="Find the first NaN or Inf of a dump in order of execution, and where it came "
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Find the first NaN or Inf of a dump in order of execution, and where it came "
         "from: made by a call, brought in by a parameter or from outside, or received from another "
-        "rank. What was found is also written to a file, anomaly_analyze_{time}.json.",
-        formatter_class=formatter,
+        "rank. What was found is also written to a file, anomaly_analyze_{time}.json."
     )
     parser.add_argument("dump", metavar="DUMP", nargs="?", help="a dump path, step or rank folder")
-    parser.add_argument("-i", "--input_path", metavar="DUMP", help="the same, as an option")
-    parser.add_argument(
-        "-o",
-        "--output_path",
-        metavar="DIR",
-        type=Path,
-        default=Path("output"),
-        help="folder of the result file (./output)",
+    parser.add_argument("-i", "--input-path", metavar="DUMP", help="the same, as an option")
+    add_output(parser, "folder of the result file (./output)", default=Path("output"))
+    add_steps(parser)
+    add_json(parser, "print JSON for programs; no file")
+    add_exit_code(
+        parser,
+        "exit with 1 if a source of NaN or Inf is found, with 2 if a rank cannot be looked at",
     )
-    parser.add_argument(
-        "--step", type=int, action="append", metavar="N", help="only this step (all); repeatable"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON for programs; no file")
-    parser.add_argument(
-        "--exit-code",
-        action="store_true",
-        help="exit with 1 if a source of NaN or Inf is found, with 2 if a rank cannot be looked at",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
     path = options.input_path or options.dump
     if path is None or (options.input_path and options.dump):
-        raise UsageError("name one dump to look at: msprobe overflow_check DUMP (or -i DUMP)")
+        raise UsageError("name one dump to look at: msprobe overflow-check DUMP (or -i DUMP)")
     dump = open_dump(path)
     steps = analyze_overflow(dump, steps=options.step)
     if options.json:
@@ -67,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
         print_json(findings_json(steps))
     else:
-        _print_answer(dump, steps, options.output_path)
+        _print_answer(dump, steps, options.output)
     if not options.exit_code:
         return 0
     if any(step.first for step in steps):

@@ -6,7 +6,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from msprobe.cli.options import add_output
 
 _EXIT_PROBLEMS: Final = 2
 # Same as layouts.PLAIN and STORED; that module needs NumPy, which --help should not load.
@@ -15,21 +17,16 @@ FORMATS: Final = (
 )  # fmt: skip
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "parse",
-        help="convert binary kernel dumps to .npy or .pt files",
-        description="Convert the binary files of kernel dumps (asynchronous Dump of MindSpore) to "
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Convert the binary files of kernel dumps (asynchronous Dump of MindSpore) to "
         "files of NumPy or PyTorch. Orders of elements that only the device has are changed into "
         "that of the program: NCHW, NCDHW, or plain dimensions. Notes on overflows become JSON. "
-        "Without -d a prompt takes the commands cad, vc, dc, pt, pk, cn and run.",
-        formatter_class=formatter,
+        "Without -d a prompt takes the commands cad, vc, dc, pt, pk, cn and run."
     )
-    parser.add_argument("-d", "--dump_path", metavar="PATH", type=Path, help="a file or a folder")
-    parser.add_argument(
-        "-out", "-o", "--output", metavar="DIR", type=Path, default=Path(), help="a folder (./)"
-    )
+    parser.add_argument("-d", "--dump-path", metavar="PATH", type=Path, help="a file or a folder")
+    add_output(parser, "a folder (./)", default=Path(), aliases=("-out",))
     parser.add_argument(
         "-f",
         "--format",
@@ -45,7 +42,6 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
     parser.add_argument(
         "-t", "--type", dest="file_type", choices=("npy", "pt"), default="npy", help="(npy)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -113,14 +113,16 @@ class ParsePrompt(cmd.Cmd):
 
     def do_pk(self, line: str) -> None:
         """Show a record of a dump: its values and where it was called."""
-        from msprobe.cli.entry import build_parser
+        from msprobe.cli import show
+        from msprobe.cli.commands import names_of_commands
+        from msprobe.cli.parser import parse_command
 
         parser = _Parser("pk", self.do_pk.__doc__)
         parser.add_argument("-f", dest="path", required=True, metavar="DUMP_JSON")
         parser.add_argument("-n", dest="name", required=True, metavar="NAME")
         options = parser.parse(line)
-        shown = build_parser().parse_args(["show", options.path, options.name])
-        shown.run(shown)
+        shown = parse_command(names_of_commands()["show"], [options.path, options.name])
+        show.run(shown)
 
     def do_cn(self, line: str) -> None:
         """Compare two arrays element by element; the shorter one is filled up with zeros."""

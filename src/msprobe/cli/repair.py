@@ -4,28 +4,24 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from msprobe.dump.repair import RepairedRank
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "repair",
-        help="make dump.json & co. of a capture that was killed",
-        description="Make the JSON files of a capture that was killed from its journal, for other "
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Make the JSON files of a capture that was killed from its journal, for other "
         "programs; msprobe itself reads journals directly. The journal is removed once the files "
         "are on disk, and so are left-over temporary files. A capture that is still running is "
-        "left alone.",
-        formatter_class=formatter,
+        "left alone."
     )
     parser.add_argument("dump", metavar="DUMP", help="a dump path, a step folder or a rank folder")
     parser.add_argument(
         "--dry-run", action="store_true", help="only say what would be done; change nothing"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

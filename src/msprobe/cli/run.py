@@ -6,35 +6,32 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from msprobe.cli.options import add_output
 
 _EXAMPLES: Final = """\
 examples:
   msprobe run train.py --epochs 1                      steps 0 and 1, statistics of modules and APIs
-  msprobe run --step 0,5-7 --out dump train.py         other steps, another folder
+  msprobe run --step 0,5-7 -o dump train.py               other steps, another folder
   msprobe run -m package.train --epochs 1              as python -m
   torchrun --nproc-per-node 2 -m msprobe run train.py  behind a launcher, not in front of it
 """
 
 
-def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    from rich_argparse import RawDescriptionRichHelpFormatter
-
-    parser = verbs.add_parser(
-        "run",
-        help="run a training script and record it; nothing in it is changed",
-        description="Run a PyTorch script and record its first steps. The models are what it\n"
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Run a PyTorch script and record its first steps. The models are what it\n"
         "calls outermost; a step ends with optimizer.step(). Output, exit code and results\n"
-        "of the script stay as they are.",
-        epilog=_EXAMPLES,
-        formatter_class=RawDescriptionRichHelpFormatter,
+        "of the script stay as they are."
     )
+    parser.epilog = _EXAMPLES
     add = parser.add_argument
     add("--config", metavar="FILE", type=Path, help="a config.json; the options below win")
     add("--level", help="L0 modules, L1 APIs, mix both (default), L2 kernels")
     add("--task", help="statistics (default), tensor, structure, overflow_check, signature")
-    add("--out", metavar="FOLDER", help="folder of the dump (default ./msprobe_dump)")
+    add_output(parser, "folder of the dump (default ./msprobe_dump)", aliases=("--out",))
     add("--step", metavar="N,M-K", type=_parts, help="steps to record (default 0-1), or all")
     add("--rank", metavar="N,M-K", type=_parts, help="ranks to record (default all)")
     add("--list", metavar="TEXT,TEXT", type=_parts, help="only records with one in the name")
@@ -47,7 +44,6 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
     rest = argparse.REMAINDER
     add("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module, as python -m")
     add("program", nargs=rest, metavar="SCRIPT ARGS", help="the script and its arguments")
-    parser.set_defaults(run=run)
 
 
 def _parts(text: str) -> list[str]:
@@ -62,7 +58,7 @@ def run(options: argparse.Namespace) -> Callable[[], int]:
         config=options.config,
         level=options.level,
         task=options.task,
-        dump_path=options.out,
+        dump_path=None if options.output is None else str(options.output),
         step=options.step,
         rank=options.rank,
         name_filters=options.list,

@@ -7,6 +7,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msprobe.cli.options import add_json, whole_number
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -29,19 +31,13 @@ examples:
 """
 
 
-def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-
-    from rich_argparse import RawDescriptionRichHelpFormatter
-
-    parser = verbs.add_parser(
-        "show",
-        help="look into a dump: overview, tree of calls, one record in detail",
-        description="Show what a dump holds: an overview and the tree of modules and APIs with\n"
-        "their statistics, or with NAME one record in detail.",
-        epilog=_EXAMPLES,
-        formatter_class=RawDescriptionRichHelpFormatter,
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Show what a dump holds: an overview and the tree of modules and APIs with\n"
+        "their statistics, or with NAME one record in detail."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument(
         "dump", metavar="DUMP", help="a dump path, a step or rank folder, a file; or an array file"
     )
@@ -51,22 +47,25 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
         nargs="?",
         help="a record's name, a module's path, or any part of a name",
     )
-    parser.add_argument("--step", type=int, metavar="N", help="the step to show (the first)")
+    parser.add_argument(
+        "--step", type=whole_number, metavar="N", help="the step to show (the first)"
+    )
     parser.add_argument("--rank", metavar="R", help="the rank to show (the first)")
     parser.add_argument("--filter", metavar="GLOB", help="only records whose name fits")
     parser.add_argument(
         "--nonfinite", action="store_true", help="only records that hold a NaN or an infinity"
     )
-    parser.add_argument("--depth", type=_count, default=0, metavar="N", help="levels of the tree")
+    parser.add_argument(
+        "--depth", type=whole_number, default=0, metavar="N", help="levels of the tree"
+    )
     parser.add_argument(
         "--limit",
-        type=_count,
+        type=whole_number,
         default=_DEFAULT_LIMIT,
         metavar="N",
         help=f"calls to show, 0 for all ({_DEFAULT_LIMIT})",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    parser.set_defaults(run=run)
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -105,13 +104,6 @@ def _are_few(view: RankView, selected: list[str]) -> bool:
     """Return whether these records can all be shown in detail; structure dumps hold none."""
     recorded = all(name in view.records for name in selected)
     return recorded and 0 < len(selected) <= _MAX_DETAILS
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is negative; use 0 for all")
-    return number
 
 
 def _choose_rank(dump: Dump, step_number: int | None, rank: str | None) -> RankView:
@@ -155,12 +147,11 @@ def _find(view: RankView, wanted: str) -> list[str]:
     found = exact or [name for name in names if wanted.lower() in name.lower()]
     if found:
         return found
-    from difflib import get_close_matches
-
     from msprobe.errors import RecordNotFoundError
+    from msprobe.near_misses import did_you_mean
 
-    close = get_close_matches(wanted, dict.fromkeys(names[:5000]), n=3)
-    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    modules = [name.path for name in parsed if name.path]
+    hint = did_you_mean(wanted, [*modules, *names], count=3) or "; msprobe show DUMP lists them"
     raise RecordNotFoundError(view.records_path, f"no record is called {wanted!r}{hint}")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from msprobe.cli.options import add_exit_code, add_json, add_pair
 
 _EXAMPLES: Final = """\
 examples:
@@ -15,34 +17,25 @@ examples:
 """
 
 
-def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    from rich_argparse import RawDescriptionRichHelpFormatter
-
-    parser = verbs.add_parser(
-        "triage",
-        help="find out why two runs part, the cheapest question first",
-        description="Ask why two recorded runs part: settings, data, start state, random numbers,\n"
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Ask why two recorded runs part: settings, data, start state, random numbers,\n"
         "and only then the calls of the first step that differs. Stops at the first\n"
-        "answer that explains it. TARGET is the run under test, REFERENCE the trusted one.",
-        epilog=_EXAMPLES,
-        formatter_class=RawDescriptionRichHelpFormatter,
+        "answer that explains it. TARGET is the run under test, REFERENCE the trusted one."
     )
-    parser.add_argument("target", metavar="TARGET", type=Path, help="the dump under test")
-    parser.add_argument("reference", metavar="REFERENCE", type=Path, help="the trusted dump")
+    parser.epilog = _EXAMPLES
+    add_pair(parser, "the dump under test", "the trusted dump")
     parser.add_argument(
         "--again",
         metavar="DUMP",
         type=Path,
         help="a second recording of the reference: is it equal to itself?",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    parser.add_argument(
-        "--exit-code",
-        action="store_true",
-        help="exit with the number of the cause's class (see docs); 0 if equal, or rounding",
+    add_json(parser)
+    add_exit_code(
+        parser, "exit with the number of the cause's class (see docs); 0 if equal, or rounding"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

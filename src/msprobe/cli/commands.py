@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`COMMANDS`: the table of all commands, in the order of `msprobe --help`.
+
+A command is a module with two functions: ``add_options(parser)``, which also sets the description
+and the examples, and ``run(options)``, which returns the exit code. It is imported only when used.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol, cast
+
+
+class Group(StrEnum):
+    """The headings of `msprobe --help`."""
+
+    RECORD = "record"
+    LOOK = "look"
+    COMPARE = "compare"
+    CHECK = "check"
+    WATCH = "watch"
+    CONVERT = "convert"
+    COMPATIBILITY = "compatibility"
+
+
+class CommandModule(Protocol):
+    """The contract of a command's module."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Describe the command and add its options."""
+
+    def run(self, options: argparse.Namespace) -> int | Callable[[], int]:
+        """Return the exit code, or a function that runs a program of the user's and returns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command.
+
+    Attributes:
+        name: with hyphens; two words for a command below another one, as in ``monitor show``.
+        group: its heading in the help.
+        help: its line there.
+        aliases: further names. All names are accepted with underscores for hyphens, too.
+        module: its module in `msprobe.cli`; empty if it is called like the command.
+        takes_program: whether the first word that is no option begins the command line of
+            another program, which nothing is taken from.
+    """
+
+    name: str
+    group: Group
+    help: str
+    aliases: tuple[str, ...] = ()
+    module: str = ""
+    takes_program: bool = False
+
+    def names(self) -> Iterator[str]:
+        """Return all names that are accepted, each once."""
+        given = (self.name, *self.aliases)
+        yield from dict.fromkeys((*given, *(name.replace("-", "_") for name in given)))
+
+    def load(self) -> CommandModule:
+        """Import and return its module."""
+        from importlib import import_module
+
+        name = self.module or self.name.replace("-", "_").replace(" ", "_")
+        return cast("CommandModule", import_module(f"msprobe.cli.{name}"))
+
+
+COMMANDS: Final = (
+    Command(
+        "run",
+        Group.RECORD,
+        "run a training script and record it; nothing in it is changed",
+        takes_program=True,
+    ),
+    Command("show", Group.LOOK, "look into a dump: overview, tree of calls, one record in detail"),
+    Command("compare", Group.COMPARE, "compare two dumps: where they differ, which call began it"),
+    Command("triage", Group.COMPARE, "find out why two runs part, the cheapest question first"),
+    Command("bisect", Group.COMPARE, "find the step in which two finished runs part"),
+    Command("compare-ckpt", Group.COMPARE, "compare two checkpoints: added, removed, changed"),
+    Command(
+        "config-check",
+        Group.COMPARE,
+        "collect what a run was started with, or compare two such collections",
+    ),
+    Command(
+        "overflow-check",
+        Group.CHECK,
+        "find where NaN and Inf begin in a dump, across ranks",
+        aliases=("nan-analyze",),  # its name in mindstudio-probe 8
+    ),
+    Command("dump-config", Group.CHECK, "check the settings of MindSpore's own Dump, explain them"),
+    Command("repair", Group.CONVERT, "make dump.json & co. of a recording that was killed"),
+    Command("config-schema", Group.CONVERT, "print the JSON schema of config.json"),
+    Command("parse", Group.CONVERT, "convert binary kernel dumps to .npy or .pt files"),
+    Command("code-mapping", Group.CONVERT, "join a kernel dump of MindSpore to lines of code"),
+    Command("merge-result", Group.COMPATIBILITY, "merge the tables that compare made of ranks"),
+)
+
+
+def names_of_commands() -> dict[str, Command]:
+    """Return every accepted name with its command."""
+    return {name: command for command in COMMANDS for name in command.names()}

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands have: one name, one form and one meaning in all of them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Final, Protocol
+
+_LONGEST_NUMBER: Final = 18
+
+
+class _Options(Protocol):
+    """A parser, or a group of its options."""
+
+    def add_argument(self, *flags: str, **settings: object) -> argparse.Action:
+        """Add an option."""
+
+
+def add_dump(options: _Options, text: str = "a dump, a step or rank folder of it, a file") -> None:
+    """Add DUMP, as ``options.dump``."""
+    options.add_argument("dump", metavar="DUMP", type=Path, help=text)
+
+
+def add_pair(options: _Options, target: str, reference: str) -> None:
+    """Add TARGET and REFERENCE, as ``options.target`` and ``options.reference``."""
+    options.add_argument("target", metavar="TARGET", type=Path, help=target)
+    options.add_argument("reference", metavar="REFERENCE", type=Path, help=reference)
+
+
+def add_output(
+    options: _Options,
+    text: str,
+    *,
+    default: Path | None = None,
+    metavar: str = "DIR",
+    aliases: tuple[str, ...] = (),
+    required: bool = False,
+) -> None:
+    """Add ``-o``, ``--output`` and ``--output-path``, as ``options.output``."""
+    options.add_argument(
+        "-o",
+        "--output",
+        "--output-path",
+        *aliases,
+        dest="output",
+        metavar=metavar,
+        type=Path,
+        default=default,
+        required=required,
+        help=text,
+    )
+
+
+def add_steps(options: _Options, text: str = "only these steps, such as 0,5-7 (all)") -> None:
+    """Add ``--step``, as ``options.step``: a tuple of numbers, or None."""
+    options.add_argument("--step", metavar="N,M-K", type=number_list, help=text)
+
+
+def add_ranks(options: _Options, text: str = "only these ranks, such as 0,4-7 (all)") -> None:
+    """Add ``--rank``, as ``options.rank``: a tuple of numbers, or None."""
+    options.add_argument("--rank", metavar="N,M-K", type=number_list, help=text)
+
+
+def add_json(options: _Options, text: str = "print JSON for programs") -> None:
+    """Add ``--json``."""
+    options.add_argument("--json", action="store_true", help=text)
+
+
+def add_quiet(options: _Options, text: str = "print nothing") -> None:
+    """Add ``-q`` and ``--quiet``."""
+    options.add_argument("-q", "--quiet", action="store_true", help=text)
+
+
+def add_exit_code(options: _Options, text: str) -> None:
+    """Add ``--exit-code``."""
+    options.add_argument("--exit-code", action="store_true", help=text)
+
+
+def whole_number(text: str) -> int:
+    """Return a number of 0 or more."""
+    if not _is_digits(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
+    return int(text)
+
+
+def positive_number(text: str) -> int:
+    """Return a whole number of 1 or more."""
+    if not _is_digits(text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return int(text)
+
+
+def decimal(text: str) -> float:
+    """Return a finite number of 0 or more."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 or more, such as 1e-3")
+    return number
+
+
+def number_list(text: str) -> tuple[int, ...]:
+    """Return the numbers in a text such as ``0,5-7``, sorted; brackets around it are allowed."""
+    from msprobe.config.numbers import parse_number_list
+    from msprobe.errors import ConfigError
+
+    try:
+        return parse_number_list(text.strip("[] ").split(","), "numbers")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of numbers and ranges; write it as in 0,5-7"
+        ) from error
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as a whole: one language in all commands, and help with mistakes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import msprobe
+from builders.networks import write_dump
+from msprobe.cli import main
+from msprobe.cli.commands import COMMANDS, Group
+from msprobe.cli.parser import make_parser
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def ended(*words):
+    """Return the exit code, also of those that argparse ends with."""
+    try:
+        return main([*words])
+    except SystemExit as end:
+        return end.code
+
+
+def test_the_version_is_printed(capsys):
+    assert ended("--version") == 0
+    assert capsys.readouterr().out == f"msprobe {msprobe.__version__}\n"
+
+
+def test_the_help_lists_every_command_under_its_group(capsys):
+    assert ended("--help") == 0
+    out = capsys.readouterr().out
+    places = [out.index(f"\n{group.title()}:") for group in Group if group is not Group.WATCH]
+    assert places == sorted(places)
+    for command in COMMANDS:
+        assert re.search(rf"^  {command.name.split()[0]} ", out, re.MULTILINE), command.name
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_a_help_and_hyphens(capsys, command):
+    assert ended(*command.name.split(), "--help") == 0
+    assert f"msprobe {command.name}" in capsys.readouterr().out
+    shown = [flag for action in make_parser(command)._actions for flag in action.option_strings]
+    assert not [flag for flag in shown if flag.startswith("--") and "_" in flag]
+    assert "_" not in command.name
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_underscores_are_accepted_in_every_command(capsys, command):
+    assert ended(command.name.replace("-", "_"), "--help") == 0
+    accepted = make_parser(command).options()
+    for flag in [flag for flag in accepted if flag.startswith("--")]:
+        assert accepted[f"--{flag[2:].replace('-', '_')}"] is accepted[flag]
+
+
+def test_one_option_is_spelt_the_same_in_all_commands():
+    meanings = {"-o": "--output", "-q": "--quiet", "-v": "--verbose", "-i": "--input-path"}
+    for command in COMMANDS:
+        options = make_parser(command).options()
+        for short, long in meanings.items():
+            if short in options and (command.name, short) != ("merge-result", "-i"):
+                assert options[short] is options[long], command.name
+
+
+@pytest.mark.parametrize("command", ["compare", "compare-ckpt", "triage", "bisect"])
+def test_the_target_comes_first(capsys, command):
+    assert ended(command, "--help") == 0
+    assert "TARGET REFERENCE" in capsys.readouterr().out
+
+
+def test_documented_spellings_do_the_same(capsys, tmp_path):
+    target, reference = write_dump(tmp_path / "new", scale=1.5), write_dump(tmp_path / "old")
+    wanted = ended("compare", str(target), str(reference), "--quiet"), capsys.readouterr().out
+    for words in (
+        ["-f", "pytorch", "compare", "-tp", target, "-gp", reference, "--quiet"],
+        ["compare", "-f", "pytorch", "--target_path", target, "--golden_path", reference, "-q"],
+        ["compare", f"--target-path={target}", f"--golden_path={reference}", "--quiet"],
+    ):
+        assert (ended(*map(str, words)), capsys.readouterr().out) == wanted
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a pipe of known size")
+def test_an_interrupted_command_ends_with_130():
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)  # full long before the schema is printed
+    command = [sys.executable, "-m", "msprobe", "config-schema"]
+    with subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE) as started:
+        os.close(writer)
+        with os.fdopen(reader, "rb", buffering=0) as output:
+            output.read(1)
+            started.send_signal(signal.SIGINT)
+            output.read()
+        assert started.stderr.read() == b"msprobe: error: interrupted\n"
+        assert started.wait(20) == 130
