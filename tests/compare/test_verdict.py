@@ -313,3 +313,71 @@ def test_a_parameter_changed_within_a_step_is_told_from_its_optimizer(tmp_path: 
 
     assert verdict["class"] == "update", verdict["sentence"]
     assert "first.weight was changed after step 0 began" in verdict["sentence"]
+
+
+# Code that changes gradients between the calls and the optimizer
+
+
+def scaled_in_a_hook(net: Net) -> None:
+    net.first.weight.register_hook(lambda gradient: gradient * 1.01)
+
+
+def test_a_call_in_a_hook_leads_to_the_changed_gradient(tmp_path: Path) -> None:
+    reference = record(tmp_path / "reference", level="L1")
+    target = record(tmp_path / "target", scaled_in_a_hook, level="L1")
+
+    verdict = summary_of(target, reference)["verdict"]
+
+    assert verdict["class"] == "gradient"
+    assert verdict["sentence"].count("first.weight") == 1
+    assert "only the target calls Tensor.__mul__.0.forward" in verdict["evidence"][0]
+    assert verdict["next"][0].startswith("look at test_verdict.py:")
+
+
+def test_equal_is_not_proved_where_an_unseen_call_may_change_a_gradient(tmp_path: Path) -> None:
+    for name, change in (("target", scaled_in_a_hook), ("reference", lambda net: None)):
+        torch.manual_seed(1)
+        net = Net()
+        change(net)
+        with recording(tmp_path / name, "L1") as debugged, debugged.step_of(net):
+            net(torch.randn(4, 6)).square().mean().backward()
+
+    verdict = summary_of(tmp_path / "target", tmp_path / "reference")["verdict"]
+
+    assert verdict["class"] == "equal"
+    assert verdict["confidence"] == "possible"
+    assert "was not recorded" in verdict["evidence"][0]
+    assert verdict["next"][0].startswith("look at test_verdict.py:")
+
+
+def test_a_call_after_backward_without_effect_leaves_equal_proved(tmp_path: Path) -> None:
+    norms: list[Tensor] = []
+
+    def log(gradient: Tensor) -> None:
+        norms.append(gradient.norm())
+
+    def logged(net: Net) -> None:
+        net.first.weight.register_hook(log)
+
+    reference = record(tmp_path / "reference", level="L1")
+    target = record(tmp_path / "target", logged, level="L1")
+
+    verdict = summary_of(target, reference)["verdict"]
+
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "proved")
+
+
+def test_what_the_calls_exclude_is_no_next_step(tmp_path: Path) -> None:
+    def noisy(net: Net) -> None:
+        generator = torch.Generator().manual_seed(3)
+        net.first.weight.register_hook(
+            lambda gradient: gradient + 1e-3 * torch.randn(gradient.shape, generator=generator)
+        )
+
+    verdict = summary_of(record(tmp_path / "target", noisy), record(tmp_path / "reference"))[
+        "verdict"
+    ]
+
+    assert verdict["class"] == "gradient"
+    assert any("between loss.backward() and optimizer.step()" in each for each in verdict["next"])
+    assert not any("task tensor" in each for each in verdict["next"])

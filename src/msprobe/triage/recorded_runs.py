@@ -11,7 +11,7 @@ from typing import Any
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.ranks import ViewPair, pair_views
 from msprobe.compare.run import run_comparison
-from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.dump.reader import open_dump
 from msprobe.triage.run_facts import RunFacts, Seen
 from msprobe.triage.rungs import FoundStep, class_of
@@ -85,6 +85,7 @@ class RecordedRuns:
         if known is not None:
             return FoundStep(known.step, f"in step {known.step} {known.words}")
         values = 0
+        doubts, confidence = "", Confidence.PROVED
         for seen in self.facts.steps:
             if seen.seen is Seen.EQUAL:
                 continue
@@ -97,8 +98,12 @@ class RecordedRuns:
                 first = summary["first_difference"]
                 name = "" if first is None else f": the first value that differs is {first['name']}"
                 return FoundStep(seen.step, f"step {seen.step} differs{name}")
+            if not doubts and summary["verdict"]["confidence"] != Confidence.PROVED:
+                doubts = "".join(f"; {each}" for each in summary["verdict"]["evidence"][:1])
+                confidence = Confidence(summary["verdict"]["confidence"])
         numbers = self.numbers
         steps = f"step {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} steps"
         if values:
-            return FoundStep(None, f"{values} values of {steps} agree")
+            words = f"{values} values of {steps} agree{doubts}"
+            return FoundStep(None, words, confidence=confidence)
         return FoundStep(None, f"losses, gradients and parameters of {steps} are equal to the bit")

@@ -15,6 +15,9 @@ from msprobe.compare.training.fingerprints import Fingerprint
 # Gradients of one factor agree this far, relative; coarse types need more.
 _SAME_FACTOR: Final = 2e-3
 _SAME_DIRECTION: Final = 2e-2
+# Noise moves the norm, too, but leaves more than this share of its difference to a factor.
+_MOST_LEFT: Final = 0.5
+_LITTLE: Final = 0.1
 # This share of the gradients must have the factor.
 _MOST: Final = 0.9
 _LEAST_POWER: Final = 3
@@ -35,8 +38,14 @@ class Factor(NamedTuple):
     @property
     def is_multiple(self) -> bool:
         """Whether the target's gradient is a multiple of the reference's, and not the same."""
-        is_other = abs(self.value - 1) > _SAME_FACTOR
-        return is_other and (self.residual is None or self.residual <= _SAME_DIRECTION)
+        change = abs(self.value - 1)
+        most = min(_SAME_DIRECTION, _MOST_LEFT * change)
+        return change > _SAME_FACTOR and (self.residual is None or self.residual <= most)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the factor leaves next to nothing of the difference."""
+        return self.residual is not None and self.residual <= _LITTLE * abs(self.value - 1)
 
     def agrees_with(self, value: float) -> bool:
         """Return whether this is a certain factor."""

@@ -23,6 +23,7 @@ from msprobe.compare.training.gradient_factors import (
 )
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.training.step_pairs import StepPair
+from msprobe.compare.verdicts.next_steps import AFTER_BACKWARD
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, OptimizerStep
 
@@ -168,7 +169,7 @@ class GradientHistory:
                 f"{some_of(far, len(changes), 'gradients')} "
                 f"{'differs' if len(far) == 1 else 'differ'} when the optimizer gets "
                 f"{'it' if len(far) == 1 else 'them'} (step {pair.pair.step}), "
-                f"{worst} {changes[worst].words}",
+                f"{'' if len(far) == 1 else f'{worst} '}{changes[worst].words}",
                 [worst],
                 Effect.POSSIBLE,
             )
@@ -345,8 +346,5 @@ def _difference(
         words,
         effect=effect,
         parameter=names[0],
-        next=(
-            "look at the code between loss.backward() and optimizer.step(): division of the loss, "
-            "accumulation, all-reduce, unscaling, zero_grad",
-        ),
+        next=(AFTER_BACKWARD,),
     )

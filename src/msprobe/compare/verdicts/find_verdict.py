@@ -23,7 +23,7 @@ from msprobe.compare.verdicts.culprit_classes import (
     moment_of,
 )
 from msprobe.compare.verdicts.next_steps import for_culprit
-from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
+from msprobe.compare.verdicts.observations import GradientFactor, LateCall, StepObservations
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
@@ -183,6 +183,9 @@ class _Search:
             evidence.insert(0, f"the first call that differs is {_call_words(shows)}")
         elif shows is not None and self._moment(shows) >= fact.moment:
             evidence.append(culprit_words(shows))
+        late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
+        if late is not None:
+            evidence.insert(0, late.words)
         return self._findings.conclude(
             fact.verdict,
             fact.words + self._ranks_of(fact),
@@ -200,8 +203,15 @@ class _Search:
                 parameter=fact.parameter,
                 phase=fact.moment.phase,
             ),
-            next_steps=fact.next,
+            next_steps=[
+                *([f"look at {late.source}"] if late is not None and late.source else []),
+                *fact.next,
+            ],
         )
+
+    def _late_call(self, step: int, rank: int | str) -> LateCall | None:
+        observed = self._observed.get((step, rank))
+        return None if observed is None else observed.late_call
 
     def _ranks_of(self, fact: FactDifference) -> str:
         """Return which ranks a difference concerns, in words; empty where it is all of them."""
@@ -259,7 +269,7 @@ class _Search:
         return self._findings.conclude(
             VerdictClass.GRADIENT,
             words + (f": the factor is {meaning}" if meaning else ""),
-            Confidence.PROVED if found.factor.residual is not None else Confidence.LIKELY,
+            Confidence.PROVED if found.factor.is_proved else Confidence.LIKELY,
             evidence=["the forward pass agrees"],
             where=Where(
                 step=observed.step,
@@ -295,10 +305,16 @@ class _Search:
         elif verdict in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED):
             confidence = Confidence.POSSIBLE
         moment = self._moment(culprit)
+        late = None
+        if culprit.row.cause is Cause.ACCUMULATED:
+            late = self._late_call(culprit.comparison.step, culprit.comparison.rank)
+        if late is not None and late.source:
+            next_steps.insert(0, f"look at {late.source}")
         return self._findings.conclude(
             verdict,
             words,
             confidence,
+            evidence=[] if late is None else [late.words],
             where=Where(
                 step=culprit.comparison.step,
                 rank=culprit.comparison.rank,

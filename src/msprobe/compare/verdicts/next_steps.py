@@ -18,6 +18,11 @@ logger = logging.getLogger(__name__)
 
 # Confidence of an alignment below which a reader should look at the pair.
 _DOUBTFUL: Final = 0.5
+AFTER_BACKWARD: Final = (
+    "look at the code between loss.backward() and optimizer.step(): hooks on gradients, division "
+    "of the loss, accumulation, all-reduce, unscaling, zero_grad"
+)
+"""Where a gradient changes that all calls handed back alike."""
 SHOWN_INPUTS: Final = 3
 """Names of inputs that differ which are shown; there may be many."""
 
@@ -48,6 +53,8 @@ def for_culprit(culprit: Culprit, total: int, *, same_seeds: bool = False) -> li
             if same_seeds
             else "seed both runs alike (seed_all) and compare again"
         )
+    elif row.cause in (Cause.ACCUMULATED, Cause.CHANGED_GRADIENT):
+        steps.append(AFTER_BACKWARD)
     elif comparison.mode is not Mode.TENSOR:
         scope = f"of module {culprit.module}" if culprit.module else "around it"
         steps.append(f"capture the calls {scope} with task tensor, and compare their elements")

@@ -47,6 +47,26 @@ class GradientFactor(NamedTuple):
         return Moment.REDUCE if self.is_reduced else Moment.BACKWARD
 
 
+class LateCall(NamedTuple):
+    """A call that one side alone makes after its backward pass began: in a hook, for example.
+
+    Attributes:
+        record: its record.
+        side: ``target`` or ``reference``.
+        source: line of the user's code.
+    """
+
+    record: str
+    side: str
+    source: str | None
+
+    @property
+    def words(self) -> str:
+        """The call in words."""
+        place = f" ({self.source})" if self.source else ""
+        return f"only the {self.side} calls {self.record}{place} after the backward pass began"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepObservations:
     """Observations from the rows of one step and rank.
@@ -66,6 +86,8 @@ class StepObservations:
         precisions: (target's type, reference's type) → values whose floating types differ.
         idle_arguments: arguments that differ without consequence.
         replaces_parameters: a module has other parameters, and comes to the same results.
+        late_call: the first call that one side alone makes after its backward pass began.
+        knows_updates: both sides recorded what the optimizer got and made of it.
     """
 
     step: int
@@ -82,6 +104,8 @@ class StepObservations:
     precisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     idle_arguments: int = 0
     replaces_parameters: bool = False
+    late_call: LateCall | None = None
+    knows_updates: bool = False
 
 
 def observe(comparison: RankComparison) -> StepObservations:
@@ -128,7 +152,24 @@ def observe(comparison: RankComparison) -> StepObservations:
         replaces_parameters=any(
             row.cause is Cause.HARMLESS and row.value.role is Role.PARAMETER for row in inexact
         ),
+        late_call=_late_call(comparison),
+        knows_updates=all(
+            side.view.facts is not None and side.view.facts.optimizer_steps()
+            for side in (comparison.target, comparison.reference)
+        ),
     )
+
+
+def _late_call(comparison: RankComparison) -> LateCall | None:
+    has_begun = False
+    for pair in comparison.pairs:
+        side = comparison.side_of(pair)
+        kind = side.parsed(pair.name).kind
+        has_begun = has_begun or kind is RecordKind.BACKWARD
+        if has_begun and not pair.is_matched and kind is RecordKind.FORWARD:
+            name = "reference" if pair.target is None else "target"
+            return LateCall(pair.name, name, side.source_line(pair.name))
+    return None
 
 
 def _are_labels(row: Row) -> bool:

@@ -168,7 +168,21 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
         words += f"; {inside - arguments} others differ on the way to results that agree"
     elif unmatched:
         words += "; the sides make different calls, without consequence for any value"
-    return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED)
+    late = next((each for each in findings.steps if each.late_call is not None), None)
+    if late is None or late.late_call is None or late.knows_updates:
+        return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED)
+    return findings.conclude(
+        VerdictClass.EQUAL,
+        f"{words} that was recorded",
+        Confidence.POSSIBLE,
+        evidence=[
+            f"{late.late_call.words}; whether it changes a gradient or a parameter was not recorded"
+        ],
+        next_steps=[
+            *([f"look at {late.late_call.source}"] if late.late_call.source else []),
+            'record both runs with "facts": true and an optimizer, or at level mix',
+        ],
+    )
 
 
 def _jump_words(jump: Jump) -> str:
