@@ -6,16 +6,11 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 _LONGEST_NUMBER: Final = 18
-
-
-class _Options(Protocol):
-    """A parser, or a group of its options."""
-
-    def add_argument(self, *flags: str, **settings: object) -> argparse.Action:
-        """Add an option."""
+# A parser, or a group of its options.
+_Options = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def add_dump(options: _Options, text: str = "a dump, a step or rank folder of it, a file") -> None:
