@@ -381,3 +381,20 @@ def test_what_the_calls_exclude_is_no_next_step(tmp_path: Path) -> None:
     assert verdict["class"] == "gradient"
     assert any("between loss.backward() and optimizer.step()" in each for each in verdict["next"])
     assert not any("task tensor" in each for each in verdict["next"])
+
+
+def test_precision_names_the_first_value_of_another_type(tmp_path: Path) -> None:
+    def in_bfloat16(net: Net) -> None:
+        forward = net.second.forward
+        net.second.forward = lambda x: forward_in_bfloat16(forward, x)
+
+    def forward_in_bfloat16(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(x)
+
+    target = record(tmp_path / "target", in_bfloat16)
+    verdict = summary_of(target, record(tmp_path / "reference"))["verdict"]
+
+    assert verdict["class"] == "precision"
+    assert "first in Functional.linear.1.forward (test_verdict.py:" in verdict["sentence"]
+    assert verdict["where"]["module"] == "second"

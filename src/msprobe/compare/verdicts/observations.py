@@ -47,6 +47,25 @@ class GradientFactor(NamedTuple):
         return Moment.REDUCE if self.is_reduced else Moment.BACKWARD
 
 
+class Place(NamedTuple):
+    """A record, and where its call was made.
+
+    Attributes:
+        record: its name.
+        module: path of the module around it.
+        source: line of the user's code.
+    """
+
+    record: str
+    module: str
+    source: str | None
+
+    @property
+    def words(self) -> str:
+        """The place in words."""
+        return f"{self.record} ({self.source})" if self.source else self.record
+
+
 class LateCall(NamedTuple):
     """A call that one side alone makes after its backward pass began: in a hook, for example.
 
@@ -84,6 +103,7 @@ class StepObservations:
         proof: whether the differences are rounding; None where every value is equal.
         factor: factor of the gradients, where the forward pass agrees.
         precisions: (target's type, reference's type) → values whose floating types differ.
+        first_precision: the first of these values.
         idle_arguments: arguments that differ without consequence.
         replaces_parameters: a module has other parameters, and comes to the same results.
         late_call: the first call that one side alone makes after its backward pass began.
@@ -102,6 +122,7 @@ class StepObservations:
     proof: Proof | None = None
     factor: GradientFactor | None = None
     precisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    first_precision: Place | None = None
     idle_arguments: int = 0
     replaces_parameters: bool = False
     late_call: LateCall | None = None
@@ -119,6 +140,9 @@ def observe(comparison: RankComparison) -> StepObservations:
             is_forward_exact=True,
             is_shared_exact=True,
         )
+    of_types = [
+        (row, types) for row in inexact if isinstance(row, Matched) and (types := _precisions(row))
+    ]
     differing = [row for row in inexact if row.status.is_difference and row.origin is not None]
     backward = [row for row in differing if _is_gradient(comparison, row)]
     forward_differs = len(backward) < len(differing)
@@ -141,13 +165,8 @@ def observe(comparison: RankComparison) -> StepObservations:
         labels=differing[0].name if differing and _are_labels(differing[0]) else None,
         proof=comparison.proof,
         factor=_factor(comparison, backward) if backward and not forward_differs else None,
-        precisions=Counter(
-            types
-            for row in inexact
-            if isinstance(row, Matched)
-            and row.target.dtype != row.reference.dtype
-            and (types := _precisions(row))
-        ),
+        precisions=Counter(types for _, types in of_types),
+        first_precision=_place(comparison, of_types[0][0]) if of_types else None,
         idle_arguments=sum(row.cause is Cause.NO_EFFECT for row in inexact),
         replaces_parameters=any(
             row.cause is Cause.HARMLESS and row.value.role is Role.PARAMETER for row in inexact
@@ -180,7 +199,14 @@ def _are_labels(row: Row) -> bool:
 
 def _precisions(row: Matched) -> tuple[str, str] | None:
     target, reference = row.target.dtype, row.reference.dtype
+    if target == reference:
+        return None
     return (target, reference) if epsilon_of(target) and epsilon_of(reference) else None
+
+
+def _place(comparison: RankComparison, row: Row) -> Place:
+    side, record = comparison.side_of(row.pair), row.pair.name
+    return Place(record, side.module(record), side.source_line(record))
 
 
 def _is_gradient(comparison: RankComparison, row: Row) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Phase
 from msprobe.compare.verdicts.next_steps import for_inputs
-from msprobe.compare.verdicts.observations import StepObservations
+from msprobe.compare.verdicts.observations import Place, StepObservations
 from msprobe.compare.verdicts.proof import Jump, JumpKind
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
@@ -96,6 +96,7 @@ def without_cause(findings: Findings) -> Verdict:
         (f"{precisions}; " if precisions else "")
         + "every difference is explained by the rounding of its call or by its inputs",
         Confidence.PROVED,
+        where=_where_of_precision(findings),
         next_steps=["compare both runs with one of higher precision to see which is nearer"],
     )
 
@@ -136,7 +137,31 @@ def _precisions(findings: Findings) -> str:
     if not total:
         return ""
     (types, count), *_ = total.most_common(1)
-    return f"{count} values are {types[0]} in the target, {types[1]} in the reference"
+    words = f"{count} values are {types[0]} in the target, {types[1]} in the reference"
+    first = _first_precision(findings)
+    return words if first is None else f"{words}, first in {first[1].words}"
+
+
+def _first_precision(findings: Findings) -> tuple[StepObservations, Place] | None:
+    for each in findings.steps:
+        if each.first_precision is not None:
+            return each, each.first_precision
+    return None
+
+
+def _where_of_precision(findings: Findings) -> Where | None:
+    found = _first_precision(findings)
+    if found is None:
+        return None
+    observed, place = found
+    return Where(
+        step=observed.step,
+        rank=observed.rank,
+        record=place.record,
+        module=place.module,
+        source=place.source,
+        phase=_phase_of(place.record),
+    )
 
 
 def _of_inputs(findings: Findings) -> Verdict:
@@ -208,12 +233,16 @@ _JUMPS: Final = {
 
 
 def _where_of(observed: StepObservations, jump: Jump) -> Where:
-    is_forward = parse_record_name(jump.record).kind is RecordKind.FORWARD
     return Where(
         step=observed.step,
         rank=observed.rank,
         record=jump.record,
         module=jump.module,
         source=jump.source,
-        phase=Phase.FORWARD if is_forward else Phase.BACKWARD,
+        phase=_phase_of(jump.record),
     )
+
+
+def _phase_of(record: str) -> Phase:
+    is_forward = parse_record_name(record).kind is RecordKind.FORWARD
+    return Phase.FORWARD if is_forward else Phase.BACKWARD
