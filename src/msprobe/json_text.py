@@ -35,7 +35,9 @@ def json_problem(exc: BaseException) -> str:
         return "nested too deeply"
     if is_truncated(exc):
         return f"truncated JSON ({exc})"
-    return f"not valid JSON ({str(exc).splitlines()[0][:200]})"
+    from msprobe.plain_text import reason
+
+    return f"not valid JSON ({reason(exc).splitlines()[0][:200]})"
 
 
 def is_truncated(exc: BaseException) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from html import escape
 from typing import Final
@@ -17,6 +18,17 @@ _CONTROLS: Final = dict.fromkeys(
     ),
     "�",
 )
+_REASONS: Final = {
+    errno.ENOENT: "there is no such file or folder",
+    errno.EISDIR: "it is a folder",
+    errno.ENOTDIR: "a part of the path is a file and no folder",
+    errno.EACCES: "there is no permission",
+    errno.EPERM: "there is no permission",
+    errno.ENOSPC: "no space is left on the disk",
+    errno.EROFS: "the disk is read-only",
+    errno.ELOOP: "its links lead round in a circle",
+    errno.ENAMETOOLONG: "the name is too long",
+}
 
 
 def plain(text: str) -> str:
@@ -25,6 +37,15 @@ def plain(text: str) -> str:
         return text
     shown = text.translate(_CONTROLS)
     return shown if shown.isascii() else shown.encode(errors="replace").decode()
+
+
+def reason(error: BaseException) -> str:
+    """Return why a file could not be used, without words of Python or of the system's interface."""
+    if isinstance(error, OSError) and error.strerror:
+        return _REASONS.get(error.errno or 0, error.strerror.lower())
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no text, from byte {error.start} on"
+    return str(error)
 
 
 def html_text(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 import yaml
 
 from msprobe.errors import ConfigError, ConfigFileError
+from msprobe.plain_text import reason
 
 # A mapping of a million rows; larger is no mapping file.
 _MAX_FILE_BYTES: Final = 512 << 20
@@ -154,7 +155,7 @@ def parse_yaml(text: str, path: Path, *, may_be_empty: bool = False) -> Node:
             raise ConfigFileError(path, problem) from exc
         raise ConfigFileError(path, problem, line=mark.line + 1, column=mark.column + 1) from exc
     except (yaml.YAMLError, RecursionError) as exc:
-        raise ConfigFileError(path, f"not valid YAML: {exc}") from exc
+        raise ConfigFileError(path, f"not valid YAML: {reason(exc)}") from exc
     if node is None and not may_be_empty:
         raise ConfigFileError(path, "is empty")
     return Node(path, 1 if node is None else node.start_mark.line + 1, "", node)

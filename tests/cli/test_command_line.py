@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,3 +103,25 @@ def test_an_interrupted_command_ends_with_130():
             output.read()
         assert started.stderr.read() == b"msprobe: error: interrupted\n"
         assert started.wait(20) == 130
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_commands_and_options(capsys, tmp_path):
+    assert ended("--completion", "bash") == 0
+    script = tmp_path / "completion.sh"
+    script.write_text(capsys.readouterr().out)
+    asked = """
+        source "$1"
+        COMP_WORDS=(msprobe compare-c); COMP_CWORD=1; _shtab_msprobe; echo "${COMPREPLY[@]}"
+        COMP_WORDS=(msprobe compare --tar); COMP_CWORD=2; _shtab_msprobe; echo "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(
+        ["bash", "-c", asked, "bash", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["compare-ckpt", "--target-path"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh"])
+def test_other_shells_have_a_script(capsys, shell):
+    assert ended("--completion", shell) == 0
+    assert "compare-ckpt" in capsys.readouterr().out

@@ -391,3 +391,34 @@ def test_a_record_may_have_any_name(capsys, new, old, name, kind):
     assert name in summary()["unmatched"]["operations"]["added"]
     code, out, err = run(capsys, "compare", new, old, "--json", "--format", kind)
     assert json.loads(out)["unmatched"]["target"] == 1
+
+
+def test_titles_of_columns_follow_the_spelling_of_the_command(capsys, new, old):
+    def titles(*words):
+        run(capsys, "compare", *words, "-o", "table")
+        found = sheet("table")[0]
+        for path in Path("table").glob("*.xlsx"):
+            path.unlink()
+        return found
+
+    neutral = titles(new, old)
+    assert neutral[:4] == ["Target Name", "Reference Name", "Target Dtype", "Reference Dtype"]
+    assert not [title for title in neutral if "NPU" in title or "Bench" in title]
+    documented = titles("-tp", new, "-gp", old)
+    assert documented[:4] == ["NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype"]
+    assert "NPU_Stack_Info" in documented
+    assert "Err_message" in documented
+    assert titles("-f", "pytorch", new, old) == documented
+    assert titles(new, old, "--columns", "documented") == documented
+    assert titles("-tp", new, "-gp", old, "--columns", "neutral") == neutral
+
+
+def test_tables_with_neutral_titles_are_merged_too(capsys, new, old):
+    for rank in ("rank0", "rank1"):
+        run(capsys, "compare", new, old, "--format", "csv", "-o", rank)
+        made = next(Path(rank).glob("compare_result_*.csv"))
+        Path("all").mkdir(exist_ok=True)
+        made.rename(Path("all") / f"compare_result_{rank}_20260101120000.csv")
+    Path("merge.yaml").write_text("api: [Functional]\ncompare_index: [Max diff]\n")
+    code, out, _ = run(capsys, "merge-result", "-i", "all", "-o", "merged", "-config", "merge.yaml")
+    assert (code, out.startswith("wrote merged")) == (0, True)

@@ -95,7 +95,7 @@ def test_a_dump_without_its_tensor_files(capsys, dumps):
 def test_the_documented_table_warns(capsys, dumps):
     new, old, path = dumps
     path.unlink()
-    compare(capsys, new, old)
+    compare(capsys, new, old, "--columns", "documented")
     (table,) = Path("output").glob("compare_result_*.csv")
     with table.open(newline="") as file:
         rows = {row["NPU Name"]: row for row in csv.DictReader(file)}

@@ -396,7 +396,6 @@ def test_nothing_to_record_is_said(tmp_path: Path) -> None:
         (["-m", "no.such.module"], "no.such.module"),
         (["torchrun", "train.py"], "torchrun … -m msprobe run"),
         (["--level", "L7", "train.py"], "level"),
-        (["--step", "x", "train.py"], "step"),
         (["--step-function", "3x", "train.py"], "--step-function"),
         (["--step-function", "missing", "train.py"], "defines no function missing"),
     ],

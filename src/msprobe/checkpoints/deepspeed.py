@@ -35,6 +35,7 @@ from msprobe.checkpoints.spans import JoinedSpan, PartSpan, Span
 from msprobe.checkpoints.torch_file import read_torch_file
 from msprobe.dump.formats.pickle import Described
 from msprobe.errors import CheckpointFormatError
+from msprobe.plain_text import reason
 
 _LATEST: Final = "latest"
 _MODEL_FILE: Final = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -89,7 +90,7 @@ def find_deepspeed(path: Path) -> Path | None:
     try:
         word = latest.read_text(encoding="utf-8")[:200].strip()
     except (OSError, ValueError) as exc:
-        raise CheckpointFormatError(latest, f"cannot be read: {exc}") from exc
+        raise CheckpointFormatError(latest, f"cannot be read: {reason(exc)}") from exc
     if Path(word).name != word or word in ("", ".", ".."):
         raise CheckpointFormatError(latest, f"names the folder {word!r:.60}, not beside it")
     if not (path / word).is_dir():

@@ -31,6 +31,7 @@ from msprobe.dump.formats.torch_archive import (
 from msprobe.dump.formats.zip import NoArchiveError
 from msprobe.dump.open_file import FileWindow, OpenFile
 from msprobe.errors import CheckpointFormatError, DumpFormatError
+from msprobe.plain_text import reason
 
 METADATA: Final = ".metadata"
 PART_SUFFIX: Final = ".distcp"
@@ -90,7 +91,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     try:
         tree = read_pickle(path.read_bytes())
     except (OSError, ValueError) as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
     if not isinstance(tree, Described) or not isinstance(tree.state, dict):
         raise CheckpointFormatError(path, "holds no metadata of a distributed checkpoint")
     return tree.state

@@ -26,6 +26,7 @@ from msprobe.dump.formats.protobuf import Field, MalformedMessageError, Message,
 from msprobe.dump.formats.torch_archive import MAX_DIMENSIONS
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import CheckpointFormatError
+from msprobe.plain_text import reason
 
 _MAX_TEXT_BYTES: Final = 1 << 16
 _MAX_ENTRIES: Final = 5_000_000
@@ -48,7 +49,7 @@ def read_mindspore_file(path: Path) -> Content:
                 if entry.number == 1 and entry.wire is Wire.BYTES:
                     _read_value(entry.data, found)
     except MalformedMessageError as exc:
-        raise CheckpointFormatError(path, f"is no checkpoint of MindSpore: {exc}") from exc
+        raise CheckpointFormatError(path, f"is no checkpoint of MindSpore: {reason(exc)}") from exc
     content = Content()
     for tag, pending in found.items():
         text = _text(path, pending)

@@ -21,6 +21,7 @@ from msprobe.dump.formats.torch_archive import MAX_DIMENSIONS
 from msprobe.dump.formats.zip import ZIP_ERRORS, Directory, content_offset, read_directory
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import CheckpointFormatError
+from msprobe.plain_text import reason
 
 MAGIC: Final = b"\x93NUMPY"
 _ERRORS: Final = (*ZIP_ERRORS, SyntaxError, RecursionError)
@@ -41,7 +42,7 @@ def read_npy(path: Path, name: str) -> Content:
         with OpenFile(path) as file:
             content = _read_array(path, name, file, lambda header: _stored(path, header, 0))
     except _ERRORS as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
     # The name is that of the file, not of anything in it.
     content.parameters = [replace(item, path=()) for item in content.parameters]
     return content
@@ -63,7 +64,7 @@ def read_npz(path: Path) -> Content:
                 if info.filename.endswith(".npy"):
                     content.add(_read_member(path, file, directory, archive, info))
     except _ERRORS as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
     return content
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from msprobe.dump.open_file import FileIdentity
 from msprobe.errors import CheckpointFormatError
+from msprobe.plain_text import reason
 
 _MOST_OPEN: Final = 8
 _SMALL_BYTES: Final = 64 << 10
@@ -41,7 +42,7 @@ def read_elements(path: Path, offset: int, dtype: np.dtype[Any], count: int) -> 
             if file.read_into(offset, found.view(np.uint8).data):
                 return found
     except OSError as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
     raise CheckpointFormatError(path, "has become shorter while it was read")
 
 

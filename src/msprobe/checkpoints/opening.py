@@ -39,6 +39,7 @@ from msprobe.dump.formats.zip import NoArchiveError, read_directory
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import CheckpointFormatError, DumpFormatError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
+from msprobe.plain_text import reason
 
 SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy")
 """Files that are taken from a folder without an index."""
@@ -166,7 +167,7 @@ def _weight_map(path: Path) -> Mapping[str, str]:
     try:
         tree = parse_json(path.read_bytes())
     except OSError as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
     except JSON_ERRORS as exc:
         raise CheckpointFormatError(path, json_problem(exc)) from exc
     places = tree.get("weight_map") if isinstance(tree, dict) else None
@@ -221,7 +222,7 @@ def _read_file(path: Path, stem: str, *, may_be_empty: bool = False) -> tuple[Co
         with path.open("rb") as file:
             start = file.read(64)
     except OSError as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
     content, kind = _read_known(path, stem, start, size)
     if not may_be_empty and content.is_empty():
         raise CheckpointFormatError(path, "holds nothing to compare")
@@ -250,7 +251,7 @@ def _read_zip(path: Path) -> tuple[Content, str]:
         with OpenFile(path) as file:
             directory = read_directory(file)
     except NoArchiveError as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
     if any(name.endswith(b"/data.pkl") for name in directory):
         return read_torch_file(path, directory).content, "PyTorch file"
     if any(name.endswith(b".npy") for name in directory):

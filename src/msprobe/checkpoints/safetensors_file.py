@@ -15,6 +15,7 @@ from msprobe.checkpoints.parameters import Content, Parameter, contiguous_parame
 from msprobe.checkpoints.spans import file_size
 from msprobe.errors import CheckpointFormatError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
+from msprobe.plain_text import reason
 
 # As the reference implementation limits it.
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -82,7 +83,7 @@ def _read_header(path: Path, size: int) -> tuple[int, dict[str, Any]]:
                 raise CheckpointFormatError(path, f"has a header of {length} bytes")
             text = file.read(length)
     except OSError as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
     try:
         header = parse_json(text)
     except JSON_ERRORS as exc:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from msprobe.checkpoints.open_files import read_elements
 from msprobe.dump.formats.zip import ZIP_ERRORS
 from msprobe.errors import CheckpointFormatError
+from msprobe.plain_text import reason
 
 
 class Span(Protocol):
@@ -88,7 +89,7 @@ class StridedSpan:
                 self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=(self.count,)
             )
         except (OSError, ValueError) as exc:
-            raise CheckpointFormatError(self.path, f"cannot be read: {exc}") from exc
+            raise CheckpointFormatError(self.path, f"cannot be read: {reason(exc)}") from exc
         # One flat index after another, computed from the coordinates of the elements wanted.
         places = np.full(stop - start, self.first, dtype=np.int64)
         rest = np.arange(start, stop, dtype=np.int64)
@@ -256,4 +257,4 @@ def file_size(path: Path) -> int:
             )
         return path.stat().st_size
     except OSError as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc

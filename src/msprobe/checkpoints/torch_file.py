@@ -16,6 +16,7 @@ from msprobe.dump.formats.torch_archive import SpecialTensorError, open_torch_ar
 from msprobe.dump.formats.zip import Directory, NoArchiveError
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import CheckpointFormatError
+from msprobe.plain_text import reason
 
 MAX_PICKLE_BYTES: Final = 256 << 20
 
@@ -44,6 +45,6 @@ def read_torch_file(path: Path, directory: Directory | None = None) -> TorchFile
             order: ByteOrder = "big" if archive.is_big_endian else "little"
             return read_tree(path, tree, locate, order)
     except (NoArchiveError, ValueError) as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {exc}") from exc
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
     except SpecialTensorError as exc:
         raise CheckpointFormatError(path, "data.pkl is too large") from exc

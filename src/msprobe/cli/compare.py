@@ -237,12 +237,20 @@ def _legacy(given: CompareInput, options: argparse.Namespace) -> LegacyChoices:
         or options.stack_mode
     )
     return LegacyChoices(
+        columns=options.columns or ("documented" if _is_documented(options) else "neutral"),
         generation="8.3.3" if is_old else "26.2.0",
         stack=options.stack_mode or not given.names_stacks,
         rank_pairs=is_old and given.target.is_dir(),
         advisor=is_old and not options.compare_only,
         first_difference=options.diff_analyze,
     )
+
+
+def _is_documented(options: argparse.Namespace) -> bool:
+    """Return whether the command was typed as the documents of mindstudio-probe have it."""
+    words = (options.framework, options.input_path, options.target_path, options.golden_path)
+    flags = (options.highlight, options.compare_only, options.stack_mode, options.diff_analyze)
+    return any(word is not None for word in words) or any(flags)
 
 
 def _list_files(files: Sequence[Path]) -> None:

@@ -69,6 +69,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         choices=("xlsx", "csv", "parquet"),
         help="format of the table (xlsx; parquet above 200,000 rows or 100 tables)",
     )
+    group.add_argument(
+        "--columns",
+        choices=("documented", "neutral"),
+        help="titles in xlsx and csv: of mindstudio-probe (documented), where its spellings are "
+        "used; else target and reference (neutral)",
+    )
     group.add_argument("--xlsx", action="store_const", const="xlsx", dest="format", help="default")
     group.add_argument("--html", action="store_true", help="also write a report to click through")
     add_json(group, "print the summary as JSON")

@@ -16,9 +16,9 @@ EXIT_DIFFERENT: Final = 1
 
 _EXAMPLES: Final = """\
 examples:
-  msprobe config_check -d train.sh model.yaml -o run_a.zip   collect
-  msprobe config_check -c run_a.zip run_b.zip -o result      compare; the trusted run comes first
-  msprobe config_check -c ckpt_a ckpt_b -o similarity.json   compare two checkpoints
+  msprobe config-check -d train.sh model.yaml -o run_a.zip  collect
+  msprobe config-check run_b.zip run_a.zip -o result        compare; the trusted run comes second
+  msprobe config-check -c run_a.zip run_b.zip -o result     as mindstudio-probe has it, in its order
 """
 
 
@@ -30,7 +30,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Seeds, data and weights are added by ConfigChecker in the training script."
     )
     parser.epilog = _EXAMPLES
-    what = parser.add_mutually_exclusive_group(required=True)
+    parser.add_argument(
+        "packs",
+        nargs="*",
+        metavar="TARGET REFERENCE",
+        type=Path,
+        help="two zip files to compare: of the run under test, and of the trusted one",
+    )
+    what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "-d",
         "--dump",
@@ -45,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         metavar=("BENCH", "CMP"),
         type=Path,
-        help="compare two zip files, or two checkpoints",
+        help="compare two zip files, the trusted one first; or two checkpoints",
     )
     for flag, name in (
         ("-vc", "--verl-compare"),
@@ -72,9 +79,9 @@ def run(options: argparse.Namespace) -> int:
             "arguments out of the logs of verl and slime (-vc, -vv, -sc) are not read; save the "
             "configuration as YAML or JSON, collect it with -d and compare it with -c"
         )
-    if options.compare is None:
+    if options.dump is not None and not options.packs:
         return _collect(options)
-    bench, cmp = options.compare
+    bench, cmp = _two(options)
     if _is_pack(bench) and _is_pack(cmp):
         return _compare(bench, cmp, options)
     from msprobe.cli.compare_ckpt import compare
@@ -89,6 +96,23 @@ def run(options: argparse.Namespace) -> int:
     )
 
 
+def _two(options: argparse.Namespace) -> tuple[Path, Path]:
+    """Return the reference and the target."""
+    from msprobe.errors import UsageError
+
+    packs = options.packs
+    if options.dump is not None or (options.compare is not None and packs):
+        raise UsageError(f"config-check either collects (-d) or compares; leave out {packs[0]}")
+    if options.compare is not None:
+        return tuple(options.compare)
+    if len(packs) != 2:
+        raise UsageError(
+            f"config-check needs a TARGET and a REFERENCE to compare, {len(packs)} given; "
+            "or -d, to collect: msprobe config-check -d train.sh"
+        )
+    return packs[1], packs[0]
+
+
 def _is_pack(path: Path) -> bool:
     # Other zip archives (.pt, .npz) have another suffix.
     return path.suffix == ".zip" and not path.is_dir()
@@ -97,11 +121,13 @@ def _is_pack(path: Path) -> bool:
 def _collect(options: argparse.Namespace) -> int:
     from msprobe.cli.terminal import make_console, print_json, print_lines
     from msprobe.plain_text import plain
+    from msprobe.run_config.arguments import read_arguments
     from msprobe.run_config.collecting import collect_static
     from msprobe.run_config.pack import PackWriter, read_pack
     from msprobe.run_config.result_lines import hidden_line
 
     path = options.output or _DEFAULT_PACK
+    read_arguments(options.dump)  # for its errors, before an older pack is replaced
     writer = PackWriter(path)
     collect_static(writer, options.dump)
     found = read_pack(path)

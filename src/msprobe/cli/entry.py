@@ -64,6 +64,11 @@ def _run(words: list[str]) -> int | Callable[[], int]:
 
         print(f"msprobe {msprobe.__version__}")
         return 0
+    if words[:1] == ["--completion"]:
+        from msprobe.cli.completion import completion_script
+
+        print(completion_script(" ".join(words[1:])))
+        return 0
     command, rest = _choose(words)
     options = parse_command(command, rest)
     options.framework = framework
@@ -94,12 +99,14 @@ def _end_without_command(words: list[str], known: dict[str, Command]) -> NoRetur
 
 def _unknown(word: str, above: str, known: dict[str, Command]) -> str:
     if word.startswith("-"):
-        return f"there is no option {word} in front of the command"
+        hint = did_you_mean(word, ("--version", "--help", "--completion", "--framework"))
+        return f"there is no option {word} in front of the command{hint}"
     if Path(word).exists():
         return f"name a command in front of {word}: show, compare …"
     if above:
         word = f"{above} {word}"
-    return f"there is no command {word}{did_you_mean(word, known)}"
+    hint = did_you_mean(word.replace("_", "-"), [name for name in known if "_" not in name])
+    return f"there is no command {word}{hint}"
 
 
 def _take_framework(words: list[str]) -> tuple[str | None, list[str]]:

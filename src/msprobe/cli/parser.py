@@ -123,6 +123,9 @@ def overview(words: str = "") -> CommandParser:
                 section.add_argument(name, help=text)
     if not words:
         parser.add_argument("--version", action="store_true", help="print the version and exit")
+        parser.add_argument(
+            "--completion", metavar="SHELL", help="print what completes words in bash, zsh, fish"
+        )
     return parser
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from msprobe.cli.options import add_output
+from msprobe.cli.options import add_output, number_list
 
 _EXAMPLES: Final = """\
 examples:
@@ -32,8 +32,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--level", help="L0 modules, L1 APIs, mix both (default), L2 kernels")
     add("--task", help="statistics (default), tensor, structure, overflow_check, signature")
     add_output(parser, "folder of the dump (default ./msprobe_dump)", aliases=("--out",))
-    add("--step", metavar="N,M-K", type=_parts, help="steps to record (default 0-1), or all")
-    add("--rank", metavar="N,M-K", type=_parts, help="ranks to record (default all)")
+    add("--step", metavar="N,M-K", type=_steps, help="steps to record (default 0-1), or all")
+    add("--rank", metavar="N,M-K", type=_ranks, help="ranks to record (default all)")
     add("--list", metavar="TEXT,TEXT", type=_parts, help="only records with one in the name")
     add("--scope", nargs=2, metavar="NAME", help="only records from one to another")
     add(
@@ -48,6 +48,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _parts(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
+
+
+def _ranks(text: str) -> list[str]:
+    number_list(text)
+    return _parts(text)
+
+
+def _steps(text: str) -> list[str]:
+    return ["all"] if text == "all" else _ranks(text)
 
 
 def run(options: argparse.Namespace) -> Callable[[], int]:

@@ -32,6 +32,7 @@ class LegacyChoices:
     """Options for the files of mindstudio-probe.
 
     Attributes:
+        columns: the titles of the tables: ``documented``, or ``neutral``: target and reference.
         generation: whose columns and verdicts the tables have: ``8.3.3`` or ``26.2.0``.
         highlight: whether rows of spreadsheets are coloured.
         stack: whether tables have a column with call stacks, where the target has any.
@@ -41,6 +42,7 @@ class LegacyChoices:
         first_difference: whether the files of the first-difference search are written.
     """
 
+    columns: Literal["documented", "neutral"] = "documented"
     generation: Literal["8.3.3", "26.2.0"] = "26.2.0"
     highlight: bool = True
     stack: bool = True
@@ -201,7 +203,7 @@ class CompareResult:
             if table == "parquet":
                 files.append(_write_parquet(comparison, folder / f"{name}.parquet"))
             else:
-                files += write_table(_legacy_table(comparison, legacy), folder / name, table)
+                files += write_table(_table(comparison, legacy), folder / name, table)
             if legacy.advisor:
                 from msprobe.compare.legacy.advisor import write_advice
                 from msprobe.compare.legacy.tables import rows_in_order
@@ -253,6 +255,13 @@ class CompareResult:
         from msprobe.report.comparison_notebook import notebook_html
 
         return notebook_html(self.summary, self.frame)
+
+
+def _table(comparison: RankComparison, legacy: LegacyChoices) -> Table:
+    from msprobe.compare.legacy.tables import neutral_table
+
+    made = _legacy_table(comparison, legacy)
+    return neutral_table(made) if legacy.columns == "neutral" else made
 
 
 def _legacy_table(comparison: RankComparison, legacy: LegacyChoices) -> Table:

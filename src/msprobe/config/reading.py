@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.errors import ConfigFileError
+from msprobe.plain_text import reason
 
 # A list may hold a million step numbers (about 8 MB); nothing sensible is larger than this.
 MAX_FILE_BYTES: Final = 64 << 20
@@ -49,7 +50,7 @@ def read_config_file(path: Path) -> tuple[JsonObject, list[str]]:
     except RecursionError as error:
         raise ConfigFileError(path, "the JSON is nested too deeply") from error
     except ValueError as error:  # an integer of more digits than Python converts
-        raise ConfigFileError(path, f"this JSON cannot be used: {error}") from error
+        raise ConfigFileError(path, f"this JSON cannot be used: {reason(error)}") from error
     if not isinstance(document, dict):
         kind = json_kind(document)
         raise ConfigFileError(path, f"the file holds {kind}; it must hold one JSON object {{…}}")

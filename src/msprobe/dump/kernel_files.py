@@ -24,6 +24,7 @@ from typing import Final
 from msprobe.dump.kernel_names import parse_kernel_file_name
 from msprobe.dump.records import Statistic
 from msprobe.errors import DumpFormatError
+from msprobe.plain_text import reason
 
 STATISTIC_CSV: Final = "statistic.csv"
 MAPPING_CSV: Final = "mapping.csv"
@@ -120,7 +121,7 @@ def find_kernel_folders(path: Path) -> list[KernelFolder]:
     try:
         found = [_placed(directory, root) for directory in _value_folders(root)]
     except OSError as exc:
-        raise DumpFormatError(path, f"cannot be read: {exc}") from exc
+        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
     return sorted(found, key=lambda folder: (folder.step, folder.rank, str(folder.directory)))
 
 
@@ -326,7 +327,7 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from csv.reader(file, skipinitialspace=True)
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
-        raise DumpFormatError(path, f"cannot be read: {exc}") from exc
+        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
 
 
 def find_graph_file(folder: KernelFolder) -> Path | None:

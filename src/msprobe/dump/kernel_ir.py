@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from msprobe.errors import DumpFormatError
+from msprobe.plain_text import reason
 
 _NODE: Final = re.compile(r"\s*(?:%\w+(?:\(.*?\))?\s*=\s|Return\()")
 _GRAPH: Final = re.compile(r"\s*(?:subgraph |\}|# )")
@@ -104,7 +105,7 @@ def read_ir(path: str | os.PathLike[str]) -> IrGraph:
                 if operator.scope:
                     operators.append(operator)
     except OSError as exc:
-        raise DumpFormatError(path, f"cannot be read: {exc}") from exc
+        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
     if not operators:
         raise DumpFormatError(path, "is no graph in text form: it names no operator's scope")
     return IrGraph(operators=operators, parameters=list(parameters))

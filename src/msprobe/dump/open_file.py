@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Self
 
 from msprobe.errors import DumpFormatError, RecordNotFoundError
+from msprobe.plain_text import reason
 
 SMALL_BYTES: Final = 128 << 10
 """Files up to this size are held in memory as a whole while they are open."""
@@ -65,7 +66,7 @@ class OpenFile:
         except FileNotFoundError as exc:
             raise RecordNotFoundError(path, "there is no such tensor file") from exc
         except (OSError, ValueError) as exc:
-            raise DumpFormatError(path, f"cannot be opened: {exc}") from exc
+            raise DumpFormatError(path, f"cannot be opened: {reason(exc)}") from exc
         try:
             self._look()
         except BaseException:
@@ -89,7 +90,7 @@ class OpenFile:
                 self._tail_start = size - _END_BYTES
                 self._tail = os.pread(self._descriptor, _END_BYTES, self._tail_start)
         except OSError as exc:
-            raise DumpFormatError(self.name, f"cannot be read: {exc}") from exc
+            raise DumpFormatError(self.name, f"cannot be read: {reason(exc)}") from exc
 
     def __enter__(self) -> Self:
         """Return the file."""
@@ -151,7 +152,7 @@ class OpenFile:
             try:
                 count = os.preadv(self._descriptor, [view], offset)
             except OSError as exc:
-                raise DumpFormatError(self.name, f"cannot be read: {exc}") from exc
+                raise DumpFormatError(self.name, f"cannot be read: {reason(exc)}") from exc
             if count == 0:
                 raise DumpFormatError(self.name, "became shorter while it was read")
             view = view[count:]

@@ -34,6 +34,7 @@ from msprobe.dump.tensor_files import StoredTensor, locate_tensor_file, read_ten
 from msprobe.dump.value_reader import ValueReader
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError, RecordNotFoundError
+from msprobe.plain_text import reason
 
 if TYPE_CHECKING:
     import polars as pl
@@ -418,7 +419,7 @@ class RankView:
         try:
             contents = read_journal(self.records_path)
         except (OSError, TypeError, msgspec.ValidationError) as exc:
-            raise DumpFormatError(self.records_path, f"cannot be read: {exc}") from exc
+            raise DumpFormatError(self.records_path, f"cannot be read: {reason(exc)}") from exc
         logger.warning(
             "%s: read from the journal of a capture that was not closed; "
             "`msprobe repair` makes the JSON files",

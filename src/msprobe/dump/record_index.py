@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from msprobe.dump.records import JsonTree
 from msprobe.errors import DumpFormatError
 from msprobe.json_text import JSON_ERRORS, is_truncated, json_problem, parse_json
+from msprobe.plain_text import reason
 
 # The head is a few hundred bytes; the line break after "data":{ must come before this.
 _MAX_HEAD_BYTES: Final = 64 << 10
@@ -81,7 +82,7 @@ class RecordIndex(Mapping[str, JsonTree]):
                 file.seek(span.start)
                 return file.read(span.end - span.start)
         except OSError as exc:
-            raise DumpFormatError(self.path, f"cannot be read: {exc}") from exc
+            raise DumpFormatError(self.path, f"cannot be read: {reason(exc)}") from exc
 
     def __getitem__(self, name: str) -> JsonTree:
         """Return the value of one record, parsed.
@@ -203,7 +204,7 @@ def read_bytes(path: Path) -> bytes:
             raise DumpFormatError(path, "is not a plain file" if path.exists() else "is missing")
         return path.read_bytes()
     except (OSError, MemoryError) as exc:
-        raise DumpFormatError(path, f"cannot be read: {exc}") from exc
+        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
 
 
 def _scan_lines(path: Path, buffer: bytes) -> RecordIndex | None:

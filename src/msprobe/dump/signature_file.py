@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.errors import DumpFormatError
+from msprobe.plain_text import reason
 
 FOLDER: Final = "signatures"
 SUFFIX: Final = ".msig"
@@ -200,7 +201,7 @@ class SignatureFile:
                     mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
                 )
         except OSError as error:
-            raise DumpFormatError(path, f"cannot be read: {error}") from error
+            raise DumpFormatError(path, f"cannot be read: {reason(error)}") from error
         self.end = self._whole_end()
         if size and not self.end:
             raise DumpFormatError(path, "holds no signatures of msprobe")

@@ -18,6 +18,7 @@ from msprobe.dump.formats.torch_archive import (
 from msprobe.dump.formats.zip import NoArchiveError, check_checksum
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import DumpFormatError
+from msprobe.plain_text import reason
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +59,7 @@ def find_tensor(file: OpenFile) -> ArchivedTensor:
         if file.read(0, min(file.size, 1)) == b"\x80":
             # torch before 1.6 wrote bare pickles.
             raise SpecialTensorError("is in torch's old format") from exc
-        raise DumpFormatError(file.name, f"is not a readable .pt archive: {exc}") from exc
+        raise DumpFormatError(file.name, f"is not a readable .pt archive: {reason(exc)}") from exc
     layout = _layout(file.name, archive.pickle(_MAX_PICKLE_BYTES))
     start, entry = archive.storage(layout.key)
     layout.check_extent(file.name, entry.size // layout.itemsize)

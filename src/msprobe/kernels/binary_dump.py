@@ -14,6 +14,7 @@ from typing import Final
 from msprobe.dump.formats.protobuf import MalformedMessageError, Memory, Message, Wire
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import DumpFormatError
+from msprobe.plain_text import reason
 
 _LENGTH_BYTES: Final = 8
 # Headers have no elements in them: a kernel with a thousand inputs has 100 KB.
@@ -110,7 +111,7 @@ def _read(file: OpenFile) -> BinaryDump:
     try:
         return _parse(header, file.path, _LENGTH_BYTES + length, file.size)
     except MalformedMessageError as exc:
-        raise DumpFormatError(file.path, f"is no binary dump: {exc}") from exc
+        raise DumpFormatError(file.path, f"is no binary dump: {reason(exc)}") from exc
 
 
 def _parse(header: Message, path: Path, start: int, end: int) -> BinaryDump:

@@ -17,6 +17,7 @@ from msprobe.dump.kernel_files import MAPPING_CSV, STATISTIC_CSV, read_mapping
 from msprobe.dump.kernel_ir import read_ir
 from msprobe.dump.kernel_names import OVERFLOW_TYPE, parse_kernel_file_name
 from msprobe.errors import DumpFormatError, ReportWriteError
+from msprobe.plain_text import reason
 from msprobe.report.csv_files import write_csv
 from msprobe.report.tables import Cell, Table
 
@@ -81,7 +82,7 @@ def map_code(ir: Path, data: Path, output: Path, *, now: datetime | None = None)
         for table in statistics:
             written += _write_beside(table, f"statistic_code_mapping_{time}.csv", places)
     except OSError as exc:
-        raise ReportWriteError(exc.filename or output, f"cannot be written: {exc}") from exc
+        raise ReportWriteError(exc.filename or output, f"cannot be written: {reason(exc)}") from exc
     return CodeMapping(
         written=written,
         values=places.count,
@@ -186,7 +187,7 @@ def _read_statistics(path: Path) -> _Statistics:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header, *rows = [row for row in csv.reader(file, skipinitialspace=True) if row] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
-        raise DumpFormatError(path, f"cannot be read: {exc}") from exc
+        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
     flat = [title.replace(" ", "").replace("_", "").lower() for title in header]
     if _NAME_COLUMN not in flat:
         raise DumpFormatError(path, "its header has no column Op Name")

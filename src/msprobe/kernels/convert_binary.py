@@ -27,6 +27,7 @@ from msprobe.kernels.binary_dump import BinaryValue, read_binary_dump
 from msprobe.kernels.element_types import ELEMENT_TYPES, NAMES_WITHOUT_VALUES, decode_elements
 from msprobe.kernels.layouts import STORED, Layout, LayoutError, restore_layout
 from msprobe.kernels.overflow_info import decode_overflow
+from msprobe.plain_text import reason
 
 _NPY: Final = ".npy"
 
@@ -215,7 +216,7 @@ class _Target:
             with (self._folder / MAPPING_CSV).open("a", encoding="utf-8") as file:
                 file.write(f"{short},{wanted}\n")
         except OSError as exc:
-            raise ReportWriteError(self._folder, f"cannot be written: {exc}") from exc
+            raise ReportWriteError(self._folder, f"cannot be written: {reason(exc)}") from exc
         return self._folder / short
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.errors import ConfigError, ConfigFileError
+from msprobe.plain_text import reason
 
 COMMON: Final = "common_dump_settings"
 SYNCHRONOUS: Final = "e2e_dump_settings"
@@ -207,12 +208,12 @@ def read_dump_settings(path: str | os.PathLike[str]) -> CheckedSettings:
             raise ConfigFileError(path, "is too large for settings")
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise ConfigFileError(path, f"cannot be read: {exc}") from exc
+        raise ConfigFileError(path, f"cannot be read: {reason(exc)}") from exc
     except json.JSONDecodeError as exc:
         problem = f"is not JSON: {exc.msg}"
         raise ConfigFileError(path, problem, line=exc.lineno, column=exc.colno) from exc
     except (ValueError, RecursionError) as exc:
-        raise ConfigFileError(path, f"is not JSON: {exc}") from exc
+        raise ConfigFileError(path, f"is not JSON: {reason(exc)}") from exc
     if not isinstance(raw, dict):
         raise ConfigFileError(path, "is not a JSON object {…}")
     return check_dump_settings(raw, source=path)

@@ -28,6 +28,7 @@ from msprobe.kernels.overflow_info import overflowed_parts
 from msprobe.mindspore import native_dump
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.kernel_settings import NET_NAME, SETTINGS_FILE, dump_settings, write_settings
+from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class KernelRun:
                 clear_kernel_dump(config.dump_path / f"rank_{self._rank}")
             path = write_settings(settings, config.dump_path)
         except OSError as exc:
-            raise DumpWriteError(config.dump_path, f"cannot be written: {exc}") from exc
+            raise DumpWriteError(config.dump_path, f"cannot be written: {reason(exc)}") from exc
         self._steps.take_over(self.session.step_number)
         self.session.run_undo.callback(self._finish)
         self.session.run_undo.callback(native_dump.set_variable(path))

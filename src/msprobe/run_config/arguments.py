@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from msprobe.dump.records import JsonTree
 from msprobe.errors import ConfigFileError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
+from msprobe.plain_text import reason
 from msprobe.run_config.levels import Difference, Item, ItemResult, Level
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_scripts import parse_shell_script
@@ -246,7 +247,7 @@ def _read_file(path: Path) -> ArgumentFiles:
             raise ConfigFileError(path, f"is larger than {_MAX_BYTES >> 20} MB")
         text = path.read_bytes()
     except OSError as exc:
-        raise ConfigFileError(path, f"cannot be read: {exc}") from exc
+        raise ConfigFileError(path, f"cannot be read: {reason(exc)}") from exc
     suffix = path.suffix.lower()
     if suffix in (".sh", ".bash"):
         script = parse_shell_script(text.decode(errors="replace"), path.parent)

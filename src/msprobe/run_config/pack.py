@@ -37,6 +37,7 @@ from msprobe.dump.records import JsonTree
 from msprobe.errors import ReportWriteError, RunConfigFormatError
 from msprobe.files import report_file
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
+from msprobe.plain_text import reason
 from msprobe.run_config.levels import Item
 from msprobe.run_config.secrets import hidden_names
 
@@ -155,7 +156,7 @@ class PackWriter:
                 with zipfile.ZipFile(temporary, self._mode) as archive:
                     archive.writestr(info, text.encode(errors="surrogateescape"))
         except zipfile.BadZipFile as exc:
-            raise ReportWriteError(self.path, f"cannot be written: {exc}") from exc
+            raise ReportWriteError(self.path, f"cannot be written: {reason(exc)}") from exc
         self._mode = "a"
 
     def put_packages(self, packages: Mapping[str, str]) -> None:
@@ -214,7 +215,7 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
                 if _is_known(info.filename):
                     yield info.filename, archive.read(info)
     except ZIP_ERRORS as exc:
-        raise RunConfigFormatError(path, f"is no pack that can be read: {exc}") from exc
+        raise RunConfigFormatError(path, f"is no pack that can be read: {reason(exc)}") from exc
 
 
 def _read_into(pack: Pack, path: Path) -> int:

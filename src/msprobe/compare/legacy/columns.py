@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -14,6 +15,15 @@ class Generation(StrEnum):
 
     V8_3_3 = "8.3.3"
     V26_2_0 = "26.2.0"
+
+
+class Columns(StrEnum):
+    """The titles of the columns."""
+
+    DOCUMENTED = "documented"
+    """Those of mindstudio-probe."""
+    NEUTRAL = "neutral"
+    """The same columns, called after target and reference; without its messages."""
 
 
 STACK: Final = "NPU_Stack_Info"
@@ -67,6 +77,14 @@ METRICS: Final = {
     Mode.MD5: CHECKSUMS,
 }
 
+_NEUTRAL: Final = {
+    STACK: "Call Stack",
+    DATA_NAME: "Tensor Files",
+    CHECKSUMS[0]: "Target Checksum",
+    CHECKSUMS[1]: "Reference Checksum",
+}
+_SIDES: Final = {"NPU ": "Target ", "Bench ": "Reference "}
+
 OWN: Final = ("Status", "Origin", "Error", "Reason")
 """Ours, to the right of all others."""
 
@@ -88,3 +106,22 @@ def legacy_columns(mode: Mode, generation: Generation, *, has_stack: bool) -> tu
         return (*COMMON, *STATISTIC_METRICS, *STATISTICS, CONSISTENT, RESULT, ERR_MESSAGE, *stack)
     message = () if generation is Generation.V8_3_3 else (ERR_MESSAGE,)
     return (*COMMON, *CHECKSUMS, CONSISTENT, RESULT, *message, *stack)
+
+
+def neutral_title(title: str) -> str:
+    """Return the neutral title of a column of mindstudio-probe."""
+    return _NEUTRAL.get(title) or _with_other_beginning(title, _SIDES)
+
+
+def documented_title(title: str) -> str:
+    """Return the title that mindstudio-probe gives a column; a documented one stays as it is."""
+    documented = {neutral: given for given, neutral in _NEUTRAL.items()}
+    back = {neutral: given for given, neutral in _SIDES.items()}
+    return documented.get(title) or _with_other_beginning(title, back)
+
+
+def _with_other_beginning(title: str, beginnings: Mapping[str, str]) -> str:
+    for old, new in beginnings.items():
+        if title.startswith(old):
+            return new + title.removeprefix(old)
+    return title

@@ -28,9 +28,11 @@ from msprobe.compare.legacy.columns import (
     REACHED,
     RESULT,
     STATISTICS,
+    documented_title,
 )
 from msprobe.compare.model import Mode
 from msprobe.errors import DumpFormatError, ReportWriteError, UsageError
+from msprobe.plain_text import reason
 from msprobe.report.spreadsheet import MAX_ROWS, write_sheets
 from msprobe.report.tables import Cell, Table
 from msprobe.yaml_nodes import Node, read_yaml
@@ -185,7 +187,8 @@ def _rank_files(folder: Path) -> dict[str, list[Path]]:
 def _read_rank(rank: str, files: list[Path], choices: MergeChoices) -> _RankTable:
     table: _RankTable | None = None
     for path in files:
-        for columns, rows in _pieces(path):
+        for titles, rows in _pieces(path):
+            columns = tuple(map(documented_title, titles))
             if table is None:
                 mode = _mode_of(columns, path)
                 table = _RankTable(rank=rank, files=files, mode=mode, columns=columns, rows={})
@@ -211,7 +214,7 @@ def _pieces(path: Path) -> Iterator[tuple[tuple[str, ...], Iterable[Sequence[Any
                 reader = csv.reader(file)
                 yield tuple(next(reader, ())), reader
         except (OSError, csv.Error) as exc:
-            raise DumpFormatError(path, f"cannot be read: {exc}") from exc
+            raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
         return
     import python_calamine
 
@@ -219,7 +222,7 @@ def _pieces(path: Path) -> Iterator[tuple[tuple[str, ...], Iterable[Sequence[Any
         workbook = python_calamine.CalamineWorkbook.from_path(path)
         sheets = [workbook.get_sheet_by_name(name).to_python() for name in workbook.sheet_names]
     except (OSError, python_calamine.CalamineError) as exc:
-        raise DumpFormatError(path, f"cannot be read: {exc}") from exc
+        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
     for sheet in sheets:
         titles = sheet[0] if sheet else []
         yield tuple(map(str, titles)), sheet[1:]

@@ -14,7 +14,13 @@ from msprobe.compare.legacy.cells import (
     CellMaker,
     checksum,
 )
-from msprobe.compare.legacy.columns import OWN, Generation, legacy_columns
+from msprobe.compare.legacy.columns import (
+    ERR_MESSAGE,
+    OWN,
+    Generation,
+    legacy_columns,
+    neutral_title,
+)
 from msprobe.compare.legacy.kernel_tables import kernel_table
 from msprobe.compare.legacy.levels import JudgedRow, Level, judge_operation
 from msprobe.compare.legacy.reached import old_verdict
@@ -64,6 +70,18 @@ def legacy_table(
     maker = _RowMaker(comparison, generation, has_stack=has_stack, highlight=highlight)
     columns = legacy_columns(comparison.mode, generation, has_stack=maker.has_stack)
     return Table(columns=(*columns, *OWN), count=len(comparison.rows), rows=maker.rows)
+
+
+def neutral_table(table: Table) -> Table:
+    """Return a table of `legacy_table` under neutral titles, without its messages."""
+    kept = [place for place, title in enumerate(table.columns) if title != ERR_MESSAGE]
+
+    def rows() -> Iterator[TableRow]:
+        for cells, colour in table.rows():
+            yield [cells[place] for place in kept], colour
+
+    columns = tuple(neutral_title(table.columns[place]) for place in kept)
+    return Table(columns=columns, count=table.count, rows=rows)
 
 
 def legacy_operations(

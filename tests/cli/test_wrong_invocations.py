@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong command lines: one line on stderr, in words of the user, with the next thing to do."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+
+from builders.networks import write_dump
+from msprobe.cli import main
+
+INTERNAL: Final = re.compile(
+    r"\[Errno|codec|Traceback|NoneType|0x[0-9a-f]{4}|\w+Error|(?<!JSON )\bobject\b|"
+    r"invalid (int|float)|\bdict\b|\[\[|unexpected|expected str|PosixPath|\bbool\b|utf-8|unrecognized|ignored explicit"
+)
+SCRIPT: Final = "print(1)"
+
+# Command line, and words that the answer has to contain, with ; between them.
+WRONG: Final = """
+: name a command
+--versoin: --version
+--nothing: there is no option --nothing
+--completion csh: bash; zsh; fish
+-f: pytorch or mindspore
+-f torch compare new old: 'torch'; pytorch or mindspore
+--framework tensorflow show new: 'tensorflow'
+shwo new: show
+compre new old: compare
+comparee: compare
+compare_ckp a b: compare-ckpt
+overflow-chek new: overflow-check
+config_chck: config-check
+merge-results: merge-result
+mergeresult: merge-result
+codemapping: code-mapping
+triag new old: triage
+bisct a b: bisect
+repiar new: repair
+rnu train.py: run
+prase: parse
+configschema: config-schema
+nanalyze new: nan-analyze
+xyzzy: there is no command xyzzy
+new: name a command in front of new
+train.py: name a command in front of train.py
+compare: TARGET
+compare new: 1 given
+compare new old new: 3 given
+compare new old --jsno: --json
+compare new old --exitcode: --exit-code
+compare new old --exit_cod: --exit-code
+compare new old --outptu x: --output
+compare new old -json: --json
+compare new old --json=1: --json takes no value
+compare new old --html=yes: --html takes no value
+compare new old --format pdf: xlsx, csv or parquet
+compare new old --format xlxs: did you mean xlsx
+compare new old --format: --format
+compare new old --align sometimes: auto, always or never
+compare new old --workers 0: '0'; 1 or more
+compare new old --workers many: 'many'
+compare new old --workers -2: '-2'
+compare new old --workers 1.5: '1.5'
+compare new old --step a: 'a'; 0,5-7
+compare new old --step 3-1: '3-1'
+compare new old --step 1,,2: '1,,2'
+compare new old --step -1: '-1'
+compare new old --rank x: 'x'
+compare new old --rank 0.5: '0.5'
+compare new old --step 7: steps 7
+compare new old --rank 9: ranks 9
+compare new old --mode atb: --mode atb
+compare new old --mode nonsense: leave it out
+compare new old --fusion-rule-file x: --fusion-rule-file
+compare new old --columns pretty: documented or neutral
+compare new nothing: nothing
+compare nothing new: nothing
+compare nothing nothing: nothing
+compare new empty: empty
+compare new text.txt: text.txt
+compare new bytes.bin: bytes.bin
+compare new half.json: half.json
+compare new latin.json: latin.json
+compare new weights.npy: weights.npy
+compare weights.npy half.npy: half.npy
+compare -i nothing.json: nothing.json
+compare -i half.json: half.json
+compare -i latin.json: latin.json
+compare -i empty: empty
+compare -i list.json: list.json
+compare new old -i list.json: once
+compare new old -tp new -gp old: once
+compare -tp new: 1 given
+compare new old -dm nothing.yaml: nothing.yaml
+compare new old -dm latin.json: latin.json
+compare new old -lm half.yaml: half.yaml
+compare new old -cm nothing.yaml: nothing.yaml
+compare new old -am nothing.yaml: nothing.yaml
+compare new old --tolerances nothing.yaml: nothing.yaml
+compare new old --tolerances half.yaml: half.yaml
+compare new old --tolerances empty: empty
+compare new old --config nothing.yaml: nothing.yaml
+compare new old -o text.txt: text.txt
+compare new old --replicas: one dump
+compare new --replicas: two ranks
+compare above new: above
+compare above above: above
+show: DUMP
+show nothing: nothing
+show empty: empty
+show text.txt: text.txt
+show bytes.bin: bytes.bin
+show half.json: half.json
+show latin.json: latin.json
+show half.npy: half.npy
+show new --step 5: step 5
+show new --step x: 'x'
+show new --step -1: '-1'
+show new --rank 3: 3
+show new --rank x: x
+show new --depth -1: '-1'
+show new --depth two: 'two'
+show new --limit 1e3: '1e3'
+show new --filtre x: --filter
+show new --filter nothing*: no record fits
+show new Functional.linaer.1.forward: Functional.linear.1.forward
+show new layers.7.fc: no record
+show new a b: 'b'
+show new --jsn: --json
+show new --depht 2: --depth
+show above: above
+overflow-check: DUMP
+overflow-check nothing: nothing
+overflow-check new -i new: one dump
+overflow-check new --step x: 'x'
+overflow-check new --step 5: 5
+overflow-check new --exit_cod: --exit-code
+overflow-check empty: empty
+triage new: REFERENCE
+triage new nothing: nothing
+triage new empty: empty
+triage new old --agian old: --again
+triage new old more: 'more'
+bisect new: REFERENCE
+bisect new old: signature
+bisect nothing old: nothing
+bisect new old --noise nothing: signatures
+compare-ckpt a.pt: REFERENCE
+compare-ckpt nothing.pt nothing.pt: nothing.pt
+compare-ckpt text.txt text.txt: text.txt
+compare-ckpt bytes.bin bytes.bin: bytes.bin
+compare-ckpt half.safetensors half.safetensors: half.safetensors
+compare-ckpt empty empty: empty
+compare-ckpt new old: msprobe compare new old
+compare-ckpt new weights.npy: new
+compare-ckpt weights.npy weights.npy --rtol x: 'x'
+compare-ckpt weights.npy weights.npy --rtol -1: '-1'
+compare-ckpt weights.npy weights.npy --atol inf: 'inf'
+compare-ckpt weights.npy weights.npy --atol nan: 'nan'
+compare-ckpt weights.npy weights.npy -o text.txt: text.txt
+compare-ckpt weights.npy weights.npy --onyl x: --only
+config-check: -d; TARGET
+config-check -c a.zip: --compare; 2
+config-check -c nothing.zip nothing.zip: nothing.zip
+config-check -c half.zip half.zip: half.zip
+config-check -d nothing.sh: nothing.sh
+config-check -d -c a b: not allowed
+config-check -vc log: -d
+config-check half.zip: TARGET
+config-check nothing.zip nothing.zip: nothing.zip
+merge-result: --input-dir
+merge-result -i nothing -o out -config merge.yaml: nothing
+merge-result -i empty -o out -config nothing.yaml: nothing.yaml
+merge-result -i empty -o out -config half.yaml: half.yaml
+merge-result -i empty -o out -config merge.yaml: empty
+repair: DUMP
+repair nothing: nothing
+repair new --dryrun: --dry-run
+repair new old: 'old'
+config-schema more: 'more'
+config-schema --jsno: no option --jsno
+code-mapping --ir nothing.ir: --dump-data
+code-mapping --ir nothing.ir --dump-data new: nothing.ir
+code-mapping --ir text.txt --dump-data nothing: text.txt
+code-mapping --ir x --dmp-data y: --dump-data
+parse -d nothing: nothing
+parse -d empty -f NCHQ: NCHW
+parse -d empty -t csv: npy or pt
+dump-config: FILE
+dump-config nothing.json: nothing.json
+dump-config half.json: half.json
+dump-config latin.json: latin.json
+dump-config empty: empty
+dump-config half.json --model-size big: 'big'
+run: script
+run nothing.py: nothing.py
+run empty: empty
+run --lvel mix train.py: --level
+run --level L7 train.py: L0, L1, L2, mix
+run --level l1 train.py: L1
+run --task statistic train.py: statistics
+run --step x train.py: --step; 'x'
+run --rank a train.py: 'a'
+run --config nothing.json train.py: nothing.json
+run --config half.json train.py: half.json
+run --config latin.json train.py: latin.json
+run --scope one train.py: script
+run -m nothing.at.all: nothing
+run -m: script
+run torchrun train.py: torchrun
+run --step-function 1x train.py: 1x
+run --step-function other train.py: other
+""".strip().splitlines()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with two dumps, and with files that are damaged in several ways."""
+    path = tmp_path_factory.mktemp("wrong")
+    write_dump(path / "new", scale=1.5)
+    write_dump(path / "old")
+    (path / "empty").mkdir()
+    shutil.copytree(path / "new", path / "above" / "one")
+    shutil.copytree(path / "old", path / "above" / "two")
+    (path / "text.txt").write_text("nothing that a program reads\n")
+    (path / "bytes.bin").write_bytes(bytes(range(256)))
+    (path / "half.json").write_text('{"task": "statistics", "data": {')
+    (path / "latin.json").write_bytes(b'{"task": "\xe9t\xe9"}')
+    (path / "list.json").write_text("[]")
+    (path / "half.yaml").write_text("a: [1, 2\nb: {")
+    (path / "merge.yaml").write_text("api: [Functional]\n")
+    (path / "train.py").write_text(SCRIPT)
+    np.save(path / "weights.npy", np.ones(3))
+    (path / "half.npy").write_bytes((path / "weights.npy").read_bytes()[:-8])
+    (path / "half.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    (path / "half.zip").write_bytes(b"PK\x03\x04half")
+    return path
+
+
+@pytest.mark.parametrize("line", WRONG, ids=lambda line: line.partition(":")[0])
+def test_the_answer_is_one_readable_line(capsys, monkeypatch, folder, line):
+    monkeypatch.chdir(folder)
+    words, _, wanted = line.rpartition(": ")
+    before = sorted(Path().rglob("*"))
+    try:
+        code = main(words.split())
+    except SystemExit as end:
+        code = end.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert not INTERNAL.search(captured.err), captured.err
+    for text in wanted.split("; "):
+        assert text in captured.err
+    assert set(Path().rglob("*")) <= {*before, Path("output")}
