@@ -16,7 +16,8 @@ from msprobe.cli import main
 
 INTERNAL: Final = re.compile(
     r"\[Errno|codec|Traceback|NoneType|0x[0-9a-f]{4}|\w+Error|(?<!JSON )\bobject\b|"
-    r"invalid (int|float)|\bdict\b|\[\[|unexpected|expected str|PosixPath|\bbool\b|utf-8|unrecognized|ignored explicit"
+    r"invalid (int|float)|\bdict\b|\[\[|unexpected|expected str|PosixPath|\bbool\b|utf-8|"
+    r"unrecognized|ignored explicit"
 )
 SCRIPT: Final = "print(1)"
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, Protocol, Self
 from msprobe.capture.session import Session, current_session, use_session
 from msprobe.config import Config, Level, load_config, parse_token_range, read_config_file
 from msprobe.config.unknown_keys import OTHER_TASKS
+from msprobe.dump.reuse import refuse_kept, warn_of_replacing
 from msprobe.errors import ConfigError, UnsupportedError, UsageError
 from msprobe.log import ensure_handler
 
@@ -160,8 +161,13 @@ class DebuggerFront(ABC):
             ensure_handler()
             if config is None:
                 config = load_config(config_path, dumps_kernels=place.dumps_kernels, **settings)
+            is_off = os.environ.get(SWITCH_VARIABLE, "").lower() in _OFF
+            if not is_off:
+                refuse_kept(config.dump_path, overwrite=config.overwrite)
             run = make_run(config)
-            run.session.is_off = os.environ.get(SWITCH_VARIABLE, "").lower() in _OFF
+            run.session.is_off = is_off
+            if not is_off:
+                warn_of_replacing(config.dump_path)
             use_session(run.session)
             place.run, place.debugger, place.arguments = run, self, arguments
             place.called = set()

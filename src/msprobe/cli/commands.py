@@ -77,6 +77,7 @@ COMMANDS: Final = (
         "run a training script and record it; nothing in it is changed",
         takes_program=True,
     ),
+    Command("keep", Group.RECORD, "protect a recording from being replaced by a later run"),
     Command("show", Group.LOOK, "look into a dump: overview, tree of calls, one record in detail"),
     Command("compare", Group.COMPARE, "compare two dumps: where they differ, which call began it"),
     Command("triage", Group.COMPARE, "find out why two runs part, the cheapest question first"),

@@ -291,6 +291,13 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
             "then each API is recorded."
         ),
     ] = False
+    overwrite: Annotated[
+        bool,
+        Meta(
+            description="Whether a recording that `dump_path` holds is replaced. With `false` the "
+            "debugger refuses to be made. Folders marked by `msprobe keep` are refused always."
+        ),
+    ] = True
     compile: Annotated[
         CompileMode,
         Meta(

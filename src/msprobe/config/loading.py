@@ -154,6 +154,7 @@ def _resolve(draft: _Draft, file: Path | None) -> Config:
         record_recompute=common.record_recompute,
         facts=common.facts or task is Task.SIGNATURE,
         optimizer_apis=common.optimizer_apis,
+        overwrite=common.overwrite,
         compile=common.compile,
         source=file,
         section=section,

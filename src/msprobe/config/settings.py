@@ -166,6 +166,7 @@ class Config:
     record_recompute: bool = False
     facts: bool = True
     optimizer_apis: bool = False
+    overwrite: bool = True
     compile: CompileMode = CompileMode.EAGER
     source: Path | None = None
     section: Section = field(default_factory=StatisticsSection)

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, Final, Protocol
 
 from msprobe.config import load_config
+from msprobe.dump.reuse import refuse_kept
 from msprobe.errors import UsageError
 from msprobe.launch.imports import after_import
 from msprobe.launch.program import hide_own_frames, module, run_program, script
@@ -110,6 +111,7 @@ class Launch:
         name, *self._arguments = words
         _refuse_other_commands(name if is_module else Path(name).name)
         self._config = load_config(settings.config, **settings.arguments())
+        refuse_kept(self._config.dump_path, overwrite=self._config.overwrite)
         self._program = module(name) if is_module else script(Path(name))
         self._steps = None if step_function is None else StepFunction.parse(step_function)
         self._follower: Follower | None = None
