@@ -22,6 +22,7 @@ PACKAGE: Final = ROOT / "src" / "msprobe"
 FRAMEWORK_OF_ADAPTER: Final = {
     "pytorch": {"torch", "torch_npu"},
     "mindspore": {"mindspore"},
+    "integrations": {"torch"},
 }
 FRAMEWORKS: Final = frozenset[str]().union(*FRAMEWORK_OF_ADAPTER.values())
 # What the third column of the table says for a room that may reach all others, inside functions.

@@ -22,8 +22,8 @@ from msprobe.launch.step_functions import DECORATOR, StepFunction
 logger = logging.getLogger(__name__)
 
 COMMAND: Final = "msprobe run"
-_DEFAULT_FOLDER: Final = "./msprobe_dump"
-_DEFAULT_STEPS: Final = ["0-1"]
+DEFAULT_FOLDER: Final = "./msprobe_dump"
+DEFAULT_STEPS: Final = ("0-1",)
 _ALL_STEPS: Final = ["all"]
 # They start processes of their own, which would go unrecorded.
 _LAUNCHERS: Final = frozenset(
@@ -69,13 +69,13 @@ class Settings:
         """Return them as arguments of `load_config`."""
         steps = self.step
         if steps is None and self.config is None:
-            steps = _DEFAULT_STEPS
+            steps = list(DEFAULT_STEPS)
         section = {"list": self.name_filters, "scope": self.scope}
         alone = self.config is None
         return {
             "level": self.level or ("mix" if alone else None),
             "task": self.task,
-            "dump_path": self.dump_path or (_DEFAULT_FOLDER if alone else None),
+            "dump_path": self.dump_path or (DEFAULT_FOLDER if alone else None),
             "step": None if steps == _ALL_STEPS else steps,
             "rank": self.rank,
             "section": {key: value for key, value in section.items() if value is not None},

@@ -122,8 +122,23 @@ def follow_script(config: Config, *, has_step_function: bool = False) -> ScriptF
     with lock:
         debugger = PrecisionDebugger.__new__(PrecisionDebugger)
         debugger._construct(Run, None, config=config)
+        return follow_loop(has_step_function=has_step_function)
+
+
+def follow_loop(*, has_step_function: bool = False) -> ScriptFollower:
+    """Have the debugger find models and steps by itself from now on.
+
+    Args:
+        has_step_function: see `ScriptFollower`.
+
+    Raises:
+        UsageError: no debugger was constructed.
+    """
+    with lock:
         run = running()
-        run.loop = ScriptFollower(run, has_step_function=has_step_function)
+        if not isinstance(run.loop, ScriptFollower):
+            run.loop = ScriptFollower(run, has_step_function=has_step_function)
+        run.loop.is_paused = False
         return run.loop
 
 

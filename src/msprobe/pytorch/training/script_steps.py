@@ -70,6 +70,9 @@ class ScriptFollower:
     """Begins and ends the steps of a run by the calls of models and optimizers.
 
     Only the thread that calls a model first is followed.
+
+    Attributes:
+        is_paused: whether nothing is recorded until it is false again.
     """
 
     def __init__(self, run: Steps, *, has_step_function: bool = False) -> None:
@@ -87,6 +90,7 @@ class ScriptFollower:
         self._known: dict[int, weakref.ref[nn.Module]] = {}
         # Whether a step has begun and not ended; whether it is observed now.
         self._is_open = self._is_observed = False
+        self.is_paused = False
         self._optimizers = _Optimizers()
         self._after_step: RemovableHandle | None = None
         undo = run.session.run_undo
@@ -100,7 +104,7 @@ class ScriptFollower:
 
     def _before_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         session = self._run.session
-        if session.finished or session.is_off or torch.compiler.is_compiling() or is_tracing():
+        if self.is_paused or session.finished or session.is_off or torch.compiler.is_compiling() or is_tracing():
             return
         if self._is_observed and id(module) not in self._roots and self._is_known(module):
             return
@@ -171,8 +175,8 @@ class ScriptFollower:
 
     def skipped(self, call: str) -> None:
         """Warn once that calls of the program's have no effect."""
-        key = "msprobe run"
-        warn_once(logger, key, f"msprobe run finds the steps by itself: {call} is skipped")
+        key = "steps are found"
+        warn_once(logger, key, f"msprobe finds the steps of this program itself: {call} is skipped")
 
     def step_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function`, each call of which becomes a step."""
@@ -193,6 +197,11 @@ class ScriptFollower:
     def finish(self) -> None:
         """End the open step: the program came to its end."""
         self._run.session.attempt("following the program", self._end_step)
+
+    def pause(self) -> None:
+        """End the open step, and begin none until `is_paused` is false again."""
+        self.finish()
+        self.is_paused = True
 
     def _begin(self) -> None:
         self._thread = threading.get_ident()

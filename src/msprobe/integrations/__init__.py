@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recording from within the trainers that people use: one callback, or one `with` statement.
+
+Begin at `trainer_steps.py`, which turns the events of a trainer into steps of a debugger; a module
+for each trainer translates its events. `record_training` serves loops of the user's own, also those
+of Accelerate, DeepSpeed, FSDP and Megatron-core: it finds models and steps as `msprobe run` does.
+A module imports its trainer, and is imported by the user only.
+"""
+
+from __future__ import annotations
+
+from msprobe.integrations.loops import record_training
+
+__all__ = ["record_training"]

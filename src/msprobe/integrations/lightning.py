@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`MsprobeCallback` for Lightning, under automatic and manual optimization.
+
+    trainer = lightning.Trainer(callbacks=[MsprobeCallback(dump_path="dump", step=[0, 1])])
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from msprobe.integrations.trainer_steps import Steps, TrainerSteps, make_debugger
+
+
+class MsprobeCallback(Callback):
+    """Records training steps: all batches up to an optimizer's step, without validation.
+
+    A step ends with the batch in which an optimizer stepped: with several optimizers (a GAN), one
+    step holds a step of each. A training that is resumed goes on at the step of its checkpoint.
+    """
+
+    def __init__(
+        self,
+        config_path: str | Path | None = None,
+        *,
+        task: str | None = None,
+        dump_path: str | Path | None = None,
+        level: str | None = None,
+        step: Steps = None,
+    ) -> None:
+        """Construct the debugger.
+
+        Args:
+            config_path: a ``config.json``; the arguments behind it override it.
+            task: as in the file; statistics if there is none.
+            dump_path: as in the file; ``./msprobe_dump`` if there is none.
+            level: as in the file; mix if there is none.
+            step: as in the file; steps 0 and 1 if there is none.
+
+        Raises:
+            ConfigError: a value cannot be used.
+        """
+        debugger = make_debugger(
+            config_path, task=task, dump_path=dump_path, level=level, step=step
+        )
+        self._steps = TrainerSteps(debugger)
+        self._stepped = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count on from a checkpoint; each optimizer counts in the trainer's number."""
+        self._stepped = trainer.global_step
+        self._steps.begin_training(trainer.global_step // max(1, len(trainer.optimizers)))
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Begin a step, with its first batch."""
+        if not self._steps.is_open:
+            self._steps.begin_step([pl_module])
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the step if an optimizer stepped."""
+        if trainer.global_step != self._stepped:
+            self._stepped = trainer.global_step
+            self._steps.end_step()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave out a validation between two batches of one step."""
+        self._steps.pause()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on with the step."""
+        self._steps.resume()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """End the step that an exception broke off."""
+        self._steps.end_step()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End a step that the trainer broke off."""
+        self._steps.end_step()

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a debugger, begun and ended by the events of a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from msprobe.launch.launching import DEFAULT_FOLDER, DEFAULT_STEPS
+from msprobe.pytorch import PrecisionDebugger
+
+Steps = int | list[int | str] | None
+
+
+def make_debugger(
+    config_path: str | Path | None = None,
+    *,
+    task: str | None = None,
+    dump_path: str | Path | None = None,
+    level: str | None = None,
+    step: Steps = None,
+) -> PrecisionDebugger:
+    """Return the debugger of the process, with the defaults of `msprobe run` where no file is given.
+
+    Args:
+        config_path: a ``config.json``; the arguments behind it override it.
+        task: as in the file; statistics if there is none.
+        dump_path: as in the file; ``./msprobe_dump`` if there is none.
+        level: as in the file; mix if there is none.
+        step: as in the file; steps 0 and 1 if there is none.
+    """
+    if config_path is None:
+        level, dump_path = level or "mix", dump_path or DEFAULT_FOLDER
+        step = list(DEFAULT_STEPS) if step is None else step
+    return PrecisionDebugger(config_path, task=task, dump_path=dump_path, level=level, step=step)
+
+
+class TrainerSteps:
+    """Turns the events of a trainer into steps. Events that do not fit together end the open step.
+
+    Attributes:
+        is_open: whether a step has begun and not ended.
+    """
+
+    def __init__(self, debugger: PrecisionDebugger) -> None:
+        self._debugger = debugger
+        self._models: list[nn.Module] = []
+        self.is_open = False
+
+    def begin_training(self, done: int) -> None:
+        """Begin a training; steps are counted on from `done` if it is resumed.
+
+        Args:
+            done: number of steps that earlier runs of this training have made.
+        """
+        self.end_step()  # of a training that ended with an exception
+        if done:
+            self._debugger.set_init_step(done)
+
+    def begin_step(self, models: Sequence[nn.Module]) -> None:
+        """Begin to record a step."""
+        self.end_step()
+        self.is_open = True
+        self._models = list(models)
+        self._debugger.start(self._models)
+
+    def pause(self) -> None:
+        """Leave the following out, such as an evaluation within a step."""
+        if self.is_open:
+            self._debugger.stop()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        if self.is_open:
+            self._debugger.start(self._models)
+
+    def end_step(self) -> None:
+        """End the open step; do nothing if there is none."""
+        if self.is_open:
+            self.is_open = False
+            self._models = []
+            self._debugger.stop()
+            self._debugger.step()
+
+
+def unwrapped(model: Any) -> nn.Module:
+    """Return the model of the user in one that was wrapped for several processes."""
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    while isinstance(model, DistributedDataParallel | DataParallel):
+        model = model.module
+    found: nn.Module = model
+    return found

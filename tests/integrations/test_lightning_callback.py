@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`MsprobeCallback` of Lightning: both kinds of optimization, validations, and ends of all kinds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from msprobe import open_dump
+from msprobe.dump.facts import Ending, OptimizerStep
+
+lightning = pytest.importorskip("lightning")
+from msprobe.integrations.lightning import MsprobeCallback  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+class Net(lightning.LightningModule):
+    def __init__(self, *, breaks_at: int = -1, is_manual: bool = False):
+        super().__init__()
+        self.fc, self.critic = torch.nn.Linear(4, 1), torch.nn.Linear(1, 1)
+        self.breaks_at, self.automatic_optimization = breaks_at, not is_manual
+
+    def training_step(self, batch, index):
+        if index == self.breaks_at:
+            raise RuntimeError("planted")
+        loss = self.critic(self.fc(batch[0])).square().mean()
+        if self.automatic_optimization:
+            return loss
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+        return None
+
+    def validation_step(self, batch, index):
+        self.fc(batch[0])
+
+    def configure_optimizers(self):
+        if self.automatic_optimization:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.fc, self.critic)]
+
+
+def fit(folder: Path, net: Net, *, checkpoint: Path | None = None, **settings):
+    probe = MsprobeCallback(dump_path=folder / "dump", step=["0-9"])
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=[probe],
+        **{"max_steps": 4, **settings},
+    )
+    data = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=1)
+    trainer.fit(net, data, data, ckpt_path=checkpoint)
+    return trainer
+
+
+def steps(folder: Path) -> dict[int, tuple[int, int, Ending]]:
+    """Return calls of the layer, optimizer steps and the ending of each step."""
+    found = {}
+    for number, step in open_dump(folder / "dump").steps.items():
+        (view,) = step.ranks.values()
+        names = [name for name in view.records if re.match(r"Module\.fc\.Linear\.forward", name)]
+        events = [type(event) for event in view.facts.events]
+        found[number] = len(names), events.count(OptimizerStep), view.facts.ended.how
+    return found
+
+
+def test_accumulated_batches_are_one_step_and_validations_none(tmp_path):
+    fit(tmp_path, Net(), accumulate_grad_batches=3, max_epochs=1, max_steps=-1, val_check_interval=1)
+    assert steps(tmp_path) == {
+        0: (3, 1, Ending.WHOLE),
+        1: (3, 1, Ending.WHOLE),
+        2: (2, 1, Ending.WHOLE),
+    }
+
+
+def test_manual_optimization_with_two_optimizers(tmp_path):
+    fit(tmp_path, Net(is_manual=True))
+    assert steps(tmp_path) == {0: (1, 2, Ending.WHOLE), 1: (1, 2, Ending.WHOLE)}
+
+
+def test_a_resumed_training_keeps_its_numbers(tmp_path):
+    first = fit(tmp_path / "first", Net(), max_steps=2)
+    first.save_checkpoint(tmp_path / "two.ckpt")
+    from msprobe.capture.session import reset_session
+
+    reset_session()
+    fit(tmp_path, Net(), checkpoint=tmp_path / "two.ckpt")
+    assert list(steps(tmp_path)) == [2, 3]
+
+
+def test_an_exception_ends_the_step_that_it_broke_off(tmp_path):
+    with pytest.raises(RuntimeError, match="planted"):
+        fit(tmp_path, Net(breaks_at=1))
+    assert list(steps(tmp_path)) == [0, 1]
+    assert steps(tmp_path)[0][2] is Ending.WHOLE
+    assert steps(tmp_path)[1][2] is not Ending.WHOLE

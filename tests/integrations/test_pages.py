@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts in docs/trainers run, are recorded, and train as they do without msprobe."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from msprobe import open_dump
+from msprobe.dump.facts import Ending, OptimizerStep
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "trainers"
+# page, what it needs, the recorded steps, calls of the model in a step
+PAGES = [
+    ("transformers", "transformers", [0, 1, 3], 2),
+    ("lightning", "lightning", [0, 1, 3], 2),
+    ("accelerate", "accelerate", [0, 1, 3], 2),
+]
+
+
+def run(folder: Path, page: str, **environment: str) -> list[str]:
+    script = re.search(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL)
+    assert script is not None
+    folder.mkdir()
+    (folder / "train.py").write_text(script[1])
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if line.startswith("weights")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "needs", "steps", "calls"), PAGES, ids=lambda each: str(each))
+def test_the_script_of_a_page_is_recorded_and_trains_the_same(
+    tmp_path: Path, page: str, needs: str, steps: list[int], calls: int
+) -> None:
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"needs {needs}")
+    plain = run(tmp_path / "plain", page, MSPROBE="off")
+    assert len(plain) == 1
+    assert run(tmp_path / "recorded", page) == plain
+    assert not (tmp_path / "plain" / "dump").exists()
+    dump = open_dump(tmp_path / "recorded" / "dump")
+    assert list(dump.steps) == steps
+    for view in dump.rank_views():
+        assert view.facts is not None
+        assert view.facts.ended.how is Ending.WHOLE
+        assert [type(event) for event in view.facts.events].count(OptimizerStep) == 1
+        assert len(view.facts.loss) == calls
+        linear = [name for name in view.records if re.fullmatch(r"Functional\.linear\..*forward", name)]
+        assert linear
+        gradients = [name for name in view.records if name.endswith("parameters_grad")]
+        assert gradients

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`MsprobeCallback` of transformers: numbers of steps, evaluations, and ends of all kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from msprobe import open_dump
+from msprobe.dump.facts import Ending
+
+transformers = pytest.importorskip("transformers")
+from msprobe.integrations.transformers import MsprobeCallback  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+class Net(torch.nn.Module):
+    def __init__(self, breaks_at: int = -1):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 2)
+        self.breaks_at, self.calls = breaks_at, 0
+
+    def forward(self, x, labels=None):
+        if self.training:
+            self.calls += 1
+            if self.calls == self.breaks_at:
+                raise RuntimeError("planted")
+        found = self.fc(x)
+        return {"loss": torch.nn.functional.cross_entropy(found, labels), "logits": found}
+
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return {"x": torch.arange(4.0) + index, "labels": index % 2}
+
+
+def trainer(folder: Path, net: Net, *callbacks, probe: MsprobeCallback | None = None, **arguments):
+    return transformers.Trainer(
+        net,
+        transformers.TrainingArguments(
+            output_dir=str(folder / "out"),
+            per_device_train_batch_size=2,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            **{"max_steps": 4, "save_strategy": "no", **arguments},
+        ),
+        train_dataset=Samples(),
+        eval_dataset=Samples(),
+        callbacks=[*([] if probe is None else [probe]), *callbacks],
+    )
+
+
+def calls(folder: Path) -> dict[int, int]:
+    """Return the number of calls of the model in each recorded step."""
+    return {
+        number: sum(name.startswith("Module.fc.Linear.forward") for name in view.records)
+        for number, step in open_dump(folder / "dump").steps.items()
+        for view in step.ranks.values()
+    }
+
+
+def endings(folder: Path) -> dict[int, Ending]:
+    return {
+        number: view.facts.ended.how
+        for number, step in open_dump(folder / "dump").steps.items()
+        for view in step.ranks.values()
+    }
+
+
+def test_a_step_has_all_its_micro_batches_and_no_evaluation(tmp_path):
+    probe = MsprobeCallback(dump_path=tmp_path / "dump", step=[0, 1, 2, 3])
+    trained = trainer(
+        tmp_path,
+        Net(),
+        probe=probe,
+        gradient_accumulation_steps=3,
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_on_start=True,
+    )
+    trained.train()
+    assert calls(tmp_path) == {0: 3, 1: 3, 2: 3, 3: 3}
+    assert set(endings(tmp_path).values()) == {Ending.WHOLE}
+
+
+def test_a_resumed_training_keeps_its_numbers(tmp_path):
+    trainer(tmp_path, Net(), save_strategy="steps", save_steps=2, max_steps=2).train()
+    probe = MsprobeCallback(dump_path=tmp_path / "dump", step=["0-9"])
+    trainer(tmp_path, Net(), probe=probe).train(str(tmp_path / "out" / "checkpoint-2"))
+    assert calls(tmp_path) == {2: 1, 3: 1}
+
+
+def test_an_early_stop_ends_the_last_step(tmp_path):
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 2
+
+    probe = MsprobeCallback(dump_path=tmp_path / "dump", step=["0-9"])
+    trainer(tmp_path, Net(), Stop(), probe=probe).train()
+    assert endings(tmp_path) == {0: Ending.WHOLE, 1: Ending.WHOLE}
+
+
+def test_an_exception_leaves_the_trainer_and_a_further_training_is_counted_on(tmp_path):
+    probe = MsprobeCallback(dump_path=tmp_path / "dump", step=["0-9"])
+    trained = trainer(tmp_path, Net(breaks_at=2), probe=probe, max_steps=3)
+    with pytest.raises(RuntimeError, match="planted"):
+        trained.train()
+    trained.train()
+    assert endings(tmp_path)[0] is Ending.WHOLE
+    assert endings(tmp_path)[1] is not Ending.WHOLE
+    assert [number for number in calls(tmp_path) if number > 1] == [2, 3, 4]
