@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MsprobeCallback` of Lightning: both kinds of optimization, validations, and ends of all kinds."""
+"""`MsprobeCallback` of Lightning: kinds of optimization, validations, and all ends."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def steps(folder: Path) -> dict[int, tuple[int, int, Ending]]:
 
 
 def test_accumulated_batches_are_one_step_and_validations_none(tmp_path):
-    fit(tmp_path, Net(), accumulate_grad_batches=3, max_epochs=1, max_steps=-1, val_check_interval=1)
+    fit(
+        tmp_path, Net(), accumulate_grad_batches=3, max_epochs=1, max_steps=-1, val_check_interval=1
+    )
     assert steps(tmp_path) == {
         0: (3, 1, Ending.WHOLE),
         1: (3, 1, Ending.WHOLE),

@@ -69,9 +69,14 @@ def test_training_is_bit_identical(tmp_path):
 
 def test_an_exception_leaves_the_body_and_marks_its_step(tmp_path):
     net, optimizer = parts()
-    with pytest.raises(RuntimeError, match="planted"), record_training(dump_path=tmp_path):
-        train(net, optimizer)
-        train(net, optimizer, breaks=True)
+
+    def body():
+        with record_training(dump_path=tmp_path):
+            train(net, optimizer)
+            train(net, optimizer, breaks=True)
+
+    with pytest.raises(RuntimeError, match="planted"):
+        body()
     endings = [view.facts.ended.how for _, view in steps(tmp_path).values()]
     assert endings[0] is Ending.WHOLE
     assert endings[1] is not Ending.WHOLE

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`MsprobeCallback` for Lightning, under automatic and manual optimization.
 
-    trainer = lightning.Trainer(callbacks=[MsprobeCallback(dump_path="dump", step=[0, 1])])
+trainer = lightning.Trainer(callbacks=[MsprobeCallback(dump_path="dump", step=[0, 1])])
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def make_debugger(
     level: str | None = None,
     step: Steps = None,
 ) -> PrecisionDebugger:
-    """Return the debugger of the process, with the defaults of `msprobe run` where no file is given.
+    """Return the debugger of the process; without a file with the defaults of `msprobe run`.
 
     Args:
         config_path: a ``config.json``; the arguments behind it override it.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`MsprobeCallback` for `transformers.Trainer`, and for the trainers of TRL, which are made of it.
 
-    trainer = Trainer(model, …, callbacks=[MsprobeCallback(dump_path="dump", step=[0, 1])])
+trainer = Trainer(model, …, callbacks=[MsprobeCallback(dump_path="dump", step=[0, 1])])
 """
 
 from __future__ import annotations

@@ -104,7 +104,13 @@ class ScriptFollower:
 
     def _before_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         session = self._run.session
-        if self.is_paused or session.finished or session.is_off or torch.compiler.is_compiling() or is_tracing():
+        if (
+            self.is_paused
+            or session.finished
+            or session.is_off
+            or torch.compiler.is_compiling()
+            or is_tracing()
+        ):
             return
         if self._is_observed and id(module) not in self._roots and self._is_known(module):
             return
