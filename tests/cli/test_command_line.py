@@ -51,7 +51,8 @@ def test_the_help_lists_every_command_under_its_group(capsys):
 def test_every_command_has_a_help_and_hyphens(capsys, command):
     assert ended(*command.name.split(), "--help") == 0
     assert f"msprobe {command.name}" in capsys.readouterr().out
-    shown = [flag for action in make_parser(command)._actions for flag in action.option_strings]
+    actions = make_parser(command).options().values()
+    shown = [flag for action in actions for flag in action.option_strings]
     assert not [flag for flag in shown if flag.startswith("--") and "_" in flag]
     assert "_" not in command.name
 

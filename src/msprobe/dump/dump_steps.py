@@ -6,9 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msprobe.dump.rank_view import RankView
-from msprobe.errors import RecordNotFoundError
+from msprobe.errors import RecordNotFoundError, UsageError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 RankKey = int | str
 """A rank's number; the folder's name where it has none; ``graph/rank0`` for MindSpore halves."""
@@ -74,6 +78,51 @@ class Dump:
         """Yield every rank of every step."""
         for step in self.steps.values():
             yield from step.ranks.values()
+
+    def frame(self) -> pl.DataFrame:
+        """Return a polars table of all steps and ranks, with a row for each value of each record.
+
+        Columns: ``step``, ``rank``, and those of `RankView.frame`.
+
+        Raises:
+            DumpFormatError: a file of records is damaged.
+        """
+        import polars as pl
+
+        return pl.concat(
+            view.frame().select(
+                pl.lit(number, pl.Int64).alias("step"),
+                pl.lit(str(rank)).alias("rank"),
+                pl.all(),
+            )
+            for number, step in self.steps.items()
+            for rank, view in step.ranks.items()
+        )
+
+    def sql(self, query: str) -> pl.DataFrame:
+        """Return the result of an SQL query over all values; the table is called ``records``.
+
+            open_dump("dump").sql("select step, record, norm from records where norm > 1e3")
+
+        Args:
+            query: SQL as polars has it, over the columns of `frame`.
+
+        Raises:
+            UsageError: the query cannot be run.
+            DumpFormatError: a file of records is damaged.
+        """
+        import polars as pl
+
+        context = pl.SQLContext(records=self.frame(), eager=True)
+        try:
+            found: pl.DataFrame = context.execute(query)
+        except pl.exceptions.PolarsError as error:
+            text = str(error).splitlines()[0]
+            raise UsageError(
+                f"the query cannot be run: {text}; the table is records, with the columns "
+                f"{', '.join(self.frame().columns)}"
+            ) from error
+        return found
 
     def _repr_html_(self) -> str:
         """Return an overview, for notebooks."""
