@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from msprobe.capture.account import Account, RunTotals, Step, Written
 from msprobe.capture.adapter import Adapter
+from msprobe.capture.attaching import Attachable
 from msprobe.capture.backward_passes import BackwardPasses
 from msprobe.capture.calls import Calls
 from msprobe.capture.facts import FactCollector
@@ -118,6 +119,10 @@ class Session:
         self._claims: dict[int | None, RankClaim] = {}
         self._warned_of_rank = False
         self._switch = DumpSwitch(enabled=config.dump_enable)
+        self._attachable: Attachable | None = None
+        if config.dump_enable is not None:
+            self._attachable = Attachable(config.dump_path)
+            self.run_undo.callback(self._attachable.close)
         self._dead = False
         self._began = process_began()
         self.overflow = _overflow_check(config)
@@ -214,7 +219,9 @@ class Session:
         if self.overflow is not None and self.overflow.finished:
             self.finished = True
             return False
-        if not self.config.wants_step(self.step_number) or not self._switched_on():
+        if not self._is_asked_for() and not (
+            self.config.wants_step(self.step_number) and self._switched_on()
+        ):
             return False
         if rank is None:
             rank = self.adapter.current_rank()
@@ -351,6 +358,9 @@ class Session:
     def _hand_on_waiting(self) -> None:
         self.recording.rewrite_recomputed()
         self.recording.flush_deferred()
+
+    def _is_asked_for(self) -> bool:
+        return self._attachable is not None and self._attachable.wanted(self.step_number)
 
     def _switched_on(self) -> bool:
         if self.config.dump_enable is None or self.config.source is None:

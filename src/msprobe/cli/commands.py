@@ -83,6 +83,7 @@ COMMANDS: Final = (
         "measure what recording a script costs: records, time, disk",
         takes_program=True,
     ),
+    Command("attach", Group.RECORD, "have a running program record its next steps"),
     Command("keep", Group.RECORD, "protect a recording from being replaced by a later run"),
     Command("show", Group.LOOK, "look into a dump: overview, tree of calls, one record in detail"),
     Command("compare", Group.COMPARE, "compare two dumps: where they differ, which call began it"),

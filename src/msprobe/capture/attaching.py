@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask a running program for a recording: `msprobe attach` writes a request, the session reads it.
+
+A session that can be switched (`dump_enable` in its file) announces itself by a file in a folder
+that only its user may enter, and looks for a request at each `start`: one `stat`, no thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from msprobe.errors import UsageError
+from msprobe.plain_text import reason
+
+logger = logging.getLogger(__name__)
+
+_MOST_STEPS: Final = 1_000_000
+
+
+class Announcement(msgspec.Struct):
+    """What a session says of itself.
+
+    Attributes:
+        dump_path: where it records.
+        step: the step it was in when it took the last request; -1 before the first.
+        requests: number of requests that it took.
+    """
+
+    dump_path: str
+    step: int = -1
+    requests: int = 0
+
+
+class _Request(msgspec.Struct):
+    steps: int
+
+
+class Attachable:
+    """The end of a session; use `wanted` at each start of a step."""
+
+    def __init__(self, dump_path: Path) -> None:
+        """Announce the session; do nothing where that is not possible."""
+        self._said = Announcement(str(dump_path))
+        self._until = 0
+        self._process = os.getpid()
+        self._folder: Path | None = None
+        try:
+            self._folder = _own_folder()
+            self._announce(self._folder)
+            atexit.register(self.close)
+        except (OSError, UsageError) as error:
+            logger.info("msprobe attach will not find this process: %s", reason(error))
+            self._folder = None
+
+    def wanted(self, step: int) -> bool:
+        """Return whether a request asks for this step, which begins now."""
+        if self._folder is not None and os.getpid() == self._process:
+            request = self._folder / f"{self._process}.request"
+            if request.exists():
+                self._take(request, step)
+        return step < self._until
+
+    def close(self) -> None:
+        """Take the announcement back; a forked child leaves it alone."""
+        if self._folder is not None and os.getpid() == self._process:
+            for suffix in ("json", "request"):
+                (self._folder / f"{self._process}.{suffix}").unlink(missing_ok=True)
+
+    def _take(self, request: Path, step: int) -> None:
+        try:
+            found = msgspec.json.decode(request.read_bytes(), type=_Request)
+            request.unlink()
+            self._until = step + min(max(found.steps, 0), _MOST_STEPS)
+            self._said.step = step
+            self._said.requests += 1
+            self._announce(request.parent)
+        except (OSError, msgspec.MsgspecError) as error:
+            logger.warning("a request of msprobe attach cannot be used: %s", reason(error))
+            request.unlink(missing_ok=True)
+            return
+        logger.info("msprobe attach: recording steps %d to %d", step, self._until - 1)
+
+    def _announce(self, folder: Path) -> None:
+        _write(folder / f"{self._process}.json", msgspec.json.encode(self._said))
+
+
+def announcement(process: int) -> Announcement:
+    """Return what the session in a process says of itself.
+
+    Raises:
+        UsageError: there is none that can be asked.
+    """
+    path = _own_folder() / f"{process}.json"
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Announcement)
+        os.kill(process, 0)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(
+            f"process {process} cannot be asked to record: it has no debugger whose config.json "
+            'has "dump_enable", it has ended, or it belongs to another user'
+        ) from error
+    return found
+
+
+def request(process: int, steps: int) -> None:
+    """Ask a process to record its next steps.
+
+    Raises:
+        UsageError: it cannot be asked.
+    """
+    announcement(process)
+    path = _own_folder() / f"{process}.request"
+    try:
+        _write(path, msgspec.json.encode(_Request(steps)))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {reason(error)}") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def _own_folder() -> Path:
+    """Return the folder of announcements, which belongs to this user alone.
+
+    Raises:
+        OSError: it cannot be made.
+        UsageError: there is one of that name that others may write to.
+    """
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"msprobe-{user}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    is_own = not hasattr(os, "getuid") or (found.st_uid == user and not found.st_mode & 0o077)
+    if not stat.S_ISDIR(found.st_mode) or not is_own:
+        raise UsageError(f"{folder} is not a folder of this user alone; remove it")
+    return folder

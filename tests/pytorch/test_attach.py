@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe attach`: a running program records the steps that it is asked for, and no others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from msprobe import open_dump
+from msprobe.cli import main
+
+SCRIPT = """
+    import time
+    import torch
+    from msprobe.pytorch import PrecisionDebugger
+
+    debugger = PrecisionDebugger("config.json")
+    net = torch.nn.Linear(3, 3)
+    for step in range(1000):
+        with debugger(net):
+            net(torch.ones(2, 3)).sum().backward()
+        print(step, flush=True)
+        time.sleep(0.02)
+"""
+
+
+def test_a_running_program_records_what_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"dump_path": "dump", "level": "mix", "dump_enable": False}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "train.py").write_text(dedent(SCRIPT))
+    command = [sys.executable, "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        try:
+            assert main(["attach", str(started.pid), "--steps", "2"]) == 0
+            for _ in range(5):
+                started.stdout.readline()
+        finally:
+            started.kill()
+    said = re.search(r"records steps (\d+) to (\d+) into dump", capsys.readouterr().out)
+    assert said is not None
+    assert list(open_dump(tmp_path / "dump").steps) == [int(said[1]), int(said[2])]
+
+
+def test_a_process_without_a_debugger_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attach", str(os.getpid())]) == 2
+    assert "cannot be asked to record" in capsys.readouterr().err
