@@ -198,6 +198,26 @@ dump-config half.json: half.json
 dump-config latin.json: latin.json
 dump-config empty: empty
 dump-config half.json --model-size big: 'big'
+keep: DUMP
+keep nothing: nothing
+keep empty: empty
+keep new --realease: --release
+estimate: script
+estimate nothing.py: nothing.py
+estimate --level L9 train.py: 'L9'; L0, L1, mix
+estimate --task md5 train.py: 'md5'
+estimate --step a train.py: 'a'
+estimate --levle mix train.py: --level
+estimate torchrun train.py: torchrun
+export new: FILE
+export new out.xls: .parquet
+export nothing out.csv: nothing
+export new out.csv --sql nonsense: the query cannot be run
+export new empty: .parquet
+attach: PID
+attach train.py: 'train.py'
+attach 1 --steps 0: '0'
+attach 4194304: 4194304
 run: script
 run nothing.py: nothing.py
 run empty: empty

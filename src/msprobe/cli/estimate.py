@@ -57,14 +57,19 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print a table; 2 if the disk does not suffice for all wanted steps."""
     from msprobe.errors import UsageError
     from msprobe.launch.estimating import estimate
+    from msprobe.launch.launching import Launch, Settings
 
     words = options.program if options.module is None else options.module
     if not words:
         raise UsageError("name the script to estimate, as in msprobe estimate train.py")
+    is_module = options.module is not None
+    output = None if options.output is None else str(options.output)
+    # For its errors, before the script is run.
+    Launch(Settings(dump_path=output), words, is_module=is_module, step_function=None)
     found = [
         estimate(
             words,
-            is_module=options.module is not None,
+            is_module=is_module,
             level=level,
             task=task,
             timeout_s=options.timeout,
