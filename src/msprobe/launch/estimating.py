@@ -111,7 +111,10 @@ def _run(command: list[str], folder: Path, output: IO[bytes], timeout_s: float) 
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a process and its children."""
+    """End a process, and its children where the system can."""
+    if sys.platform == "win32":
+        child.kill()
+        return
     for kind in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, kind)
