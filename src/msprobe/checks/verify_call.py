@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`verify_call`: judge the results and gradients of one call."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from msprobe.checks.budgets import budget_of, computing_unit
+from msprobe.checks.judging import Judgement, Verdict, judge
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.dump.tensor_files import StoredTensor
+from msprobe.dump.values import PartPath
+from msprobe.errors import MsprobeError
+from msprobe.numerics.number_types import Kind
+from msprobe.replay.forms import tensor_forms
+from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
+from msprobe.replay.runner import (
+    REFERENCE,
+    CannotReplayError,
+    Noise,
+    PreparedCall,
+    Reason,
+    Replay,
+    Runner,
+    Setting,
+)
+from msprobe.replay.tensors import TensorSource
+
+_ROUGH: Final = (Kind.FLOAT, Kind.COMPLEX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultRow:
+    """The judgement of one result or gradient.
+
+    Attributes:
+        record: name of the forward or backward record.
+        slot: ``output.0``, ``output_kwargs.mask``.
+        dtype: recorded type.
+        shape: recorded shape.
+        judgement: None where it could not be judged.
+        reason: why not.
+        detail: the same in words.
+    """
+
+    record: str
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+    judgement: Judgement | None = None
+    reason: Reason | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallReport:
+    """Judgements of one call.
+
+    Attributes:
+        name: of the forward record.
+        rows: one for each result and gradient.
+        reason: why nothing could be judged; None where something was.
+        detail: the same in words.
+        by: what computed the reference: a type, or the name of a reference function.
+        generated: arguments were made from statistics; the results judged are those of a new run.
+        elapsed_s: time spent.
+    """
+
+    name: str
+    rows: tuple[ResultRow, ...] = ()
+    reason: Reason | None = None
+    detail: str = ""
+    by: str = "float64"
+    generated: bool = False
+    elapsed_s: float = 0.0
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether at least one result or gradient was judged."""
+        return any(row.judgement is not None for row in self.rows)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The worst verdict of its rows; None where there is none."""
+        found = [row.judgement.verdict for row in self.rows if row.judgement is not None]
+        return max(found, key=lambda one: one.severity, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """How calls are verified.
+
+    Attributes:
+        device: where calls are run again whose results were not recorded.
+        units: unit roundoff by family name, where a setting of the run made it coarser (TF32).
+    """
+
+    device: str = "cpu"
+    units: Mapping[str, float] = field(default_factory=dict)
+
+
+def verify_call(
+    call: RecordedCall, runner: Runner, tensors: TensorSource, options: VerifyOptions
+) -> CallReport:
+    """Judge one call; never raises for what is wrong with the call."""
+    tensors.begin(call.name)
+    try:
+        prepared = runner.prepare(call, tensors)
+        return _Verification(call, prepared, tensors, options).report()
+    except CannotReplayError as exc:
+        return CallReport(name=call.name, reason=exc.reason, detail=exc.detail)
+    except MsprobeError as exc:
+        return CallReport(name=call.name, reason=Reason.DAMAGED, detail=str(exc))
+
+
+class _Verification:
+    """The verification of one call."""
+
+    def __init__(
+        self,
+        call: RecordedCall,
+        prepared: PreparedCall,
+        tensors: TensorSource,
+        options: VerifyOptions,
+    ) -> None:
+        self._call = call
+        self._prepared = prepared
+        self._tensors = tensors
+        self._options = options
+        self._reference = prepared.run(REFERENCE)
+        self._probes: dict[float, list[Replay]] = {}
+        self._rerun: Replay | None = None
+        self._unit = self._computing_unit()
+
+    def report(self) -> CallReport:
+        """Return the judgements of all results and gradients."""
+        rows = list(self._forward())
+        for one in self._call.passes:
+            rows += self._backward(one)
+        reason, detail = None, ""
+        if not any(row.judgement for row in rows):
+            reason = next((row.reason for row in rows if row.reason), Reason.NO_OUTPUT)
+            detail = next((row.detail for row in rows if row.detail), "")
+        return CallReport(
+            name=self._call.name,
+            rows=tuple(rows),
+            reason=reason,
+            detail=detail,
+            by=self._reference.by,
+            generated=self._tensors.generated,
+        )
+
+    def _computing_unit(self) -> float:
+        family = self._call.operator.family
+        dtypes = [str(form.get("dtype", "")) for _, form in tensor_forms(self._call.outputs, ())]
+        unit = computing_unit(map(normal_dtype, dtypes))
+        return max(unit, self._options.units.get(family, 0.0))
+
+    def _forward(self) -> Iterator[ResultRow]:
+        operands = _shapes(self._call.args) + _shapes(self._call.kwargs)
+        for place, form in tensor_forms(self._call.outputs, ("output",)):
+            reference = self._reference.outputs.get(place)
+            yield self._row(
+                self._call.name,
+                place,
+                form,
+                reference,
+                lambda r, p=place: r.outputs.get(p),
+                unit=self._unit,
+                operands=operands,
+            )
+
+    def _backward(self, one: BackwardPass) -> Iterator[ResultRow]:
+        operands = _shapes(one.incoming) + _shapes(self._call.args) + _shapes(self._call.kwargs)
+        forms = [
+            *tensor_forms(one.outgoing, ("output",)),
+            *tensor_forms(one.outgoing_kwargs, ("output_kwargs",)),
+        ]
+        types = [normal_dtype(str(form.get("dtype", ""))) for _, form in forms]
+        unit = max(self._unit, computing_unit(types))
+        references = self._reference.gradients.get(one.name)
+        for place, form in forms:
+            if references is None:
+                detail = self._reference.backward_error or ""
+                yield _unjudged(one.name, place, form, Reason.FAILED, detail)
+                continue
+            remark = _remark(one, place)
+            if remark:
+                yield _unjudged(one.name, place, form, Reason.MEMORY, remark)
+                continue
+            yield self._row(
+                one.name,
+                place,
+                form,
+                references.get(place),
+                lambda r, p=place: r.gradients.get(one.name, {}).get(p),
+                unit=unit,
+                operands=operands,
+            )
+
+    def _row(
+        self,
+        record: str,
+        place: PartPath,
+        form: Mapping[str, Any],
+        reference: StoredTensor | None,
+        pick: Any,
+        *,
+        unit: float,
+        operands: Sequence[Sequence[int]],
+    ) -> ResultRow:
+        if reference is None:
+            return _unjudged(record, place, form, Reason.STRUCTURE, "the replay has no such result")
+        try:
+            recorded = self._recorded(form, pick)
+        except MsprobeError as exc:
+            return _unjudged(record, place, form, Reason.MISSING, str(exc))
+        if recorded is None:
+            return _unjudged(record, place, form, Reason.MISSING, "not recorded")
+        budget = budget_of(
+            self._call.operator,
+            recorded.dtype,
+            unit=unit,
+            shape=recorded.array.shape,
+            operands=operands,
+        )
+
+        def probes(count: int) -> list[StoredTensor]:
+            replays = self._disturbed(unit, count)
+            return [one for replay in replays if (one := pick(replay)) is not None]
+
+        judgement = judge(recorded, reference, budget, probes)
+        slot = ".".join(map(str, place))
+        shape = tuple(recorded.array.shape)
+        return ResultRow(
+            record=record, slot=slot, dtype=recorded.dtype, shape=shape, judgement=judgement
+        )
+
+    def _recorded(self, form: Mapping[str, Any], pick: Any) -> StoredTensor | None:
+        """Return what is judged: as it was recorded, else of a new run in the recorded types."""
+        if "shape" not in form:
+            return _scalar(form)
+        if self._tensors.has_values(form) and not self._tensors.generated:
+            return self._tensors.read(form, "")
+        if self._rerun is None:
+            self._rerun = self._prepared.run(Setting(device=self._options.device, dtype=None))
+        found: StoredTensor | None = pick(self._rerun)
+        return found
+
+    def _disturbed(self, unit: float, count: int) -> list[Replay]:
+        """Return replays with random errors in each step."""
+        known = self._probes.setdefault(unit, [])
+        seed = zlib.crc32(self._call.name.encode())
+        while len(known) < count:
+            noise = Noise(unit, seed + len(known))
+            known.append(self._prepared.run(Setting(noise=noise)))
+        return known
+
+
+def _shapes(tree: Any) -> list[Sequence[int]]:
+    return [form["shape"] for _, form in tensor_forms(tree, ()) if "shape" in form]
+
+
+def _remark(one: BackwardPass, place: PartPath) -> str:
+    """Return the remark that a gradient includes what did not come through this call."""
+    side = "output" if place[0] == "output" else "output_kwargs"
+    found = one.remarks.get(".".join(map(str, (side, *place[1:]))))
+    text = found if isinstance(found, str) else ""
+    return "" if text.startswith("same as") else text
+
+
+def _scalar(form: Mapping[str, Any]) -> StoredTensor:
+    import numpy as np
+
+    value = form["value"]
+    return StoredTensor(
+        array=np.asarray(value), dtype="bool" if isinstance(value, bool) else "int64"
+    )
+
+
+def _unjudged(
+    record: str, place: PartPath, form: Mapping[str, Any], reason: Reason, detail: str
+) -> ResultRow:
+    return ResultRow(
+        record=record,
+        slot=".".join(map(str, place)),
+        dtype=normal_dtype(str(form.get("dtype", ""))),
+        shape=tuple(form.get("shape") or ()),
+        reason=reason,
+        detail=detail,
+    )

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the function that a record's name means.
+
+Names are looked up in PyTorch's own modules and in operators that are loaded already: nothing is
+imported because a dump names it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, Final
+
+import torch
+import torch._VF
+import torch.nn.functional as F
+
+Function = Callable[..., Any]
+
+# Where the functions of a prefix live; several of them may have one name.
+_PLACES: Final = {
+    "Functional": (F, torch._C._nn),
+    "Torch": (
+        torch,
+        torch.linalg,
+        torch.fft,
+        torch.special,
+        torch.functional,
+        torch.sparse,
+        torch._C._VariableFunctions,
+    ),
+    "Tensor": (torch.Tensor,),
+    "VF": (torch._VF, torch),
+    "Aten": (torch.ops.aten,),
+    "NPU": (torch.ops.npu,),
+}
+# Methods that only move a tensor to another device.
+_MOVES: Final = frozenset(("cpu", "cuda", "npu", "xpu", "mps", "hpu", "mlu", "pin_memory"))
+
+
+@cache
+def functions_named(prefix: str, api: str) -> tuple[Function, ...]:
+    """Return all functions that may have made a record, the likeliest first; empty for none."""
+    if prefix == "Tensor" and api in _MOVES:
+        return (_copy,)
+    found: dict[int, Function] = {}
+    for function in _lookup(prefix, api):
+        found.setdefault(id(function), function)
+    return tuple(found.values())
+
+
+def _lookup(prefix: str, api: str) -> Iterator[Function]:
+    places = _PLACES.get(prefix)
+    if places is None:
+        places = (_operators(prefix), sys.modules.get(prefix))
+    for place in places:
+        function = getattr(place, api, None)
+        if callable(function) and not isinstance(function, type):
+            yield function
+
+
+def _operators(namespace: str) -> Any:
+    """Return the custom operators of a namespace; None for a name that is none."""
+    return getattr(torch.ops, namespace) if namespace.isidentifier() else None
+
+
+def _copy(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    return tensor.clone()

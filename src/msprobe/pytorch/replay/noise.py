@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random errors in each step of a computation, to measure its condition.
+
+Every result of a kernel, forward and backward, is multiplied by 1 ± unit. The change of the final
+result shows what roundings of that size can do, whatever the function is made of (stochastic
+arithmetic; J. Vignes, A stochastic arithmetic for reliable scientific computation, 1993).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from msprobe.replay.runner import Noise
+
+# A prime: rows of tensors must not get the same signs.
+_PERIOD: Final = 65_537
+
+
+class NoiseMode(TorchDispatchMode):
+    """While it is on, results of kernels have random errors."""
+
+    def __init__(self, noise: Noise) -> None:
+        """Put errors of the size `noise.unit` on results."""
+        super().__init__()
+        self._random = np.random.default_rng(noise.seed)
+        signs = self._random.integers(0, 2, _PERIOD) * 2.0 - 1.0
+        self._factors = torch.from_numpy(1.0 + noise.unit * signs)
+
+    def disturbed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a floating-point or complex tensor with errors."""
+        return tensor * self._factors_like(tensor)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a kernel and put errors on its results."""
+        result = func(*args, **(kwargs or {}))
+        effect = _effect(func)
+        if effect is None:
+            return result
+        if type(result) is torch.Tensor:
+            return self._changed(result, effect)
+        if isinstance(result, tuple):
+            return tuple(self._changed(item, effect) for item in result)
+        return result
+
+    def _changed(self, value: Any, in_place: bool) -> Any:
+        if type(value) is not torch.Tensor or not _has_errors(value):
+            return value
+        if in_place:
+            return value.mul_(self._factors_like(value))
+        return self.disturbed(value)
+
+    def _factors_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        count = tensor.numel()
+        start = int(self._random.integers(0, _PERIOD))
+        factors = self._factors.roll(-start) if count <= _PERIOD else self._factors
+        if count > _PERIOD:
+            factors = factors.repeat(-(-count // _PERIOD))
+        factors = factors[:count].reshape(tensor.shape)
+        if not tensor.dtype.is_complex:
+            factors = factors.to(tensor.dtype)
+        return factors.to(tensor.device)
+
+
+def _has_errors(tensor: torch.Tensor) -> bool:
+    is_float = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return is_float and tensor.layout is torch.strided
+
+
+@cache
+def _effect(func: Any) -> bool | None:
+    """Return whether a kernel writes into its argument; None for one that computes nothing."""
+    returns = func._schema.returns
+    aliased = [one.alias_info for one in returns if one.alias_info is not None]
+    if not aliased:
+        return False
+    return True if all(alias.is_write for alias in aliased) else None

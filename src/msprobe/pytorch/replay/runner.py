@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RUNNER`: runs recorded calls of PyTorch again, in any precision, with their backward passes."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final
+
+import torch
+
+from msprobe.dump.tensor_files import StoredTensor
+from msprobe.dump.values import PartPath
+from msprobe.operators.lookup import is_in_place
+from msprobe.pytorch.replay.functions import functions_named
+from msprobe.pytorch.replay.noise import NoiseMode
+from msprobe.pytorch.replay.rebuilding import (
+    Rebuilder,
+    converted,
+    from_torch,
+    result_at,
+)
+from msprobe.replay import references
+from msprobe.replay.forms import tensor_forms
+from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
+from msprobe.replay.runner import (
+    REFERENCE,
+    CannotReplayError,
+    Reason,
+    Replay,
+    Setting,
+)
+from msprobe.replay.tensors import TensorSource
+
+_SEED: Final = 1234
+_DEVICE: Final = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|mlu|meta)(:\d+)?")
+# Types to compute in when the CPU has no kernel for the first.
+_FALLBACKS: Final = ("float32", None)
+_COMPLEX: Final = {torch.float64: torch.complex128, torch.float32: torch.complex64}
+# Errors of functions: those of PyTorch, of Python's arithmetic, of a reference's own code.
+_CALL_ERRORS: Final = (Exception,)
+Function = Callable[..., Any]
+
+
+class TorchRunner:
+    """Runs calls of PyTorch."""
+
+    def prepare(self, call: RecordedCall, tensors: TensorSource) -> TorchCall:
+        """Find the function of a call and rebuild its arguments.
+
+        Raises:
+            CannotReplayError: it cannot be run again.
+            DumpFormatError: a tensor file is damaged.
+        """
+        functions = _functions(call)
+        rebuilder = Rebuilder(tensors)
+        args = [rebuilder.value(tree, ("input", i)) for i, tree in enumerate(call.args)]
+        kwargs = {key: rebuilder.value(tree, (key,)) for key, tree in call.kwargs.items()}
+        gradients = {
+            one.name: {
+                place: rebuilder.value(form, ("gradient", one.name, *place))
+                for place, form in tensor_forms(one.incoming, ())
+            }
+            for one in call.passes
+        }
+        return TorchCall(call, functions, args, kwargs, gradients)
+
+
+class TorchCall:
+    """A call whose function was found and whose arguments were rebuilt.
+
+    Attributes:
+        args: positional arguments, in the recorded types.
+        kwargs: keyword arguments.
+    """
+
+    def __init__(
+        self,
+        call: RecordedCall,
+        functions: Sequence[Function],
+        args: list[Any],
+        kwargs: dict[str, Any],
+        gradients: Mapping[str, Mapping[PartPath, torch.Tensor]],
+    ) -> None:
+        self._call = call
+        self._functions = list(functions)
+        self._gradients = gradients
+        self._fallback: dict[str | None, str | None] = {}
+        self.args: Sequence[Any] = args
+        self.kwargs: Mapping[str, Any] = kwargs
+
+    def run(self, setting: Setting = REFERENCE, *, backward: bool = True) -> Replay:
+        """Run the call once, and its backward passes.
+
+        Raises:
+            CannotReplayError: the function raised an error, or returned something else.
+        """
+        if setting.dtype in self._fallback:
+            setting = _with_dtype(setting, self._fallback[setting.dtype])
+        error: CannotReplayError | None = None
+        for dtype in dict.fromkeys((setting.dtype, *(_FALLBACKS if setting.dtype else ()))):
+            try:
+                replay = self._run_candidates(_with_dtype(setting, dtype), backward)
+            except CannotReplayError as exc:
+                error = error or exc
+                continue
+            self._fallback[setting.dtype] = dtype
+            return replay
+        assert error is not None
+        raise error
+
+    def _run_candidates(self, setting: Setting, backward: bool) -> Replay:
+        """Run the first function that takes the arguments; keep to it from then on."""
+        error: CannotReplayError | None = None
+        for function in self._functions:
+            for args in _readings(self._call, self.args):
+                try:
+                    replay = _Run(self._call, function, setting).run(
+                        args, self.kwargs, self._gradients if backward else {}
+                    )
+                except CannotReplayError as exc:
+                    error = error or exc
+                    continue
+                if not _has_recorded_shapes(self._call, replay):
+                    error = CannotReplayError(Reason.STRUCTURE, "results of other shapes")
+                    continue
+                self._functions, self.args = [function], args
+                return replay
+        assert error is not None
+        raise error
+
+
+class _Run:
+    """One run of one function."""
+
+    def __init__(self, call: RecordedCall, function: Function, setting: Setting) -> None:
+        self._call = call
+        self._function = function
+        self._setting = setting
+        self._dtype = None if setting.dtype is None else getattr(torch, setting.dtype)
+        self._noise = None if setting.noise is None else NoiseMode(setting.noise)
+        self._in_place = is_in_place(call.api) or bool(
+            (call.kwargs.get("inplace") or {}).get("value")
+        )
+        self._wanted = _wanted_gradients(call)
+        self._leaves: dict[PartPath, torch.Tensor] = {}
+        self._made: dict[int, Any] = {}
+
+    def run(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        gradients: Mapping[str, Mapping[PartPath, torch.Tensor]],
+    ) -> Replay:
+        """Run forward, then each backward pass."""
+        has_backward = bool(gradients) and bool(self._wanted)
+        own_args = converted(list(args), self._argument, ("input",))
+        own_kwargs = converted(dict(kwargs), self._argument, ("kwargs",))
+        with _running(self._setting), self._noise or nullcontext():
+            torch.manual_seed(_SEED)
+            try:
+                with torch.set_grad_enabled(has_backward):
+                    result = self._function(*own_args, **own_kwargs)
+            except _CALL_ERRORS as exc:
+                raise CannotReplayError(Reason.FAILED, _line(exc)) from exc
+            if result is None and own_args:
+                result = own_args[0]
+            outputs = {
+                ("output", *place): _stored(result_at(result, place))
+                for place, _ in tensor_forms(self._call.outputs, ())
+            }
+            found: dict[str, Mapping[PartPath, StoredTensor]] = {}
+            error = None
+            if has_backward:
+                try:
+                    for one in self._call.passes:
+                        found[one.name] = self._backward(one, result, gradients[one.name])
+                except (CannotReplayError, *_CALL_ERRORS) as exc:
+                    error = _line(exc)
+        by = self._setting.dtype or "the recorded types"
+        return Replay(
+            outputs={place: one for place, one in outputs.items() if one is not None},
+            gradients=found,
+            by=by,
+            backward_error=error,
+        )
+
+    def _backward(
+        self, one: BackwardPass, result: Any, incoming: Mapping[PartPath, torch.Tensor]
+    ) -> dict[PartPath, StoredTensor]:
+        """Return the gradients of the arguments."""
+        roots, grads = [], []
+        for place, gradient in incoming.items():
+            output = result_at(result, place)
+            if isinstance(output, torch.Tensor) and output.requires_grad:
+                roots.append(output)
+                grads.append(self._gradient(gradient, output))
+        leaves = list(dict.fromkeys(self._leaves.values()))
+        if not roots or not leaves:
+            raise CannotReplayError(Reason.FAILED, "no result depends on the arguments")
+        found = torch.autograd.grad(roots, leaves, grads, retain_graph=True, allow_unused=True)
+        by_leaf = dict(zip(map(id, leaves), found, strict=True))
+        return {
+            place: from_torch(gradient)
+            for place, leaf in self._leaves.items()
+            if (gradient := by_leaf[id(leaf)]) is not None
+        }
+
+    def _gradient(self, gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        own = gradient.to(device=output.device, dtype=output.dtype).reshape(output.shape)
+        return own if self._noise is None else self._noise.disturbed(own)
+
+    def _argument(self, value: Any, place: PartPath) -> Any:
+        """Return an argument for this run."""
+        if isinstance(value, torch.Tensor):
+            known = self._made.get(id(value))
+            if known is None:
+                known = self._made[id(value)] = self._tensor(value, self._gradient_place(place))
+            elif self._gradient_place(place) in self._wanted:
+                self._leaves.setdefault(self._gradient_place(place), known[1])
+            return known[0]
+        if isinstance(value, torch.dtype):
+            return self._raised(value)
+        if isinstance(value, torch.device) or (isinstance(value, str) and _DEVICE.fullmatch(value)):
+            return torch.device(self._setting.device)
+        return value
+
+    def _tensor(self, tensor: torch.Tensor, place: PartPath) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return an argument, and the leaf of the graph that its gradient arrives at."""
+        own = tensor.to(device=self._setting.device, dtype=self._raised(tensor.dtype), copy=True)
+        is_float = own.dtype.is_floating_point or own.dtype.is_complex
+        if self._noise is not None and is_float:
+            own = self._noise.disturbed(own)
+        if place not in self._wanted or not is_float:
+            return own, own
+        leaf = own.requires_grad_()
+        self._leaves[place] = leaf
+        # An in-place function must not write into a leaf.
+        return (leaf.clone() if self._in_place else leaf), leaf
+
+    def _raised(self, dtype: torch.dtype) -> torch.dtype:
+        if self._dtype is None:
+            return dtype
+        if dtype.is_complex:
+            return _COMPLEX.get(self._dtype, dtype)
+        found: torch.dtype = self._dtype if dtype.is_floating_point else dtype
+        return found
+
+    @staticmethod
+    def _gradient_place(place: PartPath) -> PartPath:
+        """Return where the gradient of an argument is recorded."""
+        first, *rest = place
+        return ("output" if first == "input" else "output_kwargs", *rest)
+
+
+def _functions(call: RecordedCall) -> Sequence[Function]:
+    """Return the functions that may have made a record.
+
+    Raises:
+        CannotReplayError: there is none, or none that can be run alone.
+    """
+    if call.class_name is not None:
+        raise CannotReplayError(Reason.MODULE, call.class_name)
+    names = (call.function, f"torch.ops.{call.prefix}.{call.api}", call.api)
+    golden = references.find(names)
+    if golden is not None:
+        return (golden.function,)
+    if call.operator.communication is not None or call.prefix == "Distributed":
+        raise CannotReplayError(Reason.COMMUNICATION, call.function)
+    if call.operator.allocates:
+        raise CannotReplayError(Reason.NO_OUTPUT, "memory that nothing was written to")
+    functions = functions_named(call.prefix, call.api)
+    if not functions:
+        raise CannotReplayError(Reason.UNKNOWN, call.function)
+    return functions
+
+
+def _readings(call: RecordedCall, args: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield the arguments with lists as they are, then with those that may have been tuples.
+
+    Records do not tell lists from tuples; indexing does.
+    """
+    plain = list(args)
+    is_indexing = call.api in ("__getitem__", "__setitem__")
+    if not is_indexing or len(plain) < 2 or not isinstance(plain[1], list):
+        yield plain
+        return
+    yield [plain[0], tuple(plain[1]), *plain[2:]]
+    yield plain
+
+
+def _has_recorded_shapes(call: RecordedCall, replay: Replay) -> bool:
+    for place, form in tensor_forms(call.outputs, ("output",)):
+        found = replay.outputs.get(place)
+        if found is not None and "shape" in form and list(found.array.shape) != form["shape"]:
+            return False
+    return True
+
+
+def _wanted_gradients(call: RecordedCall) -> frozenset[PartPath]:
+    """Return the places of arguments whose gradients were recorded."""
+    return frozenset(
+        place
+        for one in call.passes
+        for part, tree in (("output", one.outgoing), ("output_kwargs", one.outgoing_kwargs))
+        for place, _ in tensor_forms(tree, (part,))
+    )
+
+
+@contextmanager
+def _running(setting: Setting) -> Iterator[None]:
+    """Context in which numbers have the wanted type by default, and nothing is cast behind us."""
+    default = torch.get_default_dtype()
+    wanted = None if setting.dtype is None else getattr(torch, setting.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if wanted in _COMPLEX:
+                torch.set_default_dtype(wanted)
+            yield
+        finally:
+            torch.set_default_dtype(default)
+
+
+def _stored(value: Any) -> StoredTensor | None:
+    if isinstance(value, torch.Tensor):
+        return from_torch(value)
+    if isinstance(value, (bool, int)):
+        return from_torch(torch.tensor(value))
+    return None
+
+
+def _with_dtype(setting: Setting, dtype: str | None) -> Setting:
+    return Setting(device=setting.device, dtype=dtype, noise=setting.noise)
+
+
+def _line(exc: BaseException) -> str:
+    text = str(exc).strip()
+    first = text.splitlines()[0][:200] if text else ""
+    return f"{type(exc).__name__}: {first}"
+
+
+RUNNER: Final = TorchRunner()

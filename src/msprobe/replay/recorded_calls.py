@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RecordedCall`: one call as its records tell it, with its backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.record_names import RecordKind, backward_name
+from msprobe.dump.records import JsonTree
+from msprobe.operators.lookup import operator_named, operator_of
+from msprobe.operators.operator import Operator
+
+_MOST_PASSES: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardPass:
+    """Gradients of one call in one backward pass, as recorded.
+
+    Attributes:
+        name: the record's name.
+        incoming: gradients of the outputs, by position (by field for a named tuple).
+        outgoing: gradients of the positional arguments.
+        outgoing_kwargs: gradients of the keyword arguments.
+        remarks: by place (``input.0``), what a gradient includes or why it is missing.
+    """
+
+    name: str
+    incoming: JsonTree
+    outgoing: JsonTree
+    outgoing_kwargs: Mapping[str, JsonTree] = field(default_factory=dict)
+    remarks: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """One call, with everything needed to run it again but the elements of its tensors.
+
+    Attributes:
+        name: the forward record's name.
+        prefix: ``Functional``, ``Tensor``, ``Module`` …
+        api: ``linear``, ``__add__``; a module's path.
+        class_name: of a module; None for functions.
+        framework: ``pytorch`` or ``mindspore``.
+        args: forms of the positional arguments.
+        kwargs: forms of the keyword arguments.
+        parameters: forms of a module's own parameters.
+        outputs: forms of the results: a list, or an object by field for a named tuple.
+        passes: its backward passes.
+        random: states of the random generators before the call, where recorded.
+    """
+
+    name: str
+    prefix: str
+    api: str
+    class_name: str | None
+    framework: str
+    args: Sequence[JsonTree]
+    kwargs: Mapping[str, JsonTree]
+    parameters: Mapping[str, JsonTree]
+    outputs: JsonTree
+    passes: tuple[BackwardPass, ...]
+    random: Mapping[str, JsonTree]
+
+    @property
+    def function(self) -> str:
+        """The function's name, without number: ``Functional.linear``."""
+        return f"{self.prefix}.{self.api}"
+
+    @property
+    def operator(self) -> Operator:
+        """What is known of the function."""
+        if self.class_name is not None:
+            return operator_named(self.class_name)
+        is_mindspore = self.framework == "mindspore"
+        return operator_of(self.prefix, self.api, is_mindspore=is_mindspore)
+
+
+def recorded_calls(view: RankView) -> Iterator[RecordedCall]:
+    """Yield the calls of a rank in order of execution, those of modules among them.
+
+    Raises:
+        DumpFormatError: a record is damaged.
+    """
+    for name in call_names(view):
+        yield recorded_call(view, name)
+
+
+def call_names(view: RankView) -> list[str]:
+    """Return the names of all forward records, in order of execution."""
+    parsed = (view.records.parsed(name) for name in view.records)
+    return [name.full for name in parsed if name.kind is RecordKind.FORWARD and not name.recompute]
+
+
+def recorded_call(view: RankView, name: str) -> RecordedCall:
+    """Return one call.
+
+    Args:
+        view: the rank that recorded it.
+        name: of its forward record.
+
+    Raises:
+        RecordNotFoundError: there is no such record.
+        DumpFormatError: it is damaged.
+    """
+    record = view.records[name]
+    parts: Mapping[str, Any] = record.data if isinstance(record.data, dict) else {}
+    return RecordedCall(
+        name=name,
+        prefix=record.name.prefix,
+        api=record.name.path,
+        class_name=record.name.class_name,
+        framework=view.head.framework,
+        args=_items(parts.get("input_args") or parts.get("input")),
+        kwargs=_fields(parts.get("input_kwargs")),
+        parameters=_fields(parts.get("parameters")),
+        outputs=parts.get("output"),
+        passes=tuple(_passes(view, name)),
+        random=_fields(parts.get("rng")),
+    )
+
+
+def _passes(view: RankView, name: str) -> Iterator[BackwardPass]:
+    for number in range(_MOST_PASSES):
+        full = backward_name(view.records.parsed(name), number)
+        if full is None or full not in view.records:
+            return
+        data = view.records[full].data
+        if isinstance(data, dict):
+            yield BackwardPass(
+                name=full,
+                incoming=data.get("input"),
+                outgoing=data.get("output"),
+                outgoing_kwargs=_fields(data.get("output_kwargs")),
+                remarks=_fields(data.get("remarks")),
+            )
+
+
+def _items(tree: JsonTree) -> Sequence[JsonTree]:
+    return tree if isinstance(tree, list) else []
+
+
+def _fields(tree: JsonTree) -> Mapping[str, Any]:
+    return tree if isinstance(tree, dict) else {}

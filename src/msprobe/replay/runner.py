@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Runner`: runs recorded calls again. Each framework's adapter has one; nothing else runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib import import_module
+from typing import Any, Final, Protocol
+
+from msprobe.dump.tensor_files import StoredTensor
+from msprobe.dump.values import PartPath
+from msprobe.errors import UnsupportedError
+from msprobe.replay.recorded_calls import RecordedCall
+from msprobe.replay.tensors import TensorSource
+
+# Where each framework's `RUNNER` is.
+_RUNNERS: Final = {"pytorch": "msprobe.pytorch.replay.runner"}
+
+
+class Reason(StrEnum):
+    """Why a call cannot be run again, or not be judged."""
+
+    COMMUNICATION = "communication between ranks"
+    RANDOM = "random numbers that were not recorded"
+    UNKNOWN = "function not found"
+    ARGUMENT = "an argument that a record cannot hold"
+    MEMORY = "memory that was not recorded"
+    MISSING = "a tensor's values are missing"
+    MODULE = "a module whose calls are judged one by one"
+    NO_OUTPUT = "no numbers in its results"
+    FAILED = "the replay raised an error"
+    CRASHED = "the replay ended its process"
+    TIMEOUT = "the replay took too long"
+    OUT_OF_MEMORY = "the replay needed too much memory"
+    STRUCTURE = "results of another form than the recorded ones"
+    DAMAGED = "a damaged record"
+
+
+class CannotReplayError(Exception):
+    """A call cannot be run again.
+
+    Attributes:
+        reason: why, as one of a few.
+        detail: the same in words: which argument, which function.
+    """
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        self.reason = reason
+        self.detail = detail
+        super().__init__(f"{reason}: {detail}" if detail else str(reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Random relative errors, put on each input and each result inside of a call.
+
+    Attributes:
+        unit: the size of the errors: unit roundoff of a number type.
+        seed: of their signs.
+    """
+
+    unit: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How a call is run.
+
+    Attributes:
+        device: ``cpu``, ``cuda:0`` …
+        dtype: type of all floating-point tensors (complex ones have parts of it); None for the
+            recorded types.
+        noise: None to run it as it is.
+    """
+
+    device: str = "cpu"
+    dtype: str | None = "float64"
+    noise: Noise | None = None
+
+
+REFERENCE: Final = Setting()
+"""In float64 on the CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Result of a call that was run again.
+
+    Attributes:
+        outputs: results by their place in the record, such as ``("output", 0)``.
+        gradients: per backward record gradients by their place, such as ``("output_kwargs", "x")``.
+        by: the type or the reference function that computed them.
+        backward_error: why there are no gradients where the call has backward records.
+    """
+
+    outputs: Mapping[PartPath, StoredTensor]
+    gradients: Mapping[str, Mapping[PartPath, StoredTensor]] = field(default_factory=dict)
+    by: str = "float64"
+    backward_error: str | None = None
+
+
+class PreparedCall(Protocol):
+    """A call whose function was found and whose arguments were rebuilt.
+
+    Attributes:
+        args: positional arguments, in the framework's types.
+        kwargs: keyword arguments.
+    """
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    def run(self, setting: Setting = REFERENCE, *, backward: bool = True) -> Replay:
+        """Run the call once, and its backward passes.
+
+        Raises:
+            CannotReplayError: the function raised an error, or returned something else.
+        """
+        ...
+
+
+class Runner(Protocol):
+    """Runs calls in one framework."""
+
+    def prepare(self, call: RecordedCall, tensors: TensorSource) -> PreparedCall:
+        """Find the function of a call and rebuild its arguments.
+
+        Raises:
+            CannotReplayError: it cannot be run again.
+            DumpFormatError: a tensor file is damaged.
+        """
+        ...
+
+
+def runner_for(framework: str) -> Runner:
+    """Return the runner of a framework, which is imported for it.
+
+    Raises:
+        UnsupportedError: there is none, or the framework is not installed.
+    """
+    module = _RUNNERS.get(framework)
+    if module is None:
+        raise UnsupportedError(f"calls of {framework or 'an unknown framework'} cannot be replayed")
+    try:
+        runner: Runner = import_module(module).RUNNER
+    except ImportError as exc:
+        raise UnsupportedError(f"replaying needs {framework}, which cannot be imported") from exc
+    return runner

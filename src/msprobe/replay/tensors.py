@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TensorSource`: elements of recorded tensors, from the dump or made from their statistics."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.tensor_files import StoredTensor
+from msprobe.replay.generated import generate
+
+
+class TensorSource:
+    """Hands out the tensors of one rank.
+
+    Attributes:
+        generated: whether any tensor of the call that `begin` named was made from statistics.
+    """
+
+    def __init__(self, view: RankView, *, seed: int = 1234) -> None:
+        """Read tensors of `view`; `seed` decides which elements are generated."""
+        self._view = view
+        self._seed = seed
+        self._call = ""
+        self.generated = False
+
+    def begin(self, call: str) -> None:
+        """Forget the call before: `call` is the name of the next one."""
+        self._call = call
+        self.generated = False
+
+    def read(self, tree: Mapping[str, Any], place: str) -> StoredTensor:
+        """Return the elements of a tensor.
+
+        Args:
+            tree: its form in the record.
+            place: where it is in the call: generated elements depend on it, and on nothing before.
+
+        Raises:
+            RecordNotFoundError: its file is gone.
+            DumpFormatError: its file is damaged.
+            UnsupportedError: a special tensor, or a type that cannot be generated.
+        """
+        name = tree.get("data_name")
+        if isinstance(name, str):
+            return self._view.tensor(name)
+        self.generated = True
+        return generate(tree, zlib.crc32(f"{self._seed}:{self._call}:{place}".encode()))
+
+    def has_values(self, tree: Mapping[str, Any]) -> bool:
+        """Return whether the dump has the elements of a tensor."""
+        return isinstance(tree.get("data_name"), str)
