@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.checks.budgets import Budget, layout_of
+from msprobe.checks.budgets import RESULT_ROUNDINGS, Budget, layout_of
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.numerics.number_types import Kind, kind_of
 
@@ -24,8 +24,6 @@ WRONG: Final = 4.0
 """Ratio beyond which it is wrong."""
 # Probes: first a few, then more for results that these do not explain.
 _PROBES: Final = (3, 16)
-# Simple factors by which gradients are off: a mean for a sum, a count of ranks, a missing scale.
-_BITS_BELOW_WRONG: Final = 3
 
 Probes = Callable[[int], Sequence[StoredTensor]]
 """Returns so many references with random errors in each step."""
@@ -87,7 +85,11 @@ class Judgement:
 
 
 def judge(
-    recorded: StoredTensor, reference: StoredTensor, budget: Budget, probes: Probes
+    recorded: StoredTensor,
+    reference: StoredTensor,
+    budget: Budget,
+    probes: Probes,
+    magnitude: Callable[[], Array | None] = lambda: None,
 ) -> Judgement:
     """Judge one tensor.
 
@@ -97,6 +99,8 @@ def judge(
         budget: what decides about the allowed error.
         probes: makes references with random errors; asked only where the reference alone does not
             explain the tensor.
+        magnitude: returns for each element the size of the largest number on the way to it, where
+            that is known; asked as the probes are.
     """
     found, expected = recorded.values().reshape(-1), reference.values().reshape(-1)
     if found.shape != expected.shape:
@@ -109,7 +113,8 @@ def judge(
         changed = [one.values().reshape(-1) for one in probes(count)] if count else []
         changed = [one for one in changed if one.shape == expected.shape]
         if kind_of(recorded.dtype) in (Kind.FLOAT, Kind.COMPLEX):
-            judgement = _Tally(budget).judgement(found, expected, changed)
+            sizes = magnitude() if count else None
+            judgement = _Tally(budget).judgement(found, expected, changed, sizes)
         else:
             judgement = _judge_integers(found, expected, changed)
         if judgement.ratio <= SUSPICIOUS or budget.exact:
@@ -160,7 +165,9 @@ class _Tally:
     mismatches: int = 0
     overflows: int = 0
 
-    def judgement(self, found: Array, expected: Array, changed: Sequence[Array]) -> Judgement:
+    def judgement(
+        self, found: Array, expected: Array, changed: Sequence[Array], sizes: Array | None
+    ) -> Judgement:
         """Return the judgement of all elements."""
         histogram = np.zeros(18, np.int64)
         with np.errstate(all="ignore"):
@@ -171,6 +178,7 @@ class _Tally:
                     _wide(found[block]),
                     _wide(expected[block]),
                     [_wide(one[block]) for one in changed],
+                    0.0 if sizes is None else sizes[block],
                     histogram,
                 )
         place = self.index
@@ -208,7 +216,13 @@ class _Tally:
         return ""
 
     def _add(
-        self, start: int, a: Array, b: Array, changed: Sequence[Array], histogram: Array
+        self,
+        start: int,
+        a: Array,
+        b: Array,
+        changed: Sequence[Array],
+        sizes: Array | float,
+        histogram: Array,
     ) -> None:
         """Judge one block."""
         error = np.abs(a - b)
@@ -217,6 +231,7 @@ class _Tally:
         allowed += self.budget.floor
         if changed and self.budget.step_factor:
             allowed += self.budget.step_factor * (_change(b, changed) + self.budget.unit * size)
+            allowed += RESULT_ROUNDINGS * self.budget.accumulation * sizes
         highest = float(error.max())
         if not math.isfinite(highest):
             error, allowed = self._without_nonfinite(a, b, error, allowed, changed)

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from msprobe.checks.budgets import budget_of, computing_unit
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.checks.budgets import Budget, budget_of, computing_unit, unit_of
 from msprobe.checks.judging import Judgement, Verdict, judge
+from msprobe.checks.random_calls import dropout_reference, keep_probability
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.errors import MsprobeError
-from msprobe.numerics.number_types import Kind
+from msprobe.operators.operator import Family
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
 from msprobe.replay.runner import (
@@ -28,8 +33,6 @@ from msprobe.replay.runner import (
     Setting,
 )
 from msprobe.replay.tensors import TensorSource
-
-_ROUGH: Final = (Kind.FLOAT, Kind.COMPLEX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +110,15 @@ def verify_call(
 ) -> CallReport:
     """Judge one call; never raises for what is wrong with the call."""
     tensors.begin(call.name)
+    begun = time.perf_counter()
     try:
         prepared = runner.prepare(call, tensors)
-        return _Verification(call, prepared, tensors, options).report()
+        report = _Verification(call, prepared, tensors, options).report()
     except CannotReplayError as exc:
-        return CallReport(name=call.name, reason=exc.reason, detail=exc.detail)
+        report = CallReport(name=call.name, reason=exc.reason, detail=exc.detail)
     except MsprobeError as exc:
-        return CallReport(name=call.name, reason=Reason.DAMAGED, detail=str(exc))
+        report = CallReport(name=call.name, reason=Reason.DAMAGED, detail=str(exc))
+    return replace(report, elapsed_s=time.perf_counter() - begun)
 
 
 class _Verification:
@@ -134,6 +139,7 @@ class _Verification:
         self._probes: dict[float, list[Replay]] = {}
         self._rerun: Replay | None = None
         self._unit = self._computing_unit()
+        self._keep = self._drawn()
 
     def report(self) -> CallReport:
         """Return the judgements of all results and gradients."""
@@ -153,6 +159,29 @@ class _Verification:
             generated=self._tensors.generated,
         )
 
+    def _drawn(self) -> float | None:
+        """Return the share that a dropout keeps; None for calls without random numbers.
+
+        Raises:
+            CannotReplayError: the call drew random numbers in another way.
+        """
+        if not self._call.operator.draws_random:
+            return None
+        again = self._prepared.run(replace(REFERENCE, seed=REFERENCE.seed + 1), backward=False)
+        outputs = self._reference.outputs
+        if all(_is_same(one, again.outputs.get(place)) for place, one in outputs.items()):
+            return None
+        keep = keep_probability(self._call)
+        if keep is None or not self._has_input():
+            raise CannotReplayError(Reason.RANDOM, self._call.function)
+        return keep
+
+    def _has_input(self) -> bool:
+        first: Any = self._call.args[0] if self._call.args else None
+        outputs = [form for _, form in tensor_forms(self._call.outputs, ())]
+        forms = [first, *outputs[:1]]
+        return all(isinstance(one, dict) and self._tensors.has_values(one) for one in forms)
+
     def _computing_unit(self) -> float:
         family = self._call.operator.family
         dtypes = [str(form.get("dtype", "")) for _, form in tensor_forms(self._call.outputs, ())]
@@ -162,6 +191,10 @@ class _Verification:
     def _forward(self) -> Iterator[ResultRow]:
         operands = _shapes(self._call.args) + _shapes(self._call.kwargs)
         for place, form in tensor_forms(self._call.outputs, ("output",)):
+            if self._keep is not None:
+                if place == ("output", 0):
+                    yield self._dropout_row(self._call.name, place, form, self._call.args[0], form)
+                continue
             reference = self._reference.outputs.get(place)
             yield self._row(
                 self._call.name,
@@ -186,6 +219,10 @@ class _Verification:
             if references is None:
                 detail = self._reference.backward_error or ""
                 yield _unjudged(one.name, place, form, Reason.FAILED, detail)
+                continue
+            if self._keep is not None:
+                first, drawn = next(tensor_forms(one.incoming, ()))[1], self._first_output()
+                yield self._dropout_row(one.name, place, form, first, drawn)
                 continue
             remark = _remark(one, place)
             if remark:
@@ -232,11 +269,44 @@ class _Verification:
             replays = self._disturbed(unit, count)
             return [one for replay in replays if (one := pick(replay)) is not None]
 
-        judgement = judge(recorded, reference, budget, probes)
+        judgement = judge(
+            recorded, reference, budget, probes, lambda: self._magnitude(record, recorded)
+        )
         slot = ".".join(map(str, place))
         shape = tuple(recorded.array.shape)
         return ResultRow(
             record=record, slot=slot, dtype=recorded.dtype, shape=shape, judgement=judgement
+        )
+
+    def _first_output(self) -> Mapping[str, Any]:
+        return next(tensor_forms(self._call.outputs, ()))[1]
+
+    def _dropout_row(
+        self,
+        record: str,
+        place: PartPath,
+        form: Mapping[str, Any],
+        source: Any,
+        drawn: Mapping[str, Any],
+    ) -> ResultRow:
+        """Judge a result of dropout by the elements that it kept."""
+        assert self._keep is not None
+        recorded = self._tensors.read(form, "")
+        mask = self._tensors.read(drawn, "")
+        reference, problem = dropout_reference(self._tensors.read(source, ""), mask, self._keep)
+        unit = unit_of(recorded.dtype)
+        budget = Budget(dtype=recorded.dtype, unit=unit, accumulation=unit)
+        judgement = judge(recorded, reference, budget, lambda _: ())
+        if problem:
+            judgement = replace(
+                judgement, verdict=Verdict.WRONG, ratio=max(judgement.ratio, 8.0), remark=problem
+            )
+        return ResultRow(
+            record=record,
+            slot=".".join(map(str, place)),
+            dtype=recorded.dtype,
+            shape=tuple(recorded.array.shape),
+            judgement=judgement,
         )
 
     def _recorded(self, form: Mapping[str, Any], pick: Any) -> StoredTensor | None:
@@ -250,6 +320,24 @@ class _Verification:
         found: StoredTensor | None = pick(self._rerun)
         return found
 
+    def _magnitude(self, record: str, recorded: StoredTensor) -> NDArray[Any] | None:
+        """Return the size of the first operand, which smooth functions add to and subtract from."""
+        if self._call.operator.family is not Family.LIPSCHITZ or not self._call.args:
+            return None
+        forms: list[Any] = [self._call.args[0]]
+        forms += [
+            form
+            for one in self._call.passes
+            if one.name == record
+            for _, form in tensor_forms(one.incoming, ())
+        ]
+        sizes: NDArray[Any] = np.ones(())
+        for form in forms:
+            if isinstance(form, dict) and tuple(form.get("shape", ())) == recorded.array.shape:
+                values = np.abs(self._tensors.read(form, "input.0").values().astype(np.float64))
+                sizes = sizes * (values if record == self._call.name else np.maximum(values, 1.0))
+        return sizes.reshape(-1) if sizes.size == recorded.array.size else None
+
     def _disturbed(self, unit: float, count: int) -> list[Replay]:
         """Return replays with random errors in each step."""
         known = self._probes.setdefault(unit, [])
@@ -258,6 +346,12 @@ class _Verification:
             noise = Noise(unit, seed + len(known))
             known.append(self._prepared.run(Setting(noise=noise)))
         return known
+
+
+def _is_same(first: StoredTensor, second: StoredTensor | None) -> bool:
+    if second is None or first.array.shape != second.array.shape:
+        return False
+    return bool(np.array_equal(first.values(), second.values(), equal_nan=first.dtype != "bool"))
 
 
 def _shapes(tree: Any) -> list[Sequence[int]]:

@@ -74,11 +74,13 @@ class Setting:
         dtype: type of all floating-point tensors (complex ones have parts of it); None for the
             recorded types.
         noise: None to run it as it is.
+        seed: of the random numbers that the function draws.
     """
 
     device: str = "cpu"
     dtype: str | None = "float64"
     noise: Noise | None = None
+    seed: int = 1234
 
 
 REFERENCE: Final = Setting()

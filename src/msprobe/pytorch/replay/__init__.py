@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs recorded calls of PyTorch again: ``runner.py``; it asks ``functions.py`` for the function, ``rebuilding.py`` for its arguments."""
+"""Runs recorded calls of PyTorch again. Enter at ``runner.py``.
+
+``functions.py`` finds the function that a record names, ``rebuilding.py`` makes its arguments, and
+``noise.py`` disturbs a run to measure how much rounding errors change its result.
+"""

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import torch
 import torch._VF
-import torch.nn.functional as F
+import torch.nn.functional
 
 Function = Callable[..., Any]
 
 # Where the functions of a prefix live; several of them may have one name.
 _PLACES: Final = {
-    "Functional": (F, torch._C._nn),
+    "Functional": (torch.nn.functional, torch._C._nn),
     "Torch": (
         torch,
         torch.linalg,

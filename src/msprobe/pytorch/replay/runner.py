@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -34,7 +35,6 @@ from msprobe.replay.runner import (
 )
 from msprobe.replay.tensors import TensorSource
 
-_SEED: Final = 1234
 _DEVICE: Final = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|mlu|meta)(:\d+)?")
 # Types to compute in when the CPU has no kernel for the first.
 _FALLBACKS: Final = ("float32", None)
@@ -159,7 +159,7 @@ class _Run:
         own_args = converted(list(args), self._argument, ("input",))
         own_kwargs = converted(dict(kwargs), self._argument, ("kwargs",))
         with _running(self._setting), self._noise or nullcontext():
-            torch.manual_seed(_SEED)
+            torch.manual_seed(self._setting.seed)
             try:
                 with torch.set_grad_enabled(has_backward):
                     result = self._function(*own_args, **own_kwargs)
@@ -333,7 +333,7 @@ def _stored(value: Any) -> StoredTensor | None:
 
 
 def _with_dtype(setting: Setting, dtype: str | None) -> Setting:
-    return Setting(device=setting.device, dtype=dtype, noise=setting.noise)
+    return replace(setting, dtype=dtype)
 
 
 def _line(exc: BaseException) -> str:
