@@ -136,6 +136,10 @@ class Runner(Protocol):
         """
         ...
 
+    def share_cores(self, processes: int) -> None:
+        """Use only this process's share of the cores, as one of so many."""
+        ...
+
 
 def runner_for(framework: str) -> Runner:
     """Return the runner of a framework, which is imported for it.

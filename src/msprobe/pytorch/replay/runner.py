@@ -67,6 +67,11 @@ class TorchRunner:
         }
         return TorchCall(call, functions, args, kwargs, gradients)
 
+    def share_cores(self, processes: int) -> None:
+        """Use only this process's share of the cores, as one of so many."""
+        if processes > 1:
+            torch.set_num_threads(max(1, torch.get_num_threads() // processes))
+
 
 class TorchCall:
     """A call whose function was found and whose arguments were rebuilt.

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`verify_dump`: judge all calls of a dump, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from msprobe.checks.judging import SUSPICIOUS, Verdict
+from msprobe.checks.verify_call import CallReport, ResultRow, VerifyOptions, verify_call
+from msprobe.dump.dump_steps import Dump, RankKey
+from msprobe.dump.facts import Facts
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.stack_frames import user_line
+from msprobe.errors import DumpFormatError, MsprobeError
+from msprobe.operators.operator import Family
+from msprobe.replay.recorded_calls import call_names, recorded_call
+from msprobe.replay.runner import Reason, Runner, runner_for
+from msprobe.replay.tensors import TensorSource
+from msprobe.replay.workers import Crash, Limits, run_isolated
+
+# Calls for which a further process is worth its start.
+_CALLS_A_PROCESS: Final = 200
+# TF32 keeps ten bits of the factors.
+_TF32: Final = 2.0**-11
+_TF32_SETTINGS: Final = {
+    "torch.backends.cuda.matmul.allow_tf32": Family.BILINEAR,
+    "torch.backends.cudnn.allow_tf32": Family.CONVOLUTION,
+}
+
+
+class CallTask(NamedTuple):
+    """One call of a dump.
+
+    Attributes:
+        folder: the rank folder.
+        file: its file of records.
+        name: of the forward record.
+    """
+
+    folder: str
+    file: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedCall:
+    """One call of a dump and its judgements.
+
+    Attributes:
+        step: number of the step.
+        rank: the rank.
+        position: place among the calls of the rank.
+        report: the judgements.
+        source: line of the user's code that made the call; None if unknown.
+    """
+
+    step: int
+    rank: RankKey
+    position: int
+    report: CallReport
+    source: str | None = None
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether a result is suspicious or wrong."""
+        return self.report.verdict in (Verdict.SUSPICIOUS, Verdict.WRONG)
+
+    @property
+    def worst(self) -> ResultRow | None:
+        """The row with the largest error in parts of the allowed one; None if none was judged."""
+        rows = [row for row in self.report.rows if row.judgement is not None]
+        return max(rows, key=_severity, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedDump:
+    """Judgements of all calls of a dump.
+
+    Attributes:
+        path: of the dump.
+        calls: in order of steps, ranks and execution.
+        notes: what is to be known of the dump as a whole.
+    """
+
+    path: Path
+    calls: Sequence[VerifiedCall]
+    notes: tuple[str, ...] = field(default=())
+
+    def with_verdict(self, verdict: Verdict) -> list[VerifiedCall]:
+        """Return the calls with a verdict."""
+        return [call for call in self.calls if call.report.verdict is verdict]
+
+    @property
+    def judged(self) -> int:
+        """Number of calls that were judged."""
+        return sum(call.report.is_judged for call in self.calls)
+
+    @property
+    def not_judged(self) -> Counter[Reason]:
+        """Number of calls that were not judged, by reason."""
+        reasons = (call.report.reason for call in self.calls if not call.report.is_judged)
+        return Counter(reason or Reason.NO_OUTPUT for reason in reasons)
+
+    @property
+    def worst(self) -> list[VerifiedCall]:
+        """The calls that are judged, the largest error in parts of the allowed one first."""
+        judged = [call for call in self.calls if call.worst is not None]
+        return sorted(judged, key=lambda call: _severity(call.worst), reverse=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which calls are verified.
+
+    Attributes:
+        steps: numbers of steps; empty for all.
+        ranks: ranks; empty for all.
+        names: texts of which a name has one in it; empty for all.
+        scope: names of the first and the last call; None for all.
+    """
+
+    steps: Sequence[int] = ()
+    ranks: Sequence[int] = ()
+    names: Sequence[str] = ()
+    scope: tuple[str, str] | None = None
+
+    def of(self, names: Iterable[str]) -> list[str]:
+        """Return the selected ones of the names of a rank's calls."""
+        found = list(names)
+        if self.scope is not None:
+            starts, ends = (self._positions(found, end) for end in self.scope)
+            found = found[min(starts, default=len(found)) : max(ends, default=-1) + 1]
+        return [name for name in found if not self.names or any(one in name for one in self.names)]
+
+    @staticmethod
+    def _positions(names: Sequence[str], wanted: str) -> list[int]:
+        return [
+            i for i, name in enumerate(names) if name == wanted or name.startswith(wanted + ".")
+        ]
+
+
+def verify_dump(
+    dump: Dump,
+    *,
+    selection: Selection | None = None,
+    device: str = "cpu",
+    workers: int | None = None,
+    limits: Limits | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> VerifiedDump:
+    """Run every call of a dump again in float64 and judge what was recorded.
+
+    Args:
+        dump: an open dump.
+        selection: which calls; None for all.
+        device: where calls are run again whose results were not recorded.
+        workers: processes; None for as many as pay off, 0 to work in this one.
+        limits: time and memory of each call.
+        progress: called with the numbers of calls done and of all calls.
+
+    Raises:
+        UnsupportedError: the framework of the dump cannot be replayed here.
+        DumpFormatError: the file of records is damaged.
+    """
+    wanted = selection or Selection()
+    found: list[VerifiedCall] = []
+    notes: list[str] = []
+    places = list(_places(dump, wanted, notes))
+    tasks = [task for _, _, _, tasks in places for task in tasks]
+    reports = dict(_reports(tasks, device, workers, limits, progress))
+    for number, key, view, own in places:
+        for position, task in enumerate(own):
+            found.append(
+                VerifiedCall(
+                    step=number,
+                    rank=key,
+                    position=position,
+                    report=reports[task],
+                    source=user_line(tuple(view.frames(task.name))),
+                )
+            )
+    return VerifiedDump(path=dump.path, calls=found, notes=tuple(notes))
+
+
+def _places(
+    dump: Dump, selection: Selection, notes: list[str]
+) -> Iterator[tuple[int, RankKey, RankView, list[CallTask]]]:
+    """Yield the ranks of each step with their calls."""
+    for number, step in dump.steps.items():
+        if selection.steps and number not in selection.steps:
+            continue
+        for key, view in step.ranks.items():
+            if selection.ranks and key not in selection.ranks and view.rank is not None:
+                continue
+            notes += [f"step {number}, rank {key}: {text}" for text in view.ignore_damaged()]
+            reason = view.incomplete_reason
+            if reason is not None:
+                notes.append(f"step {number}, rank {key}: {reason}")
+            names = selection.of(call_names(view))
+            folder, file = str(view.directory), view.records_path.name
+            yield number, key, view, [CallTask(folder, file, name) for name in names]
+
+
+def _reports(
+    tasks: Sequence[CallTask],
+    device: str,
+    workers: int | None,
+    limits: Limits | None,
+    progress: Callable[[int, int], object],
+) -> Iterator[tuple[CallTask, CallReport]]:
+    """Yield the report of each call."""
+    count = _process_count(len(tasks)) if workers is None else workers
+    start = partial(CallVerifier, device, max(count, 1))
+    if count == 0:
+        work = start()
+        answers: Iterator[tuple[CallTask, CallReport | Crash]]
+        answers = ((task, work(task)) for task in tasks)
+    else:
+        answers = run_isolated(tasks, start, count=count, limits=limits)
+    for done, (task, answer) in enumerate(answers, 1):
+        progress(done, len(tasks))
+        if isinstance(answer, Crash):
+            answer = CallReport(name=task.name, reason=answer.reason, detail=answer.detail)
+        yield task, answer
+
+
+def _process_count(calls: int) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, -(-calls // _CALLS_A_PROCESS)))
+
+
+class CallVerifier:
+    """Verifies single calls of dumps; one for each process."""
+
+    def __init__(self, device: str, processes: int) -> None:
+        """Prepare for calls of any dump.
+
+        Args:
+            device: where calls are run again whose results were not recorded.
+            processes: how many share the cores of this machine.
+        """
+        self._device = device
+        self._processes = processes
+        self._ranks: dict[tuple[str, str], _Rank] = {}
+
+    def __call__(self, task: CallTask) -> CallReport:
+        """Return the judgements of one call."""
+        key = (task.folder, task.file)
+        rank = self._ranks.get(key)
+        if rank is None:
+            self._ranks.clear()
+            rank = self._ranks[key] = _Rank(RankView(Path(task.folder), records_file=task.file))
+            rank.runner.share_cores(self._processes)
+        options = VerifyOptions(device=self._device, units=rank.units)
+        try:
+            call = recorded_call(rank.view, task.name)
+        except DumpFormatError as exc:
+            return CallReport(name=task.name, reason=Reason.DAMAGED, detail=str(exc))
+        return verify_call(call, rank.runner, rank.tensors, options)
+
+
+class _Rank:
+    """What all calls of a rank have in common."""
+
+    def __init__(self, view: RankView) -> None:
+        self.view = view
+        self.runner: Runner = runner_for(view.head.framework)
+        self.tensors = TensorSource(view)
+
+    @cached_property
+    def units(self) -> Mapping[str, float]:
+        """Coarser unit roundoffs, by family of operators."""
+        try:
+            facts: Facts | None = self.view.facts
+        except MsprobeError:
+            return {}
+        settings = {} if facts is None else facts.settings
+        return {
+            family: _TF32
+            for name, family in _TF32_SETTINGS.items()
+            if str(settings.get(name)) == "True"
+        }
+
+
+def _severity(row: ResultRow | None) -> tuple[int, float]:
+    if row is None or row.judgement is None:
+        return (-1, 0.0)
+    judgement = row.judgement
+    is_fault = judgement.ratio > SUSPICIOUS or judgement.verdict is Verdict.WRONG
+    return (judgement.verdict.severity if is_fault else 0, judgement.ratio)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe verify`: which calls of one dump returned what their type cannot explain."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from msprobe.checks.verify_dump import VerifiedDump
+
+RESULT_FILE: Final = "verify.json"
+EXIT_FOUND: Final = 1
+EXIT_UNJUDGED: Final = 2
+
+
+def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "verify",
+        help="judge every call of one dump against float64",
+        description="Run every recorded call again in float64 on the CPU, forward and backward, and "
+        "say which recorded results have an error that their type cannot explain. Needs no second "
+        "dump and no accelerator; a dump with tensors (task tensor) is judged as it was recorded.",
+        formatter_class=formatter,
+    )
+    parser.add_argument("dump", metavar="DUMP", help="a dump path, step or rank folder")
+    parser.add_argument(
+        "-o", "--output_path", metavar="DIR", type=Path, help=f"folder for {RESULT_FILE} (no file)"
+    )
+    parser.add_argument(
+        "--step", type=int, action="append", default=[], metavar="N", help="only this; repeatable"
+    )
+    parser.add_argument(
+        "--rank", type=int, action="append", default=[], metavar="N", help="only this; repeatable"
+    )
+    parser.add_argument(
+        "--list", nargs="+", default=[], metavar="TEXT", help="only calls with a text in their name"
+    )
+    parser.add_argument(
+        "--scope", nargs=2, metavar=("FIRST", "LAST"), help="only calls from one to another"
+    )
+    parser.add_argument(
+        "-d", "--device", default="cpu", help="where calls without recorded results run (cpu)"
+    )
+    parser.add_argument(
+        "-n", "--workers", type=int, metavar="N", help="processes (as many as pay off); 0: this one"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="seconds a call may take (60)"
+    )
+    parser.add_argument(
+        "--memory", type=float, metavar="GB", help="memory that a process may add to its start's"
+    )
+    parser.add_argument("--json", action="store_true", help="print verify.json instead of a table")
+    parser.add_argument(
+        "--exit-code",
+        action="store_true",
+        help="exit with 1 if a call is wrong or suspicious, with 2 if none could be judged",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Verify a dump and print the answer."""
+    from msprobe.checks.verify_dump import Selection, verify_dump
+    from msprobe.dump.reader import open_dump
+    from msprobe.replay.workers import Limits
+
+    memory = None if options.memory is None else int(options.memory * 1e9)
+    with _progress() as progress:
+        found = verify_dump(
+            open_dump(options.dump),
+            selection=Selection(
+                steps=options.step,
+                ranks=options.rank,
+                names=options.list,
+                scope=options.scope and tuple(options.scope),
+            ),
+            device=options.device,
+            workers=options.workers,
+            limits=Limits(seconds=options.timeout, memory_bytes=memory),
+            progress=progress,
+        )
+    _show(found, options)
+    if not options.exit_code:
+        return 0
+    if any(call.is_fault for call in found.calls):
+        return EXIT_FOUND
+    return 0 if found.judged else EXIT_UNJUDGED
+
+
+def _show(found: VerifiedDump, options: argparse.Namespace) -> None:
+    from msprobe.checks.verify_json import verify_json
+    from msprobe.checks.verify_lines import answer_lines
+    from msprobe.cli.terminal import make_console, print_json, print_lines
+    from msprobe.files import write_report
+    from msprobe.json_text import strict_json
+
+    path = None
+    if options.output_path is not None:
+        text = strict_json(verify_json(found), indent=None)
+        path = write_report(options.output_path / RESULT_FILE, text)
+    if options.json:
+        print_json(verify_json(found))
+        return
+    console = make_console()
+    print_lines(console, answer_lines(found))
+    if path is not None:
+        console.print(f"  details: {path}", style="dim")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], object]]:
+    """Context with a bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    with Progress(
+        *Progress.get_default_columns()[:2],
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as progress:
+        task = progress.add_task("verifying", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

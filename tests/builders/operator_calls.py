@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings of PyTorch's own operator samples: calls that this project did not choose."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from builders.recordings import Setting, observed
+
+TENSORS: Final = Setting("L1", "tensor")
+
+
+def operator_database() -> list[Any]:
+    """PyTorch's table of operators with sample inputs; it needs the package expecttest."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
+
+
+def record_samples(
+    folder: Path, operators: Iterable[Any], dtype: torch.dtype, most: int = 4
+) -> Path:
+    """Record calls of operators on their samples, forward and backward, with tensors.
+
+    Args:
+        folder: gets the dump.
+        operators: entries of `operator_database`.
+        dtype: of the samples; operators that do not support it are left out.
+        most: samples of each operator.
+    """
+    calls = [call for one in operators for call in islice(_calls(one, dtype), most)]
+    with observed(folder, TENSORS) as run, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run.debugger.start()
+        for operator, sample, gradients in calls:
+            _run(operator, sample, gradients)
+        run.debugger.stop()
+        run.debugger.step()
+    return folder
+
+
+def _calls(operator: Any, dtype: torch.dtype) -> Iterator[tuple[Any, Any, list[torch.Tensor]]]:
+    """Yield samples that the operator accepts, with gradients for its results."""
+    if dtype not in operator.supported_dtypes("cpu"):
+        return
+    torch.manual_seed(0)
+    has_gradient = operator.supports_autograd and dtype in operator.supported_backward_dtypes("cpu")
+    try:
+        samples = list(islice(operator.sample_inputs("cpu", dtype, requires_grad=has_gradient), 40))
+    except Exception:  # noqa: BLE001 - a sample that this build cannot make
+        return
+    for sample in samples[:: max(1, len(samples) // 8)]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                roots = _roots(_call(operator, sample))
+                gradients = [torch.randn_like(root) for root in roots]
+                if roots:
+                    torch.autograd.grad(roots, _leaves(sample), gradients, allow_unused=True)
+            except Exception:  # noqa: BLE001, S112 - samples of errors are among them
+                continue
+        yield operator, sample, gradients
+
+
+def _run(operator: Any, sample: Any, gradients: list[torch.Tensor]) -> None:
+    roots = _roots(_call(operator, sample))
+    if len(roots) == len(gradients) and roots:
+        torch.autograd.backward(roots, gradients)
+
+
+def _call(operator: Any, sample: Any) -> Any:
+    return operator.op(sample.input, *sample.args, **sample.kwargs)
+
+
+def _roots(result: Any) -> list[torch.Tensor]:
+    flat = torch.utils._pytree.tree_leaves(result)
+    return [one for one in flat if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
+def _leaves(sample: Any) -> list[torch.Tensor]:
+    flat = torch.utils._pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    return [one for one in flat if isinstance(one, torch.Tensor) and one.requires_grad]

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe verify`: what it says of sound and of damaged recordings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from builders.recordings import Setting, observed
+from msprobe import open_dump
+from msprobe.checks.judging import Verdict
+from msprobe.checks.verify_dump import VerifiedCall, VerifiedDump, verify_dump
+from msprobe.cli import main
+from msprobe.replay.runner import Reason
+
+pytestmark = pytest.mark.torch
+
+
+def recorded(
+    folder: Path, program: Callable[[], object], task: str = "tensor", level: str = "L1"
+) -> Path:
+    torch.manual_seed(0)
+    with observed(folder, Setting(level, task)) as run:
+        run.debugger.start()
+        program()
+        run.debugger.stop()
+        run.debugger.step()
+    return folder
+
+
+def verified(folder: Path) -> VerifiedDump:
+    return verify_dump(open_dump(folder), workers=0)
+
+
+def call_of(found: VerifiedDump, name: str) -> VerifiedCall:
+    return next(call for call in found.calls if call.report.name == name)
+
+
+def damage(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    path = folder / "step0" / "rank" / "dump_tensor_data" / f"{name}.pt"
+    value = change(torch.load(path))
+    path.unlink()  # other records may share the file
+    torch.save(value, path)
+
+
+def network() -> None:
+    x = torch.randn(6, 16, requires_grad=True)
+    weight = torch.randn(8, 16, requires_grad=True)
+    y = F.layer_norm(F.gelu(F.linear(x, weight)), [8], weight=torch.ones(8, requires_grad=True))
+    z = torch.cat([y, F.dropout(y, 0.3)], dim=1).softmax(dim=-1)
+    parts = z.chunk(2, dim=1)
+    loss = (parts[0] * parts[1][:, :8]).sum() + z.max(dim=1).values.mean()
+    loss.backward()
+
+
+def test_a_sound_recording_has_no_fault(tmp_path: Path) -> None:
+    found = verified(recorded(tmp_path, network))
+
+    assert [call.report.name for call in found.calls if call.is_fault] == []
+    assert found.not_judged == {Reason.RANDOM: 2}  # randn
+    linear = call_of(found, "Functional.linear.0.forward")
+    assert [row.record.split(".")[-1] for row in linear.report.rows] == [
+        "forward",
+        "backward",
+        "backward",
+    ]
+    assert linear.source is not None
+    assert "test_verify.py" in linear.source
+
+
+def test_one_wrong_element_is_found_with_its_place(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, network)
+
+    def change(value: torch.Tensor) -> torch.Tensor:
+        value[2, 3] *= 1 + 1e-4
+        return value
+
+    damage(folder, "Functional.layer_norm.0.forward.output.0", change)
+
+    found = verified(folder)
+    faults = [call.worst for call in found.calls if call.is_fault]
+    assert [fault.record for fault in faults if fault] == ["Functional.layer_norm.0.forward"]
+    assert faults[0] is not None
+    assert faults[0].judgement is not None
+    assert faults[0].judgement.verdict is Verdict.WRONG
+    assert faults[0].judgement.index == 2 * 8 + 3
+
+
+def test_a_gradient_off_by_a_factor_is_named_as_that(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, network)
+    damage(folder, "Functional.linear.0.backward.output.1", lambda value: value / 2)
+
+    call = call_of(verified(folder), "Functional.linear.0.forward")
+
+    assert call.worst is not None
+    assert call.worst.judgement is not None
+    assert call.worst.judgement.factor == 0.5
+    assert "factor 0.5" in call.worst.judgement.remark
+
+
+def test_a_dropout_with_a_wrong_scale_or_share_is_wrong(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, lambda: F.dropout(torch.ones(1000), 0.25))
+    assert call_of(verified(folder), "Functional.dropout.0.forward").report.verdict in (
+        Verdict.EXACT,
+        Verdict.ROUNDING,
+    )
+    damage(folder, "Functional.dropout.0.forward.output.0", lambda value: value * 0.75)
+    assert call_of(verified(folder), "Functional.dropout.0.forward").is_fault
+    damage(folder, "Functional.dropout.0.forward.output.0", lambda value: torch.ones(1000) / 0.75)
+    assert call_of(verified(folder), "Functional.dropout.0.forward").is_fault
+
+
+def test_statistics_are_judged_on_generated_data(tmp_path: Path) -> None:
+    found = verified(recorded(tmp_path, network, task="statistics"))
+
+    linear = call_of(found, "Functional.linear.0.forward")
+    assert linear.report.generated
+    assert linear.report.is_judged
+    assert not any(call.is_fault for call in found.calls)
+
+
+def test_calls_that_cannot_be_replayed_are_listed_with_their_reason(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, lambda: F.relu(torch.ones(3)))
+    (folder / "step0/rank/dump_tensor_data/Functional.relu.0.forward.input.0.pt").unlink()
+
+    relu = call_of(verified(folder), "Functional.relu.0.forward")
+
+    assert relu.report.reason is Reason.MISSING
+
+
+def test_the_command_names_the_first_wrong_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded(tmp_path / "dump", lambda: F.relu(torch.ones(3)))
+    damage(folder, "Functional.relu.0.forward.output.0", lambda value: value + 1)
+
+    code = main(["verify", str(folder), "-o", str(tmp_path / "out"), "-n", "1", "--exit-code"])
+
+    output = capsys.readouterr().out
+    assert code == 1
+    assert output.startswith("1 of 2 calls is wrong; first: `Functional.relu.0.forward`")
+    assert "2 of 2 calls judged" in output
+    result = json.loads((tmp_path / "out" / "verify.json").read_text())
+    assert result["verdicts"]["wrong"] == 1
+    assert [row["slot"] for row in result["results"][1]["rows"]] == ["output.0"]
