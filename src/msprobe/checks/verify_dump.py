@@ -203,6 +203,8 @@ def _places(
             if reason is not None:
                 notes.append(f"step {number}, rank {key}: {reason}")
             names = selection.of(call_names(view))
+            if view.head.level == "mix":  # the calls inside of modules are there, too
+                names = [name for name in names if not view.records.parsed(name).is_module]
             folder, file = str(view.directory), view.records_path.name
             yield number, key, view, [CallTask(folder, file, name) for name in names]
 
@@ -226,8 +228,9 @@ def _reports(
     for done, (task, answer) in enumerate(answers, 1):
         progress(done, len(tasks))
         if isinstance(answer, Crash):
-            answer = CallReport(name=task.name, reason=answer.reason, detail=answer.detail)
-        yield task, answer
+            yield task, CallReport(name=task.name, reason=answer.reason, detail=answer.detail)
+        else:
+            yield task, answer
 
 
 def _process_count(calls: int) -> int:

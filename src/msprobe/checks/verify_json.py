@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judgements of a dump as plain data: ``verify.json``, described in docs/reference/verify.md."""
+"""``verify.json``: the judgements of a dump as plain data (docs/reference/verify.md)."""
 
 from __future__ import annotations
 

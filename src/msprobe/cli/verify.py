@@ -23,8 +23,8 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
     parser = verbs.add_parser(
         "verify",
         help="judge every call of one dump against float64",
-        description="Run every recorded call again in float64 on the CPU, forward and backward, and "
-        "say which recorded results have an error that their type cannot explain. Needs no second "
+        description="Run every recorded call again in float64 on the CPU, forward and backward, "
+        "and say which recorded results have an error that their type cannot explain. Needs no second "
         "dump and no accelerator; a dump with tensors (task tensor) is judged as it was recorded.",
         formatter_class=formatter,
     )
