@@ -26,6 +26,8 @@ from msprobe.operators.operator import Family, Operator
 
 RESULT_ROUNDINGS: Final = 4.0
 STEP_ROUNDINGS: Final = 4.0
+# Kernels that do in one step what would be many.
+_STEPS: Final = {Family.NORMALISING: 16.0, Family.COMPOSITE: 16.0}
 # Half types are summed in float32.
 _ACCUMULATION: Final = 2.0**-24
 # Families whose results are elements of their inputs, or of the gradients.
@@ -46,6 +48,7 @@ class Budget:
         accumulation: unit roundoff of the type that sums are kept in.
         length: terms of the longest sum.
         exact: the result must be the reference, rounded to its type.
+        steps: roundings of a kernel for each step of the reference.
     """
 
     dtype: str
@@ -53,6 +56,7 @@ class Budget:
     accumulation: float
     length: int = 1
     exact: bool = False
+    steps: float = STEP_ROUNDINGS
 
     @property
     def own_unit(self) -> float:
@@ -71,7 +75,7 @@ class Budget:
         """Allowed error in parts of the measured change."""
         if self.exact or not self.unit:
             return 0.0
-        return STEP_ROUNDINGS + math.sqrt(self.length) * self.accumulation / self.unit
+        return self.steps + math.sqrt(self.length) * self.accumulation / self.unit
 
     @property
     def floor(self) -> float:
@@ -106,6 +110,7 @@ def budget_of(
     unit: float,
     shape: Sequence[int],
     operands: Sequence[Sequence[int]],
+    is_gradient: bool = False,
 ) -> Budget:
     """Return the budget of one result.
 
@@ -115,19 +120,17 @@ def budget_of(
         unit: unit roundoff of the type that was computed in.
         shape: of the result.
         operands: shapes of the tensors that it was made of.
+        is_gradient: the result is a gradient, whose shares may have been added up.
     """
+    exact = operator.family in _EXACT and unit <= unit_of(dtype) and not is_gradient
     return Budget(
         dtype=dtype,
         unit=unit,
         accumulation=min(unit, _ACCUMULATION),
         length=_sum_length(operator.family, shape, operands),
-        exact=operator.family in _EXACT and unit <= unit_of(dtype) and not _adds(shape, operands),
+        exact=exact,
+        steps=_STEPS.get(operator.family, STEP_ROUNDINGS),
     )
-
-
-def _adds(shape: Sequence[int], operands: Sequence[Sequence[int]]) -> bool:
-    """Return whether elements must have been added up, as in the gradient of a broadcast."""
-    return any(math.prod(one) > math.prod(shape) for one in operands)
 
 
 def _sum_length(family: Family, shape: Sequence[int], operands: Sequence[Sequence[int]]) -> int:

@@ -89,7 +89,7 @@ def judge(
     reference: StoredTensor,
     budget: Budget,
     probes: Probes,
-    magnitude: Callable[[], Array | None] = lambda: None,
+    slack: Callable[[], Array | float | None] = lambda: None,
 ) -> Judgement:
     """Judge one tensor.
 
@@ -99,8 +99,8 @@ def judge(
         budget: what decides about the allowed error.
         probes: makes references with random errors; asked only where the reference alone does not
             explain the tensor.
-        magnitude: returns for each element the size of the largest number on the way to it, where
-            that is known; asked as the probes are.
+        slack: returns the error that numbers inside of the function may leave in each element;
+            asked as the probes are.
     """
     found, expected = recorded.values().reshape(-1), reference.values().reshape(-1)
     if found.shape != expected.shape:
@@ -113,8 +113,8 @@ def judge(
         changed = [one.values().reshape(-1) for one in probes(count)] if count else []
         changed = [one for one in changed if one.shape == expected.shape]
         if kind_of(recorded.dtype) in (Kind.FLOAT, Kind.COMPLEX):
-            sizes = magnitude() if count else None
-            judgement = _Tally(budget).judgement(found, expected, changed, sizes)
+            inner = slack() if count else None
+            judgement = _Tally(budget).judgement(found, expected, changed, inner)
         else:
             judgement = _judge_integers(found, expected, changed)
         if judgement.ratio <= SUSPICIOUS or budget.exact:
@@ -166,7 +166,7 @@ class _Tally:
     overflows: int = 0
 
     def judgement(
-        self, found: Array, expected: Array, changed: Sequence[Array], sizes: Array | None
+        self, found: Array, expected: Array, changed: Sequence[Array], slack: Array | float | None
     ) -> Judgement:
         """Return the judgement of all elements."""
         histogram = np.zeros(18, np.int64)
@@ -178,7 +178,7 @@ class _Tally:
                     _wide(found[block]),
                     _wide(expected[block]),
                     [_wide(one[block]) for one in changed],
-                    0.0 if sizes is None else sizes[block],
+                    slack[block] if isinstance(slack, np.ndarray) else slack or 0.0,
                     histogram,
                 )
         place = self.index
@@ -221,7 +221,7 @@ class _Tally:
         a: Array,
         b: Array,
         changed: Sequence[Array],
-        sizes: Array | float,
+        slack: Array | float,
         histogram: Array,
     ) -> None:
         """Judge one block."""
@@ -231,7 +231,7 @@ class _Tally:
         allowed += self.budget.floor
         if changed and self.budget.step_factor:
             allowed += self.budget.step_factor * (_change(b, changed) + self.budget.unit * size)
-            allowed += RESULT_ROUNDINGS * self.budget.accumulation * sizes
+            allowed += RESULT_ROUNDINGS * slack
         highest = float(error.max())
         if not math.isfinite(highest):
             error, allowed = self._without_nonfinite(a, b, error, allowed, changed)

@@ -7,20 +7,21 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msprobe.checks.budgets import Budget, budget_of, computing_unit, unit_of
 from msprobe.checks.judging import Judgement, Verdict, judge
 from msprobe.checks.random_calls import dropout_reference, keep_probability
+from msprobe.checks.slack import Sizes, absolute_slack, reads_between
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.errors import MsprobeError
+from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.operators.operator import Family
-from msprobe.replay.forms import tensor_forms
+from msprobe.replay.forms import argument_forms, gradient_forms, tensor_forms
 from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
 from msprobe.replay.runner import (
     REFERENCE,
@@ -33,6 +34,16 @@ from msprobe.replay.runner import (
     Setting,
 )
 from msprobe.replay.tensors import TensorSource
+
+# Types that are finer resolve the place between two pixels.
+_FINE: Final = 2.0**-12
+# Outputs whose vectors may have another sign or phase in every library.
+_AMBIGUOUS: Final = {
+    "eigh": ((1,),),
+    "eig": ((1,),),
+    "svd": ((0,), (2,)),
+    "lobpcg": ((1,),),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,21 +201,12 @@ class _Verification:
 
     def _forward(self) -> Iterator[ResultRow]:
         operands = _shapes(self._call.args) + _shapes(self._call.kwargs)
+        part = _Part(self._call.name, self._unit, operands)
         for place, form in tensor_forms(self._call.outputs, ("output",)):
-            if self._keep is not None:
-                if place == ("output", 0):
-                    yield self._dropout_row(self._call.name, place, form, self._call.args[0], form)
-                continue
-            reference = self._reference.outputs.get(place)
-            yield self._row(
-                self._call.name,
-                place,
-                form,
-                reference,
-                lambda r, p=place: r.outputs.get(p),
-                unit=self._unit,
-                operands=operands,
-            )
+            if self._keep is None:
+                yield self._row(part, place, form)
+            elif place == ("output", 0):
+                yield self._dropout_row(part, place, form, self._call.args[0], form)
 
     def _backward(self, one: BackwardPass) -> Iterator[ResultRow]:
         operands = _shapes(one.incoming) + _shapes(self._call.args) + _shapes(self._call.kwargs)
@@ -213,77 +215,73 @@ class _Verification:
             *tensor_forms(one.outgoing_kwargs, ("output_kwargs",)),
         ]
         types = [normal_dtype(str(form.get("dtype", ""))) for _, form in forms]
-        unit = max(self._unit, computing_unit(types))
-        references = self._reference.gradients.get(one.name)
+        part = _Part(one.name, max(self._unit, computing_unit(types)), operands, one)
         for place, form in forms:
-            if references is None:
-                detail = self._reference.backward_error or ""
-                yield _unjudged(one.name, place, form, Reason.FAILED, detail)
-                continue
+            remark = _remark(one, place)
             if self._keep is not None:
                 first, drawn = next(tensor_forms(one.incoming, ()))[1], self._first_output()
-                yield self._dropout_row(one.name, place, form, first, drawn)
-                continue
-            remark = _remark(one, place)
-            if remark:
+                yield self._dropout_row(part, place, form, first, drawn)
+            elif remark:
                 yield _unjudged(one.name, place, form, Reason.MEMORY, remark)
-                continue
-            yield self._row(
-                one.name,
-                place,
-                form,
-                references.get(place),
-                lambda r, p=place: r.gradients.get(one.name, {}).get(p),
-                unit=unit,
-                operands=operands,
-            )
+            elif one.name not in self._reference.gradients:
+                detail = self._reference.backward_error or ""
+                yield _unjudged(one.name, place, form, Reason.FAILED, detail)
+            else:
+                yield self._row(part, place, form)
 
-    def _row(
-        self,
-        record: str,
-        place: PartPath,
-        form: Mapping[str, Any],
-        reference: StoredTensor | None,
-        pick: Any,
-        *,
-        unit: float,
-        operands: Sequence[Sequence[int]],
-    ) -> ResultRow:
+    def _row(self, part: _Part, place: PartPath, form: Mapping[str, Any]) -> ResultRow:
+        reference = part.result_of(self._reference, place)
         if reference is None:
-            return _unjudged(record, place, form, Reason.STRUCTURE, "the replay has no such result")
+            detail = "the replay has no such result"
+            return _unjudged(part.record, place, form, Reason.STRUCTURE, detail)
+        free = self._free_choice(part, place)
+        if free:
+            return _unjudged(part.record, place, form, Reason.AMBIGUOUS, free)
         try:
-            recorded = self._recorded(form, pick)
+            recorded = self._recorded(part, place, form)
         except MsprobeError as exc:
-            return _unjudged(record, place, form, Reason.MISSING, str(exc))
+            return _unjudged(part.record, place, form, Reason.MISSING, str(exc))
         if recorded is None:
-            return _unjudged(record, place, form, Reason.MISSING, "not recorded")
+            return _unjudged(part.record, place, form, Reason.MISSING, "not recorded")
         budget = budget_of(
             self._call.operator,
             recorded.dtype,
-            unit=unit,
+            unit=part.unit,
             shape=recorded.array.shape,
-            operands=operands,
+            operands=part.operands,
+            is_gradient=part.one is not None,
         )
-
-        def probes(count: int) -> list[StoredTensor]:
-            replays = self._disturbed(unit, count)
-            return [one for replay in replays if (one := pick(replay)) is not None]
-
         judgement = judge(
-            recorded, reference, budget, probes, lambda: self._magnitude(record, recorded)
+            recorded,
+            reference,
+            budget,
+            lambda count: self._disturbed(part, place, count),
+            lambda: self._slack(part, recorded),
         )
-        slot = ".".join(map(str, place))
-        shape = tuple(recorded.array.shape)
         return ResultRow(
-            record=record, slot=slot, dtype=recorded.dtype, shape=shape, judgement=judgement
+            record=part.record,
+            slot=".".join(map(str, place)),
+            dtype=recorded.dtype,
+            shape=tuple(recorded.array.shape),
+            judgement=judgement,
         )
+
+    def _free_choice(self, part: _Part, place: PartPath) -> str:
+        """Return why several results are right; empty where only one is."""
+        operator = self._call.operator
+        vectors = _AMBIGUOUS.get(operator.name, ())
+        if place[1:2] in vectors or (vectors and part.one is not None):
+            return "the sign or phase of a vector is free"
+        if part.unit > _FINE and reads_between(operator) and "grid" in operator.name:
+            return "coordinates in a half type decide which elements it reads"
+        return ""
 
     def _first_output(self) -> Mapping[str, Any]:
         return next(tensor_forms(self._call.outputs, ()))[1]
 
     def _dropout_row(
         self,
-        record: str,
+        part: _Part,
         place: PartPath,
         form: Mapping[str, Any],
         source: Any,
@@ -302,14 +300,16 @@ class _Verification:
                 judgement, verdict=Verdict.WRONG, ratio=max(judgement.ratio, 8.0), remark=problem
             )
         return ResultRow(
-            record=record,
+            record=part.record,
             slot=".".join(map(str, place)),
             dtype=recorded.dtype,
             shape=tuple(recorded.array.shape),
             judgement=judgement,
         )
 
-    def _recorded(self, form: Mapping[str, Any], pick: Any) -> StoredTensor | None:
+    def _recorded(
+        self, part: _Part, place: PartPath, form: Mapping[str, Any]
+    ) -> StoredTensor | None:
         """Return what is judged: as it was recorded, else of a new run in the recorded types."""
         if "shape" not in form:
             return _scalar(form)
@@ -317,35 +317,53 @@ class _Verification:
             return self._tensors.read(form, "")
         if self._rerun is None:
             self._rerun = self._prepared.run(Setting(device=self._options.device, dtype=None))
-        found: StoredTensor | None = pick(self._rerun)
-        return found
+        return part.result_of(self._rerun, place)
 
-    def _magnitude(self, record: str, recorded: StoredTensor) -> NDArray[Any] | None:
-        """Return the size of the first operand, which smooth functions add to and subtract from."""
-        if self._call.operator.family is not Family.LIPSCHITZ or not self._call.args:
+    def _slack(self, part: _Part, recorded: StoredTensor) -> Sizes | float | None:
+        """Return the error that numbers inside of the function may leave in each element."""
+        if self._call.operator.family is Family.MOVING:
             return None
-        forms: list[Any] = [self._call.args[0]]
-        forms += [
-            form
-            for one in self._call.passes
-            if one.name == record
-            for _, form in tensor_forms(one.incoming, ())
+        forms = list(argument_forms(self._call))
+        if part.one is not None:
+            forms = [*gradient_forms(part.one), *forms]
+        operands = [
+            self._tensors.read(form, ".".join(map(str, place))).values()
+            for place, form in forms
+            if kind_of(normal_dtype(str(form.get("dtype", "")))) in (Kind.FLOAT, Kind.COMPLEX)
         ]
-        sizes: NDArray[Any] = np.ones(())
-        for form in forms:
-            if isinstance(form, dict) and tuple(form.get("shape", ())) == recorded.array.shape:
-                values = np.abs(self._tensors.read(form, "input.0").values().astype(np.float64))
-                sizes = sizes * (values if record == self._call.name else np.maximum(values, 1.0))
-        return sizes.reshape(-1) if sizes.size == recorded.array.size else None
+        return absolute_slack(self._call.operator, part.unit, operands, recorded.array.shape)
 
-    def _disturbed(self, unit: float, count: int) -> list[Replay]:
-        """Return replays with random errors in each step."""
-        known = self._probes.setdefault(unit, [])
+    def _disturbed(self, part: _Part, place: PartPath, count: int) -> list[StoredTensor]:
+        """Return a result of replays with random errors in each step."""
+        known = self._probes.setdefault(part.unit, [])
         seed = zlib.crc32(self._call.name.encode())
         while len(known) < count:
-            noise = Noise(unit, seed + len(known))
+            noise = Noise(part.unit, seed + len(known))
             known.append(self._prepared.run(Setting(noise=noise)))
-        return known
+        found = (part.result_of(replay, place) for replay in known)
+        return [one for one in found if one is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The forward pass of a call, or one of its backward passes.
+
+    Attributes:
+        record: name of its record.
+        unit: unit roundoff of the type that was computed in.
+        operands: shapes of the tensors that it takes.
+        one: the backward pass; None for the forward pass.
+    """
+
+    record: str
+    unit: float
+    operands: Sequence[Sequence[int]]
+    one: BackwardPass | None = None
+
+    def result_of(self, replay: Replay, place: PartPath) -> StoredTensor | None:
+        """Return what a replay has at a place of the record."""
+        results = replay.outputs if self.one is None else replay.gradients.get(self.record, {})
+        return results.get(place)
 
 
 def _is_same(first: StoredTensor, second: StoredTensor | None) -> bool:

@@ -24,8 +24,8 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
         "verify",
         help="judge every call of one dump against float64",
         description="Run every recorded call again in float64 on the CPU, forward and backward, "
-        "and say which recorded results have an error that their type cannot explain. Needs no second "
-        "dump and no accelerator; a dump with tensors (task tensor) is judged as it was recorded.",
+        "and say which recorded results have an error that their type cannot explain. No second "
+        "dump and no accelerator is needed; a dump with tensors is judged as it was recorded.",
         formatter_class=formatter,
     )
     parser.add_argument("dump", metavar="DUMP", help="a dump path, step or rank folder")

@@ -162,7 +162,7 @@ TABLE: Final = (
         """log log2 log10 log1p log_softmax logsumexp logaddexp ctc_loss poisson_nll_loss
         gaussian_nll_loss cosine_embedding_loss kl_div=kl_div_loss binary_cross_entropy=bce_loss
         binary_cross_entropy_with_logits=bce_with_logits_loss:sigmoid_cross_entropy_with_logits
-        cross_entropy=cross_entropy_loss
+        linear_cross_entropy cross_entropy=cross_entropy_loss
             :softmax_cross_entropy_with_logits:sparse_softmax_cross_entropy_with_logits""",
         Family.LOGARITHMIC,
     ),

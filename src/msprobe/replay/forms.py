@@ -8,6 +8,7 @@ from typing import Any
 
 from msprobe.dump.records import JsonTree
 from msprobe.dump.values import PartPath
+from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
 
 
 def tensor_forms(tree: JsonTree, place: PartPath) -> Iterator[tuple[PartPath, Mapping[str, Any]]]:
@@ -22,3 +23,17 @@ def tensor_forms(tree: JsonTree, place: PartPath) -> Iterator[tuple[PartPath, Ma
                 yield from tensor_forms(item, (*place, key))
         elif "shape" in tree or kind in ("bool", "int"):
             yield place, tree
+
+
+def argument_forms(call: RecordedCall) -> Iterator[tuple[PartPath, Mapping[str, Any]]]:
+    """Yield the form of each tensor among the arguments, with the place that `TensorSource` takes.
+
+    Elements that are generated depend on the place, so all readers must name the same.
+    """
+    yield from tensor_forms(call.args, ("input",))
+    yield from tensor_forms(call.kwargs, ())
+
+
+def gradient_forms(one: BackwardPass) -> Iterator[tuple[PartPath, Mapping[str, Any]]]:
+    """Yield the form of each gradient of an output, with the place that `TensorSource` takes."""
+    yield from tensor_forms(one.incoming, ("gradient", one.name))

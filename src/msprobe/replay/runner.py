@@ -35,6 +35,7 @@ class Reason(StrEnum):
     TIMEOUT = "the replay took too long"
     OUT_OF_MEMORY = "the replay needed too much memory"
     STRUCTURE = "results of another form than the recorded ones"
+    AMBIGUOUS = "results that are not unique"
     DAMAGED = "a damaged record"
 
 

@@ -47,7 +47,9 @@ class TensorSource:
         if isinstance(name, str):
             return self._view.tensor(name)
         self.generated = True
-        return generate(tree, zlib.crc32(f"{self._seed}:{self._call}:{place}".encode()))
+        number = tree.get("value_id")  # of all appearances of one value in the step
+        which = f"{self._call}:{place}" if number is None else str(number)
+        return generate(tree, zlib.crc32(f"{self._seed}:{which}".encode()))
 
     def has_values(self, tree: Mapping[str, Any]) -> bool:
         """Return whether the dump has the elements of a tensor."""

@@ -52,7 +52,7 @@ def from_torch(tensor: torch.Tensor) -> StoredTensor:
     dtype = str(plain.dtype).removeprefix("torch.")
     pattern = _PATTERNS.get(dtype)
     if pattern is None:
-        return StoredTensor(array=plain.numpy(), dtype=dtype)
+        return StoredTensor(array=plain.numpy(force=True), dtype=dtype)
     bits = plain.contiguous().view(torch.int16 if pattern[0] is np.int16 else torch.uint8)
     unsigned = np.uint16 if pattern[0] is np.int16 else np.uint8
     return StoredTensor(array=bits.numpy().view(unsigned), dtype=dtype)

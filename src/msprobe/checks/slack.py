@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Absolute errors that kernels make inside, where no error of an input or a step shows them.
+
+GELU far below zero subtracts numbers of the size of its input; `log_softmax` near zero is the
+difference of two numbers of the size of its largest input; interpolation rounds coordinates, which
+moves the place that is read by units in the last place of the image's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.operators.operator import Family, Operator
+
+_ACCUMULATION: Final = 2.0**-24
+_SAMPLERS: Final = ("interpolate", "upsample", "gridsampl", "affinegrid")
+
+Sizes = NDArray[np.float64]
+
+
+def absolute_slack(
+    operator: Operator, unit: float, operands: Sequence[NDArray[Any]], shape: Sequence[int]
+) -> Sizes | float | None:
+    """Return the error that inner numbers may leave in each element of a result.
+
+    Args:
+        operator: the function.
+        unit: unit roundoff of the type that was computed in.
+        operands: arguments with floating-point elements; in a backward pass, gradients first.
+        shape: of the result.
+
+    Returns:
+        One number for all elements, one for each (flat), or None for none.
+    """
+    if reads_between(operator):
+        widest = max((size for one in operands for size in one.shape), default=1)
+        return unit * widest * _product_of_peaks(operands[:1])
+    if operator.family is Family.LOGARITHMIC:
+        return unit * max(map(_peak, operands), default=0.0)
+    if operator.family is Family.LIPSCHITZ:
+        return _elementwise(min(unit, _ACCUMULATION), operands, tuple(shape))
+    return None
+
+
+def reads_between(operator: Operator) -> bool:
+    """Return whether an operator interpolates between elements at computed coordinates."""
+    name = operator.name.replace("_", "")
+    return any(word in name for word in _SAMPLERS)
+
+
+def _elementwise(
+    unit: float, operands: Sequence[NDArray[Any]], shape: tuple[int, ...]
+) -> Sizes | None:
+    sizes = [np.abs(one.astype(np.float64)).reshape(-1) for one in operands if one.shape == shape]
+    if not sizes:
+        return None
+    gradient, *inputs = sizes
+    slack = unit * gradient
+    for one in inputs:
+        slack = slack * np.maximum(one, 1.0)
+    found: Sizes = slack
+    return found
+
+
+def _product_of_peaks(operands: Sequence[NDArray[Any]]) -> float:
+    return float(np.prod([_peak(one) for one in operands]))
+
+
+def _peak(values: NDArray[Any]) -> float:
+    sizes = np.abs(values)
+    return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
