@@ -98,6 +98,21 @@ def layout_of(dtype: str) -> FloatFormat | None:
     return FLOATS.get(COMPLEX_PARTS.get(dtype, dtype))
 
 
+def largest_of(dtype: str) -> float:
+    """Return the largest number that is not rounded to infinity in a type."""
+    layout = layout_of(dtype)
+    if layout is None or layout.exponent_bits == 11:
+        return math.inf
+    top = (1 << layout.exponent_bits) - 2 - layout.bias
+    return math.ldexp(2.0 - layout.epsilon / 2, top)
+
+
+def smallest_of(dtype: str) -> float:
+    """Return the smallest positive number of a type; 0 where it has no limit that matters."""
+    layout = layout_of(dtype)
+    return 0.0 if layout is None else math.ldexp(layout.epsilon, max(layout.min_exponent, -1022))
+
+
 def computing_unit(dtypes: Iterable[str]) -> float:
     """Return the unit roundoff of the coarsest of these types; 0 if all hold integers."""
     return max(map(unit_of, dtypes), default=0.0)

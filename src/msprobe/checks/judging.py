@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.checks.budgets import RESULT_ROUNDINGS, Budget, layout_of
+from msprobe.checks.budgets import RESULT_ROUNDINGS, Budget, largest_of, layout_of
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.numerics.number_types import Kind, kind_of
 
@@ -60,7 +60,8 @@ class Judgement:
         expected: this element of the reference.
         allowed: its allowed error.
         mismatches: elements of which one side alone is NaN or infinite.
-        overflows: infinite elements whose true value is beyond the type's range.
+        overflows: infinite and NaN elements because a number is beyond the type's range: the true
+            result, or one on the way to it.
         count: number of elements.
         histogram: elements by error: up to half a unit in the last place, 1, 2, 4 … (18 classes).
         factor: constant by which all elements differ from the reference, where that explains them.
@@ -260,12 +261,13 @@ class _Tally:
         """Return errors in which NaN and infinities that agree count as none."""
         equal = (a == b) | (np.isnan(a) & np.isnan(b))
         odd = ~np.isfinite(a) | ~np.isfinite(b)
-        largest = _largest(self.budget)
-        beyond = np.isinf(a) & np.isfinite(b) & (np.abs(b) + allowed >= largest)
+        largest = largest_of(self.budget.dtype)
         unstable = np.zeros(a.shape, bool)
         for one in changed:
             unstable |= np.isfinite(one) != np.isfinite(b)
-        mismatched = odd & ~equal & ~beyond & ~unstable
+        beyond = np.isinf(a) & np.isfinite(b) & (np.abs(b) + allowed >= largest)
+        beyond |= odd & ~equal & unstable
+        mismatched = odd & ~equal & ~beyond
         self.overflows += int(np.count_nonzero(beyond))
         self.mismatches += int(np.count_nonzero(mismatched))
         error = np.where(odd, 0.0, error)
@@ -288,15 +290,6 @@ def _ulp(size: Array, budget: Budget) -> Array:
     power = (np.ascontiguousarray(size).view(np.int64) & 0x7FF0_0000_0000_0000).view(np.float64)
     smallest = math.ldexp(1.0, max(layout.min_exponent, -1022))
     return np.maximum(power, smallest) * layout.epsilon
-
-
-def _largest(budget: Budget) -> float:
-    layout = layout_of(budget.dtype)
-    assert layout is not None
-    if layout.exponent_bits == 11:
-        return float(np.finfo(np.float64).max)
-    top = (1 << layout.exponent_bits) - 2 - layout.bias
-    return math.ldexp(2.0 - layout.epsilon / 2, top)
 
 
 def _wide(values: Array) -> Array:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from msprobe.checks.budgets import Budget, budget_of, computing_unit, unit_of
+from msprobe.checks.budgets import (
+    Budget,
+    budget_of,
+    computing_unit,
+    largest_of,
+    smallest_of,
+    unit_of,
+)
 from msprobe.checks.judging import Judgement, Verdict, judge
 from msprobe.checks.random_calls import dropout_reference, keep_probability
 from msprobe.checks.slack import Sizes, absolute_slack, reads_between
@@ -147,7 +155,7 @@ class _Verification:
         self._tensors = tensors
         self._options = options
         self._reference = prepared.run(REFERENCE)
-        self._probes: dict[float, list[Replay]] = {}
+        self._probes: dict[tuple[float, float], list[Replay]] = {}
         self._rerun: Replay | None = None
         self._unit = self._computing_unit()
         self._keep = self._drawn()
@@ -195,13 +203,15 @@ class _Verification:
 
     def _computing_unit(self) -> float:
         family = self._call.operator.family
-        dtypes = [str(form.get("dtype", "")) for _, form in tensor_forms(self._call.outputs, ())]
-        unit = computing_unit(map(normal_dtype, dtypes))
-        return max(unit, self._options.units.get(family, 0.0))
+        return max(computing_unit(self._types()), self._options.units.get(family, 0.0))
+
+    def _types(self) -> list[str]:
+        forms = tensor_forms(self._call.outputs, ())
+        return [normal_dtype(str(form.get("dtype", ""))) for _, form in forms]
 
     def _forward(self) -> Iterator[ResultRow]:
         operands = _shapes(self._call.args) + _shapes(self._call.kwargs)
-        part = _Part(self._call.name, self._unit, operands)
+        part = _Part(self._call.name, self._unit, operands, self._types())
         for place, form in tensor_forms(self._call.outputs, ("output",)):
             if self._keep is None:
                 yield self._row(part, place, form)
@@ -215,7 +225,8 @@ class _Verification:
             *tensor_forms(one.outgoing_kwargs, ("output_kwargs",)),
         ]
         types = [normal_dtype(str(form.get("dtype", ""))) for _, form in forms]
-        part = _Part(one.name, max(self._unit, computing_unit(types)), operands, one)
+        unit = max(self._unit, computing_unit(types))
+        part = _Part(one.name, unit, operands, [*self._types(), *types], one)
         for place, form in forms:
             remark = _remark(one, place)
             if self._keep is not None:
@@ -335,10 +346,10 @@ class _Verification:
 
     def _disturbed(self, part: _Part, place: PartPath, count: int) -> list[StoredTensor]:
         """Return a result of replays with random errors in each step."""
-        known = self._probes.setdefault(part.unit, [])
+        known = self._probes.setdefault((part.unit, part.largest), [])
         seed = zlib.crc32(self._call.name.encode())
         while len(known) < count:
-            noise = Noise(part.unit, seed + len(known))
+            noise = Noise(part.unit, seed + len(known), part.largest, part.smallest)
             known.append(self._prepared.run(Setting(noise=noise)))
         found = (part.result_of(replay, place) for replay in known)
         return [one for one in found if one is not None]
@@ -352,13 +363,25 @@ class _Part:
         record: name of its record.
         unit: unit roundoff of the type that was computed in.
         operands: shapes of the tensors that it takes.
+        types: of its results.
         one: the backward pass; None for the forward pass.
     """
 
     record: str
     unit: float
     operands: Sequence[Sequence[int]]
+    types: Sequence[str]
     one: BackwardPass | None = None
+
+    @property
+    def largest(self) -> float:
+        """The largest number that all types of its results hold."""
+        return min((largest_of(dtype) for dtype in self.types), default=math.inf)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest positive number that all types of its results hold."""
+        return max((smallest_of(dtype) for dtype in self.types), default=0.0)
 
     def result_of(self, replay: Replay, place: PartPath) -> StoredTensor | None:
         """Return what a replay has at a place of the record."""

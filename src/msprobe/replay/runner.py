@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -60,10 +61,14 @@ class Noise:
     Attributes:
         unit: the size of the errors: unit roundoff of a number type.
         seed: of their signs.
+        largest: numbers beyond it become infinite, as they do in that type.
+        smallest: distance of the type's numbers from each other around zero.
     """
 
     unit: float
     seed: int
+    largest: float = math.inf
+    smallest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

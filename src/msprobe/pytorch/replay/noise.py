@@ -8,6 +8,7 @@ arithmetic; J. Vignes, A stochastic arithmetic for reliable scientific computati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
@@ -18,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe.replay.runner import Noise
 
+# Of smaller steps around zero nothing is seen in float64.
+_VISIBLE: Final = 1e-20
 # A prime: rows of tensors must not get the same signs.
 _PERIOD: Final = 65_537
 
@@ -28,6 +31,7 @@ class NoiseMode(TorchDispatchMode):
     def __init__(self, noise: Noise) -> None:
         """Put errors of the size `noise.unit` on results."""
         super().__init__()
+        self._noise = noise
         self._random = np.random.default_rng(noise.seed)
         signs = self._random.integers(0, 2, _PERIOD) * 2.0 - 1.0
         self._factors = torch.from_numpy(1.0 + noise.unit * signs)
@@ -57,9 +61,21 @@ class NoiseMode(TorchDispatchMode):
     def _changed(self, value: Any, in_place: bool) -> Any:
         if type(value) is not torch.Tensor or not _has_errors(value):
             return value
-        if in_place:
-            return value.mul_(self._factors_like(value))
-        return self.disturbed(value)
+        changed = self._limited(self.disturbed(value))
+        return value.copy_(changed) if in_place else changed
+
+    def _limited(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a result with the errors that a narrow range makes of it."""
+        noise = self._noise
+        if tensor.dtype.is_complex or tensor.numel() == 0:
+            return tensor
+        if noise.smallest > _VISIBLE:
+            step = (self._factors_like(tensor) - 1.0) * (noise.smallest / (2 * noise.unit))
+            tensor = torch.where(tensor == 0, tensor, tensor + step)
+        sizes = tensor.abs()
+        if bool(sizes.max() <= noise.largest):
+            return tensor
+        return torch.where(sizes > noise.largest, tensor * math.inf, tensor)
 
     def _factors_like(self, tensor: torch.Tensor) -> torch.Tensor:
         count = tensor.numel()

@@ -112,7 +112,9 @@ class Rebuilder:
         return rebuild_value(tree, self._makers)
 
     def _tensor(self, tree: dict[str, Any]) -> Any:
-        if tree.get("written") or tree.get("undefined"):
+        if tree.get("undefined") and not tree.get("written"):
+            raise CannotReplayError(Reason.MEMORY, "memory that nothing had filled")
+        if tree.get("written"):
             dtype = getattr(torch, str(tree["dtype"]).removeprefix("torch."))
             return torch.zeros(tuple(tree["shape"]), dtype=dtype)
         number = tree.get("value_id")
