@@ -101,6 +101,7 @@ COMMANDS: Final = (
         "find where NaN and Inf begin in a dump, across ranks",
         aliases=("nan-analyze",),  # its name in mindstudio-probe 8
     ),
+    Command("verify", Group.CHECK, "judge every call of one dump against float64"),
     Command("dump-config", Group.CHECK, "check the settings of MindSpore's own Dump, explain them"),
     Command("repair", Group.CONVERT, "make dump.json & co. of a recording that was killed"),
     Command("config-schema", Group.CONVERT, "print the JSON schema of config.json"),

@@ -5,8 +5,18 @@ from __future__ import annotations
 
 import argparse
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from msprobe.cli.options import (
+    add_dump,
+    add_exit_code,
+    add_json,
+    add_output,
+    add_ranks,
+    add_steps,
+    decimal,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,28 +28,19 @@ EXIT_FOUND: Final = 1
 EXIT_UNJUDGED: Final = 2
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "verify",
-        help="judge every call of one dump against float64",
-        description="Run every recorded call again in float64 on the CPU, forward and backward, "
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Run every recorded call again in float64 on the CPU, forward and backward, "
         "and say which recorded results have an error that their type cannot explain. No second "
-        "dump and no accelerator is needed; a dump with tensors is judged as it was recorded.",
-        formatter_class=formatter,
+        "dump and no accelerator is needed; a dump with tensors is judged as it was recorded."
     )
-    parser.add_argument("dump", metavar="DUMP", help="a dump path, step or rank folder")
+    add_dump(parser)
+    add_output(parser, f"folder for {RESULT_FILE} (no file)")
+    add_steps(parser)
+    add_ranks(parser)
     parser.add_argument(
-        "-o", "--output_path", metavar="DIR", type=Path, help=f"folder for {RESULT_FILE} (no file)"
-    )
-    parser.add_argument(
-        "--step", type=int, action="append", default=[], metavar="N", help="only this; repeatable"
-    )
-    parser.add_argument(
-        "--rank", type=int, action="append", default=[], metavar="N", help="only this; repeatable"
-    )
-    parser.add_argument(
-        "--list", nargs="+", default=[], metavar="TEXT", help="only calls with a text in their name"
+        "--list", nargs="+", default=(), metavar="TEXT", help="only calls with a text in their name"
     )
     parser.add_argument(
         "--scope", nargs=2, metavar=("FIRST", "LAST"), help="only calls from one to another"
@@ -48,21 +49,22 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
         "-d", "--device", default="cpu", help="where calls without recorded results run (cpu)"
     )
     parser.add_argument(
-        "-n", "--workers", type=int, metavar="N", help="processes (as many as pay off); 0: this one"
+        "-n",
+        "--workers",
+        type=whole_number,
+        metavar="N",
+        help="processes (as many as pay off); 0 for none, then a crash ends it all",
     )
     parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="S", help="seconds a call may take (60)"
+        "--timeout", type=decimal, default=60.0, metavar="S", help="seconds a call may take (60)"
     )
     parser.add_argument(
-        "--memory", type=float, metavar="GB", help="memory that a process may add to its start's"
+        "--memory", type=decimal, metavar="GB", help="memory that a call may take (no limit)"
     )
-    parser.add_argument("--json", action="store_true", help="print verify.json instead of a table")
-    parser.add_argument(
-        "--exit-code",
-        action="store_true",
-        help="exit with 1 if a call is wrong or suspicious, with 2 if none could be judged",
+    add_json(parser, f"print {RESULT_FILE} instead of a table")
+    add_exit_code(
+        parser, "exit with 1 if a call is wrong or suspicious, with 2 if none could be judged"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,8 +78,8 @@ def run(options: argparse.Namespace) -> int:
         found = verify_dump(
             open_dump(options.dump),
             selection=Selection(
-                steps=options.step,
-                ranks=options.rank,
+                steps=options.step or (),
+                ranks=options.rank or (),
                 names=options.list,
                 scope=options.scope and tuple(options.scope),
             ),
@@ -102,9 +104,9 @@ def _show(found: VerifiedDump, options: argparse.Namespace) -> None:
     from msprobe.json_text import strict_json
 
     path = None
-    if options.output_path is not None:
+    if options.output is not None:
         text = strict_json(verify_json(found), indent=None)
-        path = write_report(options.output_path / RESULT_FILE, text)
+        path = write_report(options.output / RESULT_FILE, text)
     if options.json:
         print_json(verify_json(found))
         return
