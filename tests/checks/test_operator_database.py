@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's own samples of all its operators: no false alarm, and damage is found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+from damaged_results import detection
+
+from builders.operator_calls import operator_database, record_samples
+from msprobe import open_dump
+from msprobe.checks.verify_dump import verify_dump
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytest.importorskip("expecttest")
+
+SAMPLES: Final = 2
+# Kernels of the CPU that are wrong, or overflow inside: docs/tasks/verify.md tells of each.
+KNOWN_FAULTS: Final = {
+    "Torch.matrix_exp": "NaN in half types, for results within their range",
+    "Functional.soft_margin_loss": "exp() inside overflows in float16",
+    "Torch.native_layer_norm": "the difference of two large numbers, for a norm of one element",
+}
+DAMAGED: Final = ("add", "mul", "matmul", "nn.functional.linear", "softmax", "sum", "exp", "cumsum")
+TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_sound_kernels_are_not_called_wrong(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = record_samples(tmp_path, operator_database(), dtype, most=SAMPLES)
+
+    found = verify_dump(open_dump(folder), workers=0)
+
+    faults = Counter(call.report.name.rsplit(".", 2)[0] for call in found.calls if call.is_fault)
+    unexplained = sum(faults[name] for name in faults if name not in KNOWN_FAULTS)
+    assert len(found.calls) > 1000
+    assert unexplained <= 0.002 * found.judged, faults
+    assert found.judged >= 0.94 * len(found.calls), found.not_judged
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_damage_beyond_the_allowed_error_is_found(tmp_path: Path, dtype: torch.dtype) -> None:
+    operators = [one for one in operator_database() if one.name in DAMAGED]
+    folder = record_samples(tmp_path, operators, dtype, most=SAMPLES)
+    view = next(open_dump(folder).rank_views())
+
+    found = detection(view)
+
+    for kind in ("one element, 8 x allowed", "factor 0.5", "one sign", "transposed"):
+        counts = found[kind]
+        assert counts["found"] >= 0.99 * counts["damaged"], (kind, counts)
