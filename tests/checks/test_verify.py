@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,3 +149,60 @@ def test_the_command_names_the_first_wrong_call(
     result = json.loads((tmp_path / "out" / "verify.json").read_text())
     assert result["verdicts"]["wrong"] == 1
     assert [row["slot"] for row in result["results"][1]["rows"]] == ["output.0"]
+
+
+def test_custom_functions_and_operators_are_run_again(tmp_path: Path) -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0] * 2
+
+    library = torch.library.Library("verify_test", "FRAGMENT")
+    library.define("tripled(Tensor x) -> Tensor")
+    library.impl("tripled", lambda x: x * 3, "CompositeImplicitAutograd")
+
+    def program() -> None:
+        x = torch.ones(3, requires_grad=True)
+        torch.ops.verify_test.tripled(Doubled.apply(x)).sum().backward()
+
+    found = verified(recorded(tmp_path, program))
+
+    names = [call.report.name for call in found.calls if len(call.report.rows) == 2]
+    assert "Autograd.Doubled.0.forward" in names
+    assert "verify_test.tripled.0.forward" in names
+    assert found.judged == len(found.calls)
+
+
+def test_of_two_functions_with_one_name_the_recorded_one_is_run(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.arange(1.0, 5.0)
+        torch.vander(x)
+        torch.linalg.vander(x)
+
+    found = verified(recorded(tmp_path, program))
+
+    assert [call.report.name for call in found.calls if call.is_fault] == []
+
+
+def test_an_operator_that_crashes_costs_one_row(tmp_path: Path) -> None:
+    (tmp_path / "crashing_operator.py").write_text(
+        "import os, torch\n"
+        "library = torch.library.Library('verify_crash', 'FRAGMENT')\n"
+        "library.define('dies(Tensor x) -> Tensor')\n"
+        "library.impl('dies', lambda x: os.abort(), 'CompositeImplicitAutograd')\n"
+    )
+    library = torch.library.Library("verify_crash", "FRAGMENT")
+    library.define("dies(Tensor x) -> Tensor")
+    library.impl("dies", lambda x: x.clone(), "CompositeImplicitAutograd")
+    folder = recorded(tmp_path / "dump", lambda: F.relu(torch.ops.verify_crash.dies(torch.ones(3))))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        found = verify_dump(open_dump(folder), workers=1, imports=["crashing_operator"])
+
+    assert call_of(found, "verify_crash.dies.0.forward").report.reason is Reason.CRASHED
+    assert call_of(found, "Functional.relu.0.forward").report.verdict is Verdict.EXACT

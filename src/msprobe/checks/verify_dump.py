@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,7 +18,7 @@ from msprobe.dump.dump_steps import Dump, RankKey
 from msprobe.dump.facts import Facts
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.stack_frames import user_line
-from msprobe.errors import DumpFormatError, MsprobeError
+from msprobe.errors import DumpFormatError, MsprobeError, UnsupportedError
 from msprobe.operators.operator import Family
 from msprobe.replay.recorded_calls import call_names, recorded_call
 from msprobe.replay.runner import Reason, Runner, runner_for
@@ -150,6 +151,7 @@ def verify_dump(
     *,
     selection: Selection | None = None,
     device: str = "cpu",
+    imports: Sequence[str] = (),
     workers: int | None = None,
     limits: Limits | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
@@ -160,6 +162,7 @@ def verify_dump(
         dump: an open dump.
         selection: which calls; None for all.
         device: where calls are run again whose results were not recorded.
+        imports: modules that define custom operators and functions, or reference functions.
         workers: processes; None for as many as pay off, 0 to work in this one.
         limits: time and memory of each call.
         progress: called with the numbers of calls done and of all calls.
@@ -173,7 +176,8 @@ def verify_dump(
     notes: list[str] = []
     places = list(_places(dump, wanted, notes))
     tasks = [task for _, _, _, tasks in places for task in tasks]
-    reports = dict(_reports(tasks, device, workers, limits, progress))
+    start = partial(CallVerifier, device, tuple(imports))
+    reports = dict(_reports(tasks, start, workers, limits, progress))
     for number, key, view, own in places:
         for position, task in enumerate(own):
             found.append(
@@ -211,14 +215,14 @@ def _places(
 
 def _reports(
     tasks: Sequence[CallTask],
-    device: str,
+    verifier: Callable[[int], CallVerifier],
     workers: int | None,
     limits: Limits | None,
     progress: Callable[[int, int], object],
 ) -> Iterator[tuple[CallTask, CallReport]]:
     """Yield the report of each call."""
     count = _process_count(len(tasks)) if workers is None else workers
-    start = partial(CallVerifier, device, max(count, 1))
+    start = partial(verifier, max(count, 1))
     if count == 0:
         work = start()
         answers: Iterator[tuple[CallTask, CallReport | Crash]]
@@ -241,13 +245,22 @@ def _process_count(calls: int) -> int:
 class CallVerifier:
     """Verifies single calls of dumps; one for each process."""
 
-    def __init__(self, device: str, processes: int) -> None:
+    def __init__(self, device: str, imports: Sequence[str], processes: int) -> None:
         """Prepare for calls of any dump.
 
         Args:
             device: where calls are run again whose results were not recorded.
+            imports: modules to import first.
             processes: how many share the cores of this machine.
+
+        Raises:
+            UnsupportedError: a module cannot be imported.
         """
+        for name in imports:
+            try:
+                import_module(name)
+            except ImportError as exc:
+                raise UnsupportedError(f"{name} cannot be imported: {exc}") from exc
         self._device = device
         self._processes = processes
         self._ranks: dict[tuple[str, str], _Rank] = {}

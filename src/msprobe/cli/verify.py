@@ -49,6 +49,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-d", "--device", default="cpu", help="where calls without recorded results run (cpu)"
     )
     parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import this first: it defines custom operators, functions or references; repeatable",
+    )
+    parser.add_argument(
         "-n",
         "--workers",
         type=whole_number,
@@ -84,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
                 scope=options.scope and tuple(options.scope),
             ),
             device=options.device,
+            imports=options.imports,
             workers=options.workers,
             limits=Limits(seconds=options.timeout, memory_bytes=memory),
             progress=progress,

@@ -51,6 +51,11 @@ def functions_named(prefix: str, api: str) -> tuple[Function, ...]:
 
 
 def _lookup(prefix: str, api: str) -> Iterator[Function]:
+    if prefix == "Autograd":
+        yield from (
+            one.apply for one in _subclasses(torch.autograd.Function) if one.__name__ == api
+        )
+        return
     places = _PLACES.get(prefix)
     if places is None:
         places = (_operators(prefix), sys.modules.get(prefix))
@@ -58,6 +63,12 @@ def _lookup(prefix: str, api: str) -> Iterator[Function]:
         function = getattr(place, api, None)
         if callable(function) and not isinstance(function, type):
             yield function
+
+
+def _subclasses(kind: type) -> Iterator[Any]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
 
 
 def _operators(namespace: str) -> Any:
