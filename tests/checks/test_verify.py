@@ -206,3 +206,19 @@ def test_an_operator_that_crashes_costs_one_row(tmp_path: Path) -> None:
 
     assert call_of(found, "verify_crash.dies.0.forward").report.reason is Reason.CRASHED
     assert call_of(found, "Functional.relu.0.forward").report.verdict is Verdict.EXACT
+
+
+def test_a_wrong_gradient_of_a_loss_in_bfloat16_is_found(tmp_path: Path) -> None:
+    def program() -> None:
+        logits = (torch.randn(64, 10) * 5).bfloat16().requires_grad_()
+        F.cross_entropy(logits, torch.arange(64) % 10).backward()
+
+    folder = recorded(tmp_path, program)
+    assert not any(call.is_fault for call in verified(folder).calls)
+
+    damage(folder, "Functional.cross_entropy.0.backward.output.0", lambda value: value / 2)
+
+    call = call_of(verified(folder), "Functional.cross_entropy.0.forward")
+    assert call.worst is not None
+    assert call.worst.judgement is not None
+    assert call.worst.judgement.factor == pytest.approx(0.5, rel=1e-2)

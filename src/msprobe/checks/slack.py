@@ -23,7 +23,12 @@ Sizes = NDArray[np.float64]
 
 
 def absolute_slack(
-    operator: Operator, unit: float, operands: Sequence[NDArray[Any]], shape: Sequence[int]
+    operator: Operator,
+    unit: float,
+    operands: Sequence[NDArray[Any]],
+    reference: NDArray[Any],
+    *,
+    is_gradient: bool,
 ) -> Sizes | float | None:
     """Return the error that inner numbers may leave in each element of a result.
 
@@ -31,7 +36,8 @@ def absolute_slack(
         operator: the function.
         unit: unit roundoff of the type that was computed in.
         operands: arguments with floating-point elements; in a backward pass, gradients first.
-        shape: of the result.
+        reference: the result in high precision.
+        is_gradient: the result is a gradient.
 
     Returns:
         One number for all elements, one for each (flat), or None for none.
@@ -40,9 +46,10 @@ def absolute_slack(
         widest = max((size for one in operands for size in one.shape), default=1)
         return unit * widest * _product_of_peaks(operands[:1])
     if operator.family is Family.LOGARITHMIC:
-        return unit * max(map(_peak, operands), default=0.0)
+        # Gradients of losses are as small as the batch is large: their own size counts.
+        return unit * (_peak(reference) if is_gradient else max(map(_peak, operands), default=0.0))
     if operator.family is Family.LIPSCHITZ:
-        return _elementwise(min(unit, _ACCUMULATION), operands, tuple(shape))
+        return _elementwise(min(unit, _ACCUMULATION), operands, reference.shape)
     return None
 
 

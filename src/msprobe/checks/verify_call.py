@@ -267,7 +267,7 @@ class _Verification:
             reference,
             budget,
             lambda count: self._disturbed(part, place, count),
-            lambda: self._slack(part, recorded),
+            lambda: self._slack(part, reference),
         )
         return ResultRow(
             record=part.record,
@@ -330,7 +330,7 @@ class _Verification:
             self._rerun = self._prepared.run(Setting(device=self._options.device, dtype=None))
         return part.result_of(self._rerun, place)
 
-    def _slack(self, part: _Part, recorded: StoredTensor) -> Sizes | float | None:
+    def _slack(self, part: _Part, reference: StoredTensor) -> Sizes | float | None:
         """Return the error that numbers inside of the function may leave in each element."""
         if self._call.operator.family is Family.MOVING:
             return None
@@ -342,7 +342,13 @@ class _Verification:
             for place, form in forms
             if kind_of(normal_dtype(str(form.get("dtype", "")))) in (Kind.FLOAT, Kind.COMPLEX)
         ]
-        return absolute_slack(self._call.operator, part.unit, operands, recorded.array.shape)
+        return absolute_slack(
+            self._call.operator,
+            part.unit,
+            operands,
+            reference.array,
+            is_gradient=part.one is not None,
+        )
 
     def _disturbed(self, part: _Part, place: PartPath, count: int) -> list[StoredTensor]:
         """Return a result of replays with random errors in each step."""
