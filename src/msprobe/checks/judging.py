@@ -246,14 +246,14 @@ class _Tally:
             self.ratio, self.index = float(ratios[worst]), start + worst
             self.allowed = float(allowed[worst])
         ulps = error / _ulp(size, self.budget)
-        self.ulps = max(self.ulps, float(ulps[np.isfinite(ulps)].max(initial=0.0)))
-        if highest:
-            classes = np.ceil(np.log2(np.maximum(ulps, 0.5))) + 1
-            histogram += np.bincount(
-                np.clip(np.nan_to_num(classes, posinf=17), 0, 17).astype(np.int64), minlength=18
-            )
-        else:
-            histogram[0] += a.size
+        rough = ulps[ulps > 0.5]
+        histogram[0] += a.size - rough.size
+        if rough.size:
+            self.ulps = max(self.ulps, float(rough.max(initial=0.5, where=np.isfinite(rough))))
+            classes = np.clip(np.ceil(np.log2(rough)) + 1, 1, 17).astype(np.int64)
+            histogram += np.bincount(classes, minlength=18)
+        elif self.ulps < 0.5:
+            self.ulps = max(self.ulps, float(ulps.max()))
 
     def _without_nonfinite(
         self, a: Array, b: Array, error: Array, allowed: Array, changed: Sequence[Array]
@@ -277,10 +277,11 @@ class _Tally:
 
 def _change(expected: Array, changed: Sequence[Array]) -> Array:
     """Return the largest change of each element in any probe."""
-    found = np.abs(changed[0] - expected)
+    found: Array = np.abs(changed[0] - expected)
     for one in changed[1:]:
         np.maximum(found, np.abs(one - expected), out=found)
-    return np.nan_to_num(found, nan=np.inf, posinf=np.inf)
+    found[np.isnan(found)] = np.inf
+    return found
 
 
 def _ulp(size: Array, budget: Budget) -> Array:

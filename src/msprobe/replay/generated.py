@@ -157,12 +157,12 @@ def _moments(
     tree: Mapping[str, Any], lowest: float, highest: float, count: int
 ) -> tuple[float, float]:
     mean, norm = tree.get("Mean"), tree.get("Norm")
-    known = isinstance(mean, (int, float)) and math.isfinite(mean)
-    center = float(mean) if known else (lowest + highest) / 2
-    center = max(lowest, min(highest, center))
-    if known and isinstance(norm, (int, float)) and math.isfinite(norm):
-        return center, math.sqrt(max(norm * norm / count - center * center, 0.0))
-    return center, (highest - lowest) / math.sqrt(12)
+    if not isinstance(mean, (int, float)) or not math.isfinite(mean):
+        return (lowest + highest) / 2, (highest - lowest) / math.sqrt(12)
+    center = max(lowest, min(highest, float(mean)))
+    if not isinstance(norm, (int, float)) or not math.isfinite(norm):
+        return center, (highest - lowest) / math.sqrt(12)
+    return center, math.sqrt(max(norm * norm / count - center * center, 0.0))
 
 
 def _add_nonfinite(

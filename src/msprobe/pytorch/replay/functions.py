@@ -65,7 +65,7 @@ def _lookup(prefix: str, api: str) -> Iterator[Function]:
             yield function
 
 
-def _subclasses(kind: type) -> Iterator[Any]:
+def _subclasses(kind: Any) -> Iterator[Any]:
     for one in kind.__subclasses__():
         yield one
         yield from _subclasses(one)

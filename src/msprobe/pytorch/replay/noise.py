@@ -25,16 +25,15 @@ _VISIBLE: Final = 1e-20
 _PERIOD: Final = 65_537
 
 
-class NoiseMode(TorchDispatchMode):
+class NoiseMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated in torch
     """While it is on, results of kernels have random errors."""
 
     def __init__(self, noise: Noise) -> None:
         """Put errors of the size `noise.unit` on results."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # not annotated in torch
         self._noise = noise
         self._random = np.random.default_rng(noise.seed)
-        signs = self._random.integers(0, 2, _PERIOD) * 2.0 - 1.0
-        self._factors = torch.from_numpy(1.0 + noise.unit * signs)
+        self._factors = _factors(noise.unit)
 
     def disturbed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a floating-point or complex tensor with errors."""
@@ -80,13 +79,20 @@ class NoiseMode(TorchDispatchMode):
     def _factors_like(self, tensor: torch.Tensor) -> torch.Tensor:
         count = tensor.numel()
         start = int(self._random.integers(0, _PERIOD))
-        factors = self._factors.roll(-start) if count <= _PERIOD else self._factors
+        factors = self._factors
         if count > _PERIOD:
-            factors = factors.repeat(-(-count // _PERIOD))
-        factors = factors[:count].reshape(tensor.shape)
+            factors = factors[:_PERIOD].repeat(-(-count // _PERIOD) + 1)
+        factors = factors[start : start + count].reshape(tensor.shape)
         if not tensor.dtype.is_complex:
             factors = factors.to(tensor.dtype)
         return factors.to(tensor.device)
+
+
+@cache
+def _factors(unit: float) -> torch.Tensor:
+    """Return 1 ± unit, with a period that is repeated once."""
+    signs = np.random.default_rng(0).integers(0, 2, _PERIOD) * 2.0 - 1.0
+    return torch.from_numpy(1.0 + unit * np.tile(signs, 2))
 
 
 def _has_errors(tensor: torch.Tensor) -> bool:

@@ -103,7 +103,7 @@ class TorchCall:
 
     def choose(self, recorded: Mapping[PartPath, StoredTensor]) -> None:
         """Keep the function of this name whose results are nearest to the recorded ones."""
-        distances = []
+        distances: list[tuple[float, int, Function]] = []
         functions = self._functions
         for function in functions:
             self._functions = [function]
