@@ -140,7 +140,8 @@ def test_the_command_names_the_first_wrong_call(
     folder = recorded(tmp_path / "dump", lambda: F.relu(torch.ones(3)))
     damage(folder, "Functional.relu.0.forward.output.0", lambda value: value + 1)
 
-    code = main(["verify", str(folder), "-o", str(tmp_path / "out"), "-n", "1", "--exit-code"])
+    options = ["-o", str(tmp_path / "out"), "-n", "1", "--exit-code", "--format", "csv"]
+    code = main(["verify", str(folder), *options])
 
     output = capsys.readouterr().out
     assert code == 1
@@ -149,6 +150,9 @@ def test_the_command_names_the_first_wrong_call(
     result = json.loads((tmp_path / "out" / "verify.json").read_text())
     assert result["verdicts"]["wrong"] == 1
     assert [row["slot"] for row in result["results"][1]["rows"]] == ["output.0"]
+    table = (tmp_path / "out" / "verify.csv").read_text(encoding="utf-8-sig").splitlines()
+    assert table[0].startswith("step,rank,position,record,slot,verdict,ratio")
+    assert table[2].split(",")[3:6] == ["Functional.relu.0.forward", "output.0", "wrong"]
 
 
 def test_custom_functions_and_operators_are_run_again(tmp_path: Path) -> None:

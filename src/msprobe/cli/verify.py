@@ -37,6 +37,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_dump(parser)
     add_output(parser, f"folder for {RESULT_FILE} (no file)")
+    parser.add_argument(
+        "--format",
+        choices=("csv", "xlsx", "parquet"),
+        help="also write a table, a row for each result, to verify.csv and so on in DIR",
+    )
     add_steps(parser)
     add_ranks(parser)
     parser.add_argument(
@@ -108,14 +113,18 @@ def run(options: argparse.Namespace) -> int:
 def _show(found: VerifiedDump, options: argparse.Namespace) -> None:
     from msprobe.checks.verify_json import verify_json
     from msprobe.checks.verify_lines import answer_lines
+    from msprobe.checks.verify_table import verify_table
     from msprobe.cli.terminal import make_console, print_json, print_lines
     from msprobe.files import write_report
     from msprobe.json_text import strict_json
+    from msprobe.report.table_files import write_table
 
     path = None
     if options.output is not None:
         text = strict_json(verify_json(found), indent=None)
         path = write_report(options.output / RESULT_FILE, text)
+        if options.format is not None:
+            write_table(verify_table(found), options.output / RESULT_FILE[:-5], options.format)
     if options.json:
         print_json(verify_json(found))
         return
