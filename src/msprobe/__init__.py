@@ -2,7 +2,8 @@
 """msprobe: find where a training run first goes wrong, and whether it is a bug or rounding.
 
 Capture with `msprobe.pytorch.PrecisionDebugger`; read what was captured with `open_dump`; compare
-two captures with `compare_dumps`. Importing this package changes nothing and imports no framework.
+two captures with `compare_dumps`; `golden` registers the reference of an operator of your own.
+Importing this package changes nothing and imports no framework.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from msprobe.compare.run import compare_dumps
     from msprobe.dump.reader import open_dump
+    from msprobe.replay.references import golden
 
 __version__: str
-__all__ = ["__version__", "compare_dumps", "open_dump"]
+__all__ = ["__version__", "compare_dumps", "golden", "open_dump"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +29,10 @@ def __getattr__(name: str) -> Any:
         from msprobe.compare.run import compare_dumps
 
         value = compare_dumps
+    elif name == "golden":
+        from msprobe.replay.references import golden
+
+        value = golden
     elif name == "__version__":
         value = _installed_version()
     else:
