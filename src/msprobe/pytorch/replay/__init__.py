@@ -4,3 +4,7 @@
 ``functions.py`` finds the function that a record names, ``rebuilding.py`` makes its arguments, and
 ``noise.py`` disturbs a run to measure how much rounding errors change its result.
 """
+
+from __future__ import annotations
+
+import msprobe.pytorch.references  # noqa: F401 - registers the references that come with msprobe

@@ -287,10 +287,9 @@ def _functions(call: RecordedCall) -> Sequence[Function]:
     """
     if call.class_name is not None:
         raise CannotReplayError(Reason.MODULE, call.class_name)
-    names = (call.function, f"torch.ops.{call.prefix}.{call.api}", call.api)
-    golden = references.find(names)
+    golden = references.find((call.function, call.api))
     if golden is not None:
-        return (golden.function,)
+        return (golden.for_dtype(_recorded_dtype(call)),)
     if call.operator.communication is not None or call.prefix == "Distributed":
         raise CannotReplayError(Reason.COMMUNICATION, call.function)
     if call.api.startswith("as_strided"):
@@ -323,6 +322,15 @@ def _distance(replay: Replay, recorded: Mapping[PartPath, StoredTensor]) -> floa
             difference = np.abs(found.values().astype(kind) - one.values().astype(kind))
             total += float(np.nansum(difference))
     return total
+
+
+def _recorded_dtype(call: RecordedCall) -> torch.dtype:
+    """Return the type of the first floating-point argument."""
+    for _, form in tensor_forms([*call.args, *call.kwargs.values()], ()):
+        dtype = getattr(torch, str(form.get("dtype")).removeprefix("torch."), None)
+        if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+            return dtype
+    return torch.get_default_dtype()
 
 
 def _readings(call: RecordedCall, args: Sequence[Any]) -> Iterator[list[Any]]:
