@@ -39,6 +39,36 @@ _PLACES: Final = {
 _MOVES: Final = frozenset(("cpu", "cuda", "npu", "xpu", "mps", "hpu", "mlu", "pin_memory"))
 
 
+def function_path(prefix: str, api: str, function: Function) -> str | None:
+    """Return the name under which a script finds a function; None if there is none.
+
+    Args:
+        prefix: of the record.
+        api: of the record.
+        function: one of `functions_named`.
+    """
+    for place in _PLACES.get(prefix, ()):
+        if getattr(place, api, None) is function or _is_operator(place):
+            return f"{_place_name(place)}.{api}"
+    if prefix in _PLACES or prefix == "Autograd":
+        return None
+    module = sys.modules.get(prefix)
+    is_plain = module is not None and getattr(module, api, None) is function
+    return f"{prefix}.{api}" if is_plain else f"torch.ops.{prefix}.{api}"
+
+
+def _is_operator(place: Any) -> bool:
+    return type(place).__module__ == "torch._ops"
+
+
+def _place_name(place: Any) -> str:
+    if _is_operator(place):
+        return str(place.__name__)
+    if isinstance(place, type):
+        return f"{place.__module__}.{place.__qualname__}"
+    return str(place.__name__).replace("torch._C._VariableFunctions", "torch")
+
+
 @cache
 def functions_named(prefix: str, api: str) -> tuple[Function, ...]:
     """Return all functions that may have made a record, the likeliest first; empty for none."""

@@ -115,6 +115,11 @@ class TorchCall:
         self._functions = [min(distances)[2]] if distances else functions
         self._fallback.clear()
 
+    @property
+    def function(self) -> Function:
+        """The function that runs; after the first run the one that took the arguments."""
+        return self._functions[0]
+
     def run(self, setting: Setting = REFERENCE, *, backward: bool = True) -> Replay:
         """Run the call once, and its backward passes.
 

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts of single calls, written by the adapter of the call's framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Final, Protocol
+
+from msprobe.checks.verify_dump import VerifiedCall
+from msprobe.dump.dump_steps import Dump
+from msprobe.dump.rank_view import RankView
+from msprobe.errors import MsprobeError, RecordNotFoundError, UnsupportedError
+from msprobe.near_misses import did_you_mean
+from msprobe.replay.recorded_calls import call_names
+
+# Where each framework's `write_op_script` is.
+_WRITERS: Final = {"pytorch": "msprobe.pytorch.scripts.op_script"}
+
+
+class ScriptError(MsprobeError):
+    """A call cannot be written as a script.
+
+    Attributes:
+        call: the call's name.
+    """
+
+    def __init__(self, call: str, problem: str) -> None:
+        self.call = call
+        super().__init__(f"{call}: {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptOptions:
+    """What the script of a call shows.
+
+    Attributes:
+        backward: its gradients instead of its results.
+        device: where calls are run again whose results were not recorded.
+        inline: tensors of more elements are saved in a file beside the script.
+        shrink_s: seconds in which to look for a smaller call with the same fault; None for none.
+    """
+
+    backward: bool = False
+    device: str = "cpu"
+    inline: int = 32
+    shrink_s: float | None = None
+
+
+class ScriptWriter(Protocol):
+    """Writes scripts for calls of one framework."""
+
+    def __call__(self, view: RankView, name: str, path: Path, options: ScriptOptions) -> Path:
+        """Write the script of one call.
+
+        Raises:
+            ScriptError: it cannot be written.
+            RecordNotFoundError: there is no such call.
+        """
+        ...
+
+
+def script_writer(framework: str) -> ScriptWriter:
+    """Return the writer of a framework, which is imported for it.
+
+    Raises:
+        UnsupportedError: there is none, or the framework is not installed.
+    """
+    module = _WRITERS.get(framework)
+    if module is None:
+        raise UnsupportedError(f"calls of {framework or 'an unknown framework'} make no scripts")
+    try:
+        writer: ScriptWriter = import_module(module).write_op_script
+    except ImportError as exc:
+        raise UnsupportedError(f"op_script needs {framework}, which cannot be imported") from exc
+    return writer
+
+
+def write_op_script(view: RankView, call: str, path: Path, options: ScriptOptions) -> Path:
+    """Write the script of one call, and return its path.
+
+    Args:
+        view: the rank that recorded the call.
+        call: its name, with or without ``.forward`` or ``.backward``.
+        path: of the script; larger tensors are saved beside it.
+        options: what it shows.
+
+    Raises:
+        RecordNotFoundError: there is no such call.
+        ScriptError: it cannot be written.
+        UnsupportedError: calls of this framework make no scripts here.
+    """
+    return script_writer(view.head.framework)(view, _forward_name(view, call), path, options)
+
+
+def _forward_name(view: RankView, call: str) -> str:
+    """Return the name of a call's forward record."""
+    names = call_names(view)
+    for wanted in (call, f"{call}.forward", f"{call.removesuffix('.backward')}.forward"):
+        if wanted in names:
+            return wanted
+    raise RecordNotFoundError(
+        view.records_path, f"no call {call}{did_you_mean(f'{call}.forward', names)}"
+    )
+
+
+def script_name(call: str, *, backward: bool) -> str:
+    """Return the file name of a call's script."""
+    base = call.removesuffix(".forward")
+    return f"{base}.{'backward' if backward else 'forward'}.py"
+
+
+def write_worst_scripts(
+    dump: Dump, calls: Sequence[VerifiedCall], folder: Path, count: int
+) -> list[Path]:
+    """Write the scripts of the worst calls; those that cannot be written are left out.
+
+    Args:
+        dump: the dump that was verified.
+        calls: its calls, the worst first; those that are right are skipped.
+        folder: made if missing.
+        count: how many scripts at most.
+    """
+    written: list[Path] = []
+    for call in calls:
+        row = call.worst
+        if len(written) == count or not call.is_fault or row is None:
+            break
+        view = dump.step(call.step).ranks[call.rank]
+        backward = row.record != call.report.name
+        name = script_name(call.report.name, backward=backward)
+        path = folder / f"step{call.step}.rank{call.rank}.{name}"
+        try:
+            writer = script_writer(view.head.framework)
+            written.append(writer(view, call.report.name, path, ScriptOptions(backward=backward)))
+        except ScriptError:
+            continue
+    return written

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe op_script`: a recorded call as a script that shows whether it is right."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+_EPILOG = """\
+examples:
+  msprobe op_script dump Functional.softmax.0            write Functional.softmax.0.forward.py
+  msprobe op_script dump Functional.softmax.0 --backward --shrink -o softmax.py
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.description = (
+        "Write a script of a few lines that makes one recorded call with its recorded inputs, "
+        "compares the recorded result with float64, prints its error and what is allowed, and "
+        "exits with 1 if it is wrong. It needs PyTorch only and fits into a bug report."
+    )
+    parser.epilog = _EPILOG
+    parser.add_argument("dump", metavar="DUMP", help="a dump path, step or rank folder")
+    parser.add_argument("call", metavar="CALL", help="such as Functional.softmax.0")
+    parser.add_argument("--backward", action="store_true", help="show its gradients")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="the script ({CALL}.{forward|backward}.py)",
+    )
+    parser.add_argument("--step", type=int, metavar="N", help="of this step (the first)")
+    parser.add_argument("--rank", type=int, metavar="N", help="of this rank (the first)")
+    parser.add_argument(
+        "-d", "--device", default="cpu", help="where it runs if its result was not recorded (cpu)"
+    )
+    parser.add_argument(
+        "--shrink",
+        nargs="?",
+        const=60.0,
+        type=float,
+        metavar="S",
+        help="look for a smaller call with the same fault, S seconds at most (60)",
+    )
+    parser.add_argument(
+        "--golden", metavar="FILE", action="append", default=[], help="reference functions"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the script."""
+    from msprobe.checks.op_scripts import ScriptOptions, script_name, write_op_script
+    from msprobe.dump.reader import open_dump
+    from msprobe.replay.references import load_goldens
+
+    for path in options.golden:
+        load_goldens(path)
+    view = open_dump(options.dump).step(options.step).rank(options.rank)
+    name = script_name(options.call, backward=options.backward)
+    path = write_op_script(
+        view,
+        options.call,
+        options.output or Path(name),
+        ScriptOptions(backward=options.backward, device=options.device, shrink_s=options.shrink),
+    )
+    print(path)
+    return 0

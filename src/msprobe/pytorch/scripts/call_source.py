@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One recorded call as Python source: what is passed to the function, and what it returns."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from msprobe.dump.values import PartPath
+from msprobe.errors import UnsupportedError
+from msprobe.operators.lookup import is_in_place
+from msprobe.pytorch.replay.functions import function_path
+from msprobe.pytorch.scripts.tensor_source import number_text
+from msprobe.replay.recorded_calls import RecordedCall
+
+_SHOWN = (torch.layout, torch.memory_format)
+
+
+@dataclass(slots=True)
+class CallSource:
+    """The source of one call.
+
+    Attributes:
+        text: the call as an expression of its inputs.
+        inputs: tensors, types and devices that it is made with, by name.
+        places: where each of these tensors is passed, in the form of gradients' places.
+        is_known: whether the function can be named; an `autograd.Function` cannot.
+    """
+
+    text: str = ""
+    inputs: dict[str, Any] = field(default_factory=dict)
+    places: dict[PartPath, str] = field(default_factory=dict)
+    is_known: bool = True
+
+
+def call_source(
+    call: RecordedCall, args: Sequence[Any], kwargs: Mapping[str, Any], function: Any
+) -> CallSource:
+    """Return the source of a call.
+
+    Args:
+        call: the call.
+        args: its positional arguments, rebuilt.
+        kwargs: its keyword arguments.
+        function: the function that the record names; None if it is not there.
+
+    Raises:
+        UnsupportedError: an argument cannot be written as Python source.
+    """
+    return _Writer(call, kwargs).written(args, kwargs, function)
+
+
+def output_text(outputs: Any, place: PartPath) -> str:
+    """Return the expression of a result: ``output``, ``output[1]``, ``output.values``.
+
+    Args:
+        outputs: the recorded results.
+        place: place of one of them, such as ``(0,)``.
+    """
+    first, *rest = place
+    text = "output"
+    if isinstance(first, str):
+        rest = [first, *rest]
+    elif len(outputs) > 1:
+        text += f"[{first}]"
+    for key in rest:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}"
+    return text
+
+
+class _Writer:
+    def __init__(self, call: RecordedCall, kwargs: Mapping[str, Any]) -> None:
+        self._call = call
+        self._taken = set(kwargs)
+        self._names: dict[int, str] = {}
+        self._found = CallSource()
+
+    def written(self, args: Sequence[Any], kwargs: Mapping[str, Any], function: Any) -> CallSource:
+        texts = [self._value(one, self._positional(i), ("output", i)) for i, one in enumerate(args)]
+        if is_in_place(self._call.api) and texts and isinstance(args[0], torch.Tensor):
+            texts[0] += ".clone()"  # a leaf must not be written into
+        texts += [
+            f"{name}={self._value(one, name, ('output_kwargs', name))}"
+            for name, one in kwargs.items()
+        ]
+        path = function_path(self._call.prefix, self._call.api, function)
+        self._found.is_known = path is not None
+        self._found.text = f"{path}({', '.join(texts)})"
+        return self._found
+
+    def _positional(self, index: int) -> str:
+        known = self._call.operator.arguments
+        name = known[index] if index < len(known) else f"input{index}"
+        fits = name.isidentifier() and not keyword.iskeyword(name) and name not in self._taken
+        return name if fits else f"input{index}"
+
+    def _value(self, value: Any, name: str, place: PartPath) -> str:
+        if isinstance(value, torch.Tensor):
+            name = self._names.setdefault(id(value), name)
+            self._found.inputs[name] = value
+            self._found.places[place] = name
+            return name
+        if isinstance(value, (torch.device, torch.dtype)):
+            self._found.inputs[name] = value
+            return name
+        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            parts = [
+                self._value(one, f"{name}_{key}", (*place, key)) for key, one in enumerate(value)
+            ]
+            if isinstance(value, list):
+                return f"[{', '.join(parts)}]"
+            return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
+        if isinstance(value, dict):
+            parts = [
+                f"{key!r}: {self._value(one, f'{name}_{key}', (*place, key))}"
+                for key, one in value.items()
+            ]
+            return f"{{{', '.join(parts)}}}"
+        return _plain(value, place)
+
+
+def _plain(value: Any, place: PartPath) -> str:
+    if value is None or isinstance(value, (bool, str)):
+        return repr(value)
+    if isinstance(value, (int, float, complex)):
+        return number_text(value)
+    if isinstance(value, torch.Size):
+        return str(tuple(value))
+    if isinstance(value, _SHOWN):
+        return str(value)
+    if value is ...:
+        return "..."
+    if isinstance(value, slice):
+        return f"slice({value.start}, {value.stop}, {value.step})"
+    where = ".".join(map(str, place))
+    raise UnsupportedError(f"{where} is a {type(value).__name__}, which no script can hold")
