@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Final
 
-_EPILOG = """\
+from msprobe.cli.options import add_dump, add_output, decimal, whole_number
+
+_SHRINK_S: Final = 60.0
+_EPILOG: Final = """\
 examples:
   msprobe op_script dump Functional.softmax.0            write Functional.softmax.0.forward.py
   msprobe op_script dump Functional.softmax.0 --backward --shrink -o softmax.py
@@ -21,31 +25,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "exits with 1 if it is wrong. It needs PyTorch only and fits into a bug report."
     )
     parser.epilog = _EPILOG
-    parser.add_argument("dump", metavar="DUMP", help="a dump path, step or rank folder")
+    add_dump(parser, "a dump, a step or rank folder of it")
     parser.add_argument("call", metavar="CALL", help="such as Functional.softmax.0")
     parser.add_argument("--backward", action="store_true", help="show its gradients")
+    add_output(parser, "the script ({CALL}.forward.py, {CALL}.backward.py)", metavar="FILE")
     parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help="the script ({CALL}.{forward|backward}.py)",
+        "--step", type=whole_number, metavar="N", help="the step that made the call (the first)"
     )
-    parser.add_argument("--step", type=int, metavar="N", help="of this step (the first)")
-    parser.add_argument("--rank", type=int, metavar="N", help="of this rank (the first)")
+    parser.add_argument("--rank", type=whole_number, metavar="N", help="the rank (the only one)")
     parser.add_argument(
         "-d", "--device", default="cpu", help="where it runs if its result was not recorded (cpu)"
     )
     parser.add_argument(
         "--shrink",
         nargs="?",
-        const=60.0,
-        type=float,
+        const=_SHRINK_S,
+        type=decimal,
         metavar="S",
-        help="look for a smaller call with the same fault, S seconds at most (60)",
+        help=f"look for a smaller call with the same fault, S seconds at most ({_SHRINK_S:g})",
     )
     parser.add_argument(
-        "--golden", metavar="FILE", action="append", default=[], help="reference functions"
+        "--golden",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="reference functions of operators, in Python or a YAML that names files; repeatable",
     )
 
 
