@@ -131,7 +131,7 @@ def write_worst_scripts(
         view = dump.step(call.step).ranks[call.rank]
         backward = row.record != call.report.name
         name = script_name(call.report.name, backward=backward)
-        path = folder / f"step{call.step}.rank{call.rank}.{name}"
+        path = folder / f"step{call.step}.{view.directory.name}.{name}"
         try:
             writer = script_writer(view.head.framework)
             written.append(writer(view, call.report.name, path, ScriptOptions(backward=backward)))

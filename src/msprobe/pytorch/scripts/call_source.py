@@ -81,7 +81,8 @@ class _Writer:
 
     def written(self, args: Sequence[Any], kwargs: Mapping[str, Any], function: Any) -> CallSource:
         texts = [self._value(one, self._positional(i), ("output", i)) for i, one in enumerate(args)]
-        if is_in_place(self._call.api) and texts and isinstance(args[0], torch.Tensor):
+        changes_first = is_in_place(self._call.api) and bool(texts)
+        if changes_first and isinstance(args[0], torch.Tensor):
             texts[0] += ".clone()"  # a leaf must not be written into
         texts += [
             f"{name}={self._value(one, name, ('output_kwargs', name))}"
@@ -90,6 +91,8 @@ class _Writer:
         path = function_path(self._call.prefix, self._call.api, function)
         self._found.is_known = path is not None
         self._found.text = f"{path}({', '.join(texts)})"
+        if changes_first and isinstance(args[0], list):
+            self._found.text += f" or {texts[0]}"  # such functions return None
         return self._found
 
     def _positional(self, index: int) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
@@ -28,6 +28,8 @@ from msprobe.replay.recorded_calls import RecordedCall, recorded_call
 from msprobe.replay.runner import CannotReplayError
 
 _LINE: Final = 100
+# Two functions whose results in float64 agree this well compute the same.
+_SAME: Final = 1e-10
 # Longer tables of tensors are saved in the file.
 _ENTRIES: Final = 6
 
@@ -133,9 +135,7 @@ def _parts(view: RankView, call: RecordedCall, options: ScriptOptions) -> _Parts
     if not shown.allowed:
         raise ScriptError(call.name, "nothing of it was judged")
     small = shown if options.shrink_s is None else shrunk(shown, seconds=options.shrink_s)
-    functions = functions_named(call.prefix, call.api)
-    is_plain = prepared.function in functions
-    named = prepared.function if is_plain else next(iter(functions), None)
+    named, is_plain = _named_function(small)
     source = call_source(call, small.args, small.kwargs, named)
     return _Parts(
         shown=small,
@@ -147,6 +147,27 @@ def _parts(view: RankView, call: RecordedCall, options: ScriptOptions) -> _Parts
         reference_name=None if is_plain else report.by,
         line=user_line(tuple(view.frames(call.name))),
     )
+
+
+def _named_function(shown: ShownCall) -> tuple[Any, bool]:
+    """Return the function that the record names, and whether it gives the references itself."""
+    functions = functions_named(shown.call.prefix, shown.call.api)
+    if shown.function in functions:
+        return shown.function, True
+    for function in functions:
+        try:
+            found = replace(shown, function=function).run()
+        except CannotReplayError:
+            continue
+        if all(_is_close(found.get(place), one) for place, one in shown.references.items()):
+            return function, True
+    return next(iter(functions), None), False
+
+
+def _is_close(found: torch.Tensor | None, reference: torch.Tensor) -> bool:
+    if found is None or found.shape != reference.shape or found.dtype != reference.dtype:
+        return False
+    return torch.allclose(found, reference, rtol=_SAME, atol=_SAME, equal_nan=True)
 
 
 def _results(shown: ShownCall, source: CallSource) -> Iterator[_Result]:
@@ -181,13 +202,12 @@ def _lines(parts: _Parts, texts: TensorTexts, path: Path) -> Iterator[str]:
     yield "import sys"
     if texts.beside:
         yield "from pathlib import Path"
-    yield from ("", "import torch", "")
+    yield from ("import torch", "")
     if any("seeded(" in line for line in body):
         yield "seeded = torch.Generator().manual_seed"
     if texts.beside:
         yield 'data = torch.load(Path(__file__).with_suffix(".pt"))'
     yield from body
-    yield ""
     yield from _functions(parts)
     yield from _judging(parts)
 
@@ -257,9 +277,9 @@ def _table(
 
 
 def _dictionary(title: str, entries: list[str]) -> Iterator[str]:
-    """Yield a dictionary, in one line if it fits."""
+    """Yield a dictionary, in one line if it fits or has one entry."""
     line = f"{title} = {{{', '.join(entries)}}}"
-    if len(line) <= _LINE:
+    if len(line) <= _LINE or len(entries) == 1:
         yield line
         return
     yield f"{title} = {{"
@@ -274,7 +294,7 @@ def _functions(parts: _Parts) -> Iterator[str]:
     yield ""
     yield f"def call({', '.join(parts.source.inputs)}):"
     yield f"    return {parts.source.text}"
-    yield from ("", "", "def on(value, device, wide):")
+    yield from ("", "def on(value, device, wide):")
     kinds = {type(one) for one in parts.source.inputs.values()}
     if torch.device in kinds:
         yield "    if isinstance(value, torch.device):"
@@ -286,7 +306,7 @@ def _functions(parts: _Parts) -> Iterator[str]:
     if parts.is_complex:
         yield "    kind = torch.complex128 if wide and value.is_complex() else kind"
     yield "    return value.to(device, kind, copy=True)"
-    yield from ("", "", "def results(device, wide=False):")
+    yield from ("", "def results(device, wide=False):")
     yield "    values = {name: on(value, device, wide) for name, value in inputs.items()}"
     if parts.incoming:
         wanted = ", ".join(f'"{one.text}"' for one in parts.results)
@@ -300,7 +320,6 @@ def _functions(parts: _Parts) -> Iterator[str]:
         yield "    output = call(**values)"
         pairs = ", ".join(f'"{one.name}": {one.text}' for one in parts.results)
         yield f"    return {{{pairs}}}"
-    yield ""
 
 
 def _judging(parts: _Parts) -> Iterator[str]:
