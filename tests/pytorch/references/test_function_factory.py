@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -49,3 +51,11 @@ def test_functions_are_added_one_by_one_or_as_a_list(monkeypatch):
     assert npu_custom_functions["npu_mine"] is npu_mine
     assert npu_custom_grad_functions["npu_mine_backward"] is npu_mine_backward
     assert references.find(["NPU.npu_mine", "npu_mine"]).function is npu_mine
+
+
+def test_every_reference_is_documented():
+    page = Path(__file__).parents[3] / "docs" / "reference" / "goldens.md"
+    text = page.read_text(encoding="utf-8")
+    builtin = [one for one in references.all_goldens() if "references" in one.function.__module__]
+    assert len(builtin) > 100
+    assert [one.name for one in builtin if f"`{one.name}`" not in text] == []
