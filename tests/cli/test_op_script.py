@@ -197,8 +197,8 @@ def test_an_operator_of_ones_own_is_judged_by_values_of_its_reference(tmp_path):
     x[4, 3] = 7.0
     dump = record(lambda: scale(x, 3.0), tmp_path / "dump")
     call = "op_script_tests.scale.0"
-    path = script(dump, call, tmp_path / "a.py", "--golden", str(golden))
-    small = script(dump, call, tmp_path / "b.py", "--golden", str(golden), "--shrink")
+    path = script(dump, call, tmp_path / "a.py", "--import", str(golden))
+    small = script(dump, call, tmp_path / "b.py", "--import", str(golden), "--shrink")
     references._REGISTERED.pop("op_script_tests.scale")
     text = small.read_text()
     assert "torch.ops.op_script_tests.scale(input0, 3.0)" in text

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,9 +17,10 @@ from msprobe.dump.dump_steps import Dump, RankKey
 from msprobe.dump.facts import Facts
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.stack_frames import user_line
-from msprobe.errors import DumpFormatError, MsprobeError, UnsupportedError
+from msprobe.errors import DumpFormatError, MsprobeError
 from msprobe.operators.operator import Family
 from msprobe.replay.recorded_calls import call_names, recorded_call
+from msprobe.replay.references import import_definitions
 from msprobe.replay.runner import Reason, Runner, runner_for
 from msprobe.replay.tensors import TensorSource
 from msprobe.replay.workers import Crash, Limits, run_isolated
@@ -254,13 +254,11 @@ class CallVerifier:
             processes: how many share the cores of this machine.
 
         Raises:
+            ConfigFileError: a file cannot be run.
             UnsupportedError: a module cannot be imported.
         """
         for name in imports:
-            try:
-                import_module(name)
-            except ImportError as exc:
-                raise UnsupportedError(f"{name} cannot be imported: {exc}") from exc
+            import_definitions(name)
         self._device = device
         self._processes = processes
         self._ranks: dict[tuple[str, str], _Rank] = {}

@@ -102,7 +102,6 @@ COMMANDS: Final = (
         aliases=("nan-analyze",),  # its name in mindstudio-probe 8
     ),
     Command("verify", Group.CHECK, "judge every call of one dump against float64"),
-||||||| parent of 86bc9cd (cli: op-script in the table of commands)
     Command("op-script", Group.CHECK, "write a recorded call as a script for a bug report"),
     Command("dump-config", Group.CHECK, "check the settings of MindSpore's own Dump, explain them"),
     Command("repair", Group.CONVERT, "make dump.json & co. of a recording that was killed"),

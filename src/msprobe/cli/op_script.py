@@ -45,12 +45,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"look for a smaller call with the same fault, S seconds at most ({_SHRINK_S:g})",
     )
     parser.add_argument(
-        "--golden",
-        type=Path,
+        "--import",
+        dest="imports",
         action="append",
         default=[],
-        metavar="FILE",
-        help="reference functions of operators, in Python or a YAML that names files; repeatable",
+        metavar="MODULE",
+        help="import this first, a module or a file: it defines custom operators, functions or "
+        "references; repeatable",
     )
 
 
@@ -58,10 +59,10 @@ def run(options: argparse.Namespace) -> int:
     """Write the script."""
     from msprobe.checks.op_scripts import ScriptOptions, script_name, write_op_script
     from msprobe.dump.reader import open_dump
-    from msprobe.replay.references import load_goldens
+    from msprobe.replay.references import import_definitions
 
-    for path in options.golden:
-        load_goldens(path)
+    for definitions in options.imports:
+        import_definitions(definitions)
     view = open_dump(options.dump).step(options.step).rank(options.rank)
     name = script_name(options.call, backward=options.backward)
     path = write_op_script(

@@ -59,7 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="import this first: it defines custom operators, functions or references; repeatable",
+        help="import this first, a module or a file: it defines custom operators, functions or "
+        "references; repeatable",
     )
     parser.add_argument(
         "-n",

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -25,6 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _OPERATORS: Final = "torch.ops."
 # Prefixes of records for namespaces of torch.ops that have one of their own.
 _NAMESPACES: Final = {"aten": "Aten", "npu": "NPU", "atb": "NPU"}
+_YAML: Final = (".yaml", ".yml")
 _FIELDS: Final = ("file", "forward", "description")
 # A parameter of references that depend on the type in which the call was recorded.
 _RECORDED_DTYPE: Final = "recorded_dtype"
@@ -156,6 +158,25 @@ def golden_name(target: object) -> str:
     )
 
 
+def import_definitions(name: str) -> None:
+    """Import what defines operators, functions or references.
+
+    Args:
+        name: of a module, or the path of a file as for `load_goldens`.
+
+    Raises:
+        ConfigFileError: the file is missing, cannot be read, or fails when it is run.
+        UnsupportedError: the module cannot be imported.
+    """
+    if name.lower().endswith((".py", *_YAML)):
+        load_goldens(name)
+        return
+    try:
+        import_module(name)
+    except ImportError as exc:
+        raise UnsupportedError(f"{name} cannot be imported: {exc}") from exc
+
+
 def load_goldens(path: str | Path) -> None:
     """Run a file that registers references, or the files that a YAML file names.
 
@@ -168,7 +189,7 @@ def load_goldens(path: str | Path) -> None:
         ConfigFileError: a file is missing, cannot be read, or fails when it is run.
     """
     path = Path(path)
-    if path.suffix.lower() not in (".yaml", ".yml"):
+    if path.suffix.lower() not in _YAML:
         _run_file(path)
         return
     for key, place, node in read_yaml(path).items("a mapping with files and operators"):

@@ -99,6 +99,30 @@ def test_a_function_whose_backward_is_wrong(tmp_path):
     assert found["Autograd.Halved.0.backward"] is Verdict.WRONG
 
 
+class Doubled(torch.nn.Module):
+    """A module that nothing is recorded inside of."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        return x * self.weight * 2
+
+
+def test_a_module_by_its_parameters(tmp_path):
+    model = Doubled()
+    with recording(tmp_path, "L0", "tensor") as run, run.step_of(model):
+        model(torch.randn(3, 4, requires_grad=True)).sum().backward()
+    view = RankView(tmp_path / "step0" / "rank")
+    msprobe.golden(Doubled)(lambda x, weight: x * weight * 2)
+    found = verdicts(view)
+    assert found["Module.Doubled.forward.0"] is Verdict.ROUNDING, found
+    assert found["Module.Doubled.backward.0"] in (Verdict.EXACT, Verdict.ROUNDING)
+    msprobe.golden(Doubled)(lambda x, weight: x * weight)
+    assert verdicts(view)["Module.Doubled.forward.0"] is Verdict.WRONG
+
+
 def test_functions_of_torch_are_judged_by_references_that_come_with_msprobe(tmp_path):
     def program():
         q = torch.randn(2, 4, 5, 8, dtype=torch.bfloat16, requires_grad=True)

@@ -59,7 +59,9 @@ class TorchRunner:
         functions = _functions(call)
         rebuilder = Rebuilder(tensors)
         args = [rebuilder.value(tree, ("input", i)) for i, tree in enumerate(call.args)]
-        kwargs = {key: rebuilder.value(tree, (key,)) for key, tree in call.kwargs.items()}
+        # The reference of a module takes its parameters by name.
+        named = {**call.kwargs, **call.parameters}
+        kwargs = {key: rebuilder.value(tree, (key,)) for key, tree in named.items()}
         gradients = {
             one.name: {
                 place: rebuilder.value(form, ("gradient", one.name, *place))
@@ -290,11 +292,12 @@ def _functions(call: RecordedCall) -> Sequence[Function]:
     Raises:
         CannotReplayError: there is none, or none that can be run alone.
     """
-    if call.class_name is not None:
-        raise CannotReplayError(Reason.MODULE, call.class_name)
-    golden = references.find((call.function, call.api))
+    names = (call.function, call.api) if call.class_name is None else (call.class_name,)
+    golden = references.find(names)
     if golden is not None:
         return (golden.for_dtype(_recorded_dtype(call)),)
+    if call.class_name is not None:
+        raise CannotReplayError(Reason.MODULE, call.class_name)
     if call.operator.communication is not None or call.prefix == "Distributed":
         raise CannotReplayError(Reason.COMMUNICATION, call.function)
     if call.api.startswith("as_strided"):
