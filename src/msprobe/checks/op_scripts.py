@@ -41,12 +41,16 @@ class ScriptOptions:
         device: where calls are run again whose results were not recorded.
         inline: tensors of more elements are saved in a file beside the script.
         shrink_s: seconds in which to look for a smaller call with the same fault; None for none.
+        seed: makes all inputs from it, recorded ones, too; None takes the recorded ones.
+        metrics: whether it prints the metrics of mindstudio-probe as well.
     """
 
     backward: bool = False
     device: str = "cpu"
     inline: int = 32
     shrink_s: float | None = None
+    seed: int | None = None
+    metrics: bool = False
 
 
 class ScriptWriter(Protocol):
@@ -92,11 +96,15 @@ def write_op_script(view: RankView, call: str, path: Path, options: ScriptOption
         ScriptError: it cannot be written.
         UnsupportedError: calls of this framework make no scripts here.
     """
-    return script_writer(view.head.framework)(view, _forward_name(view, call), path, options)
+    return script_writer(view.head.framework)(view, forward_name(view, call), path, options)
 
 
-def _forward_name(view: RankView, call: str) -> str:
-    """Return the name of a call's forward record."""
+def forward_name(view: RankView, call: str) -> str:
+    """Return the name of a call's forward record.
+
+    Raises:
+        RecordNotFoundError: there is none.
+    """
     names = call_names(view)
     for wanted in (call, f"{call}.forward", f"{call.removesuffix('.backward')}.forward"):
         if wanted in names:

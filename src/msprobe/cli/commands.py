@@ -109,6 +109,11 @@ COMMANDS: Final = (
     Command("export", Group.CONVERT, "write the values of a dump as parquet, csv or JSON lines"),
     Command("parse", Group.CONVERT, "convert binary kernel dumps to .npy or .pt files"),
     Command("code-mapping", Group.CONVERT, "join a kernel dump of MindSpore to lines of code"),
+    Command(
+        "op-generate",
+        Group.COMPATIBILITY,
+        "write the script of a recorded call that a config_op.json names",
+    ),
     Command("merge-result", Group.COMPATIBILITY, "merge the tables that compare made of ranks"),
 )
 

@@ -34,6 +34,25 @@ _SAME: Final = 1e-10
 _ENTRIES: Final = 6
 
 
+# Rows of the metrics that mindstudio-probe judges by, with its limits for each type.
+_METRICS: Final = (
+    "    relative_error = error / exact.abs().clamp_min(2.0**-24)",
+    "    narrow = found[name].dtype in (torch.float16, torch.bfloat16)",
+    "    strict = 2 if narrow else 3  # fewer digits are an error, more of them a warning",
+    "    size, worst = float(target.norm() * exact.norm()), float(error.max())",
+    "    cosine = float((target.conj() * exact).sum().real) / size if size else float(worst == 0)",
+    "    rows = [('cosine', cosine, 'pass' if cosine > 0.99 else 'error'),",
+    "            ('max absolute error', worst, 'pass' if worst < 0.001 else 'warning')]",
+    "    for digits in (2, 3, 4):",
+    "        share = float((relative_error < 10.0**-digits).double().mean())",
+    "        word = 'pass' if share > 1 - 10.0**-digits else 'error' if digits <= strict else "
+    "'warning'",
+    "        rows.append((f'share within 1e-{digits}', share, word))",
+    "    for metric, value, word in rows:",
+    "        print(f'    {metric:20} {value:<12.6g} {word}')",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Result:
     """One result or gradient that the script judges.
@@ -66,6 +85,7 @@ class _Parts:
         recipes: expressions of tensors that are made of a seed, by name.
         reference_name: what computed the references if the script cannot.
         line: line of the user's code that made the call.
+        metrics: whether the metrics of mindstudio-probe are printed as well.
     """
 
     shown: ShownCall
@@ -76,6 +96,7 @@ class _Parts:
     recipes: dict[str, str]
     reference_name: str | None
     line: str | None
+    metrics: bool
 
     @property
     def rows(self) -> list[ResultRow]:
@@ -123,7 +144,7 @@ def write_op_script(view: RankView, name: str, path: Path, options: ScriptOption
 
 
 def _parts(view: RankView, call: RecordedCall, options: ScriptOptions) -> _Parts:
-    tensors = SeededTensors(view, inline=options.inline)
+    tensors = SeededTensors(view, inline=options.inline, seed=options.seed)
     report = verify_call(call, RUNNER, tensors, VerifyOptions(device=options.device))
     if not report.is_judged:
         raise ScriptError(call.name, f"{report.reason}: {report.detail}")
@@ -146,6 +167,7 @@ def _parts(view: RankView, call: RecordedCall, options: ScriptOptions) -> _Parts
         recipes=_recipes(shown, source, tensors.recipes) if small is shown else {},
         reference_name=None if is_plain else report.by,
         line=user_line(tuple(view.frames(call.name))),
+        metrics=options.metrics,
     )
 
 
@@ -209,7 +231,10 @@ def _lines(parts: _Parts, texts: TensorTexts, path: Path) -> Iterator[str]:
         yield 'data = torch.load(Path(__file__).with_suffix(".pt"))'
     yield from body
     yield from _functions(parts)
-    yield from _judging(parts)
+    judging = list(_judging(parts))
+    if parts.metrics:
+        judging[-1:-1] = _METRICS
+    yield from judging
 
 
 def _heading(parts: _Parts, path: Path) -> Iterator[str]:

@@ -34,22 +34,36 @@ class SeededTensors(TensorSource):
         recipes: the expression of each tensor that was made, by its place.
     """
 
-    def __init__(self, view: RankView, *, inline: int) -> None:
-        """Make tensors of more than `inline` elements by an expression."""
-        super().__init__(view)
+    def __init__(self, view: RankView, *, inline: int, seed: int | None = None) -> None:
+        """Make tensors of more than `inline` elements by an expression.
+
+        Args:
+            view: the rank.
+            inline: smaller ones are written as numbers.
+            seed: makes those, too, that were recorded; None reads them.
+        """
+        super().__init__(view, seed=1234 if seed is None else seed)
+        self._seed_of_all = seed
         self.recipes: dict[str, str] = {}
         self._inline = inline
 
     def read(self, tree: Mapping[str, Any], place: str) -> StoredTensor:
         """Return the elements of a tensor, as `TensorSource.read` does."""
-        if self.has_values(tree) or math.prod(tree.get("shape") or ()) <= self._inline:
+        if self.has_values(tree):
             return super().read(tree, place)
-        made = _made(tree, zlib.crc32(place.encode()) % _SEEDS)
+        unrecorded = {key: value for key, value in tree.items() if key != "data_name"}
+        if math.prod(tree.get("shape") or ()) <= self._inline:
+            return super().read(unrecorded, place)
+        made = _made(tree, zlib.crc32(f"{self._seed_of_all or ''}{place}".encode()) % _SEEDS)
         if made is None:
-            return super().read(tree, place)
+            return super().read(unrecorded, place)
         self.generated = True
         self.recipes[place], tensor = made
         return from_torch(tensor)
+
+    def has_values(self, tree: Mapping[str, Any]) -> bool:
+        """Return whether a tensor is taken from the dump."""
+        return self._seed_of_all is None and super().has_values(tree)
 
 
 def _made(tree: Mapping[str, Any], seed: int) -> tuple[str, torch.Tensor] | None:
