@@ -242,6 +242,35 @@ def test_refusals(call, message, tmp_path, capsys):
     assert not Path(f"{call}.forward.py").exists()
 
 
+@pytest.mark.parametrize(
+    ("found", "planted"),
+    [
+        ('"dim": {', '"dim=open(1)": {'),
+        ("Functional.softmax.0", "Functional.softmax(open(1)).0"),
+    ],
+)
+def test_names_of_a_hostile_dump_are_not_written_into_code(found, planted, tmp_path, capsys):
+    def program():
+        functional.softmax(torch.randn(3), dim=0)
+
+    dump = record(program, tmp_path / "dump")
+    path = dump / "step0" / "rank" / "dump.json"
+    path.write_text(path.read_text().replace(found, planted))
+    call = "Functional.softmax.0" if "dim" in planted else "Functional.softmax(open(1)).0"
+    assert main(["op_script", str(dump), call, "-o", str(tmp_path / "a.py")]) == 2
+    assert not (tmp_path / "a.py").exists()
+    capsys.readouterr()
+
+
+def test_a_source_line_cannot_end_the_docstring(tmp_path):
+    dump = record(linear, tmp_path / "dump")
+    path = dump / "step0" / "rank" / "stack.json"
+    path.write_text(path.read_text().replace("test_op_script.py", 'a\\"\\"\\"; open(1); b.py'))
+    text = script(dump, "Functional.linear.0", tmp_path / "a.py").read_text()
+    assert text.count('"""') == 2
+    assert run_scripts(tmp_path / "a.py")[0][0] == "0"
+
+
 def test_verified_calls_get_scripts_the_worst_first(tmp_path):
     from msprobe.checks.op_scripts import write_worst_scripts
     from msprobe.checks.verify_dump import verify_dump

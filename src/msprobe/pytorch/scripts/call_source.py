@@ -68,8 +68,19 @@ def output_text(outputs: Any, place: PartPath) -> str:
     elif len(outputs) > 1:
         text += f"[{first}]"
     for key in rest:
-        text += f"[{key}]" if isinstance(key, int) else f".{key}"
+        text += f"[{key}]" if isinstance(key, int) else f".{_require_identifier(key)}"
     return text
+
+
+def _require_identifier(name: str) -> str:
+    """Return a name that the dump gives, if nothing but a name can be made of it.
+
+    Raises:
+        UnsupportedError: it is something else; written into a script, it would be run.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UnsupportedError(f"{name!r} is no name that a script can hold")
+    return name
 
 
 class _Writer:
@@ -88,6 +99,8 @@ class _Writer:
             f"{name}={self._value(one, name, ('output_kwargs', name))}"
             for name, one in kwargs.items()
         ]
+        for part in (*self._call.prefix.split("."), *self._call.api.split("."), *kwargs):
+            _require_identifier(part)
         path = function_path(self._call.prefix, self._call.api, function)
         self._found.is_known = path is not None
         self._found.text = f"{path}({', '.join(texts)})"
@@ -119,8 +132,8 @@ class _Writer:
             return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
         if isinstance(value, dict):
             parts = [
-                f"{key!r}: {self._value(one, f'{name}_{key}', (*place, key))}"
-                for key, one in value.items()
+                f"{key!r}: {self._value(one, f'{name}_{number}', (*place, key))}"
+                for number, (key, one) in enumerate(value.items())
             ]
             return f"{{{', '.join(parts)}}}"
         return _plain(value, place)

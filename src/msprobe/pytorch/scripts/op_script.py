@@ -228,7 +228,7 @@ def _lines(parts: _Parts, texts: TensorTexts, path: Path) -> Iterator[str]:
     if any("seeded(" in line for line in body):
         yield "seeded = torch.Generator().manual_seed"
     if texts.beside:
-        yield 'data = torch.load(Path(__file__).with_suffix(".pt"))'
+        yield 'data = torch.load(Path(__file__).with_suffix(".pt"), weights_only=True)'
     yield from body
     yield from _functions(parts)
     judging = list(_judging(parts))
@@ -240,7 +240,7 @@ def _lines(parts: _Parts, texts: TensorTexts, path: Path) -> Iterator[str]:
 def _heading(parts: _Parts, path: Path) -> Iterator[str]:
     question = "are its gradients right?" if parts.incoming else "is its result right?"
     made = f", called at {parts.line}" if parts.line else ""
-    yield f'"""{parts.shown.call.name}{made}: {question}'
+    yield f'"""{_in_docstring(parts.shown.call.name + made)}: {question}'
     yield ""
     row = max(parts.rows, key=lambda one: one.judgement.ratio if one.judgement else 0.0)
     assert row.judgement is not None
@@ -254,9 +254,15 @@ def _heading(parts: _Parts, path: Path) -> Iterator[str]:
     if parts.source.is_known:
         default = "the recorded one" if parts.shown.is_recorded else "that of the CPU"
         text += f" Judges the result of DEVICE: python {path.name} [DEVICE] ({default})."
-    yield from wrap(f"{text} Exits with 1 if it is wrong.", _LINE)
+    yield from wrap(_in_docstring(f"{text} Exits with 1 if it is wrong."), _LINE)
     yield '"""'
     yield ""
+
+
+def _in_docstring(text: str) -> str:
+    """Return a text of the dump that cannot end the docstring."""
+    plain = "".join(one if one.isprintable() else "?" for one in text)
+    return plain.replace("\\", "/").replace('"', "'")
 
 
 def _values(parts: _Parts, texts: TensorTexts) -> Iterator[str]:
