@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-import msprobe  # noqa: E402
 from builders.recordings import recording  # noqa: E402
 from msprobe.cli import main  # noqa: E402
 from msprobe.replay import references  # noqa: E402
@@ -271,18 +270,13 @@ def test_a_source_line_cannot_end_the_docstring(tmp_path):
     assert run_scripts(tmp_path / "a.py")[0][0] == "0"
 
 
-def test_verified_calls_get_scripts_the_worst_first(tmp_path):
-    from msprobe.checks.op_scripts import write_worst_scripts
-    from msprobe.checks.verify_dump import verify_dump
-
-    folder = record(linear, tmp_path / "dump")
-    damage(folder, "Functional.linear.0.forward.output.0", lambda one: one.mul_(1.1))
-    damage(folder, "Tensor.square.0.forward.output.0", lambda one: one.mul_(1.001))
-    dump = msprobe.open_dump(folder)
-    found = verify_dump(dump, workers=0)
-    written = write_worst_scripts(dump, found.worst, tmp_path / "scripts", 5)
-    assert {path.name for path in written} >= {
-        "step0.rank.Functional.linear.0.forward.py",
-        "step0.rank.Tensor.square.0.forward.py",
-    }
+def test_verify_writes_scripts_of_the_worst_calls(tmp_path, capsys):
+    dump = record(linear, tmp_path / "dump")
+    damage(dump, "Functional.linear.0.forward.output.0", lambda one: one.mul_(1.1))
+    out = tmp_path / "out"
+    assert main(["verify", str(dump), "-o", str(out), "-n", "0", "--scripts", "2"]) == 0
+    written = sorted(out.glob("scripts/*.py"))
+    assert 1 <= len(written) <= 2
+    assert "step0.rank.Functional.linear.0.forward.py" in [path.name for path in written]
+    assert "script:" in capsys.readouterr().out
     assert {code for code, _ in run_scripts(*written)} == {"1"}

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from msprobe.checks.verify_dump import VerifiedDump
+    from msprobe.dump.dump_steps import Dump
 
 RESULT_FILE: Final = "verify.json"
+_SCRIPTS: Final = 3
 EXIT_FOUND: Final = 1
 EXIT_UNJUDGED: Final = 2
 
@@ -75,6 +77,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", type=decimal, metavar="GB", help="memory that a call may take (no limit)"
     )
+    parser.add_argument(
+        "--scripts",
+        type=whole_number,
+        default=_SCRIPTS,
+        metavar="N",
+        help=f"scripts that show the worst N calls, in DIR/scripts ({_SCRIPTS})",
+    )
     add_json(parser, f"print {RESULT_FILE} instead of a table")
     add_exit_code(
         parser, "exit with 1 if a call is wrong or suspicious, with 2 if none could be judged"
@@ -88,9 +97,10 @@ def run(options: argparse.Namespace) -> int:
     from msprobe.replay.workers import Limits
 
     memory = None if options.memory is None else int(options.memory * 1e9)
+    dump = open_dump(options.dump)
     with _progress() as progress:
         found = verify_dump(
-            open_dump(options.dump),
+            dump,
             selection=Selection(
                 steps=options.step or (),
                 ranks=options.rank or (),
@@ -104,6 +114,8 @@ def run(options: argparse.Namespace) -> int:
             progress=progress,
         )
     _show(found, options)
+    if options.output is not None and options.scripts:
+        _write_scripts(dump, found, options)
     if not options.exit_code:
         return 0
     if any(call.is_fault for call in found.calls):
@@ -133,6 +145,20 @@ def _show(found: VerifiedDump, options: argparse.Namespace) -> None:
     print_lines(console, answer_lines(found))
     if path is not None:
         console.print(f"  details: {path}", style="dim")
+
+
+def _write_scripts(dump: Dump, found: VerifiedDump, options: argparse.Namespace) -> None:
+    """Write scripts of the worst calls, and name them."""
+    from msprobe.checks.op_scripts import write_worst_scripts
+    from msprobe.cli.terminal import make_console
+    from msprobe.replay.references import import_definitions
+
+    for name in options.imports:
+        import_definitions(name)
+    folder = options.output / "scripts"
+    for path in write_worst_scripts(dump, found.worst, folder, options.scripts):
+        if not options.json:
+            make_console().print(f"  script: {path}", style="dim")
 
 
 @contextmanager
