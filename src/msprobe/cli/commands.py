@@ -114,6 +114,11 @@ COMMANDS: Final = (
         Group.COMPATIBILITY,
         "write the script of a recorded call that a config_op.json names",
     ),
+    Command(
+        "api-precision-compare",
+        Group.COMPATIBILITY,
+        "compare the accuracy checks of two devices",
+    ),
     Command("merge-result", Group.COMPATIBILITY, "merge the tables that compare made of ranks"),
 )
 
