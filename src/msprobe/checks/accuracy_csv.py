@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from msprobe.checks.standards.first_verdict import Status
-from msprobe.checks.standards.metrics import Metrics
+from msprobe.checks.standards.metrics import NO_METRICS, Metrics
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.errors import ReportWriteError, UsageError
 from msprobe.files import write_report
@@ -82,7 +82,6 @@ MINDSPORE_COLUMNS: Final = (
     Column("MaxRelativeErr", "MaxRelativeErr", "max_rel_error"),
     *_plain("Status", "Message"),
 )
-NO_METRICS: Final = Metrics()
 _METRIC_NAMES: Final = frozenset(field.name for field in fields(Metrics))
 
 
@@ -141,18 +140,13 @@ class DetailRow:
         return found is not None and found[1] == "backward"
 
 
-_ENDING: Final = re.compile(r"\.(forward|backward)\.output\.[^,]*$")
+_ENDING: Final = re.compile(r"\.(forward|backward)(\.pass\d+)?\.output(_kwargs)?\..*$")
 
 
 def bare_api(call: str) -> str:
     """Return ``conv1d`` for ``Functional.conv1d.0``; a dotted name loses its first part."""
     parts = call.split(".")
     return parts[-2] if len(parts) > 2 else parts[-1]
-
-
-def detail_name(call: str, direction: str, number: int) -> str:
-    """Return the name of an output's row."""
-    return f"{call}.{direction}.output.{number}"
 
 
 class Style(NamedTuple):
@@ -223,12 +217,37 @@ class CheckFiles:
     def add(self, result: ResultRow, details: Sequence[DetailRow]) -> None:
         """Append a call.
 
+        Args:
+            result: its result.
+            details: its outputs and gradients.
+
         Raises:
             ReportWriteError: a file cannot be written.
         """
         _append(self.details, map(self._style.detail_cells, details))
         _append(self.result, [result.cells()])
         self.done[result.name] = result
+
+    def put_in_order(self, calls: Sequence[str]) -> None:
+        """Sort the rows of a finished check by the order of its calls.
+
+        Raises:
+            ReportWriteError: a file cannot be written.
+        """
+        places = {call: place for place, call in enumerate(calls)}
+        rows = sorted(self.done.values(), key=lambda row: places.get(row.name, -1))
+        details = sorted(read_details(self.details), key=lambda row: places.get(row.call, -1))
+        self.rewrite(details, rows)
+
+    def rewrite(self, details: Iterable[DetailRow], rows: Iterable[ResultRow]) -> None:
+        """Replace all rows of both files.
+
+        Raises:
+            ReportWriteError: a file cannot be written.
+        """
+        style = self._style
+        _write_csv(self.details, style.titles(style.columns), map(style.detail_cells, details))
+        _write_csv(self.result, style.titles(RESULT_COLUMNS), (row.cells() for row in rows))
 
 
 def new_files(directory: Path, style: Style, *, suffix: str = "") -> CheckFiles:
@@ -241,8 +260,7 @@ def new_files(directory: Path, style: Style, *, suffix: str = "") -> CheckFiles:
     while (path := directory / f"{RESULT}_{stamp}{suffix}.csv").exists():
         stamp = str(int(stamp) + 1)
     files = CheckFiles(path, style)
-    _write_csv(files.details, style.titles(style.columns), ())
-    _write_csv(files.result, style.titles(RESULT_COLUMNS), ())
+    files.rewrite((), ())
     return files
 
 
@@ -261,9 +279,9 @@ def resumed_files(result: Path, style: Style) -> CheckFiles:
     kept = [row for row in read_details(details) if row.call in known] if details.exists() else []
     if details.exists():
         style = style._replace(english=_is_english(details))
-    _write_csv(details, style.titles(style.columns), map(style.detail_cells, kept))
-    _write_csv(result, style.titles(RESULT_COLUMNS), (row.cells() for row in done))
-    return CheckFiles(result, style, done=done)
+    files = CheckFiles(result, style, done=done)
+    files.rewrite(kept, done)
+    return files
 
 
 def details_beside(result: Path) -> Path:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -117,27 +117,45 @@ class VerifyOptions:
 
     Attributes:
         device: where calls are run again whose results were not recorded.
+        rerun: whether the results of a new run are judged even where the recorded ones are there.
         units: unit roundoff by family name, where a setting of the run made it coarser (TF32).
     """
 
     device: str = "cpu"
+    rerun: bool = False
     units: Mapping[str, float] = field(default_factory=dict)
 
 
 def verify_call(
-    call: RecordedCall, runner: Runner, tensors: TensorSource, options: VerifyOptions
+    call: RecordedCall,
+    runner: Runner,
+    tensors: TensorSource,
+    options: VerifyOptions,
+    seen: Seen | None = None,
 ) -> CallReport:
-    """Judge one call; never raises for what is wrong with the call."""
+    """Judge one call; never raises for what is wrong with the call.
+
+    Args:
+        call: the call.
+        runner: of its framework.
+        tensors: where its tensors come from.
+        options: how to verify.
+        seen: is given each judged row with the tensor in question and the reference.
+    """
     tensors.begin(call.name)
     begun = time.perf_counter()
     try:
         prepared = runner.prepare(call, tensors)
-        report = _Verification(call, prepared, tensors, options).report()
+        report = _Verification(call, prepared, tensors, options, seen).report()
     except CannotReplayError as exc:
         report = CallReport(name=call.name, reason=exc.reason, detail=exc.detail)
     except MsprobeError as exc:
         report = CallReport(name=call.name, reason=Reason.DAMAGED, detail=str(exc))
     return replace(report, elapsed_s=time.perf_counter() - begun)
+
+
+Seen = Callable[[ResultRow, StoredTensor, StoredTensor], None]
+"""Is given a row, the tensor in question and the reference."""
 
 
 class _Verification:
@@ -149,7 +167,9 @@ class _Verification:
         prepared: PreparedCall,
         tensors: TensorSource,
         options: VerifyOptions,
+        seen: Seen | None,
     ) -> None:
+        self._seen = seen
         self._call = call
         self._prepared = prepared
         self._tensors = tensors
@@ -199,6 +219,8 @@ class _Verification:
         first: Any = self._call.args[0] if self._call.args else None
         outputs = [form for _, form in tensor_forms(self._call.outputs, ())]
         forms = [first, *outputs[:1]]
+        if self._options.rerun:
+            return isinstance(first, dict) and "shape" in first
         return all(isinstance(one, dict) and self._tensors.has_values(one) for one in forms)
 
     def _computing_unit(self) -> float:
@@ -216,7 +238,8 @@ class _Verification:
             if self._keep is None:
                 yield self._row(part, place, form)
             elif place == ("output", 0):
-                yield self._dropout_row(part, place, form, self._call.args[0], form)
+                source = self._tensors.read(self._call.args[0], "input.0")  # type: ignore[arg-type]
+                yield self._dropout_row(part, place, form, source)
 
     def _backward(self, one: BackwardPass) -> Iterator[ResultRow]:
         operands = _shapes(one.incoming) + _shapes(self._call.args) + _shapes(self._call.kwargs)
@@ -230,8 +253,9 @@ class _Verification:
         for place, form in forms:
             remark = _remark(one, place)
             if self._keep is not None:
-                first, drawn = next(tensor_forms(one.incoming, ()))[1], self._first_output()
-                yield self._dropout_row(part, place, form, first, drawn)
+                where, first = next(tensor_forms(one.incoming, ("gradient", one.name)))
+                source = self._tensors.read(first, ".".join(map(str, where)))
+                yield self._dropout_row(part, place, form, source)
             elif remark:
                 yield _unjudged(one.name, place, form, Reason.MEMORY, remark)
             elif one.name not in self._reference.gradients:
@@ -269,13 +293,26 @@ class _Verification:
             lambda count: self._disturbed(part, place, count),
             lambda: self._slack(part, reference),
         )
-        return ResultRow(
+        return self._judged(part, place, recorded, reference, judgement)
+
+    def _judged(
+        self,
+        part: _Part,
+        place: PartPath,
+        recorded: StoredTensor,
+        reference: StoredTensor,
+        judgement: Judgement,
+    ) -> ResultRow:
+        row = ResultRow(
             record=part.record,
             slot=".".join(map(str, place)),
             dtype=recorded.dtype,
             shape=tuple(recorded.array.shape),
             judgement=judgement,
         )
+        if self._seen is not None:
+            self._seen(row, recorded, reference)
+        return row
 
     def _free_choice(self, part: _Part, place: PartPath) -> str:
         """Return why several results are right; empty where only one is."""
@@ -287,22 +324,21 @@ class _Verification:
             return "coordinates in a half type decide which elements it reads"
         return ""
 
-    def _first_output(self) -> Mapping[str, Any]:
-        return next(tensor_forms(self._call.outputs, ()))[1]
-
     def _dropout_row(
         self,
         part: _Part,
         place: PartPath,
         form: Mapping[str, Any],
-        source: Any,
-        drawn: Mapping[str, Any],
+        source: StoredTensor,
     ) -> ResultRow:
         """Judge a result of dropout by the elements that it kept."""
         assert self._keep is not None
-        recorded = self._tensors.read(form, "")
-        mask = self._tensors.read(drawn, "")
-        reference, problem = dropout_reference(self._tensors.read(source, ""), mask, self._keep)
+        drawn_place, drawn = next(tensor_forms(self._call.outputs, ("output",)))
+        mask = self._recorded(replace(part, one=None), drawn_place, drawn)
+        recorded = self._recorded(part, place, form)
+        if recorded is None or mask is None:
+            return _unjudged(part.record, place, form, Reason.MISSING, "not recorded")
+        reference, problem = dropout_reference(source, mask, self._keep)
         unit = unit_of(recorded.dtype)
         budget = Budget(dtype=recorded.dtype, unit=unit, accumulation=unit)
         judgement = judge(recorded, reference, budget, lambda _: ())
@@ -310,22 +346,17 @@ class _Verification:
             judgement = replace(
                 judgement, verdict=Verdict.WRONG, ratio=max(judgement.ratio, 8.0), remark=problem
             )
-        return ResultRow(
-            record=part.record,
-            slot=".".join(map(str, place)),
-            dtype=recorded.dtype,
-            shape=tuple(recorded.array.shape),
-            judgement=judgement,
-        )
+        return self._judged(part, place, recorded, reference, judgement)
 
     def _recorded(
         self, part: _Part, place: PartPath, form: Mapping[str, Any]
     ) -> StoredTensor | None:
         """Return what is judged: as it was recorded, else of a new run in the recorded types."""
-        if "shape" not in form:
-            return _scalar(form)
-        if self._tensors.has_values(form) and not self._tensors.generated:
-            return self._tensors.read(form, "")
+        if not (self._options.rerun or self._tensors.generated):
+            if "shape" not in form:
+                return _scalar(form)
+            if self._tensors.has_values(form):
+                return self._tensors.read(form, "")
         if self._rerun is None:
             self._rerun = self._prepared.run(Setting(device=self._options.device, dtype=None))
         return part.result_of(self._rerun, place)

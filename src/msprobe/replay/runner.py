@@ -133,6 +133,18 @@ class PreparedCall(Protocol):
 class Runner(Protocol):
     """Runs calls in one framework."""
 
+    def device(self, word: str, *, jit_compile: bool = False) -> str:
+        """Return the device that a word names: ``cpu``, ``cuda:1``, a number; empty for the best.
+
+        Args:
+            word: the user's.
+            jit_compile: whether an NPU may compile operators.
+
+        Raises:
+            UsageError: there is no such device.
+        """
+        ...
+
     def prepare(self, call: RecordedCall, tensors: TensorSource) -> PreparedCall:
         """Find the function of a call and rebuild its arguments.
 

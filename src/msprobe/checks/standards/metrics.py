@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.checks.standards.standard import Algorithm, Standards, TypeLimits
-from msprobe.dump.formats.dtypes import COMPLEX_PARTS, FLOATS
+from msprobe.dump.formats.dtypes import COMPLEX_PARTS, FLOATS, widen
 from msprobe.numerics.number_types import Kind, epsilon_of, kind_of
+from msprobe.replay.generated import narrow
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -37,7 +38,8 @@ class Metrics:
         hundredth: share of elements whose relative error is below 0.01; `thousandth` and
             `ten_thousandth` are the same for 0.001 and 0.0001.
         binary_error: share of unequal elements.
-        error_balance: how far errors upwards outnumber those downwards, as a share.
+        error_balance: how far errors upwards outnumber those downwards, as a share; the reference
+            is rounded to the output's type before.
         rmse: root mean square of the absolute errors of values that are not small.
         small_value_error: share of small values with too large an absolute error.
         max_rel_error: largest relative error of values that are not small; `mean_rel_error` mean.
@@ -65,6 +67,9 @@ class Metrics:
     max_ulp: float | None = None
     mean_ulp: float | None = None
     ulp_share: float | None = None
+
+
+NO_METRICS: Final = Metrics()
 
 
 def measure(
@@ -170,10 +175,11 @@ class _Parts:
 
     def __init__(self, a: Floats, b: Floats, error: Floats, relative: Floats, dtype: str) -> None:
         self._a, self._b, self._error, self._relative = a, b, error, relative
-        self._largest = largest_value(COMPLEX_PARTS.get(dtype, dtype))
+        part = COMPLEX_PARTS.get(dtype, dtype)
+        self._largest = largest_value(part)
         # A reference that the device's type cannot hold is an infinity there.
-        held = np.where(np.abs(b) > self._largest, np.copysign(np.inf, b), b)
-        self._finite: Mask = np.isfinite(a) & np.isfinite(held)
+        self._held = widen(narrow(b, part), part)
+        self._finite: Mask = np.isfinite(a) & np.isfinite(self._held)
 
     def benchmark(self, limits: TypeLimits) -> dict[str, float]:
         small, normal = self._split(limits.benchmark_small_value)
@@ -212,8 +218,8 @@ class _Parts:
         return small, self._finite & ~small
 
     def _balance(self) -> float:
-        above = np.count_nonzero(self._a > self._b)
-        below = np.count_nonzero(self._a < self._b)
+        above = np.count_nonzero(self._a > self._held)
+        below = np.count_nonzero(self._a < self._held)
         return abs(above - below) / self._a.size
 
     def _nonfinite_error(self, rtol: float) -> float:

@@ -17,6 +17,7 @@ import torch
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.operators.lookup import is_in_place
+from msprobe.pytorch.replay.devices import find_device
 from msprobe.pytorch.replay.functions import functions_named
 from msprobe.pytorch.replay.noise import NoiseMode
 from msprobe.pytorch.replay.rebuilding import (
@@ -48,6 +49,14 @@ Function = Callable[..., Any]
 
 class TorchRunner:
     """Runs calls of PyTorch."""
+
+    def device(self, word: str, *, jit_compile: bool = False) -> str:
+        """Return the device that a word names; see `find_device`.
+
+        Raises:
+            UsageError: there is no such device.
+        """
+        return find_device(word, jit_compile=jit_compile)
 
     def prepare(self, call: RecordedCall, tensors: TensorSource) -> TorchCall:
         """Find the function of a call and rebuild its arguments.

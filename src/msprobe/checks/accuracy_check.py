@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accuracy check of a whole recording: which calls, in which processes, into which files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from msprobe.checks.accuracy_call import CheckedCall, CheckOptions, call_name, check_call
+from msprobe.checks.accuracy_csv import CheckFiles, ResultRow, bare_api
+from msprobe.checks.standards.first_verdict import Status
+from msprobe.checks.standards.standard import Generation, Standards
+from msprobe.config.reading import read_config_file
+from msprobe.dump.dump_steps import RankKey
+from msprobe.dump.rank_view import RankView
+from msprobe.dump.reader import open_dump
+from msprobe.errors import ConfigError, UsageError
+from msprobe.replay.recorded_calls import call_names, recorded_call
+from msprobe.replay.runner import runner_for
+from msprobe.replay.tensors import TensorSource
+from msprobe.replay.workers import Crash, Limits, run_isolated
+from msprobe.yaml_nodes import nearest
+
+SECTIONS: Final = ("acc_check", "run_ut")
+"""Names of the section of `config.json`, of 26.2.0 and of the documents."""
+_KEYS: Final = ("white_list", "black_list", "error_data_path", "precision")
+_MOST_DECIMALS: Final = 20
+# Of a tensor, all that makes calls different but its values.
+_FORM: Final = ("type", "dtype", "shape")
+
+Task = tuple[str, str]
+"""A call's record and the device that the user named for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSettings:
+    """The section of `config.json`.
+
+    Attributes:
+        white_list: only these operators, by their bare names; empty for all.
+        black_list: not these.
+        error_data_path: folder for saved tensors of calls that do not pass.
+        precision: decimals in the files.
+    """
+
+    white_list: tuple[str, ...] = ()
+    black_list: tuple[str, ...] = ()
+    error_data_path: Path = Path()
+    precision: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """One rank of one step, as worker processes can open it by themselves.
+
+    Attributes:
+        path: of the dump.
+        step: number of the step.
+        rank: of the rank.
+    """
+
+    path: str
+    step: int
+    rank: RankKey
+
+    def view(self) -> RankView:
+        """Open it."""
+        return open_dump(self.path).step(self.step).rank(self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckPlan:
+    """Everything that a worker process needs.
+
+    Attributes:
+        recording: whose calls are checked.
+        standards: folder of the user's standards.
+        generation: whose rules choose the standard.
+        error_data: folder for tensors of calls that do not pass; None for none.
+        seed: of generated tensors.
+        jit_compile: whether an NPU may compile operators.
+    """
+
+    recording: Recording
+    standards: Path | None = None
+    generation: Generation = Generation.NEW
+    error_data: Path | None = None
+    seed: int = 1234
+    jit_compile: bool = False
+
+
+@dataclass(slots=True)
+class CheckTally:
+    """Counts of a check while it runs.
+
+    Attributes:
+        counts: calls by status.
+        worst: the calls that do not pass.
+        reasons: calls that could not be judged, by reason.
+        disagreements: results of which the documented standard says otherwise.
+    """
+
+    counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
+    worst: list[CheckedCall] = field(default_factory=list)
+    reasons: dict[str, int] = field(default_factory=dict)
+    disagreements: int = 0
+
+    @property
+    def passes(self) -> bool:
+        """Whether every judged call passes, and at least one was judged."""
+        failed = self.counts[Status.ERROR] + self.counts[Status.WARNING]
+        return failed == 0 and self.counts[Status.PASS] > 0
+
+    def add(self, call: CheckedCall) -> None:
+        """Count a call."""
+        status = call.status
+        self.counts[status] += 1
+        if status is Status.SKIP:
+            reason = call.result.message.partition(":")[0]
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        elif status is not Status.PASS:
+            self.worst.append(call)
+        self.disagreements += sum(
+            row.documented is not None and row.documented.status is not row.detail.status
+            for row in call.rows
+        )
+
+    def add_done(self, row: ResultRow) -> None:
+        """Count a call that an earlier check finished."""
+        self.add(CheckedCall(result=row))
+
+
+def find_recording(path: str, *, step: int | None = None, rank: int | None = None) -> Recording:
+    """Return the one rank of one step that a path and two numbers name.
+
+    Raises:
+        DumpFormatError: there is no dump.
+        UsageError: there are several ranks or steps, and no number says which.
+    """
+    dump = open_dump(path)
+    found = [
+        (number, key)
+        for number, one in dump.steps.items()
+        for key in one.ranks
+        if step in (None, number) and rank in (None, key)
+    ]
+    if len(found) != 1:
+        known = ", ".join(f"step {number} rank {key}" for number, key in list(found)[:8])
+        which = f"has several: {known}" if found else "has no such step and rank"
+        raise UsageError(f"{path}: {which}; name one with --step and --rank, or its dump.json")
+    return Recording(path=path, step=found[0][0], rank=found[0][1])
+
+
+def read_settings(path: Path) -> CheckSettings:
+    """Return the section of a `config.json`.
+
+    Raises:
+        ConfigError: a key or value that cannot be used.
+    """
+    tree, _ = read_config_file(path)
+    section = next((name for name in SECTIONS if name in tree), None)
+    raw = tree.get(section, {}) if section else {}
+    if not isinstance(raw, dict):
+        raise ConfigError(str(section), raw, "an object {…}", source=path)
+    for key in raw:
+        if key not in _KEYS:
+            raise ConfigError(f"{section}.{key}", key, _KEYS, source=path, hint=nearest(key, _KEYS))
+    return CheckSettings(
+        white_list=_names(raw, "white_list", section, path),
+        black_list=_names(raw, "black_list", section, path),
+        error_data_path=_folder(raw.get("error_data_path") or ".", section, path),
+        precision=_decimals(raw.get("precision"), section, path),
+    )
+
+
+def wanted_calls(
+    view: RankView, settings: CheckSettings, *, filter_repeated: bool = False
+) -> list[str]:
+    """Return the records of the calls to check, in order of execution.
+
+    Args:
+        view: the recording.
+        settings: the user's lists.
+        filter_repeated: whether to leave out calls that differ from an earlier one of the same
+            operator in nothing but the values of their tensors.
+
+    Raises:
+        UsageError: the white list names nothing that was recorded, or no call is left.
+    """
+    names = [name for name in call_names(view) if not view.records.parsed(name).is_module]
+    apis = {name: bare_api(call_name(name)) for name in names}
+    unknown = [api for api in settings.white_list if api not in apis.values()]
+    if unknown:
+        hint = nearest(unknown[0], apis.values())
+        raise UsageError(f"white_list: no call of {unknown[0]!r} was recorded {hint}".rstrip())
+    white, black = set(settings.white_list), set(settings.black_list)
+    names = [n for n in names if apis[n] not in black and (not white or apis[n] in white)]
+    if filter_repeated:
+        names = list(_without_repeated(view, names))
+    if not names:
+        raise UsageError(
+            f"{view.directory}: has no call of an API to check (recorded at L1 or mix)"
+        )
+    return names
+
+
+def run_check(
+    plan: CheckPlan,
+    names: Sequence[str],
+    files: CheckFiles,
+    *,
+    devices: Sequence[str] = ("",),
+    workers: int = 1,
+    limits: Limits | None = None,
+    progress: Callable[[], object] | None = None,
+) -> CheckTally:
+    """Check calls and append their rows to the files; those that the files have are left out.
+
+    Args:
+        plan: what to check.
+        names: records of the calls.
+        files: where results go.
+        devices: words for the devices, dealt out in turn.
+        workers: number of processes.
+        limits: of each call.
+        progress: called after each call.
+
+    Raises:
+        ReportWriteError: a file cannot be written.
+        UnsupportedError: no process can run calls of this framework.
+    """
+    tally = CheckTally()
+    for row in files.done.values():
+        tally.add_done(row)
+    left = [name for name in names if call_name(name) not in files.done]
+    tasks = [(name, devices[number % len(devices)]) for number, name in enumerate(left)]
+    start = partial(start_checks, plan)
+    for (name, _), found in run_isolated(tasks, start, count=workers, limits=limits):
+        call = _crashed(name, found) if isinstance(found, Crash) else found
+        files.add(call.result, [row.detail for row in call.rows])
+        tally.add(call)
+        if progress is not None:
+            progress()
+    files.put_in_order([call_name(name) for name in names])
+    return tally
+
+
+def start_checks(plan: CheckPlan) -> Callable[[Task], CheckedCall]:
+    """Return the function that checks calls of a recording; for a worker process."""
+    view = plan.recording.view()
+    runner = runner_for(view.head.framework)
+    tensors = TensorSource(view, seed=plan.seed)
+    options = CheckOptions(
+        device="",
+        standards=Standards.load(plan.standards),
+        generation=plan.generation,
+        error_data=plan.error_data,
+    )
+    devices: dict[str, str] = {}
+
+    def check(task: Task) -> CheckedCall:
+        name, word = task
+        if word not in devices:
+            devices[word] = runner.device(word, jit_compile=plan.jit_compile)
+        own = replace(options, device=devices[word])
+        return check_call(recorded_call(view, name), runner, tensors, own)
+
+    return check
+
+
+def _crashed(name: str, crash: Crash) -> CheckedCall:
+    message = ": ".join(filter(None, (str(crash.reason), crash.detail)))
+    row = ResultRow(name=call_name(name), forward=Status.SKIP, backward=None, message=message)
+    return CheckedCall(result=row)
+
+
+def _without_repeated(view: RankView, names: Iterable[str]) -> Iterator[str]:
+    seen = set()
+    for name in names:
+        call = recorded_call(view, name)
+        key = (call.function, json.dumps([_form(call.args), _form(call.kwargs)], sort_keys=True))
+        if key not in seen:
+            seen.add(key)
+            yield name
+
+
+def _form(tree: Any) -> Any:
+    """Return a part of a record without the values of its tensors."""
+    if isinstance(tree, Mapping):
+        keys = _FORM if "shape" in tree else tree
+        return {key: _form(tree.get(key)) for key in keys}
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return [_form(item) for item in tree]
+    return tree
+
+
+def _names(raw: Mapping[str, Any], key: str, section: str | None, path: Path) -> tuple[str, ...]:
+    found = raw.get(key) or []
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f"{section}.{key}", found, 'bare names, as ["conv1d"]', source=path)
+    return tuple(found)
+
+
+def _folder(found: Any, section: str | None, path: Path) -> Path:
+    if not isinstance(found, str) or not Path(found).is_dir():
+        raise ConfigError(f"{section}.error_data_path", found, "a folder that exists", source=path)
+    return Path(found)
+
+
+def _decimals(found: Any, section: str | None, path: Path) -> int | None:
+    if found is None:
+        return None
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= _MOST_DECIMALS:
+        rule = f"a number from 0 to {_MOST_DECIMALS}"
+        raise ConfigError(f"{section}.precision", found, rule, source=path)
+    return found

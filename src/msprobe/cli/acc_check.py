@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe acc_check` and `multi_acc_check`: every recorded API on a device against float64."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from msprobe.checks.accuracy_check import CheckSettings, CheckTally
+    from msprobe.checks.accuracy_csv import CheckFiles, Style
+
+EXIT_FOUND: Final = 1
+EXIT_UNABLE: Final = 2
+_MOST_LISTED: Final = 20
+_MOST_WORKERS: Final = 64
+
+
+def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add both verbs, under the names of both generations, to the command line."""
+    what = "run every recorded API again on a device, against float64 on the CPU"
+    for name, old, several in (
+        ("acc_check", "run_ut", ""),
+        ("multi_acc_check", "multi_run_ut", ", in several processes"),
+    ):
+        parser = verbs.add_parser(
+            name,
+            aliases=[old],
+            help=f"{what}{several}",
+            description=f"{what[0].upper()}{what[1:]}{several}, forward and backward, and judge "
+            "the results. Writes accuracy_checking_result_{time}.csv and …_details_{time}.csv. "
+            "Exit code: 0 all pass, 1 calls that do not pass, 2 could not run.",
+            formatter_class=formatter,
+        )
+        _add_input(parser)
+        _add_run(parser, most_workers=8 if several else 1)
+        parser.set_defaults(run=run)
+
+
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dump", metavar="DUMP", nargs="?", help="a dump.json, or its folder")
+    parser.add_argument("-api_info", "--api_info_file", metavar="FILE", help="the same")
+    parser.add_argument("--step", type=int, metavar="N", help="this step, if there are several")
+    parser.add_argument("--rank", type=int, metavar="N", help="this rank, if there are several")
+    parser.add_argument(
+        "-config",
+        "--config_path",
+        metavar="FILE",
+        type=Path,
+        help="config.json with a section acc_check or run_ut: white_list, black_list …",
+    )
+    parser.add_argument(
+        "-f",
+        "--filter_api",
+        action="store_true",
+        help="leave out calls that differ from another in values only",
+    )
+    parser.add_argument(
+        "--standards",
+        metavar="DIR",
+        type=Path,
+        help="folder with your api_precision_standard.yaml, api_precision_threshold.yaml",
+    )
+
+
+def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
+    parser.add_argument(
+        "-o", "--out_path", metavar="DIR", type=Path, default=Path(), help="folder of results (./)"
+    )
+    parser.add_argument(
+        "-d",
+        "--device",
+        metavar="DEVICE",
+        nargs="+",
+        default=[],
+        help="cpu, cuda:1, or numbers of devices; the accelerator if there is one, else the CPU",
+    )
+    parser.add_argument(
+        "-n",
+        "--num_splits",
+        metavar="N",
+        type=_workers,
+        default=min(most_workers, os.cpu_count() or 1),
+        help="processes (%(default)s)",
+    )
+    parser.add_argument(
+        "-csv_path",
+        "--result_csv_path",
+        metavar="FILE",
+        type=Path,
+        help="go on with the result file of an interrupted check",
+    )
+    parser.add_argument(
+        "-save_error_data", action="store_true", help="save the tensors of calls that do not pass"
+    )
+    parser.add_argument(
+        "-j", "--jit_compile", action="store_true", help="let an NPU compile operators"
+    )
+    parser.add_argument("--seed", type=int, default=1234, help="of generated inputs (1234)")
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="seconds for each call (300)"
+    )
+    parser.add_argument("--english", action="store_true", help="write English column titles")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check the calls of a recording and print those that do not pass."""
+    from msprobe.checks.accuracy_check import (
+        CheckPlan,
+        CheckSettings,
+        find_recording,
+        read_settings,
+        run_check,
+        wanted_calls,
+    )
+    from msprobe.checks.standards.standard import Generation, Standards
+    from msprobe.errors import UsageError
+    from msprobe.replay.workers import Limits
+    from msprobe.report.call_progress import call_progress
+
+    path = options.api_info_file or options.dump
+    if path is None or (options.api_info_file and options.dump):
+        raise UsageError("name one recording: msprobe acc_check DUMP (or -api_info dump.json)")
+    recording = find_recording(path, step=options.step, rank=options.rank)
+    settings = read_settings(options.config_path) if options.config_path else CheckSettings()
+    Standards.load(options.standards)  # a faulty file is told before anything is run
+    names = wanted_calls(recording.view(), settings, filter_repeated=options.filter_api)
+    files = _files(options, settings, recording.view().head.framework)
+    stamp = files.result.stem.rpartition("_")[2]
+    saved = settings.error_data_path / f"ut_error_data{stamp}" if options.save_error_data else None
+    plan = CheckPlan(
+        recording=recording,
+        standards=options.standards,
+        # The documents go with the spelling that names a framework.
+        generation=Generation.DOCUMENTED if options.framework else Generation.NEW,
+        error_data=saved,
+        seed=options.seed,
+        jit_compile=options.jit_compile,
+    )
+    try:
+        with call_progress(len(names) - len(files.done)) as progress:
+            tally = run_check(
+                plan,
+                names,
+                files,
+                devices=_devices(options.device),
+                workers=options.num_splits,
+                limits=Limits(seconds=options.timeout),
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        print(
+            f"interrupted after {len(files.done)} of {len(names)} calls; "
+            f"go on with: -csv_path {files.result}",
+            file=sys.stderr,
+        )
+        return EXIT_UNABLE
+    return _print(tally, files, saved)
+
+
+def _files(options: argparse.Namespace, settings: CheckSettings, framework: str) -> CheckFiles:
+    from msprobe.checks.accuracy_csv import new_files, resumed_files
+
+    style = _style(options, settings, framework)
+    if options.result_csv_path:
+        return resumed_files(options.result_csv_path, style)
+    return new_files(options.out_path, style)
+
+
+def _style(options: argparse.Namespace, settings: CheckSettings, framework: str) -> Style:
+    from msprobe.checks.accuracy_csv import DEFAULT_PRECISION, MINDSPORE_COLUMNS, Style
+
+    precision = DEFAULT_PRECISION if settings.precision is None else settings.precision
+    style = Style(english=options.english, precision=precision)
+    if framework == "mindspore":
+        return style._replace(type_prefix="mindspore.", columns=MINDSPORE_COLUMNS)
+    return style
+
+
+def _print(tally: CheckTally, files: CheckFiles, saved: Path | None) -> int:
+    from msprobe.checks.standards.first_verdict import Status
+
+    counts = tally.counts
+    print(
+        f"{sum(counts.values())} calls: {counts[Status.PASS]} pass, {counts[Status.WARNING]} "
+        f"warnings, {counts[Status.ERROR]} errors, {counts[Status.SKIP]} not judged"
+    )
+    order = (Status.ERROR, Status.WARNING)
+    worst = sorted(tally.worst, key=lambda call: order.index(call.status))
+    for call in worst[:_MOST_LISTED]:
+        print(f"  {call.status:7} {call.result.name}: {call.result.message}")
+    if len(worst) > _MOST_LISTED:
+        print(f"  and {len(worst) - _MOST_LISTED} more")
+    for reason, count in sorted(tally.reasons.items(), key=lambda item: -item[1]):
+        print(f"  not judged: {count} ({reason or 'no reason given'})")
+    if tally.disagreements:
+        print(
+            f"the documented standard says otherwise of {tally.disagreements} results; "
+            "their messages say why"
+        )
+    if saved is not None and saved.is_dir():
+        print(f"tensors: {saved}")
+    print(f"results: {files.result}\ndetails: {files.details}")
+    if tally.passes:
+        return 0
+    return EXIT_FOUND if worst else EXIT_UNABLE
+
+
+def _devices(words: list[str]) -> list[str]:
+    from msprobe.errors import UsageError
+
+    if len(set(words)) < len(words):
+        raise UsageError(f"-d {' '.join(words)}: name each device once")
+    return words or [""]
+
+
+def _workers(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to {_MOST_WORKERS}")
+    return number
