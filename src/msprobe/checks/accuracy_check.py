@@ -225,7 +225,7 @@ def run_check(
         names: records of the calls.
         files: where results go.
         devices: words for the devices, dealt out in turn.
-        workers: number of processes.
+        workers: number of processes; 0 to work in this one.
         limits: of each call.
         progress: called after each call.
 
@@ -238,8 +238,14 @@ def run_check(
         tally.add_done(row)
     left = [name for name in names if call_name(name) not in files.done]
     tasks = [(name, devices[number % len(devices)]) for number, name in enumerate(left)]
-    start = partial(start_checks, plan)
-    for (name, _), found in run_isolated(tasks, start, count=workers, limits=limits):
+    start = partial(start_checks, plan, max(workers, 1))
+    answers: Iterator[tuple[Task, CheckedCall | Crash]]
+    if workers == 0:
+        check = start()
+        answers = ((task, check(task)) for task in tasks)
+    else:
+        answers = run_isolated(tasks, start, count=workers, limits=limits)
+    for (name, _), found in answers:
         call = _crashed(name, found) if isinstance(found, Crash) else found
         files.add(call.result, [row.detail for row in call.rows])
         tally.add(call)
@@ -249,10 +255,16 @@ def run_check(
     return tally
 
 
-def start_checks(plan: CheckPlan) -> Callable[[Task], CheckedCall]:
-    """Return the function that checks calls of a recording; for a worker process."""
+def start_checks(plan: CheckPlan, processes: int) -> Callable[[Task], CheckedCall]:
+    """Return the function that checks calls of a recording; for a worker process.
+
+    Args:
+        plan: what to check.
+        processes: how many share the cores of this machine.
+    """
     view = plan.recording.view()
     runner = runner_for(view.head.framework)
+    runner.share_cores(processes)
     tensors = TensorSource(view, seed=plan.seed)
     options = CheckOptions(
         device="",

@@ -29,7 +29,7 @@ DETAILS: Final = "accuracy_checking_details"
 DEFAULT_PRECISION: Final = 14
 """Decimals of numbers, as documented."""
 _MAX_BYTES: Final = 1 << 30
-# A number keeps this many digits at least, whatever its size.
+# A number keeps this many digits at least, whatever its size, unless fewer decimals are asked for.
 _DIGITS: Final = 6
 _FORMULA_STARTS: Final = ("=", "@", "+", "-")
 
@@ -192,8 +192,9 @@ class Style(NamedTuple):
             return " "
         if value == 0 or not math.isfinite(value):
             return f"{value:.{self.precision}f}"
-        if abs(value) < 10.0 ** (_DIGITS - 1 - self.precision) or abs(value) >= 1e15:
-            return f"{value:.{max(self.precision, _DIGITS) - 1}e}"
+        digits = min(_DIGITS, self.precision)
+        if abs(value) < 10.0 ** (digits - 1 - self.precision) or abs(value) >= 1e15:
+            return f"{value:.{max(self.precision - 1, 0)}e}"
         return f"{value:.{self.precision}f}"
 
     def _dtype(self, dtype: str) -> str:
@@ -224,6 +225,8 @@ class CheckFiles:
         Raises:
             ReportWriteError: a file cannot be written.
         """
+        if not self.result.exists():
+            self.rewrite((), ())
         _append(self.details, map(self._style.detail_cells, details))
         _append(self.result, [result.cells()])
         self.done[result.name] = result
@@ -251,17 +254,11 @@ class CheckFiles:
 
 
 def new_files(directory: Path, style: Style, *, suffix: str = "") -> CheckFiles:
-    """Create the two files, with the time in their names; the folder is made if missing.
-
-    Raises:
-        ReportWriteError: they cannot be written.
-    """
+    """Return two new files, with the time in their names; the first row creates them."""
     stamp, path = time.strftime("%Y%m%d%H%M%S"), Path()
     while (path := directory / f"{RESULT}_{stamp}{suffix}.csv").exists():
         stamp = str(int(stamp) + 1)
-    files = CheckFiles(path, style)
-    files.rewrite((), ())
-    return files
+    return CheckFiles(path, style)
 
 
 def resumed_files(result: Path, style: Style) -> CheckFiles:

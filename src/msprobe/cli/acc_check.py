@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from msprobe.checks.accuracy_check import CheckSettings, CheckTally
     from msprobe.checks.accuracy_csv import CheckFiles, Style
+    from msprobe.dump.rank_view import RankView
 
 EXIT_FOUND: Final = 1
 EXIT_UNABLE: Final = 2
@@ -84,7 +85,7 @@ def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
         metavar="N",
         type=_workers,
         default=min(most_workers, os.cpu_count() or 1),
-        help="processes (%(default)s)",
+        help="processes (%(default)s); 0: this one, where a crash ends the check",
     )
     parser.add_argument(
         "-csv_path",
@@ -122,12 +123,15 @@ def run(options: argparse.Namespace) -> int:
     from msprobe.report.call_progress import call_progress
 
     path = options.api_info_file or options.dump
+    if path is None and len(options.device) > 1 and Path(options.device[-1]).exists():
+        path = options.device.pop()  # in "-d cpu DUMP" argparse takes both for devices
     if path is None or (options.api_info_file and options.dump):
         raise UsageError("name one recording: msprobe acc_check DUMP (or -api_info dump.json)")
     recording = find_recording(path, step=options.step, rank=options.rank)
     settings = read_settings(options.config_path) if options.config_path else CheckSettings()
     Standards.load(options.standards)  # a faulty file is told before anything is run
     names = wanted_calls(recording.view(), settings, filter_repeated=options.filter_api)
+    devices = _devices(options.device)
     files = _files(options, settings, recording.view().head.framework)
     stamp = files.result.stem.rpartition("_")[2]
     saved = settings.error_data_path / f"ut_error_data{stamp}" if options.save_error_data else None
@@ -146,7 +150,7 @@ def run(options: argparse.Namespace) -> int:
                 plan,
                 names,
                 files,
-                devices=_devices(options.device),
+                devices=devices,
                 workers=options.num_splits,
                 limits=Limits(seconds=options.timeout),
                 progress=progress,
@@ -158,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return EXIT_UNABLE
-    return _print(tally, files, saved)
+    return _print(tally, files, recording.view(), saved)
 
 
 def _files(options: argparse.Namespace, settings: CheckSettings, framework: str) -> CheckFiles:
@@ -180,8 +184,9 @@ def _style(options: argparse.Namespace, settings: CheckSettings, framework: str)
     return style
 
 
-def _print(tally: CheckTally, files: CheckFiles, saved: Path | None) -> int:
+def _print(tally: CheckTally, files: CheckFiles, view: RankView, saved: Path | None) -> int:
     from msprobe.checks.standards.first_verdict import Status
+    from msprobe.dump.stack_frames import user_line
 
     counts = tally.counts
     print(
@@ -191,7 +196,9 @@ def _print(tally: CheckTally, files: CheckFiles, saved: Path | None) -> int:
     order = (Status.ERROR, Status.WARNING)
     worst = sorted(tally.worst, key=lambda call: order.index(call.status))
     for call in worst[:_MOST_LISTED]:
-        print(f"  {call.status:7} {call.result.name}: {call.result.message}")
+        source = user_line(tuple(view.frames(f"{call.result.name}.forward")))
+        place = f" [{source}]" if source else ""
+        print(f"  {call.status:7} {call.result.name}: {call.result.message}{place}")
     if len(worst) > _MOST_LISTED:
         print(f"  and {len(worst) - _MOST_LISTED} more")
     for reason, count in sorted(tally.reasons.items(), key=lambda item: -item[1]):
@@ -219,6 +226,6 @@ def _devices(words: list[str]) -> list[str]:
 
 def _workers(text: str) -> int:
     number = int(text)
-    if not 1 <= number <= _MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to {_MOST_WORKERS}")
+    if not 0 <= number <= _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to {_MOST_WORKERS}")
     return number

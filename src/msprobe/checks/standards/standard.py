@@ -3,8 +3,7 @@
 
 The numbers are in ``standards.yaml`` beside this module. Files of the user's have the forms of
 mindstudio-probe's: ``api_precision_standard.yaml`` (operators of each standard),
-``api_precision_threshold.yaml`` (limits by operator and type), ``torch_ut_setting.json`` (which
-output's gradient is used).
+``api_precision_threshold.yaml`` (limits by operator and type).
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ from typing import Any, Final
 import yaml
 
 from msprobe.dump.formats.dtypes import normal_dtype
-from msprobe.errors import ConfigError, ConfigFileError
-from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
+from msprobe.errors import ConfigFileError
 from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.yaml_nodes import Node, nearest, parse_yaml, read_yaml
 
 STANDARD_FILE: Final = "api_precision_standard.yaml"
 THRESHOLD_FILE: Final = "api_precision_threshold.yaml"
-SETTING_FILE: Final = "torch_ut_setting.json"
 _DEFAULT_TYPE: Final = "float32"
 _LIMITS: Final = ("rtol", "small_value", "small_value_atol")
 
@@ -138,15 +135,13 @@ class Standards:
     _quantization: frozenset[str]
     _algorithms: Mapping[str, Algorithm]
     _own_limits: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
-    _grad_index: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: Path | None = None) -> Standards:
         """Return the standards, with the user's files in a folder laid over them.
 
         Args:
-            directory: may hold any of ``api_precision_standard.yaml``,
-                ``api_precision_threshold.yaml`` and ``torch_ut_setting.json``.
+            directory: may hold ``api_precision_standard.yaml``, ``api_precision_threshold.yaml``.
 
         Raises:
             ConfigFileError: a file cannot be read, or the folder has none of them.
@@ -155,17 +150,14 @@ class Standards:
         built_in = _built_in()
         if directory is None:
             return built_in
-        files = [directory / name for name in (STANDARD_FILE, THRESHOLD_FILE, SETTING_FILE)]
-        if not any(path.is_file() for path in files):
-            names = ", ".join(path.name for path in files)
-            raise ConfigFileError(directory, f"this folder has none of {names}")
-        lists, limits, setting = files
+        lists, limits = directory / STANDARD_FILE, directory / THRESHOLD_FILE
+        if not lists.is_file() and not limits.is_file():
+            problem = f"this folder has neither {STANDARD_FILE} nor {THRESHOLD_FILE}"
+            raise ConfigFileError(directory, problem)
         if lists.is_file():
             built_in = replace(built_in, _algorithms=_algorithms(read_yaml(lists)))
         if limits.is_file():
             built_in = replace(built_in, _own_limits=_own_limits(read_yaml(limits)))
-        if setting.is_file():
-            built_in = replace(built_in, _grad_index=_grad_indices(setting))
         return built_in
 
     def limits(self, api: str, dtype: str) -> TypeLimits:
@@ -199,10 +191,6 @@ class Standards:
     def is_quantization(self, api: str) -> bool:
         """Return whether integers of an operator may differ by one."""
         return api in self._quantization
-
-    def grad_index(self, api: str) -> int | None:
-        """Return which output's gradient is used for an operator; None for all of them."""
-        return self._grad_index.get(api)
 
 
 def _number(text: str) -> float:
@@ -291,21 +279,3 @@ def _limit(value: Node) -> float:
         return _number(text)
     except ValueError:
         value.refuse(text, "a number of 0 or more")
-
-
-def _grad_indices(path: Path) -> dict[str, int]:
-    try:
-        tree = parse_json(path.read_bytes())
-    except OSError as exc:
-        raise ConfigFileError(path, f"cannot be read: {exc.strerror or exc}") from exc
-    except JSON_ERRORS as exc:
-        raise ConfigFileError(path, json_problem(exc)) from exc
-    found = {}
-    for api, setting in tree.items() if isinstance(tree, dict) else ():
-        index = setting.get("grad_index") if isinstance(setting, dict) else None
-        if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-            raise ConfigError(
-                f"{api}.grad_index", index, "the number of an output, from 0", source=path
-            )
-        found[api] = index
-    return found
