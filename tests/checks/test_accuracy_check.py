@@ -14,6 +14,7 @@ import pytest
 from msprobe.checks.accuracy_call import own_words
 from msprobe.checks.budgets import Budget, unit_of
 from msprobe.checks.judging import Verdict, judge
+from msprobe.checks.overflow_replay import OverflowKind, overflow_of
 from msprobe.checks.random_calls import dropout_reference
 from msprobe.cli import main
 from msprobe.dump.tensor_files import StoredTensor, read_tensor
@@ -299,3 +300,35 @@ def test_several_processes_make_the_same_files(dump: Path, tmp_path: Path) -> No
     assert main(words) == 0
     assert details(one) == details(two)
     assert rows(one, "result") == rows(two, "result")
+
+
+def test_overflows_are_normal_or_not(tmp_path: Path, capsys) -> None:
+    def do() -> None:
+        torch.exp(torch.tensor([1.0, 100.0], dtype=torch.float16))
+        torch.log(torch.tensor([0.0, 1.0]))
+        torch.sin(torch.ones(3))
+
+    record(tmp_path / "dump", do)
+    words = ["-api_info", str(tmp_path / "dump" / "step0" / "rank" / "dump.json"), "-n", "0"]
+    assert main(["-f", "pytorch", "run_overflow_check", *words]) == 0
+    said = capsys.readouterr().out
+    assert "normal overflow: Torch.exp.0: 1 of 2 elements are beyond float16" in said
+    assert "which would have to hold 2.68812e+43" in said
+    assert "normal overflow: Torch.log.0: 1 of 2 elements, the same in float64" in said
+    assert "Torch.sin" not in said
+
+
+@pytest.mark.parametrize(
+    ("found", "reference", "kind"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], OverflowKind.NONE),
+        ([math.inf, 2.0], [1e6, 2.0], OverflowKind.NORMAL),
+        ([math.inf, 2.0], [-1e6, 2.0], OverflowKind.ABNORMAL),
+        ([math.nan, 2.0], [math.nan, 2.0], OverflowKind.NORMAL),
+        ([math.nan, 2.0], [1.0, 2.0], OverflowKind.ABNORMAL),
+        ([1.0, 2.0], [math.inf, 2.0], OverflowKind.ABNORMAL),
+    ],
+)
+def test_kind_of_an_overflow(found, reference, kind) -> None:
+    exact = StoredTensor(array=np.asarray(reference), dtype="float64")
+    assert overflow_of(stored(found, "float16"), exact).kind is kind

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from msprobe.checks.accuracy_check import CheckSettings, CheckTally
+    from msprobe.checks.accuracy_check import CheckSettings, CheckTally, Recording
     from msprobe.checks.accuracy_csv import CheckFiles, Style
     from msprobe.dump.rank_view import RankView
 
@@ -36,16 +36,36 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
             "Exit code: 0 all pass, 1 calls that do not pass, 2 could not run.",
             formatter_class=formatter,
         )
-        _add_input(parser)
+        add_input(parser)
+        _add_selection(parser)
         _add_run(parser, most_workers=8 if several else 1)
         parser.set_defaults(run=run)
 
 
-def _add_input(parser: argparse.ArgumentParser) -> None:
+def add_input(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a recording; read by `named_recording`."""
     parser.add_argument("dump", metavar="DUMP", nargs="?", help="a dump.json, or its folder")
     parser.add_argument("-api_info", "--api_info_file", metavar="FILE", help="the same")
     parser.add_argument("--step", type=int, metavar="N", help="this step, if there are several")
     parser.add_argument("--rank", type=int, metavar="N", help="this rank, if there are several")
+
+
+def named_recording(options: argparse.Namespace) -> Recording:
+    """Return the recording that the options of `add_input` name.
+
+    Raises:
+        UsageError: none is named, or more than one.
+    """
+    from msprobe.checks.accuracy_check import find_recording
+    from msprobe.errors import UsageError
+
+    path = options.api_info_file or options.dump
+    if path is None or (options.api_info_file and options.dump):
+        raise UsageError("name one recording: msprobe acc_check DUMP (or -api_info dump.json)")
+    return find_recording(path, step=options.step, rank=options.rank)
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-config",
         "--config_path",
@@ -112,22 +132,17 @@ def run(options: argparse.Namespace) -> int:
     from msprobe.checks.accuracy_check import (
         CheckPlan,
         CheckSettings,
-        find_recording,
         read_settings,
         run_check,
         wanted_calls,
     )
     from msprobe.checks.standards.standard import Generation, Standards
-    from msprobe.errors import UsageError
     from msprobe.replay.workers import Limits
     from msprobe.report.call_progress import call_progress
 
-    path = options.api_info_file or options.dump
-    if path is None and len(options.device) > 1 and Path(options.device[-1]).exists():
-        path = options.device.pop()  # in "-d cpu DUMP" argparse takes both for devices
-    if path is None or (options.api_info_file and options.dump):
-        raise UsageError("name one recording: msprobe acc_check DUMP (or -api_info dump.json)")
-    recording = find_recording(path, step=options.step, rank=options.rank)
+    if len(options.device) > 1 and options.dump is None and Path(options.device[-1]).exists():
+        options.dump = options.device.pop()  # in "-d cpu DUMP" argparse takes both for devices
+    recording = named_recording(options)
     settings = read_settings(options.config_path) if options.config_path else CheckSettings()
     Standards.load(options.standards)  # a faulty file is told before anything is run
     names = wanted_calls(recording.view(), settings, filter_repeated=options.filter_api)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe run_overflow_check`: is an overflow unavoidable in its type, or the device's fault?"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+EXIT_FOUND: Final = 1
+EXIT_UNABLE: Final = 2
+
+
+def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add the verb to the command line."""
+    from msprobe.cli.acc_check import add_input
+
+    parser = verbs.add_parser(
+        "run_overflow_check",
+        help="run APIs again and tell unavoidable NaN and Inf from wrong ones",
+        description="Run the forward calls of a recording again, on a device and in float64, and "
+        "list those with NaN or Inf. Normal: float64 has the same, or the value is beyond the "
+        "range of the type. Abnormal: neither. Exit code: 0 none abnormal, 1 some, 2 none run.",
+        formatter_class=formatter,
+    )
+    add_input(parser)
+    parser.add_argument(
+        "-d", "--device", metavar="DEVICE", default="", help="cpu, cuda:1 or a number"
+    )
+    parser.add_argument("-n", "--workers", type=int, default=1, metavar="N", help="processes (1)")
+    parser.add_argument(
+        "-j", "--jit_compile", action="store_true", help="let an NPU compile operators"
+    )
+    parser.add_argument("--seed", type=int, default=1234, help="of generated inputs (1234)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the calls of a recording again and print those with NaN or Inf."""
+    from collections import Counter
+
+    from msprobe.checks.accuracy_check import CheckPlan, CheckSettings, wanted_calls
+    from msprobe.checks.overflow_replay import OverflowKind, find_overflows
+    from msprobe.cli.acc_check import named_recording
+
+    recording = named_recording(options)
+    names = wanted_calls(recording.view(), CheckSettings())
+    plan = CheckPlan(recording=recording, seed=options.seed, jit_compile=options.jit_compile)
+    counts: Counter[OverflowKind] = Counter()
+    for name, found in find_overflows(plan, names, device=options.device, workers=options.workers):
+        counts[found.kind] += 1
+        if found.kind in (OverflowKind.NORMAL, OverflowKind.ABNORMAL):
+            print(f"  {found.kind}: {name}: {found.words}")
+    print(", ".join(f"{counts[kind]} {kind}" for kind in OverflowKind))
+    if counts[OverflowKind.ABNORMAL]:
+        return EXIT_FOUND
+    return EXIT_UNABLE if counts[OverflowKind.UNKNOWN] == len(names) else 0
