@@ -18,7 +18,7 @@ import numpy as np
 from msprobe.checks.accuracy_csv import DetailRow, ResultRow, bare_api
 from msprobe.checks.judging import Judgement, Verdict
 from msprobe.checks.standards.first_verdict import Judged, Status, first_verdict, worst
-from msprobe.checks.standards.metrics import NO_METRICS, Metrics, measure
+from msprobe.checks.standards.metrics import NO_METRICS, Floats, Metrics, as_floats, measure
 from msprobe.checks.standards.standard import Generation, Standards
 from msprobe.checks.verify_call import CallReport, VerifyOptions, verify_call
 from msprobe.checks.verify_call import ResultRow as VerifiedRow
@@ -116,13 +116,23 @@ def check_call(
     """
     seen = _Seen(bare_api(call_name(call.name)), options)
     report = verify_call(
-        call, runner, tensors, VerifyOptions(device=options.device, rerun=True), seen.add
+        call, runner, tensors, VerifyOptions(device=options.device, rerun=runner.reruns), seen.add
     )
     rows = tuple(seen.row(row, report) for row in report.rows)
     found = CheckedCall(result=_result(call, report, rows), rows=rows, device=options.device)
     if options.error_data is not None and found.status in (Status.WARNING, Status.ERROR):
         _save(options.error_data, call, tensors, seen.tensors)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One result as the documented standard sees it, and the largest value that overflowed."""
+
+    metrics: Metrics
+    documented: Judged
+    reference_dtype: str
+    needed: float
 
 
 @dataclass(slots=True)
@@ -132,7 +142,7 @@ class _Seen:
     api: str
     options: CheckOptions
     tensors: dict[str, tuple[StoredTensor, StoredTensor]] = field(default_factory=dict)
-    _measured: dict[str, tuple[Metrics, Judged, str]] = field(default_factory=dict)
+    _measured: dict[str, _Measured] = field(default_factory=dict)
 
     def add(self, row: VerifiedRow, found: StoredTensor, reference: StoredTensor) -> None:
         """Measure one result."""
@@ -155,7 +165,8 @@ class _Seen:
         judged = first_verdict(
             target, expected, metrics, dtype=found.dtype, api=self.api, standards=standards
         )
-        self._measured[name] = (metrics, judged, reference.dtype)
+        needed = _needed(as_floats(target), as_floats(expected))
+        self._measured[name] = _Measured(metrics, judged, reference.dtype, needed)
 
     def row(self, row: VerifiedRow, report: CallReport) -> SidedRow:
         """Return both verdicts of one result."""
@@ -165,21 +176,21 @@ class _Seen:
             text = ": ".join(filter(None, (str(row.reason or ""), row.detail)))
             skipped = DetailRow(name=name, status=Status.SKIP, message=text)
             return SidedRow(detail=skipped, by=report.by, generated=report.generated)
-        metrics, documented, reference_dtype = self._measured[name]
+        measured = self._measured[name]
         status = _STATUS[own.verdict]
         detail = DetailRow(
             name=name,
             dtype=row.dtype,
-            reference_dtype=reference_dtype,
+            reference_dtype=measured.reference_dtype,
             shape=str(row.shape),
-            metrics=metrics,
+            metrics=measured.metrics,
             status=status,
-            message=_message(own, documented, status, row.dtype, report),
+            message=_message(own, measured, status, row.dtype, report),
         )
         return SidedRow(
             detail=detail,
             own=own,
-            documented=documented,
+            documented=measured.documented,
             by=report.by,
             generated=report.generated,
         )
@@ -189,14 +200,24 @@ def _name(row: VerifiedRow) -> str:
     return f"{row.record}.{row.slot}"
 
 
+def _needed(target: Floats, reference: Floats) -> float:
+    """Return the largest value in place of which a result is infinite; 0 where none is."""
+    if target.shape != reference.shape:
+        return 0.0
+    return float(np.max(np.abs(reference[np.isinf(target)]), initial=0.0))
+
+
 def _message(
-    own: Judgement, documented: Judged, status: Status, dtype: str, report: CallReport
+    own: Judgement, measured: _Measured, status: Status, dtype: str, report: CallReport
 ) -> str:
     """Return why a result does not pass, and where the documented standard says otherwise."""
     parts = []
+    documented = measured.documented
     is_same = documented.status is status
     if status is not Status.PASS or not is_same:
         parts.append(own_words(own, dtype))
+    if own.verdict is Verdict.OVERFLOW:
+        parts.append(f"it would have to hold {measured.needed:.6g}")
     if not is_same:
         reason = f" ({documented.reason})" if documented.reason else ""
         parts.append(f"documented standard: {documented.status}{reason}")
@@ -212,7 +233,7 @@ def own_words(own: Judgement, dtype: str) -> str:
     if own.verdict is Verdict.ROUNDING:
         return f"rounding of {dtype}: {own.ratio:.3g} of the allowed error" + _remark(own)
     if own.verdict is Verdict.OVERFLOW:
-        return f"overflow: {own.remark}, the largest needed is {_number(own.expected)}"
+        return f"overflow: {own.remark}"
     if not math.isfinite(own.ratio):
         return f"{own.verdict}: {own.remark}" if own.remark else str(own.verdict)
     ulps = f"{own.ulps:.4g} ulp, " if kind_of(dtype) in (Kind.FLOAT, Kind.COMPLEX) else ""
@@ -223,10 +244,6 @@ def own_words(own: Judgement, dtype: str) -> str:
 
 def _remark(own: Judgement) -> str:
     return f" ({own.remark})" if own.remark else ""
-
-
-def _number(value: float | complex | None) -> str:
-    return "unknown" if value is None else f"{value:.6g}"
 
 
 def _result(call: RecordedCall, report: CallReport, rows: tuple[SidedRow, ...]) -> ResultRow:

@@ -17,7 +17,10 @@ from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.tensors import TensorSource
 
 # Where each framework's `RUNNER` is.
-_RUNNERS: Final = {"pytorch": "msprobe.pytorch.replay.runner"}
+_RUNNERS: Final = {
+    "pytorch": "msprobe.pytorch.replay.runner",
+    "mindspore": "msprobe.pytorch.replay.mindspore_calls",
+}
 
 
 class Reason(StrEnum):
@@ -131,7 +134,14 @@ class PreparedCall(Protocol):
 
 
 class Runner(Protocol):
-    """Runs calls in one framework."""
+    """Runs calls in one framework.
+
+    Attributes:
+        reruns: whether calls can be run on a device in their own framework; else only their
+            references are made.
+    """
+
+    reruns: bool
 
     def device(self, word: str, *, jit_compile: bool = False) -> str:
         """Return the device that a word names: ``cpu``, ``cuda:1``, a number; empty for the best.
@@ -171,5 +181,5 @@ def runner_for(framework: str) -> Runner:
     try:
         runner: Runner = import_module(module).RUNNER
     except ImportError as exc:
-        raise UnsupportedError(f"replaying needs {framework}, which cannot be imported") from exc
+        raise UnsupportedError(f"replaying {framework} needs PyTorch, which is missing") from exc
     return runner

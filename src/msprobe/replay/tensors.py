@@ -7,9 +7,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from msprobe.dump.formats.dtypes import FLOATS, item_size, normal_dtype
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.tensor_files import StoredTensor
-from msprobe.replay.generated import generate
+from msprobe.replay.generated import generate, narrow
 
 
 class TensorSource:
@@ -45,7 +46,7 @@ class TensorSource:
         """
         name = tree.get("data_name")
         if isinstance(name, str):
-            return self._view.tensor(name)
+            return _in_recorded_type(self._view.tensor(name), tree)
         self.generated = True
         number = tree.get("value_id")  # of all appearances of one value in the step
         which = f"{self._call}:{place}" if number is None else str(number)
@@ -54,3 +55,11 @@ class TensorSource:
     def has_values(self, tree: Mapping[str, Any]) -> bool:
         """Return whether the dump has the elements of a tensor."""
         return isinstance(tree.get("data_name"), str)
+
+
+def _in_recorded_type(stored: StoredTensor, tree: Mapping[str, Any]) -> StoredTensor:
+    """Return a tensor in its own type: files that NumPy reads hold bfloat16 and float8 widened."""
+    dtype = normal_dtype(str(tree.get("dtype", "")))
+    if stored.dtype != "float32" or dtype not in FLOATS or item_size(dtype) >= 4:
+        return stored
+    return StoredTensor(array=narrow(stored.array, dtype), dtype=dtype)

@@ -50,6 +50,8 @@ Function = Callable[..., Any]
 class TorchRunner:
     """Runs calls of PyTorch."""
 
+    reruns = True
+
     def device(self, word: str, *, jit_compile: bool = False) -> str:
         """Return the device that a word names; see `find_device`.
 

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RUNNER`: recorded calls of MindSpore, run in PyTorch where both frameworks share the function.
+
+MindSpore's `mint` functions and tensor methods have PyTorch's names and arguments, so PyTorch in
+float64 is their reference, as in the documented check. Results of MindSpore itself are taken from
+the recording: they are not made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.dump.records import JsonTree
+from msprobe.pytorch.replay.runner import TorchRunner
+from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
+from msprobe.replay.runner import (
+    REFERENCE,
+    CannotReplayError,
+    PreparedCall,
+    Reason,
+    Replay,
+    Setting,
+)
+from msprobe.replay.tensors import TensorSource
+
+# Prefixes of functions that PyTorch has under the same names, and its prefix.
+_PREFIXES: Final = {"Mint": "Torch", "MintFunctional": "Functional", "Tensor": "Tensor"}
+# Names of arguments that differ; those of tensor methods.
+_ARGUMENTS: Final = {"axis": "dim", "keep_dims": "keepdim", "keepdims": "keepdim"}
+_TENSORS: Final = ("mindspore.Tensor", "mindspore.Parameter")
+
+
+class SharedFunctionRunner(TorchRunner):
+    """Runs those calls of MindSpore that PyTorch has under the same name."""
+
+    reruns = False
+
+    def prepare(self, call: RecordedCall, tensors: TensorSource) -> PreparedCall:
+        """Find PyTorch's function and rebuild the arguments.
+
+        Raises:
+            CannotReplayError: PyTorch has no such function, or an argument cannot be made again.
+            DumpFormatError: a tensor file is damaged.
+        """
+        return _Recorded(super().prepare(in_pytorch(call), tensors))
+
+
+class _Recorded:
+    """A call of which only the reference can be made."""
+
+    def __init__(self, inner: PreparedCall) -> None:
+        self._inner = inner
+        self.args: Sequence[Any] = inner.args
+        self.kwargs: Mapping[str, Any] = inner.kwargs
+
+    def run(self, setting: Setting = REFERENCE, *, backward: bool = True) -> Replay:
+        """Run the call in PyTorch.
+
+        Raises:
+            CannotReplayError: it fails, or MindSpore's own result is asked for.
+        """
+        if setting.dtype is None:
+            detail = "results of MindSpore are judged as recorded, with the task tensor"
+            raise CannotReplayError(Reason.MISSING, detail)
+        return self._inner.run(setting, backward=backward)
+
+
+def in_pytorch(call: RecordedCall) -> RecordedCall:
+    """Return a call of MindSpore as one of PyTorch.
+
+    Raises:
+        CannotReplayError: PyTorch has no function of that name.
+    """
+    prefix = _PREFIXES.get(call.prefix)
+    if prefix is None:
+        raise CannotReplayError(Reason.UNKNOWN, f"{call.function} has no namesake in PyTorch")
+    return replace(
+        call,
+        framework="pytorch",
+        prefix=prefix,
+        args=_translated(call.args),
+        kwargs={_ARGUMENTS.get(key, key): _translated(tree) for key, tree in call.kwargs.items()},
+        outputs=_translated(call.outputs),
+        passes=tuple(_translated_pass(one) for one in call.passes),
+    )
+
+
+def _translated_pass(one: BackwardPass) -> BackwardPass:
+    return replace(
+        one,
+        incoming=_translated(one.incoming),
+        outgoing=_translated(one.outgoing),
+        outgoing_kwargs={key: _translated(tree) for key, tree in one.outgoing_kwargs.items()},
+    )
+
+
+def _translated(tree: JsonTree) -> Any:
+    """Return a part of a record with PyTorch's names of types."""
+    if isinstance(tree, list):
+        return [_translated(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    kind = tree.get("type")
+    if kind in _TENSORS:
+        dtype = f"torch.{normal_dtype(str(tree.get('dtype', '')))}"
+        return {**tree, "type": "torch.Tensor", "dtype": dtype}
+    if kind == "mindspore.dtype":
+        return {"type": "torch.dtype", "value": f"torch.{normal_dtype(str(tree['value']))}"}
+    if isinstance(kind, str):
+        return tree
+    return {key: _translated(item) for key, item in tree.items()}
+
+
+RUNNER: Final = SharedFunctionRunner()
