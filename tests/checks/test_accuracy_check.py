@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from msprobe.checks.accuracy_call import own_words
+from msprobe.checks.accuracy_check import CheckSettings
+from msprobe.checks.accuracy_follow import Arrived, Follower
 from msprobe.checks.budgets import Budget, unit_of
 from msprobe.checks.judging import Verdict, judge
 from msprobe.checks.overflow_replay import OverflowKind, overflow_of
@@ -290,6 +294,51 @@ def test_words_of_a_wrong_result() -> None:
     words = own_words(found, "float32")
     assert words.startswith("wrong: ")
     assert "times the allowed error, off by the factor 0.5" in words
+
+
+def test_a_recording_is_checked_while_it_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "dump"
+    follower = Follower(folder, CheckSettings(), patience_s=2)
+    arrived: list[Arrived] = []
+
+    def follow(_: float) -> None:
+        raise InterruptedError
+
+    def look() -> None:
+        with contextlib.suppress(InterruptedError):
+            arrived.extend(follower.arrivals(follow))
+
+    look()
+    assert arrived == []
+    with recording(folder, "L1", "tensor") as made, made.step_of():
+        values = torch.randn(3, requires_grad=True)
+        torch.exp(values).sum().backward()
+        torch.cos(values)
+        deadline = time.monotonic() + 20
+        while not arrived and time.monotonic() < deadline:  # the journal is flushed now and then
+            time.sleep(0.1)
+            look()
+        # Only calls whose gradients came are complete.
+        assert not arrived[-1].has_ended
+        assert "Torch.exp.0.forward" in arrived[-1].names
+        assert "Torch.cos.0.forward" not in arrived[-1].names
+    look()
+    assert arrived[-1].has_ended
+    assert "Torch.cos.0.forward" in arrived[-1].names
+    count = len(arrived)
+    look()
+    assert len(arrived) == count
+
+
+def test_follow_writes_files_for_each_step(tmp_path: Path, capsys) -> None:
+    with recording(tmp_path / "dump", "L1", "tensor") as made:
+        for _ in range(2):
+            with made.step_of():
+                torch.exp(torch.ones(3))
+    assert check(tmp_path / "dump", "-o", tmp_path, "--follow", 0.5) == 0
+    assert "step1_rank: 2 calls: 2 pass" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("accuracy_checking_result_*_step1_rank.csv"))) == 1
+    assert check(tmp_path / "nowhere", "-o", tmp_path, "--follow", 0.5) == 2
 
 
 @pytest.mark.slow

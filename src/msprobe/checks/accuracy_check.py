@@ -67,6 +67,12 @@ class Recording:
     step: int
     rank: RankKey
 
+    @property
+    def label(self) -> str:
+        """Step and rank, as parts of names of files: ``step0_rank3``."""
+        rank = f"rank{self.rank}" if isinstance(self.rank, int) else self.rank
+        return f"step{self.step}_{rank}"
+
     def view(self) -> RankView:
         """Open it."""
         return open_dump(self.path).step(self.step).rank(self.rank)

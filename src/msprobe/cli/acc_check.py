@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from msprobe.checks.accuracy_check import CheckSettings, CheckTally, Recording
+    from collections.abc import Sequence
+
+    from msprobe.checks.accuracy_check import CheckPlan, CheckSettings, CheckTally, Recording
     from msprobe.checks.accuracy_csv import CheckFiles, Style
     from msprobe.dump.rank_view import RankView
 
@@ -125,32 +128,86 @@ def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
         "--timeout", type=float, default=300.0, metavar="S", help="seconds for each call (300)"
     )
     parser.add_argument("--english", action="store_true", help="write English column titles")
+    parser.add_argument(
+        "--follow",
+        type=float,
+        metavar="S",
+        help="check a recording while it is made; end when no call came for S seconds",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Check the calls of a recording and print those that do not pass."""
-    from msprobe.checks.accuracy_check import (
-        CheckPlan,
-        CheckSettings,
-        read_settings,
-        run_check,
-        wanted_calls,
-    )
-    from msprobe.checks.standards.standard import Generation, Standards
-    from msprobe.replay.workers import Limits
-    from msprobe.report.call_progress import call_progress
+    from msprobe.checks.accuracy_check import CheckSettings, read_settings, wanted_calls
+    from msprobe.checks.standards.standard import Standards
 
     if len(options.device) > 1 and options.dump is None and Path(options.device[-1]).exists():
         options.dump = options.device.pop()  # in "-d cpu DUMP" argparse takes both for devices
-    recording = named_recording(options)
     settings = read_settings(options.config_path) if options.config_path else CheckSettings()
     Standards.load(options.standards)  # a faulty file is told before anything is run
-    names = wanted_calls(recording.view(), settings, filter_repeated=options.filter_api)
+    if options.follow is not None:
+        return _follow(options, settings)
+    recording = named_recording(options)
+    view = recording.view()
+    names = wanted_calls(view, settings, filter_repeated=options.filter_api)
     devices = _devices(options.device)
-    files = _files(options, settings, recording.view().head.framework)
-    stamp = files.result.stem.rpartition("_")[2]
-    saved = settings.error_data_path / f"ut_error_data{stamp}" if options.save_error_data else None
-    plan = CheckPlan(
+    files = _files(options, settings, view.head.framework)
+    plan = _plan(options, settings, recording, files)
+    try:
+        tally = _run(options, plan, names, files, devices)
+    except KeyboardInterrupt:
+        print(
+            f"interrupted after {len(files.done)} of {len(names)} calls; "
+            f"go on with: -csv_path {files.result}",
+            file=sys.stderr,
+        )
+        return EXIT_UNABLE
+    return _print(tally, files, view, plan.error_data)
+
+
+def _follow(options: argparse.Namespace, settings: CheckSettings) -> int:
+    """Check the calls of a recording while it is made; each rank and step has its own files."""
+    from msprobe.checks.accuracy_follow import Follower
+    from msprobe.errors import UsageError
+
+    path = options.api_info_file or options.dump
+    if path is None:
+        raise UsageError("name the folder that is recorded into: msprobe acc_check DUMP --follow S")
+    devices = _devices(options.device)
+    # Each look at a journal would say that its recording was not closed.
+    logging.getLogger("msprobe.dump.rank_view").setLevel(logging.ERROR)
+    open_files: dict[Recording, CheckFiles] = {}
+    codes: dict[Recording, int] = {}
+    follower = Follower(Path(path), settings, options.follow, rank=options.rank)
+    for arrived in follower.arrivals():
+        recording = arrived.recording
+        view = recording.view()
+        if recording not in open_files:
+            framework = view.head.framework
+            open_files[recording] = _files(options, settings, framework, f"_{recording.label}")
+        files = open_files[recording]
+        plan = _plan(options, settings, recording, files)
+        tally = _run(options, plan, arrived.names, files, devices)
+        if arrived.has_ended:
+            print(f"{recording.label}: ", end="")
+            codes[recording] = _print(tally, files, view, plan.error_data)
+    unfinished = open_files.keys() - codes.keys()
+    for recording in unfinished:
+        print(f"{recording.label} did not end")
+    if EXIT_FOUND in codes.values():
+        return EXIT_FOUND
+    return EXIT_UNABLE if unfinished or not codes else 0
+
+
+def _plan(
+    options: argparse.Namespace, settings: CheckSettings, recording: Recording, files: CheckFiles
+) -> CheckPlan:
+    from msprobe.checks.accuracy_check import CheckPlan
+    from msprobe.checks.standards.standard import Generation
+
+    name = files.result.stem.removeprefix("accuracy_checking_result_")
+    saved = settings.error_data_path / f"ut_error_data{name}" if options.save_error_data else None
+    return CheckPlan(
         recording=recording,
         standards=options.standards,
         # The documents go with the spelling that names a framework.
@@ -159,34 +216,40 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
         jit_compile=options.jit_compile,
     )
-    try:
-        with call_progress(len(names) - len(files.done)) as progress:
-            tally = run_check(
-                plan,
-                names,
-                files,
-                devices=devices,
-                workers=options.num_splits,
-                limits=Limits(seconds=options.timeout),
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        print(
-            f"interrupted after {len(files.done)} of {len(names)} calls; "
-            f"go on with: -csv_path {files.result}",
-            file=sys.stderr,
+
+
+def _run(
+    options: argparse.Namespace,
+    plan: CheckPlan,
+    names: Sequence[str],
+    files: CheckFiles,
+    devices: list[str],
+) -> CheckTally:
+    from msprobe.checks.accuracy_check import run_check
+    from msprobe.replay.workers import Limits
+    from msprobe.report.call_progress import call_progress
+
+    with call_progress(len(names) - len(files.done)) as progress:
+        return run_check(
+            plan,
+            names,
+            files,
+            devices=devices,
+            workers=options.num_splits,
+            limits=Limits(seconds=options.timeout),
+            progress=progress,
         )
-        return EXIT_UNABLE
-    return _print(tally, files, recording.view(), saved)
 
 
-def _files(options: argparse.Namespace, settings: CheckSettings, framework: str) -> CheckFiles:
+def _files(
+    options: argparse.Namespace, settings: CheckSettings, framework: str, suffix: str = ""
+) -> CheckFiles:
     from msprobe.checks.accuracy_csv import new_files, resumed_files
 
     style = _style(options, settings, framework)
     if options.result_csv_path:
         return resumed_files(options.result_csv_path, style)
-    return new_files(options.out_path, style)
+    return new_files(options.out_path, style, suffix=suffix)
 
 
 def _style(options: argparse.Namespace, settings: CheckSettings, framework: str) -> Style:
