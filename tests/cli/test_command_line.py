@@ -44,7 +44,7 @@ def test_the_help_lists_every_command_under_its_group(capsys):
     places = [out.index(f"\n{group.title()}:") for group in Group if group is not Group.WATCH]
     assert places == sorted(places)
     for command in COMMANDS:
-        assert re.search(rf"^  {command.name.split()[0]} ", out, re.MULTILINE), command.name
+        assert re.search(rf"^  {command.name.split()[0]}( |$)", out, re.MULTILINE), command.name
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

@@ -9,7 +9,7 @@ them is killed, the other goes on, and a check of finished steps can be made at 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -101,5 +101,18 @@ class Follower:
         names = wanted_calls(view, self.settings)
         if ended:
             return names
-        backward = {name: backward_name(view.records.parsed(name)) for name in names}
-        return [name for name in names if backward[name] in view.records]
+        found = []
+        for name in names:
+            backward = backward_name(view.records.parsed(name))
+            if backward in view.records and _has_files(view, (name, backward)):
+                found.append(name)
+        return found
+
+
+def _has_files(view: RankView, names: Iterable[str]) -> bool:
+    """Return whether the tensors of records are there: they are written by another thread."""
+    values = (value for name in names for value in view.records.values_of(name))
+    return all(
+        value.data_name is None or (view.tensor_directory / value.data_name).exists()
+        for value in values
+    )

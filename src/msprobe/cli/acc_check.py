@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe acc_check` and `multi_acc_check`: every recorded API on a device against float64."""
+"""`msprobe acc-check` and `multi-acc-check`: every recorded API on a device against float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from msprobe.cli.options import add_output, decimal, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,34 +25,38 @@ _MOST_LISTED: Final = 20
 _MOST_WORKERS: Final = 64
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add both verbs, under the names of both generations, to the command line."""
-    what = "run every recorded API again on a device, against float64 on the CPU"
-    for name, old, several in (
-        ("acc_check", "run_ut", ""),
-        ("multi_acc_check", "multi_run_ut", ", in several processes"),
-    ):
-        parser = verbs.add_parser(
-            name,
-            aliases=[old],
-            help=f"{what}{several}",
-            description=f"{what[0].upper()}{what[1:]}{several}, forward and backward, and judge "
-            "the results. Writes accuracy_checking_result_{time}.csv and …_details_{time}.csv. "
-            "Exit code: 0 all pass, 1 calls that do not pass, 2 could not run.",
-            formatter_class=formatter,
-        )
-        add_input(parser)
-        _add_selection(parser)
-        _add_run(parser, most_workers=8 if several else 1)
-        parser.set_defaults(run=run)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    add_check_options(parser, most_workers=1)
+
+
+def add_check_options(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
+    """Describe the command and add its options.
+
+    Args:
+        parser: of the command.
+        most_workers: processes that are used if the user does not say how many.
+    """
+    parser.description = (
+        "Run every recorded API again on a device, forward and backward, against float64 on the "
+        "CPU, and judge the results. Writes accuracy_checking_result_{time}.csv and "
+        "…_details_{time}.csv. Exit code: 0 all pass, 1 calls that do not pass, 2 could not run."
+    )
+    add_input(parser)
+    _add_selection(parser)
+    _add_run(parser, most_workers=most_workers)
 
 
 def add_input(parser: argparse.ArgumentParser) -> None:
     """Add the options that name a recording; read by `named_recording`."""
     parser.add_argument("dump", metavar="DUMP", nargs="?", help="a dump.json, or its folder")
-    parser.add_argument("-api_info", "--api_info_file", metavar="FILE", help="the same")
-    parser.add_argument("--step", type=int, metavar="N", help="this step, if there are several")
-    parser.add_argument("--rank", type=int, metavar="N", help="this rank, if there are several")
+    parser.add_argument("-api_info", "--api-info-file", metavar="FILE", help="the same")
+    parser.add_argument(
+        "--step", type=whole_number, metavar="N", help="this step, if there are several"
+    )
+    parser.add_argument(
+        "--rank", type=whole_number, metavar="N", help="this rank, if there are several"
+    )
 
 
 def named_recording(options: argparse.Namespace) -> Recording:
@@ -64,21 +70,21 @@ def named_recording(options: argparse.Namespace) -> Recording:
 
     path = options.api_info_file or options.dump
     if path is None or (options.api_info_file and options.dump):
-        raise UsageError("name one recording: msprobe acc_check DUMP (or -api_info dump.json)")
+        raise UsageError("name one recording: msprobe acc-check DUMP (or -api_info dump.json)")
     return find_recording(path, step=options.step, rank=options.rank)
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-config",
-        "--config_path",
+        "--config-path",
         metavar="FILE",
         type=Path,
         help="config.json with a section acc_check or run_ut: white_list, black_list …",
     )
     parser.add_argument(
         "-f",
-        "--filter_api",
+        "--filter-api",
         action="store_true",
         help="leave out calls that differ from another in values only",
     )
@@ -91,9 +97,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
-    parser.add_argument(
-        "-o", "--out_path", metavar="DIR", type=Path, default=Path(), help="folder of results (./)"
-    )
+    add_output(parser, "folder of results (./)", default=Path(), aliases=("--out-path",))
     parser.add_argument(
         "-d",
         "--device",
@@ -104,7 +108,7 @@ def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
     )
     parser.add_argument(
         "-n",
-        "--num_splits",
+        "--num-splits",
         metavar="N",
         type=_workers,
         default=min(most_workers, os.cpu_count() or 1),
@@ -112,25 +116,30 @@ def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
     )
     parser.add_argument(
         "-csv_path",
-        "--result_csv_path",
+        "--result-csv-path",
         metavar="FILE",
         type=Path,
         help="go on with the result file of an interrupted check",
     )
     parser.add_argument(
-        "-save_error_data", action="store_true", help="save the tensors of calls that do not pass"
+        "-save_error_data",
+        "--save-error-data",
+        action="store_true",
+        help="save the tensors of calls that do not pass",
     )
     parser.add_argument(
-        "-j", "--jit_compile", action="store_true", help="let an NPU compile operators"
+        "-j", "--jit-compile", action="store_true", help="let an NPU compile operators"
     )
-    parser.add_argument("--seed", type=int, default=1234, help="of generated inputs (1234)")
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="seconds for each call (300)"
+        "--seed", type=whole_number, default=1234, help="of generated inputs (1234)"
+    )
+    parser.add_argument(
+        "--timeout", type=decimal, default=300.0, metavar="S", help="seconds for each call (300)"
     )
     parser.add_argument("--english", action="store_true", help="write English column titles")
     parser.add_argument(
         "--follow",
-        type=float,
+        type=decimal,
         metavar="S",
         help="check a recording while it is made; end when no call came for S seconds",
     )
@@ -161,7 +170,7 @@ def run(options: argparse.Namespace) -> int:
             f"go on with: -csv_path {files.result}",
             file=sys.stderr,
         )
-        return EXIT_UNABLE
+        raise
     return _print(tally, files, view, plan.error_data)
 
 
@@ -172,7 +181,7 @@ def _follow(options: argparse.Namespace, settings: CheckSettings) -> int:
 
     path = options.api_info_file or options.dump
     if path is None:
-        raise UsageError("name the folder that is recorded into: msprobe acc_check DUMP --follow S")
+        raise UsageError("name the folder that is recorded into: msprobe acc-check DUMP --follow S")
     devices = _devices(options.device)
     # Each look at a journal would say that its recording was not closed.
     logging.getLogger("msprobe.dump.rank_view").setLevel(logging.ERROR)
@@ -249,7 +258,7 @@ def _files(
     style = _style(options, settings, framework)
     if options.result_csv_path:
         return resumed_files(options.result_csv_path, style)
-    return new_files(options.out_path, style, suffix=suffix)
+    return new_files(options.output, style, suffix=suffix)
 
 
 def _style(options: argparse.Namespace, settings: CheckSettings, framework: str) -> Style:

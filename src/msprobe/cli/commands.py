@@ -103,6 +103,28 @@ COMMANDS: Final = (
     ),
     Command("verify", Group.CHECK, "judge every call of one dump against float64"),
     Command("op-script", Group.CHECK, "write a recorded call as a script for a bug report"),
+    Command(
+        "acc-check",
+        Group.CHECK,
+        "run every recorded API again on a device, against float64 on the CPU",
+        aliases=("run-ut",),  # its name in the documents
+    ),
+    Command(
+        "multi-acc-check",
+        Group.CHECK,
+        "the same in several processes",
+        aliases=("multi-run-ut",),
+    ),
+    Command(
+        "run-overflow-check",
+        Group.CHECK,
+        "run APIs again and tell unavoidable NaN and Inf from wrong ones",
+    ),
+    Command(
+        "api-precision-compare",
+        Group.CHECK,
+        "compare the accuracy checks of two devices",
+    ),
     Command("dump-config", Group.CHECK, "check the settings of MindSpore's own Dump, explain them"),
     Command("repair", Group.CONVERT, "make dump.json & co. of a recording that was killed"),
     Command("config-schema", Group.CONVERT, "print the JSON schema of config.json"),
@@ -113,11 +135,6 @@ COMMANDS: Final = (
         "op-generate",
         Group.COMPATIBILITY,
         "write the script of a recorded call that a config_op.json names",
-    ),
-    Command(
-        "api-precision-compare",
-        Group.COMPATIBILITY,
-        "compare the accuracy checks of two devices",
     ),
     Command("merge-result", Group.COMPATIBILITY, "merge the tables that compare made of ranks"),
 )

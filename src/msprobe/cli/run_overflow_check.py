@@ -1,37 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe run_overflow_check`: is an overflow unavoidable in its type, or the device's fault?"""
+"""`msprobe run-overflow-check`: is an overflow unavoidable in its type, or the device's fault?"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from typing import Final
+
+from msprobe.cli.acc_check import add_input, named_recording
+from msprobe.cli.options import whole_number
 
 EXIT_FOUND: Final = 1
 EXIT_UNABLE: Final = 2
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    from msprobe.cli.acc_check import add_input
-
-    parser = verbs.add_parser(
-        "run_overflow_check",
-        help="run APIs again and tell unavoidable NaN and Inf from wrong ones",
-        description="Run the forward calls of a recording again, on a device and in float64, and "
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Run the forward calls of a recording again, on a device and in float64, and "
         "list those with NaN or Inf. Normal: float64 has the same, or the value is beyond the "
-        "range of the type. Abnormal: neither. Exit code: 0 none abnormal, 1 some, 2 none run.",
-        formatter_class=formatter,
+        "range of the type. Abnormal: neither. Exit code: 0 none abnormal, 1 some, 2 none run."
     )
     add_input(parser)
     parser.add_argument(
         "-d", "--device", metavar="DEVICE", default="", help="cpu, cuda:1 or a number"
     )
-    parser.add_argument("-n", "--workers", type=int, default=1, metavar="N", help="processes (1)")
     parser.add_argument(
-        "-j", "--jit_compile", action="store_true", help="let an NPU compile operators"
+        "-n", "--workers", type=whole_number, default=1, metavar="N", help="processes (1)"
     )
-    parser.add_argument("--seed", type=int, default=1234, help="of generated inputs (1234)")
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        "-j", "--jit-compile", action="store_true", help="let an NPU compile operators"
+    )
+    parser.add_argument(
+        "--seed", type=whole_number, default=1234, help="of generated inputs (1234)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,7 +41,6 @@ def run(options: argparse.Namespace) -> int:
 
     from msprobe.checks.accuracy_check import CheckPlan, CheckSettings, wanted_calls
     from msprobe.checks.overflow_replay import OverflowKind, find_overflows
-    from msprobe.cli.acc_check import named_recording
 
     recording = named_recording(options)
     names = wanted_calls(recording.view(), CheckSettings())
