@@ -299,6 +299,6 @@ def _write(path: Path, tensor: StoredTensor) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_archive(str(path), tensor.dtype, array.shape, memoryview(array).cast("B"))
+        write_archive(str(path), tensor.dtype, array.shape, array.data.cast("B"))
     except OSError as exc:
         raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc

@@ -104,7 +104,11 @@ class Follower:
         found = []
         for name in names:
             backward = backward_name(view.records.parsed(name))
-            if backward in view.records and _has_files(view, (name, backward)):
+            if (
+                backward is not None
+                and backward in view.records
+                and _has_files(view, (name, backward))
+            ):
                 found.append(name)
         return found
 

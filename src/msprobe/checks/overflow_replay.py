@@ -112,9 +112,10 @@ def find_overflows(
     else:
         answers = run_isolated(tasks, start, count=workers, limits=limits)
     for (name, _), answer in answers:
-        is_crash = isinstance(answer, Crash)
-        found = Overflow(OverflowKind.UNKNOWN, answer.reason) if is_crash else answer
-        yield call_name(name), found
+        if isinstance(answer, Crash):
+            yield call_name(name), Overflow(OverflowKind.UNKNOWN, answer.reason)
+        else:
+            yield call_name(name), answer
 
 
 def start_overflows(plan: CheckPlan, processes: int) -> Callable[[Task], Overflow]:

@@ -63,8 +63,8 @@ def _columns() -> tuple[Column, ...]:
     for metric, (ratio, result, english) in _RATIO_TITLES.items():
         found.append(Column(ratio, f"{english}_ratio", f"{metric}_ratio"))
         found.append(Column(result, f"{english}_result", f"{metric}_result"))
-    for name, (number, result) in _VALUE_TITLES.items():
-        found += [Column(*number, name), Column(*result, f"{name}_result")]
+    for name, (value_titles, result_titles) in _VALUE_TITLES.items():
+        found += [Column(*value_titles, name), Column(*result_titles, f"{name}_result")]
     found += [
         Column("ULP误差平均值", "mean_ulp", "mean_ulp"),
         Column("ULP误差大于阈值占比", "ulp_share", "ulp_share"),

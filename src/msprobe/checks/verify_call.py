@@ -238,7 +238,7 @@ class _Verification:
             if self._keep is None:
                 yield self._row(part, place, form)
             elif place == ("output", 0):
-                source = self._tensors.read(self._call.args[0], "input.0")  # type: ignore[arg-type]
+                source = self._tensors.read(self._call.args[0], "input.0")
                 yield self._dropout_row(part, place, form, source)
 
     def _backward(self, one: BackwardPass) -> Iterator[ResultRow]:

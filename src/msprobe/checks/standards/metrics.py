@@ -9,6 +9,7 @@ any other difference that involves NaN or an infinity is an infinite one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -237,7 +238,7 @@ def largest_value(dtype: str) -> float:
         return 448.0
     fraction = 2.0 - 2.0**-kind.fraction_bits
     top = 2**kind.exponent_bits - 1 - kind.bias
-    return fraction * 2.0 ** (top if dtype.endswith("fnuz") else top - 1)
+    return math.ldexp(fraction, top if dtype.endswith("fnuz") else top - 1)
 
 
 def _ulp_metrics(a: Floats, b: Floats, dtype: str, limits: TypeLimits) -> dict[str, float]:

@@ -33,10 +33,25 @@ _ARGUMENTS: Final = {"axis": "dim", "keep_dims": "keepdim", "keepdims": "keepdim
 _TENSORS: Final = ("mindspore.Tensor", "mindspore.Parameter")
 
 
-class SharedFunctionRunner(TorchRunner):
+class SharedFunctionRunner:
     """Runs those calls of MindSpore that PyTorch has under the same name."""
 
     reruns = False
+
+    def __init__(self) -> None:
+        self._pytorch = TorchRunner()
+
+    def device(self, word: str, *, jit_compile: bool = False) -> str:
+        """Return the device that a word names; see `TorchRunner.device`.
+
+        Raises:
+            UsageError: there is no such device.
+        """
+        return self._pytorch.device(word, jit_compile=jit_compile)
+
+    def share_cores(self, processes: int) -> None:
+        """Use one part of the cores of this machine."""
+        self._pytorch.share_cores(processes)
 
     def prepare(self, call: RecordedCall, tensors: TensorSource) -> PreparedCall:
         """Find PyTorch's function and rebuild the arguments.
@@ -45,7 +60,7 @@ class SharedFunctionRunner(TorchRunner):
             CannotReplayError: PyTorch has no such function, or an argument cannot be made again.
             DumpFormatError: a tensor file is damaged.
         """
-        return _Recorded(super().prepare(in_pytorch(call), tensors))
+        return _Recorded(self._pytorch.prepare(in_pytorch(call), tensors))
 
 
 class _Recorded:
