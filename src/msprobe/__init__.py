@@ -2,8 +2,9 @@
 """msprobe: find where a training run first goes wrong, and whether it is a bug or rounding.
 
 Capture with `msprobe.pytorch.PrecisionDebugger`; read what was captured with `open_dump`; compare
-two captures with `compare_dumps`; `golden` registers the reference of an operator of your own.
-Importing this package changes nothing and imports no framework.
+two captures with `compare_dumps`. Monitor with `msprobe.pytorch.TrainerMon`; read such a run with
+`open_monitor`. `golden` registers the reference of an operator of your own. Importing this package
+changes nothing and imports no framework.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from msprobe.compare.run import compare_dumps
     from msprobe.dump.reader import open_dump
+    from msprobe.monitor.reader import open_monitor
     from msprobe.replay.references import golden
 
 __version__: str
-__all__ = ["__version__", "compare_dumps", "golden", "open_dump"]
+__all__ = ["__version__", "compare_dumps", "golden", "open_dump", "open_monitor"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +27,10 @@ def __getattr__(name: str) -> Any:
         from msprobe.dump.reader import open_dump
 
         value: Any = open_dump
+    elif name == "open_monitor":
+        from msprobe.monitor.reader import open_monitor
+
+        value = open_monitor
     elif name == "compare_dumps":
         from msprobe.compare.run import compare_dumps
 

@@ -6,9 +6,12 @@
     │   └── ConfigFileError       the file as a whole cannot be read: missing, not JSON …
     ├── UsageError            the API was called in a way or order that cannot work
     ├── DumpFormatError       a dump on disk is damaged, hostile or of an unknown layout
+    │   ├── MonitorFormatError    a run of the monitor is damaged, foreign or of an unknown layout
     │   └── RecordNotFoundError   the dump is fine but holds no record, step or rank of that name
     ├── CheckpointFormatError a checkpoint on disk is damaged, hostile or of an unknown layout
     ├── RunConfigFormatError  a pack of config_check is damaged, hostile or of an unknown layout
+    ├── MonitorWriteError     a run of the monitor cannot be written, or another process does it
+    ├── MonitorStop           an alert of the monitor ends the training, as its settings ask
     ├── DumpWriteError        a dump cannot be written (full disk, no permission, vanished folder)
     ├── ReportWriteError      a table or page cannot be written
     └── UnsupportedError      the framework, its version or the device cannot do what was asked
@@ -124,6 +127,26 @@ class CheckpointFormatError(MsprobeError):
     def __init__(self, path: str | Path, problem: str) -> None:
         self.path = Path(path)
         super().__init__(f"{path}: {problem}")
+
+
+class MonitorFormatError(DumpFormatError):
+    """A run of the monitor is damaged, foreign or of an unknown layout."""
+
+
+class MonitorWriteError(MsprobeError):
+    """A run of the monitor cannot be written.
+
+    Attributes:
+        path: the file or folder concerned.
+    """
+
+    def __init__(self, path: str | Path, problem: str) -> None:
+        self.path = Path(path)
+        super().__init__(f"{path}: {problem}")
+
+
+class MonitorStop(MsprobeError):  # noqa: N818 - it stops the training, as `StopIteration` a loop
+    """An alert of the monitor ends the training, because its settings ask for that."""
 
 
 class RunConfigFormatError(MsprobeError):

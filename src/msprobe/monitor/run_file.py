@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of one rank: blocks, which are only ever appended, and an index of them.
+
+    rank{R}.rows    a head of 16 bytes, then blocks without gaps
+    rank{R}.index   a head of 16 bytes, then an `ENTRY` of 64 bytes for each block
+
+A block is written before its entry. So an entry whose block is not whole cannot be, and what a
+killed process leaves behind the last entry is cut off when another one continues. Kinds of blocks:
+
+    HEAD    JSON: configuration, versions, process groups; one for each process that wrote
+    LAYOUT  JSON, perhaps compressed: streams, operations and names of rows
+    VALUES  float64, operations by rows
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import ExitStack
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.dump.crc import crc32
+from msprobe.errors import MonitorFormatError
+
+ROWS_SUFFIX: Final = ".rows"
+INDEX_SUFFIX: Final = ".index"
+FILE_HEAD: Final = b"msprobe rows v1\n"
+INDEX_HEAD: Final = b"msprobe index 1\n"
+
+ENTRY: Final = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("length", "<u8"),
+        ("step", "<i8"),
+        ("time", "<f8"),
+        ("layout", "<i4"),
+        ("micro_step", "<i4"),
+        ("rows", "<i4"),
+        ("ops", "<i4"),
+        ("kind", "<u4"),
+        ("crc", "<u4"),
+        ("spare", "<u4"),
+        ("check", "<u4"),
+    ]
+)
+"""One block: its place, its content, the checksum of its bytes; `check` is that of the entry."""
+
+_CHECK_SEED: Final = 0x6D736D6F
+
+
+class Kind(IntEnum):
+    """Kinds of blocks."""
+
+    HEAD = 1
+    LAYOUT = 2
+    VALUES = 3
+
+
+def check_of(entries: NDArray[Any]) -> NDArray[np.uint32]:
+    """Return the checksums of entries."""
+    words = np.ascontiguousarray(entries).view("<u4").reshape(len(entries), -1)
+    rotated = [
+        (words[:, column] << np.uint32(column)) | (words[:, column] >> np.uint32(32 - column))
+        for column in range(1, words.shape[1] - 1)
+    ]
+    folded: NDArray[np.uint32] = np.bitwise_xor.reduce([words[:, 0], *rotated])
+    return folded ^ np.uint32(_CHECK_SEED)
+
+
+class RunFile:
+    """Reads the files of one rank, also while a process appends to them.
+
+    Args:
+        path: ``rank{R}.rows``.
+
+    Attributes:
+        path: as given.
+        entries: one `ENTRY` for each block.
+
+    Raises:
+        MonitorFormatError: they are no such files, or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: NDArray[Any] = np.zeros(0, ENTRY)
+        self._map: mmap.mmap | None = None
+        self._mapped = 0
+        with ExitStack() as unless_open:
+            try:
+                self._file = unless_open.enter_context(path.open("rb"))
+                index = path.with_suffix(INDEX_SUFFIX)
+                self._index = unless_open.enter_context(index.open("rb"))
+            except OSError as error:
+                problem = f"cannot be read: {error.strerror or error} ({error.filename})"
+                raise MonitorFormatError(path, problem) from error
+            heads = (self._file.read(len(FILE_HEAD)), self._index.read(len(INDEX_HEAD)))
+            if heads not in ((FILE_HEAD, INDEX_HEAD), (FILE_HEAD, b""), (b"", b"")):
+                raise MonitorFormatError(path, "is no file of msprobe's monitor")
+            self.refresh()
+            unless_open.pop_all()
+
+    def __enter__(self) -> RunFile:
+        """Return the file itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; entries and copies of blocks stay."""
+        self._file.close()
+        self._index.close()
+
+    @property
+    def end(self) -> int:
+        """Where the last whole block ends."""
+        if not len(self.entries):
+            return len(FILE_HEAD)
+        return int(self.entries["offset"][-1] + self.entries["length"][-1])
+
+    def refresh(self) -> bool:
+        """Read the entries that were added; return whether there were any."""
+        self._index.seek(len(INDEX_HEAD) + self.entries.nbytes)
+        added = self._index.read()
+        new = np.frombuffer(added, ENTRY, len(added) // ENTRY.itemsize)
+        if not len(new):
+            return False
+        size = os.fstat(self._file.fileno()).st_size
+        ends = new["offset"] + new["length"]
+        starts = np.concatenate([[self.end], ends[:-1]]).astype("<u8")
+        is_whole = (check_of(new) == new["check"]) & (new["offset"] == starts) & (ends <= size)
+        if not is_whole.all():
+            first = int(np.argmin(is_whole))
+            raise MonitorFormatError(self.path, f"is damaged: entry {first + len(self.entries)}")
+        self.entries = np.concatenate([self.entries, new])
+        return True
+
+    def block(self, place: int, *, checked: bool = True) -> memoryview:
+        """Return the bytes of a block.
+
+        Args:
+            place: of its entry.
+            checked: whether to compute its checksum, which reads all of it.
+
+        Raises:
+            MonitorFormatError: it is damaged.
+        """
+        entry = self.entries[place]
+        start, length = int(entry["offset"]), int(entry["length"])
+        if start + length > self._mapped:
+            self._mapped = os.fstat(self._file.fileno()).st_size
+            # An older map stays alive for as long as arrays show parts of it.
+            self._map = mmap.mmap(self._file.fileno(), self._mapped, access=mmap.ACCESS_READ)
+        assert self._map is not None
+        found = memoryview(self._map)[start : start + length]
+        if checked and crc32(found) != entry["crc"]:
+            raise MonitorFormatError(self.path, f"is damaged at byte {start}")
+        return found
+
+    def values(self, place: int, *, checked: bool = True) -> NDArray[np.float64]:
+        """Return the values of a block, shape (operations, rows); see `block`."""
+        entry = self.entries[place]
+        shape = (int(entry["ops"]), int(entry["rows"]))
+        if shape[0] * shape[1] * 8 != entry["length"]:
+            raise MonitorFormatError(self.path, f"is damaged: entry {place}")
+        return np.frombuffer(self.block(place, checked=checked), "<f8").reshape(shape)
