@@ -198,6 +198,7 @@ static double f16_value(uint16_t bits)
 
 typedef void (*block_fn)(const void *block, size_t n, struct total *t);
 typedef void (*fold_fn)(const void *block, size_t n, double *sums);
+typedef size_t (*below_fn)(const void *block, size_t n, uint64_t limit);
 
 struct kernels {
     const char *name;
@@ -205,6 +206,7 @@ struct kernels {
     fold_fn fold_i8, fold_u8, fold_i16, fold_u16, fold_i32, fold_u32, fold_i64, fold_u64, fold_f32,
         fold_f64;
     void (*project)(double *sums, size_t n, struct projections *projections);
+    below_fn below_16, below_32, below_64;
 };
 
 #define KERNELS(isa)                                                                            \
@@ -212,7 +214,7 @@ struct kernels {
      block_u16_##isa, block_i32_##isa, block_u32_##isa, block_i64_##isa, block_u64_##isa,       \
      block_bool_##isa, fold_i8_##isa, fold_u8_##isa, fold_i16_##isa, fold_u16_##isa,            \
      fold_i32_##isa, fold_u32_##isa, fold_i64_##isa, fold_u64_##isa, fold_f32_##isa,            \
-     fold_f64_##isa, project_##isa}
+     fold_f64_##isa, project_##isa, below_16_##isa, below_32_##isa, below_64_##isa}
 
 /* Ascending: the last one that works here is taken. */
 static const struct kernels ALL_KERNELS[] = {
@@ -343,6 +345,7 @@ struct layout {
     Py_ssize_t size[MAX_DIMS], stride[MAX_DIMS]; /* largest stride first, in elements, > 0 */
     double repeats; /* how often each element counts: product of the sizes with stride 0 */
     int is_in_order; /* whether this is the order of the elements in the tensor, each once */
+    struct magnitudes *magnitudes; /* counted on the way; NULL for nothing */
 };
 
 /* Called with a block of whole elements. */
@@ -418,16 +421,28 @@ static void walk(const struct layout *layout, size_t block_bytes, visit_fn visit
 
 /* ---- processing of each block --------------------------------------------------------------- */
 
+/* How many elements are below a threshold, and how large they are. */
+struct magnitudes {
+    double threshold; /* negative to count nothing */
+    double *bins;     /* MSPROBE_BINS counts, or NULL */
+    below_fn below;   /* NULL where the elements must be widened */
+    uint64_t limit;   /* the bits of the threshold in the type */
+    double count;
+};
+
 struct reduction {
     const struct kind *kind;
     block_fn block;
     struct total total;
+    struct magnitudes *magnitudes; /* counted while the block is near; NULL for nothing */
 };
 
 static void reduce_block(const void *block, size_t n, void *state)
 {
     struct reduction *reduction = state;
     reduction->block(block, n, &reduction->total);
+    struct magnitudes *magnitudes = reduction->magnitudes;
+    if (magnitudes) magnitudes->count += (double)magnitudes->below(block, n, magnitudes->limit);
 }
 
 /* Turn complex numbers into their absolute values and hand these on as float64. */
@@ -729,7 +744,9 @@ static void rescale_float64(struct result *r, const struct layout *layout,
 static void finish_floats(struct result *r, const struct layout *layout, const struct kind *kind,
                           double elements)
 {
-    struct reduction reduction = {kind, kernel_of(kind), EMPTY_TOTAL};
+    struct magnitudes *near = layout->magnitudes;
+    if (near && !near->below) near = NULL;
+    struct reduction reduction = {kind, kernel_of(kind), EMPTY_TOTAL, near};
     const struct total *t = &reduction.total;
     struct projecting projecting;
     int is_narrow = kind->category == FLOAT16 || kind->category == FLOAT32;
@@ -760,7 +777,7 @@ static void finish_floats(struct result *r, const struct layout *layout, const s
 static void finish_integers(struct result *r, const struct layout *layout,
                             const struct kind *kind, double elements)
 {
-    struct reduction reduction = {kind, kernel_of(kind), EMPTY_TOTAL};
+    struct reduction reduction = {kind, kernel_of(kind), EMPTY_TOTAL, NULL};
     const struct total *t = &reduction.total;
     struct projecting projecting;
     begin_projecting(&projecting, kind);
@@ -1015,6 +1032,7 @@ static PyObject *stats(PyObject *module, PyObject *const *args, Py_ssize_t nargs
     layout.stride[0] = 1;
     layout.repeats = 1.0;
     layout.is_in_order = 1;
+    layout.magnitudes = NULL;
     return stats_of(&layout, kind, (size_t)n);
 }
 
@@ -1076,22 +1094,173 @@ static Py_ssize_t read_layout(struct layout *layout, int ndim, const int64_t *sh
     return n;
 }
 
+/* Fill `layout` as `read_layout` does, and check that its elements may be read. */
+static Py_ssize_t read_buffer(struct layout *layout, int kind, const char *start, int ndim,
+                              const int64_t *shape, const int64_t *strides, Py_ssize_t size_bytes)
+{
+    layout->start = start;
+    layout->itemsize = KINDS[kind].itemsize;
+    layout->magnitudes = NULL;
+    Py_ssize_t n = read_layout(layout, ndim, shape, strides), extent = 1;
+    if (n <= 0) return n;
+    if (start == NULL) {
+        null_address();
+        return -1;
+    }
+    for (int i = 0; i < layout->ndim; i++) extent += (layout->size[i] - 1) * layout->stride[i];
+    if (extent * (Py_ssize_t)layout->itemsize > size_bytes) {
+        PyErr_SetString(PyExc_ValueError, "the buffer ends before the last element");
+        return -1;
+    }
+    return n;
+}
+
 static PyObject *statistics(int kind, const char *start, int ndim, const int64_t *shape,
                             const int64_t *strides, Py_ssize_t size_bytes)
 {
     struct layout layout; /* 1 KiB: only what is used gets set */
-    layout.start = start;
-    layout.itemsize = KINDS[kind].itemsize;
-    Py_ssize_t n = read_layout(&layout, ndim, shape, strides), extent = 1;
+    Py_ssize_t n = read_buffer(&layout, kind, start, ndim, shape, strides, size_bytes);
     if (n < 0) return NULL;
-    if (n == 0) return empty_tuple();
-    if (start == NULL) return null_address();
-    for (int i = 0; i < layout.ndim; i++) extent += (layout.size[i] - 1) * layout.stride[i];
-    if (extent * (Py_ssize_t)layout.itemsize > size_bytes) {
-        PyErr_SetString(PyExc_ValueError, "the buffer ends before the last element");
-        return NULL;
+    return n ? stats_of(&layout, kind, (size_t)n) : empty_tuple();
+}
+
+/* ---- numbers and magnitudes ----------------------------------------------------------------- */
+
+/* The least bits of a magnitude in a type that are not below a number. */
+static uint64_t bits_from(const struct kind *kind, double number)
+{
+    uint64_t low = 0, high = (uint64_t)kind->inf_key;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (value_of_key(kind, (int64_t)middle) < number) low = middle + 1;
+        else high = middle;
     }
-    return stats_of(&layout, kind, (size_t)n);
+    return low;
+}
+
+/* Elements of any type but complex ones, as doubles. */
+static void widen_any(const struct projecting *projecting, const void *block, size_t n, double *out)
+{
+#define WIDEN_AS(TYPE)                                                                          \
+    for (size_t i = 0; i < n; i++) out[i] = (double)((const TYPE *)block)[i];                   \
+    return
+    switch (projecting->kind - KINDS) {
+    case K_I8: WIDEN_AS(int8_t);
+    case K_U8:
+    case K_BOOL: WIDEN_AS(uint8_t);
+    case K_I16: WIDEN_AS(int16_t);
+    case K_U16: WIDEN_AS(uint16_t);
+    case K_I32: WIDEN_AS(int32_t);
+    case K_U32: WIDEN_AS(uint32_t);
+    case K_I64: WIDEN_AS(int64_t);
+    case K_U64: WIDEN_AS(uint64_t);
+    default: widen(projecting, block, n, out);
+    }
+#undef WIDEN_AS
+}
+
+#define LOWEST_POWER (-40)
+#define HIGHEST_POWER 24
+
+static int bin_of(double magnitude)
+{
+    if (magnitude == 0) return 0;
+    int exponent;
+    frexp(magnitude, &exponent); /* 2^(exponent - 1) <= magnitude */
+    if (--exponent < LOWEST_POWER) return 1;
+    if (exponent >= HIGHEST_POWER) return MSPROBE_BINS - 1;
+    return 2 + (exponent - LOWEST_POWER) / 2;
+}
+
+struct counting {
+    struct magnitudes *magnitudes;
+    struct projecting widening;
+};
+
+static void count_magnitudes(const void *block, size_t n, void *state)
+{
+    const struct counting *counting = state;
+    struct magnitudes *magnitudes = counting->magnitudes;
+    const struct kind *kind = counting->widening.kind;
+    double values[512];
+    const char *p = block;
+    for (size_t step, left = n * parts_of(kind); left; left -= step) {
+        step = left < 512 ? left : 512;
+        widen_any(&counting->widening, p, step, values);
+        p += step * kind->itemsize / parts_of(kind);
+        if (!magnitudes->below)
+            for (size_t i = 0; i < step; i++)
+                magnitudes->count += fabs(values[i]) < magnitudes->threshold;
+        if (magnitudes->bins)
+            for (size_t i = 0; i < step; i++)
+                if (isfinite(values[i])) magnitudes->bins[bin_of(fabs(values[i]))] += 1;
+    }
+}
+
+static below_fn below_of(const struct kind *kind)
+{
+    switch (kind->category) {
+    case FLOAT16: return chosen.below_16;
+    case FLOAT32: return chosen.below_32;
+    case FLOAT64: return chosen.below_64;
+    default: return NULL;
+    }
+}
+
+static void compute_measures(struct layout *layout, int kind_index, size_t n, double threshold,
+                             double *bins, struct msprobe_measures *out)
+{
+    const struct kind *kind = &KINDS[kind_index];
+    struct result result = {0};
+    struct magnitudes magnitudes = {threshold, bins, below_of(kind), 0, 0};
+    int is_counted = threshold >= 0 && kind->category != COMPLEX;
+    if (is_counted && magnitudes.below) {
+        magnitudes.limit = bits_from(kind, threshold);
+        layout->magnitudes = &magnitudes;
+    }
+    compute_ieee(&result, layout, kind_index, n);
+    if (kind->category != COMPLEX && (bins || (is_counted && !magnitudes.below))) {
+        struct counting counting = {&magnitudes, {0}};
+        begin_projecting(&counting.widening, kind);
+        walk(layout, BLOCK_BYTES, count_magnitudes, &counting);
+    }
+    double repeats = layout->repeats;
+    out->count = (double)n * repeats * (kind_index == K_E2M1X2 ? 2 : 1);
+    out->below = is_counted ? magnitudes.count * repeats : NAN;
+    if (bins)
+        for (int i = 0; i < MSPROBE_BINS; i++) bins[i] *= repeats;
+    out->nan = result.is_finite ? 0 : (double)result.nan;
+    out->inf = result.is_finite ? 0 : (double)(result.positive + result.negative);
+    out->norm = result.form == BOOLEANS ? NAN : result.norm;
+    if (result.form == NUMBERS) {
+        out->max = result.max, out->min = result.min, out->mean = result.mean;
+        return;
+    }
+    uint64_t flip = result.is_unsigned ? (uint64_t)1 << 63 : 0;
+    out->max = flip ? (double)((uint64_t)result.int_max ^ flip) : (double)result.int_max;
+    out->min = flip ? (double)((uint64_t)result.int_min ^ flip) : (double)result.int_min;
+    out->mean = result.form == BOOLEANS ? NAN : (double)result.int_sum / result.count;
+}
+
+static int measure(int kind, const char *start, int ndim, const int64_t *shape,
+                   const int64_t *strides, Py_ssize_t size_bytes, double threshold, double *bins,
+                   struct msprobe_measures *out)
+{
+    struct layout layout;
+    Py_ssize_t n = read_buffer(&layout, kind, start, ndim, shape, strides, size_bytes);
+    if (n < 0) return -1;
+    if (n == 0) {
+        *out = (struct msprobe_measures){NAN, NAN, NAN, NAN, NAN, 0, 0, 0};
+        return 0;
+    }
+    if ((size_t)n * layout.itemsize < GIL_RELEASE_BYTES) {
+        compute_measures(&layout, kind, (size_t)n, threshold, bins, out);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        compute_measures(&layout, kind, (size_t)n, threshold, bins, out);
+        Py_END_ALLOW_THREADS
+    }
+    return 0;
 }
 
 /* Copy a tuple of sizes; -1 with an exception. */
@@ -1219,7 +1388,7 @@ static struct msprobe_kind kind_at(int index)
 }
 
 static const struct msprobe_native_api API = {MSPROBE_NATIVE_API_VERSION, KIND_COUNT, kind_at,
-                                              statistics};
+                                              statistics, measure};
 
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_native", "One-pass statistics and stack keys.", -1, METHODS,

@@ -10,13 +10,23 @@
 #include <stdint.h>
 
 #define MSPROBE_NATIVE_API "msprobe.capture._native.API"
-#define MSPROBE_NATIVE_API_VERSION 2
+#define MSPROBE_NATIVE_API_VERSION 3
 #define MSPROBE_MAX_DIMS 64
 
 struct msprobe_kind {
     const char *name; /* "float32", as the frameworks call it */
     size_t itemsize;
 };
+
+/* Numbers of a buffer as doubles; NaN where there are none (the mean of booleans). */
+struct msprobe_measures {
+    double max, min, mean, norm;
+    double below; /* how many elements have a magnitude below the threshold */
+    double nan, inf, count;
+};
+
+/* Bins of magnitudes: zeros, below 2^-40, 32 bins of two powers of two each, 2^24 and above. */
+#define MSPROBE_BINS 35
 
 struct msprobe_native_api {
     int version;
@@ -27,6 +37,11 @@ struct msprobe_native_api {
      * `size_bytes` readable bytes that its last element needs. */
     PyObject *(*statistics)(int kind, const char *start, int ndim, const int64_t *shape,
                             const int64_t *strides, Py_ssize_t size_bytes);
+    /* The same as numbers, without projections. `threshold`: negative to count nothing; `bins`:
+     * MSPROBE_BINS counts to fill, or NULL. 0, or -1 with an exception as above. */
+    int (*measure)(int kind, const char *start, int ndim, const int64_t *shape,
+                   const int64_t *strides, Py_ssize_t size_bytes, double threshold,
+                   double *bins, struct msprobe_measures *out);
 };
 
 #endif

@@ -338,6 +338,26 @@ TARGET static void ISA(block_bool)(const void *block, size_t n, struct total *t)
     if (min < t->min) t->min = min;
 }
 
+/* Count the elements whose magnitude is below the one with the bits `limit`; NaN is above all. */
+#define BELOW_BLOCK(NAME, TYPE, MAGNITUDE)                                                      \
+    TARGET static size_t ISA(NAME)(const void *block, size_t n, uint64_t limit)                 \
+    {                                                                                           \
+        const TYPE *p = block;                                                                  \
+        TYPE end = (TYPE)limit;                                                                 \
+        size_t count = 0;                                                                       \
+        while (n) {                                                                             \
+            size_t step = n < 128 ? n : 128; /* sums of 8 bits and more hold as many */         \
+            TYPE few = 0;                                                                       \
+            for (size_t i = 0; i < step; i++) few += (TYPE)((TYPE)(p[i] & MAGNITUDE) < end);    \
+            count += few, p += step, n -= step;                                                 \
+        }                                                                                       \
+        return count;                                                                           \
+    }
+
+BELOW_BLOCK(below_16, uint16_t, 0x7fff)
+BELOW_BLOCK(below_32, uint32_t, 0x7fffffff)
+BELOW_BLOCK(below_64, uint64_t, (uint64_t)INT64_MAX)
+
 /* Add up the elements of at most a sign block that have equal signs, for the types whose own
  * reduction does not project. `sums` gets min(n, SIGN_PERIOD) numbers. */
 #define FOLD(NAME, TYPE, WIDE)                                                                  \
@@ -390,6 +410,7 @@ TARGET static void ISA(project)(double *sums, size_t n, struct projections *proj
 }
 
 #undef SUM_BLOCK
+#undef BELOW_BLOCK
 #undef FOLD
 #undef MAX_FLOATS
 #undef MIN_FLOATS

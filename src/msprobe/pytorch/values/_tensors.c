@@ -1509,6 +1509,98 @@ static PyObject *fill_prints(PyObject *module, PyObject *args)
     return left;
 }
 
+/* ---- measures, for the monitor ----------------------------------------------------------------- */
+
+struct measuring {
+    struct msprobe_measures *of;
+    double threshold, *bins; /* `bins` may be NULL */
+    PyObject *known;         /* None, or a dictionary: address -> (weak reference, `probe`, bytes) */
+};
+
+static int measure_view(const struct measuring *measuring, Py_ssize_t place, PyObject *tensor,
+                        const struct view *view)
+{
+    PyObject *storage = PyObject_CallMethodNoArgs(tensor, names.untyped_storage);
+    int64_t size_bytes = storage ? take_int(PyObject_CallMethodNoArgs(storage, names.nbytes)) : 0;
+    int64_t offset = storage ? take_int(PyObject_CallMethodNoArgs(tensor, names.storage_offset)) : 0;
+    Py_XDECREF(storage);
+    if (PyErr_Occurred()) return -1;
+    double *bins = measuring->bins ? measuring->bins + place * MSPROBE_BINS : NULL;
+    return native->measure(view->kind, view->data, view->ndim, view->shape, view->strides,
+                           size_bytes - offset * (int64_t)view->itemsize, measuring->threshold, bins,
+                           measuring->of + place);
+}
+
+/* Return the bytes of the numbers of a tensor if it is unchanged; NULL perhaps with an exception. */
+static PyObject *known_measures(const struct measuring *measuring, PyObject *tensor,
+                                PyObject *address, PyObject *key)
+{
+    PyObject *row = PyDict_GetItemWithError(measuring->known, address);
+    if (!row || PyObject_RichCompareBool(PyTuple_GET_ITEM(row, 1), key, Py_EQ) != 1) return NULL;
+    PyObject *referent = PyObject_CallNoArgs(PyTuple_GET_ITEM(row, 0));
+    Py_XDECREF(referent);
+    return referent == tensor ? PyTuple_GET_ITEM(row, 2) : NULL;
+}
+
+static int remember_measures(const struct measuring *measuring, Py_ssize_t place, PyObject *tensor,
+                             PyObject *address, PyObject *key)
+{
+    const char *numbers = (const char *)(measuring->of + place);
+    PyObject *reference = PyWeakref_NewRef(tensor, NULL), *row = NULL;
+    PyObject *bytes = PyBytes_FromStringAndSize(numbers, sizeof *measuring->of);
+    if (reference && bytes) row = PyTuple_Pack(3, reference, key, bytes);
+    int failed = !row || PyDict_SetItem(measuring->known, address, row) < 0;
+    Py_XDECREF(reference);
+    Py_XDECREF(bytes);
+    Py_XDECREF(row);
+    return failed ? -1 : 0;
+}
+
+static int fill_measure(void *state, Py_ssize_t place, PyObject *tensor)
+{
+    const struct measuring *measuring = state;
+    struct view view;
+    if (read_view(tensor, &view) <= 0) return 0;
+    int is_asked = measuring->known != Py_None && !measuring->bins && is_dense(&view, 1);
+    uint64_t number = is_asked && is_covered(tensor, &view) ? probe(tensor, &view) : 0;
+    if (!number) return measure_view(measuring, place, tensor, &view) == 0;
+    PyObject *address = PyLong_FromVoidPtr(tensor), *key = PyLong_FromUnsignedLongLong(number);
+    PyObject *numbers = address && key ? known_measures(measuring, tensor, address, key) : NULL;
+    int failed = PyErr_Occurred() != NULL;
+    if (numbers)
+        memcpy(measuring->of + place, PyBytes_AS_STRING(numbers), sizeof *measuring->of);
+    else if (!failed)
+        failed = measure_view(measuring, place, tensor, &view) < 0 ||
+                 remember_measures(measuring, place, tensor, address, key) < 0;
+    Py_XDECREF(address);
+    Py_XDECREF(key);
+    return !failed;
+}
+
+static PyObject *fill_measures(PyObject *module, PyObject *args)
+{
+    PyObject *tensors, *bins, *left = NULL;
+    struct measuring measuring;
+    Py_buffer out, filled = {0};
+    if (!PyArg_ParseTuple(args, "O!w*dOO", &PyList_Type, &tensors, &out, &measuring.threshold, &bins,
+                          &measuring.known))
+        return NULL;
+    Py_ssize_t count = out.len / (Py_ssize_t)sizeof *measuring.of;
+    if (measuring.known != Py_None && !PyDict_Check(measuring.known))
+        PyErr_SetString(PyExc_TypeError, "expected a dictionary or None");
+    else if (bins == Py_None || PyObject_GetBuffer(bins, &filled, PyBUF_WRITABLE) == 0) {
+        measuring.of = out.buf;
+        measuring.bins = filled.buf;
+        if (filled.obj && filled.len != count * MSPROBE_BINS * (Py_ssize_t)sizeof(double))
+            PyErr_SetString(PyExc_ValueError, "expected the bins of each tensor");
+        else
+            left = fill_all(tensors, count, &measuring, fill_measure);
+        if (filled.obj) PyBuffer_Release(&filled);
+    }
+    PyBuffer_Release(&out);
+    return left;
+}
+
 #define SAMPLES 8 /* as in dump/facts.py */
 
 /* How an element of a type is read; 0 of types whose elements are read in Python. */
@@ -1623,6 +1715,11 @@ static PyMethodDef METHODS[] = {
     {"fill_prints", fill_prints, METH_VARARGS,
      "fill_prints(tensors, out, known | None, asks, crc32) -> as fill_columns(); the others have in "
      "the buffer `out`: uint64 checksum, float64 norm, two float64 projections"},
+    {"fill_measures", fill_measures, METH_VARARGS,
+     "fill_measures(tensors, out, threshold, bins | None, known | None) -> places of the tensors that "
+     "are no plain ones on the CPU; the others have in the buffer `out`: max, min, mean, norm, "
+     "elements below the threshold, NaN, infinities, elements, all float64; in `bins` they have 35 "
+     "counts each. `known` spares reading again what has not changed"},
     {"find_edges", find_edges, METH_VARARGS,
      "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
      "msprobe.pytorch.gradients.graph_search"},
