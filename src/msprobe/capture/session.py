@@ -23,7 +23,7 @@ from msprobe.capture.adapter import Adapter
 from msprobe.capture.attaching import Attachable
 from msprobe.capture.backward_passes import BackwardPasses
 from msprobe.capture.calls import Calls
-from msprobe.capture.facts import FactCollector
+from msprobe.capture.facts import FactCollector, FactSink
 from msprobe.capture.overflow import OverflowCheck, counts
 from msprobe.capture.recording import (
     OverflowRecording,
@@ -247,6 +247,26 @@ class Session:
                 self._guarded("stop", self.backward.close_passes)
                 self.write_json()
             self._switched_on()
+
+    def observe(self, step: int, facts: FactSink) -> None:
+        """Begin to observe a step for the sinks of the caller, without a dump.
+
+        Args:
+            step: its number.
+            facts: takes the facts of the step.
+        """
+        self.end_observing()
+        self.set_step(step)
+        self.facts.begin(step, facts)
+        self.capturing = self.observing = True
+        self.thread = threading.get_ident()
+
+    def end_observing(self) -> None:
+        """End the step that `observe` began; hooks stay until the undo stacks are closed."""
+        if self.capturing:
+            self._guarded("end of step", self.backward.close_passes)
+            self._guarded("end of step", self.facts.finish)
+        self.capturing = self.observing = False
 
     def wait_for_graphs(self) -> None:
         """Wait for the compiled graphs that the program has launched."""

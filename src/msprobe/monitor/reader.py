@@ -226,8 +226,9 @@ class MonitorRun:
         for each in self.streams if stream is None else [stream]:
             table = self.table(each, ranks=ranks, names=wanted, steps=steps)
             kept = ["rank", "step", "micro_step", "chunk", "name", "call", "time"]
-            long = table.unpivot(self.ops(each), index=kept, variable_name="op", value_name="value")
-            found.append(long.with_columns(pl.lit(each).alias("stream")))
+            # A column of the table may be called "value".
+            long = table.unpivot(self.ops(each), index=kept, variable_name="op", value_name="=")
+            found.append(long.with_columns(pl.lit(each).alias("stream")).rename({"=": "value"}))
         order = ["rank", "step", "micro_step", "stream", "chunk", "name", "call", "op", "value"]
         if not found:
             return pl.DataFrame(schema=[*order, "time"])

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from msprobe.pytorch.comparing import compare, compare_distributed
 from msprobe.pytorch.debugger import PrecisionDebugger
+from msprobe.pytorch.monitoring.trainer_mon import TrainerMon
 from msprobe.pytorch.single_module import module_dump, module_dump_end
 from msprobe.pytorch.training.seed import seed_all
 
 __all__ = [
     "PrecisionDebugger",
+    "TrainerMon",
     "compare",
     "compare_distributed",
     "module_dump",

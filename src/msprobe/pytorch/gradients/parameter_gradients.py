@@ -48,7 +48,7 @@ class ParameterGradients(ParameterWatch):
         handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             partial(_accumulated, owner)
         )
-        _make_first(parameter, handle.id)
+        make_first(parameter, handle.id)
         remove: Callable[[], None] = handle.remove
         return remove
 
@@ -85,7 +85,8 @@ def _take_accumulated(owner: ParameterOwner, parameter: Tensor) -> None:
         owner.take(parameter.grad)
 
 
-def _make_first(parameter: Tensor, hook_id: int) -> None:
+def make_first(parameter: Tensor, hook_id: int) -> None:
+    """Let a hook on the accumulated gradient run before the others of its parameter."""
     hooks: Any = parameter._post_accumulate_grad_hooks  # an OrderedDict
     hooks.move_to_end(hook_id, last=False)
 

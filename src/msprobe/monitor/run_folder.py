@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choose the folder of a run: a new one, or that of the run that goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from msprobe.errors import ConfigError
+from msprobe.monitor.reader import files_of, newest_run
+from msprobe.monitor.settings import MonitorSettings
+
+VARIABLE: Final = "MONITOR_OUTPUT_DIR"
+_DEFAULT: Final = "monitor_output"
+
+
+def output_root(settings: MonitorSettings) -> Path:
+    """Return the folder of runs."""
+    chosen = settings.keys.output_dir or os.environ.get(VARIABLE) or _DEFAULT
+    return Path(os.path.abspath(Path(chosen).expanduser()))  # noqa: PTH100 (resolve() follows links)
+
+
+def run_folder(
+    settings: MonitorSettings, rank: int, *, resumes: bool, agree: Callable[[str], str]
+) -> Path:
+    """Return the folder that a process writes to.
+
+    Args:
+        settings: `run` names it; `append_output` says between which times the run began.
+        rank: of the process.
+        resumes: whether the training goes on from a later step; it continues the newest run then.
+        agree: makes the name of a new run the same in all processes.
+
+    Raises:
+        ConfigError: no run began between the times of `append_output`.
+    """
+    root = output_root(settings)
+    keys = settings.keys
+    if keys.run:
+        return root / keys.run
+    if keys.append_output:
+        first, last = map(_digits, keys.append_output)
+        for folder in sorted(root.glob("*"), reverse=True):
+            began = _digits(folder.name)
+            is_between = first <= began[: len(first)] and began[: len(last)] <= last
+            if is_between and rank in files_of(folder):
+                return folder
+        rule = f"two times between which a run in {root} began"
+        raise ConfigError("append_output", keys.append_output, rule, source=settings.source or "")
+    newest = newest_run(root) if resumes and root.is_dir() else None
+    if newest is not None and rank in files_of(newest):
+        return newest
+    return root / agree(new_name())
+
+
+def new_name() -> str:
+    """Return the name of a run that begins now: the time, in UTC."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
+
+
+def _digits(text: str) -> str:
+    return re.sub(r"\D", "", text)

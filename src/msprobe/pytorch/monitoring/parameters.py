@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure parameters, their gradients before and after reduction, and states of optimizers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from msprobe.capture.session import Session
+from msprobe.monitor.rows import Stream
+from msprobe.pytorch.gradients.parameter_gradients import make_first
+from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.monitoring.optimizers import OptimizerView, gradient_of
+from msprobe.pytorch.monitoring.step_rows import Key, StepRows
+from msprobe.pytorch.values.measures import Known
+from msprobe.pytorch.values.readable import readable
+
+Named = tuple[Key, Tensor]
+
+_MOMENTS: Final = {"exp_avg": Stream.EXP_AVG, "exp_avg_sq": Stream.EXP_AVG_SQ}
+RATIO: Final = "ratio"
+MG_DIRECTION: Final = "mg_direction"
+
+
+class Parameters:
+    """The parameters of the models, read around each step of the optimizer.
+
+    Attributes:
+        rows: of the step; None while nothing is collected.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        parameters: Sequence[Named],
+        view: OptimizerView,
+        *,
+        micro_steps: int,
+        reads_main_grad: bool,
+        every_micro_step: bool,
+        holds_reduced: bool,
+        direction: bool,
+    ) -> None:
+        """Create it; no hook is installed.
+
+        Args:
+            session: learns of exceptions.
+            parameters: the parameters with their names.
+            view: reads gradients and states.
+            micro_steps: backward passes for each step of the optimizer.
+            reads_main_grad: whether gradients are in `main_grad`.
+            every_micro_step: whether gradients before reduction are measured each time.
+            holds_reduced: whether this rank measures reduced gradients, which others have, too.
+            direction: whether gradients are compared with first moments.
+        """
+        self._session = session
+        self._parameters = parameters
+        self._view = view
+        self._micro_steps = micro_steps
+        self._reads_main_grad = reads_main_grad
+        self._every_micro_step = every_micro_step
+        self._holds_reduced = holds_reduced
+        self._direction = direction
+        self.rows: StepRows | None = None
+        self._passes: Counter[Tensor] = Counter()
+        self._known_parameters: Known = {}
+        self._known_gradients: Known = {}
+        self._before: list[tuple[Key, Tensor, Tensor]] = []
+
+    def begin_step(self, rows: StepRows | None) -> None:
+        """Begin a step, or stop with None."""
+        self.rows = rows
+        self._passes.clear()
+        self._known_gradients.clear()
+        self._before.clear()
+
+    # -- before reduction ----------------------------------------------------------------------
+
+    def install(self, undo: ExitStack) -> None:
+        """Watch the gradients of parameters as torch accumulates them."""
+        for key, parameter in self._parameters:
+            if parameter.requires_grad and parameter.is_leaf:
+                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    partial(self._accumulated, key)
+                )
+                make_first(parameter, handle.id)
+                undo.callback(handle.remove)
+
+    def _accumulated(self, key: Key, parameter: Tensor) -> None:
+        if self.rows is not None:
+            quietly(self._session, "gradient", self._take_unreduced, self.rows, key, parameter)
+
+    def _take_unreduced(self, rows: StepRows, key: Key, parameter: Tensor) -> None:
+        micro_step = self._passes[parameter]
+        self._passes[parameter] = micro_step + 1
+        is_last = micro_step == self._micro_steps - 1
+        if not (is_last or self._every_micro_step):
+            return
+        gradient = gradient_of(parameter, reads_main_grad=self._reads_main_grad)
+        settings = rows.streams.get(Stream.GRAD_UNREDUCED)
+        if gradient is not None and settings is not None and settings.wants(key.name):
+            number = micro_step if self._every_micro_step else 0
+            batch = rows.batch(Stream.GRAD_UNREDUCED, number)
+            batch.add((key,), [gradient], self._known_gradients)
+
+    # -- around the step of the optimizer --------------------------------------------------------
+
+    def read_before(self) -> None:
+        """Measure what the optimizer gets."""
+        rows = self.rows
+        if rows is None:
+            return
+        if self._holds_reduced:
+            self._put(rows, Stream.GRAD_REDUCED, self._view.gradient, self._known_gradients)
+        self._put_states(rows)
+        self._put(rows, Stream.PARAM_ORIGIN, _itself, self._known_parameters)
+        if Stream.UPDATE in rows.streams:
+            self._copy_parameters(rows)
+        if self._direction:
+            self._put_direction(rows)
+
+    def read_after(self) -> None:
+        """Measure what the optimizer leaves."""
+        rows = self.rows
+        if rows is None:
+            return
+        self._put(rows, Stream.PARAM_UPDATED, _itself, self._known_parameters)
+        if self._before:
+            self._put_updates(rows)
+
+    def total_norm(self) -> float | None:
+        """Return the norm of all gradients together as the optimizer gets them; None without any.
+
+        Those that were measured unreduced and have not changed since are not read again.
+        """
+        found = [
+            gradient
+            for _, parameter in self._parameters
+            if (gradient := self._view.gradient(parameter)) is not None
+        ]
+        if not found or not all(isinstance(readable(one), Tensor) for one in found):
+            return None
+        from msprobe.pytorch.values.measures import Measures
+
+        measures = Measures(-1.0)
+        measures.add(found, self._known_gradients)
+        norms = measures.wait()[0][:, 3]
+        return float((norms * norms).sum() ** 0.5)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _wanted(self, rows: StepRows, stream: Stream) -> Iterator[Named]:
+        settings = rows.streams.get(stream)
+        if settings is not None:
+            for key, parameter in self._parameters:
+                if settings.wants(key.name):
+                    yield key, parameter
+
+    def _put(
+        self,
+        rows: StepRows,
+        stream: Stream,
+        read: Callable[[Tensor], Tensor | None],
+        known: Known,
+    ) -> None:
+        found = [(key, read(parameter)) for key, parameter in self._wanted(rows, stream)]
+        keys = [key for key, tensor in found if tensor is not None]
+        tensors = [tensor for _, tensor in found if tensor is not None]
+        if tensors:
+            rows.batch(stream).add(keys, tensors, known)
+
+    def _put_states(self, rows: StepRows) -> None:
+        wanted = [*_MOMENTS.values(), Stream.STATE]
+        if not any(stream in rows.streams for stream in wanted):
+            return
+        found: dict[Stream, tuple[list[Key], list[Tensor]]] = {}
+        for key, parameter in self._parameters:
+            for name, state in self._view.states(parameter).items():
+                if not isinstance(state, Tensor) or state.dim() == 0:
+                    continue
+                stream = _MOMENTS.get(name, Stream.STATE)
+                settings = rows.streams.get(stream)
+                if settings is None or not settings.wants(key.name):
+                    continue
+                shown = key if name in _MOMENTS else key._replace(name=f"{key.name}:{name}")
+                keys, tensors = found.setdefault(stream, ([], []))
+                keys.append(shown)
+                tensors.append(state)
+        for stream, (keys, tensors) in found.items():
+            rows.batch(stream).add(keys, tensors)
+
+    def _copy_parameters(self, rows: StepRows) -> None:
+        self._before = [
+            (key, found, found.detach().clone())
+            for key, parameter in self._wanted(rows, Stream.UPDATE)
+            if parameter.requires_grad and isinstance(found := readable(parameter), Tensor)
+        ]
+
+    def _put_updates(self, rows: StepRows) -> None:
+        """Measure the differences, which take the place of the copies."""
+        keys = [key for key, _, _ in self._before]
+        copies = [copy for _, _, copy in self._before]
+        sizes = torch._foreach_norm(copies)
+        torch._foreach_sub_(copies, [parameter for _, parameter, _ in self._before])
+        changes = torch._foreach_norm(copies)
+        ratios = torch.stack(changes) / torch.stack(sizes)
+        rows.batch(Stream.UPDATE).add(keys, copies)
+        for key, ratio in zip(keys, ratios.tolist(), strict=True):
+            rows.put_number(key.name, ratio, stream=Stream.UPDATE, op=RATIO)
+        self._before = []
+
+    def _put_direction(self, rows: StepRows) -> None:
+        for key, parameter in self._wanted(rows, Stream.OTHER):
+            gradient = self._view.gradient(parameter)
+            moment = self._view.states(parameter).get("exp_avg")
+            if gradient is None:
+                continue
+            share = 1.0
+            if isinstance(moment, Tensor) and moment.numel():
+                agreeing = (gradient.sign() * moment.sign()).sum().item()
+                share = (agreeing / moment.numel() + 1) / 2
+            rows.put_number(key.name, share, stream=Stream.OTHER, op=MG_DIRECTION)
+
+
+def _itself(parameter: Tensor) -> Tensor:
+    return parameter
+
+
+def plain_number(value: Any) -> float | None:
+    """Return a setting of an optimizer as a number, None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, Tensor) and value.numel() == 1 and value.is_cpu:
+        return float(value)
+    return None

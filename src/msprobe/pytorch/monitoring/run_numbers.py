@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of the run: loss, learning rates, norms of all gradients, loss scale, skipped steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msprobe.dump.facts import Clip, Loss, Scaler
+from msprobe.monitor.rows import Stream
+from msprobe.pytorch.monitoring.parameters import plain_number
+from msprobe.pytorch.monitoring.step_rows import StepRows
+
+LOSS = "loss"
+GRAD_NORM = "grad_norm"
+GRAD_NORM_CLIPPED = "grad_norm_clipped"
+LOSS_SCALE = "loss_scale"
+SKIPPED = "skipped"
+
+
+class RunNumbers:
+    """Takes the facts of a step (a `FactSink`) that are numbers of the run.
+
+    Args:
+        skipped: called when a scaler kept the optimizer from stepping.
+
+    Attributes:
+        rows: of the step; None while nothing is collected.
+    """
+
+    def __init__(self, skipped: Callable[[], None]) -> None:
+        self.rows: StepRows | None = None
+        self._skipped = skipped
+        self._skips = 0
+        self._loss_scale: float | None = None
+        self._clipped_from: float | None = None
+        self._first_micro: int | None = None
+
+    def begin_step(self, rows: StepRows | None) -> None:
+        """Begin a step, or stop with None."""
+        self.rows = rows
+        self._clipped_from = None
+        self._first_micro = None
+        if rows is None:
+            self._loss_scale = None  # it may change unseen
+
+    def put_fact(self, part: str, value: Any) -> None:
+        """Take a fact."""
+        match value:
+            case Loss() if value.value is not None:
+                if self._first_micro is None:
+                    self._first_micro = value.micro
+                self._put(LOSS, value.value, value.micro - self._first_micro)
+            case Clip() if value.total_norm is not None:
+                self._clipped_from = value.total_norm
+            case Scaler():
+                self._loss_scale = value.new_scale
+                if value.skipped:
+                    self._skips += 1
+                    self._skipped()
+
+    def put_optimizer(self, groups: Sequence[dict[str, Any]], total_norm: float | None) -> None:
+        """Take the settings with which the optimizer steps, and the norm of all gradients."""
+        if self.rows is None or Stream.RUN not in self.rows.streams:
+            return
+        for number, group in enumerate(groups):
+            for name, value in group.items():
+                values = value if isinstance(value, tuple | list) and name != "params" else (value,)
+                for place, one in enumerate(values):
+                    found = plain_number(one)
+                    if found is not None:
+                        part = f"[{place}]" if isinstance(value, tuple | list) else ""
+                        self._put(f"{name}{part}.{number}", found)
+        if total_norm is not None:
+            before = self._clipped_from
+            self._put(GRAD_NORM, total_norm if before is None else before)
+            self._put(GRAD_NORM_CLIPPED, total_norm)
+        if self._loss_scale is not None:
+            self._put(LOSS_SCALE, self._loss_scale)
+            self._put(SKIPPED, float(self._skips))
+        self._skips = 0
+
+    def _put(self, name: str, value: float, micro_step: int = 0) -> None:
+        if self.rows is not None and Stream.RUN in self.rows.streams:
+            self.rows.put_number(name, value, micro_step)

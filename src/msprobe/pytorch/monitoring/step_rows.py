@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured in one step, on its way to the recorder's thread, where it becomes rows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from msprobe.log import warn_once
+from msprobe.monitor.ops import Op, columns_of, evaluate
+from msprobe.monitor.rows import MISSING, VALUE, Layout, Rows, Stream
+from msprobe.monitor.settings import StreamSettings
+from msprobe.pytorch.values.measures import Known, Measures
+
+logger = logging.getLogger(__name__)
+
+_MOST_LAYOUTS: Final = 4096
+
+
+class Key(NamedTuple):
+    """The identity of a row.
+
+    Attributes:
+        name: of the tensor.
+        chunk: the model among several.
+        call: which call of its module in the micro step.
+    """
+
+    name: str
+    chunk: int = 0
+    call: int = 0
+
+
+class _Texts:
+    """Shapes and types as texts, made once each."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, str] = {}
+
+    def shape(self, tensor: Tensor) -> str:
+        try:
+            shape = tensor.shape
+        except RuntimeError:  # nested tensors of the strided layout have none
+            return "nested"
+        text = self._known.get(shape)
+        if text is None:
+            text = self._known[shape] = str(list(shape))
+        return text
+
+    def dtype(self, tensor: Tensor) -> str:
+        text = self._known.get(tensor.dtype)
+        if text is None:
+            text = self._known[tensor.dtype] = str(tensor.dtype)
+        return text
+
+
+_TEXTS: Final = _Texts()
+
+
+class Layouts:
+    """Layouts that were made before, so that equal blocks share one."""
+
+    def __init__(self) -> None:
+        """Create it without any."""
+        self._known: dict[tuple[Any, ...], Layout] = {}
+
+    def get(self, stream: str, ops: tuple[str, ...], columns: Sequence[tuple[Any, ...]]) -> Layout:
+        """Return the layout with these columns: names, chunks, calls, shapes, dtypes."""
+        key = (stream, ops, *columns)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) > _MOST_LAYOUTS:
+                self._known.clear()
+            found = self._known[key] = Layout(stream, ops, *columns)
+        return found
+
+
+class Batch:
+    """The tensors of one stream in one micro step."""
+
+    __slots__ = ("_dtypes", "_keys", "_measures", "_shapes", "micro_step", "ops", "stream")
+
+    def __init__(self, stream: Stream, micro_step: int, ops: tuple[Op, ...], eps: float) -> None:
+        """Create an empty batch."""
+        self.stream = stream
+        self.micro_step = micro_step
+        self.ops = ops
+        threshold = eps if Op.ZEROS in ops else -1.0
+        self._measures = Measures(threshold, with_bins=Op.LOG2_HIST in ops)
+        self._keys: list[Key] = []
+        self._shapes: list[str] = []
+        self._dtypes: list[str] = []
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._keys)
+
+    def add(self, keys: Sequence[Key], tensors: list[Tensor], known: Known | None = None) -> None:
+        """Measure tensors now."""
+        self._measures.add(tensors, known)
+        self._keys += keys
+        self._shapes += map(_TEXTS.shape, tensors)
+        self._dtypes += map(_TEXTS.dtype, tensors)
+
+    def start_copy(self) -> None:
+        """Start to copy numbers of accelerators to the host."""
+        self._measures.start_copy()
+
+    def norms(self) -> NDArray[np.float64]:
+        """Return the norms, waiting for those of accelerators."""
+        return self._measures.wait()[0][:, 3]
+
+    def rows(self, layouts: Layouts, rank: int, step: int, at: float) -> Rows:
+        """Return the rows; on the recorder's thread."""
+        measures, bins = self._measures.wait()
+        values = evaluate(self.ops, measures, bins)
+        if Op.ID in self.ops:
+            place = list(dict.fromkeys(self.ops)).index(Op.ID)
+            has_no_id = np.array([shape != "[]" for shape in self._shapes])
+            values[place, has_no_id] = MISSING
+        names, chunks, calls = zip(*self._keys, strict=True)
+        columns = [names, chunks, calls, tuple(self._shapes), tuple(self._dtypes)]
+        reasons = self._measures.reasons
+        if reasons:
+            for place, reason in reasons.items():
+                warn_once(
+                    logger,
+                    ("unread", self.stream, names[place]),
+                    "%s of %s is not monitored: %s",
+                    self.stream,
+                    names[place],
+                    reason,
+                )
+            kept = [place for place in range(len(names)) if place not in reasons]
+            values = np.ascontiguousarray(values[:, kept])
+            columns = [tuple(column[place] for place in kept) for column in columns]
+        layout = layouts.get(self.stream, columns_of(self.ops), columns)
+        return Rows(layout, rank, step, self.micro_step, at, values)
+
+
+class StepRows:
+    """Everything measured in one step."""
+
+    def __init__(self, step: int, streams: dict[Stream, StreamSettings], eps: float) -> None:
+        """Begin a step.
+
+        Args:
+            step: its number.
+            streams: those that it collects.
+            eps: magnitude below which an element counts as zero.
+        """
+        self.step = step
+        self.streams = streams
+        self._eps = eps
+        self._batches: dict[tuple[Stream, int], Batch] = {}
+        self._numbers: list[tuple[Stream, int, str, str, float]] = []
+
+    def batch(self, stream: Stream, micro_step: int = 0) -> Batch:
+        """Return the batch of a stream that is collected in this step."""
+        found = self._batches.get((stream, micro_step))
+        if found is None:
+            ops = self.streams[stream].ops
+            found = self._batches[stream, micro_step] = Batch(stream, micro_step, ops, self._eps)
+        return found
+
+    def put_number(
+        self,
+        name: str,
+        value: float,
+        micro_step: int = 0,
+        stream: Stream = Stream.RUN,
+        op: str = VALUE,
+    ) -> None:
+        """Take a number that is no statistic of a tensor."""
+        self._numbers.append((stream, micro_step, op, name, value))
+
+    def drop(self) -> None:
+        """Forget everything: the optimizer's step was skipped."""
+        self._batches.clear()
+        self._numbers.clear()
+
+    def start_copies(self) -> None:
+        """Start to copy numbers of accelerators to the host."""
+        for batch in self._batches.values():
+            batch.start_copy()
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows so far."""
+        return sum(map(len, self._batches.values())) + len(self._numbers)
+
+    def rows(self, layouts: Layouts, rank: int, at: float) -> list[Rows]:
+        """Return all rows; on the recorder's thread."""
+        found = [
+            batch.rows(layouts, rank, self.step, at)
+            for batch in self._batches.values()
+            if len(batch)
+        ]
+        return found + self._number_rows(layouts, rank, at)
+
+    def _number_rows(self, layouts: Layouts, rank: int, at: float) -> list[Rows]:
+        groups: dict[tuple[Stream, int, str], dict[str, float]] = {}
+        for stream, micro_step, op, name, value in self._numbers:
+            groups.setdefault((stream, micro_step, op), {})[name] = value
+        rows = []
+        for (stream, micro_step, op), found in groups.items():
+            none, empty = (0,) * len(found), ("",) * len(found)
+            layout = layouts.get(stream, (op,), [tuple(found), none, none, empty, empty])
+            values = np.array([list(found.values())], np.float64)
+            rows.append(Rows(layout, rank, self.step, micro_step, at, values))
+        return rows
+
+
+def now() -> float:
+    """Return the time of rows: seconds since 1970 UTC."""
+    return time.time()
