@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from contextlib import ExitStack
+import weakref
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
@@ -91,19 +91,25 @@ class RunFile:
         self.entries: NDArray[Any] = np.zeros(0, ENTRY)
         self._map: mmap.mmap | None = None
         self._mapped = 0
-        with ExitStack() as unless_open:
-            try:
-                self._file = unless_open.enter_context(path.open("rb"))
-                index = path.with_suffix(INDEX_SUFFIX)
-                self._index = unless_open.enter_context(index.open("rb"))
-            except OSError as error:
-                problem = f"cannot be read: {error.strerror or error} ({error.filename})"
-                raise MonitorFormatError(path, problem) from error
-            heads = (self._file.read(len(FILE_HEAD)), self._index.read(len(INDEX_HEAD)))
-            if heads not in ((FILE_HEAD, INDEX_HEAD), (FILE_HEAD, b""), (b"", b"")):
-                raise MonitorFormatError(path, "is no file of msprobe's monitor")
-            self.refresh()
-            unless_open.pop_all()
+        opened: list[int] = []
+        # Runs are opened in notebooks, and left to the garbage collector.
+        self._close = weakref.finalize(self, _close_all, opened)
+        try:
+            for one in (path, path.with_suffix(INDEX_SUFFIX)):
+                opened.append(os.open(one, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            self.close()
+            problem = f"cannot be read: {error.strerror or error} ({error.filename})"
+            raise MonitorFormatError(path, problem) from error
+        self._file, self._index = opened
+        heads = (
+            os.pread(self._file, len(FILE_HEAD), 0),
+            os.pread(self._index, len(INDEX_HEAD), 0),
+        )
+        if heads not in ((FILE_HEAD, INDEX_HEAD), (FILE_HEAD, b""), (b"", b"")):
+            self.close()
+            raise MonitorFormatError(path, "is no file of msprobe's monitor")
+        self.refresh()
 
     def __enter__(self) -> RunFile:
         """Return the file itself."""
@@ -115,8 +121,7 @@ class RunFile:
 
     def close(self) -> None:
         """Close the files; entries and copies of blocks stay."""
-        self._file.close()
-        self._index.close()
+        self._close()
 
     @property
     def end(self) -> int:
@@ -127,12 +132,12 @@ class RunFile:
 
     def refresh(self) -> bool:
         """Read the entries that were added; return whether there were any."""
-        self._index.seek(len(INDEX_HEAD) + self.entries.nbytes)
-        added = self._index.read()
+        begin = len(INDEX_HEAD) + self.entries.nbytes
+        added = _read_from(self._index, begin)
         new = np.frombuffer(added, ENTRY, len(added) // ENTRY.itemsize)
         if not len(new):
             return False
-        size = os.fstat(self._file.fileno()).st_size
+        size = os.fstat(self._file).st_size
         ends = new["offset"] + new["length"]
         starts = np.concatenate([[self.end], ends[:-1]]).astype("<u8")
         is_whole = (check_of(new) == new["check"]) & (new["offset"] == starts) & (ends <= size)
@@ -155,9 +160,9 @@ class RunFile:
         entry = self.entries[place]
         start, length = int(entry["offset"]), int(entry["length"])
         if start + length > self._mapped:
-            self._mapped = os.fstat(self._file.fileno()).st_size
+            self._mapped = os.fstat(self._file).st_size
             # An older map stays alive for as long as arrays show parts of it.
-            self._map = mmap.mmap(self._file.fileno(), self._mapped, access=mmap.ACCESS_READ)
+            self._map = mmap.mmap(self._file, self._mapped, access=mmap.ACCESS_READ)
         assert self._map is not None
         found = memoryview(self._map)[start : start + length]
         if checked and crc32(found) != entry["crc"]:
@@ -171,3 +176,17 @@ class RunFile:
         if shape[0] * shape[1] * 8 != entry["length"]:
             raise MonitorFormatError(self.path, f"is damaged: entry {place}")
         return np.frombuffer(self.block(place, checked=checked), "<f8").reshape(shape)
+
+
+def _read_from(descriptor: int, begin: int) -> bytes:
+    size = max(os.fstat(descriptor).st_size - begin, 0)
+    pieces = []
+    while size > 0 and (piece := os.pread(descriptor, size, begin)):
+        pieces.append(piece)
+        begin, size = begin + len(piece), size - len(piece)
+    return b"".join(pieces)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())

@@ -219,13 +219,24 @@ class TrainerMon:
         self.detach()
 
     @property
+    def recorder(self) -> Recorder:
+        """The recorder of the run, which listeners may ask to end the training.
+
+        Raises:
+            UsageError: nothing is monitored yet.
+        """
+        if self._recorder is None:
+            raise UsageError("nothing is monitored: call set_monitor(model, optimizer) first")
+        return self._recorder
+
+    @property
     def path(self) -> Path:
         """The folder of the run.
 
         Raises:
             UsageError: nothing is monitored yet.
         """
-        return self._recorder_now().directory
+        return self.recorder.directory
 
     @property
     def ops(self) -> list[str]:
@@ -250,7 +261,7 @@ class TrainerMon:
 
     def add_listener(self, listener: RowListener) -> None:
         """Let a listener see the rows that come from now on, on the recorder's thread."""
-        self._recorder_now().add_listener(listener)
+        self.recorder.add_listener(listener)
 
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
         """Return the gradients of the last collected step: reduced, unreduced."""
@@ -290,7 +301,7 @@ class TrainerMon:
 
     def open(self) -> MonitorRun:
         """Open the run for reading; everything up to the last step is there."""
-        recorder = self._recorder_now()
+        recorder = self.recorder
         recorder.wait()
         return open_monitor(recorder.directory)
 
@@ -323,11 +334,6 @@ class TrainerMon:
             "pid": os.getpid(),
         }
         self._recorder = Recorder(folder, rank, head)
-        return self._recorder
-
-    def _recorder_now(self) -> Recorder:
-        if self._recorder is None:
-            raise UsageError("nothing is monitored: call set_monitor(model, optimizer) first")
         return self._recorder
 
     def _before_step(self) -> None:

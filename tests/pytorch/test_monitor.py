@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The monitor's rows are what torch itself says of the tensors, at the right step and name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import msprobe
+from msprobe.errors import ConfigError, MonitorStop, UsageError
+from msprobe.monitor.reader import MonitorRun
+from msprobe.monitor.rows import Rows
+from msprobe.pytorch import TrainerMon
+
+pytestmark = pytest.mark.torch
+
+
+def config(folder: Path, **keys: Any) -> Path:
+    path = folder / "monitor.json"
+    path.write_text(json.dumps({"output_dir": str(folder / "runs"), **keys}))
+    return path
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x + self.layers[0](x)  # a shared module: its second call
+
+
+def trained(
+    folder: Path,
+    keys: dict[str, Any],
+    *,
+    steps: int = 3,
+    micro_steps: int = 1,
+    observe: Any = None,
+    **arguments: Any,
+) -> tuple[MonitorRun, nn.Module]:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with TrainerMon(config(folder, **keys)) as monitor:
+        monitor.set_monitor(model, optimizer, grad_acc_steps=micro_steps, **arguments)
+        path = monitor.path
+        for step in range(steps):
+            for micro in range(micro_steps):
+                loss = model(torch.randn(3, 4)).square().mean()
+                loss.backward()
+                if observe is not None:
+                    observe("backward", step, micro, model, optimizer, loss)
+            if observe is not None:
+                observe("step", step, 0, model, optimizer, None)
+            optimizer.step()
+            if observe is not None:
+                observe("after", step, 0, model, optimizer, None)
+            optimizer.zero_grad()
+    return msprobe.open_monitor(path), model
+
+
+def value(run: MonitorRun, stream: str, name: str, op: str, step: int, **more: Any) -> float:
+    found = run.series(stream, name, op, **more).filter(pl.col("step") == step)["value"]
+    assert len(found) == 1, found
+    return float(found[0])
+
+
+def test_parameters_gradients_and_states_are_exact(tmp_path: Path) -> None:
+    seen: dict[tuple[str, int], Tensor] = {}
+
+    def observe(
+        event: str, step: int, _micro: int, model: Net, optimizer: torch.optim.Adam, _loss: Any
+    ) -> None:
+        weight = model.layers[1].weight
+        if event == "step":
+            seen["grad", step] = weight.grad.clone()
+            seen["before", step] = weight.detach().clone()
+            if step:
+                seen["v", step] = optimizer.state[weight]["exp_avg_sq"].clone()
+        elif event == "after":
+            seen["after", step] = weight.detach().clone()
+
+    ops = ["norm", "mean", "std", "rms", "absmax", "zeros", "min", "max"]
+    keys = {"wg_distribution": True, "mv_distribution": True, "param_distribution": True}
+    run, _ = trained(tmp_path, {**keys, "ur_distribution": True, "ops": ops}, observe=observe)
+
+    name = "layers.1.weight"
+    for step in range(3):
+        grad = seen["grad", step].double()
+        for stream in ("grad_reduced", "grad_unreduced"):
+            assert value(run, stream, name, "norm", step) == pytest.approx(
+                grad.norm().item(), 1e-14
+            )
+            std = grad.std(correction=0).item()
+            assert value(run, stream, name, "std", step) == pytest.approx(std, 1e-9)
+            rms = grad.square().mean().sqrt().item()
+            assert value(run, stream, name, "rms", step) == pytest.approx(rms, 1e-14)
+            assert value(run, stream, name, "absmax", step) == grad.abs().max().item()
+            assert value(run, stream, name, "max", step) == grad.max().item()
+            zeros = (grad.abs() < 1e-8).double().mean().item()
+            assert value(run, stream, name, "zeros", step) == zeros
+        before, after = seen["before", step], seen["after", step]
+        assert value(run, "param_origin", name, "max", step) == before.max().item()
+        assert value(run, "param_updated", name, "max", step) == after.max().item()
+        ratio = ((before - after).norm() / before.norm()).item()
+        assert value(run, "update", name, "ratio", step) == pytest.approx(ratio, 1e-6)
+    # The state before the step: there is none in the first.
+    assert run.table("exp_avg_sq", steps=[0]).is_empty()
+    found = value(run, "exp_avg_sq", name, "norm", 2)
+    assert found == pytest.approx(seen["v", 2].double().norm().item(), 1e-14)
+    # No gradient, no row.
+    assert "unused.weight" not in run.names("grad_reduced")
+    assert "unused.weight" in run.names("param_origin")
+
+
+def test_gradients_before_reduction_follow_the_micro_steps(tmp_path: Path) -> None:
+    norms: list[float] = []
+
+    def observe(event: str, _s: int, _m: int, model: Net, _o: Any, _l: Any) -> None:
+        if event == "backward":
+            norms.append(model.layers[1].weight.grad.double().norm().item())
+
+    keys = {"wg_distribution": True, "ops": ["norm"], "monitor_mbs_grad": True}
+    run, _ = trained(tmp_path, keys, steps=2, micro_steps=2, observe=observe)
+    found = run.series("grad_unreduced", "layers.1.weight", "norm")
+    assert found["micro_step"].to_list() == [0, 1, 0, 1]
+    assert found["value"].to_list() == pytest.approx(norms, 1e-14)
+
+    run, _ = trained(tmp_path, {**keys, "monitor_mbs_grad": False}, steps=2, micro_steps=2)
+    last = run.series("grad_unreduced", "layers.1.weight", "norm")
+    assert last["value"].to_list() == pytest.approx(norms[1::2], 1e-14)
+
+
+def test_numbers_of_the_run(tmp_path: Path) -> None:
+    losses: list[float] = []
+    norms: list[float] = []
+
+    def observe(event: str, _s: int, _m: int, model: Net, _o: Any, loss: Tensor | None) -> None:
+        if event == "backward":
+            losses.append(loss.item())
+        elif event == "step":
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.01).item())
+
+    run, _ = trained(tmp_path, {}, micro_steps=2, observe=observe)
+    assert run.streams == ["run"]
+    assert run.series("run", "loss", "value")["value"].to_list() == pytest.approx(losses)
+    assert run.series("run", "loss", "value")["micro_step"].to_list() == [0, 1] * 3
+    assert run.series("run", "grad_norm", "value")["value"].to_list() == pytest.approx(norms)
+    clipped = run.series("run", "grad_norm_clipped", "value")["value"].to_list()
+    assert clipped == pytest.approx([min(norm, 0.01) for norm in norms], 1e-4)
+    assert run.series("run", "lr.0", "value")["value"].to_list() == [0.01] * 3
+    assert "betas[1].0" in run.names("run")
+
+
+def test_activations_and_their_gradients(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor, *, scale: Tensor) -> tuple[Tensor, None, Tensor]:
+            y = self.inner(x) * scale
+            return y, None, y.detach()
+
+    model = Two()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, scale = torch.randn(2, 3, requires_grad=True), torch.tensor(2.0)
+    keys = {"xy_distribution": True, "ops": ["norm", "id"]}
+    with TrainerMon(config(tmp_path, **keys)) as monitor:
+        monitor.set_monitor(model, optimizer)
+        out = model(x, scale=scale)[0]
+        out.retain_grad()
+        out.square().sum().backward()
+        optimizer.step()
+        with monitor.open() as run:
+            table = run.table("actv")
+            gradients = run.table("actv_grad")
+        pulled = monitor.generate_xy_metrics()[0]
+    names = set(table["name"])
+    assert names == {
+        "input_0",
+        "input_1",
+        "inner.input",
+        "inner.output",
+        "output_0",
+        "output_1",
+    }
+    by_name = {row["name"]: row for row in table.iter_rows(named=True)}
+    assert by_name["input_1"]["id"] == 2.0
+    assert by_name["input_0"]["id"] is None
+    assert by_name["input_0"]["norm"] == pytest.approx(x.detach().double().norm().item(), 1e-14)
+    assert by_name["input_0"]["shape"] == "[2, 3]"
+    of_gradient = dict(gradients.select("name", "norm").iter_rows())
+    assert of_gradient["output_0"] == pytest.approx(out.grad.double().norm().item(), 1e-14)
+    assert of_gradient["input_0"] == pytest.approx(x.grad.double().norm().item(), 1e-14)
+    assert pulled["inner.output", "actv"]["norm"] == by_name["inner.output"]["norm"]
+
+
+def test_calls_micro_steps_evaluation_and_recomputation(tmp_path: Path) -> None:
+    class Checkpointed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    model = Checkpointed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keys = {"xy_distribution": True, "ops": ["norm"]}
+    with TrainerMon(config(tmp_path, **keys)) as monitor:
+        monitor.set_monitor(model, optimizer, grad_acc_steps=2)
+        for _ in range(2):
+            model.layers[1].eval()  # inside a model that trains: measured
+            model.train(mode=True)
+            model(torch.randn(3, 4)).sum().backward()
+            model.eval()
+            model(torch.randn(3, 4))
+            model.train()
+        optimizer.step()
+        with monitor.open() as run:
+            table = run.table("actv").filter(pl.col("name") == "layers.0.output")
+            gradients = run.table("actv_grad").filter(pl.col("name") == "layers.0.output")
+    expected = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert table.select("micro_step", "call").rows() == expected
+    assert sorted(gradients.select("micro_step", "call").rows()) == expected
+
+
+def test_include_exclude_interval_and_ops_of_a_stream(tmp_path: Path) -> None:
+    streams = {
+        "actv": {"include": ["layers.*"], "exclude": ["re:.*\\.1$"], "ops": ["max"]},
+        "param_origin": {"step_interval": 2},
+    }
+    keys = {"ops": ["norm"], "streams": streams, "start_step": 1, "run_distribution": False}
+    run, _ = trained(tmp_path, keys, steps=4)
+    assert set(run.names("actv")) == {"layers.0.input", "layers.0.output"}
+    assert run.ops("actv") == ["max"]
+    assert run.table("param_origin")["step"].unique().sort().to_list() == [1, 3]
+    assert run.table("actv")["step"].unique().sort().to_list() == [1, 2, 3]
+
+
+def test_targets_and_short_names(tmp_path: Path) -> None:
+    keys = {
+        "targets": {"layers.1": {"input": "tensor"}},
+        "xy_distribution": True,
+        "param_distribution": True,
+        "squash_name": True,
+    }
+    run, _ = trained(tmp_path, keys)
+    assert set(run.names("actv")) == {"layers.1.input", "layers.1.output"}
+    assert set(run.names("param_origin")) == {"layers.1.weight", "layers.1.bias"}
+
+
+def test_collect_times_ends_collecting(tmp_path: Path) -> None:
+    run, model = trained(tmp_path, {"collect_times": 2, "wg_distribution": True}, steps=4)
+    assert run.steps() == [0, 1]
+    assert not model.layers[0].weight._post_accumulate_grad_hooks
+
+
+def test_configure_and_stop_hold_from_the_next_step(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = TrainerMon(config(tmp_path, ops=["norm"], param_distribution=True))
+    monitor.set_monitor(model, optimizer)
+    for step in range(6):
+        model(torch.randn(3, 4)).sum().backward()
+        if step == 1:
+            monitor.configure(ops=["max"])
+        if step == 3:
+            monitor.stop()
+        if step == 4:
+            monitor.configure(ops=["min"])
+        optimizer.step()
+    with monitor.open() as run:
+        table = run.table("param_origin")
+        ops = {
+            step: [op for op in ("norm", "max", "min") if frame[op].is_not_null().any()]
+            for (step,), frame in table.group_by("step")
+        }
+    monitor.close()
+    assert ops == {0: ["norm"], 1: ["norm"], 2: ["max"], 5: ["min"]}
+    with pytest.raises(ConfigError, match="step_interval"):
+        monitor.configure(step_interval=0)
+
+
+def test_the_file_is_followed_and_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMIC_MONITOR", "True")
+    path = config(tmp_path, param_distribution=True)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TrainerMon(path) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for step in range(8):
+            model(torch.randn(3, 4)).sum().backward()
+            if step == 2:
+                config(tmp_path, param_distribution=True, dynamic_on=True, collect_times=2)
+                written = path.read_text()
+            if step == 6:
+                path.write_text("{ broken")
+            optimizer.step()
+            if step == 5:
+                assert path.read_text() == written
+        with monitor.open() as run:
+            assert run.steps() == [3, 4]
+
+
+def test_resuming_appends_to_the_same_run(tmp_path: Path) -> None:
+    first, _ = trained(tmp_path, {"param_distribution": True}, steps=3)
+    second, _ = trained(tmp_path, {"param_distribution": True}, steps=3, start_iteration=2)
+    assert first.path == second.path
+    assert second.steps() == [0, 1, 2, 3, 4]
+    assert [head["start_iteration"] for head in second.heads(0)] == [0, 2]
+    third, _ = trained(tmp_path, {"param_distribution": True, "run": "mine"})
+    assert third.path.name == "mine"
+
+
+def test_a_scaler_that_skips_a_step(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    with TrainerMon(config(tmp_path, xy_distribution=True)) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for attempt in range(4):
+            x = torch.full((1, 2), math.inf if attempt == 1 else 1.0)
+            scaler.scale(model(x).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        with monitor.open() as run:
+            assert run.steps() == [0, 1, 2]
+            assert run.table("actv")["micro_step"].to_list() == [0] * 6
+            assert run.series("run", "skipped", "value")["value"].to_list() == [1.0, 0.0]
+            assert run.series("run", "loss_scale", "value")["value"].to_list() == [2.0, 2.0]
+
+
+def test_older_scripts(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = TrainerMon(
+        str(config(tmp_path)), params_have_main_grad=False, opt_ty="Megatron_DistributedOptimizer"
+    )
+    with pytest.raises(UsageError, match="set_wrapped_optimizer"):
+        monitor.monitor_gnorm_with_ad(model)
+    monitor.set_wrapped_optimizer(optimizer)
+    monitor.monitor_gnorm_with_ad(model, grad_acc_steps=1)
+    monitor.ops = ["norm", "max"]
+    monitor.reload_xy(xy_distribution=True)
+    for _ in range(2):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    assert monitor.generate_xy_metrics()[0]["output", "actv"].keys() == {"norm", "max"}
+    found = monitor.adhoc_check(torch.ones(4), "m", "t", [0], ["norm", "zeros"])
+    assert found == {"norm": 2.0, "zeros": 0.0}
+    assert monitor.adhoc_check(torch.ones(4), "m", "t", [5], ["norm"]) == {}
+    monitor.close()
+
+
+def test_typos_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "msprobe")
+    TrainerMon(config(tmp_path, xy_distributoin=True, streams={"actv": {"includ": []}}))
+    assert 'did you mean "xy_distribution"' in caplog.text
+    assert 'did you mean "include"' in caplog.text
+    for wrong in (
+        {"ops": ["nrom"]},
+        {"step_interval": 0},
+        {"ndigits": 30},
+        {"streams": {"activ": {}}},
+        {"xy_distribution": "yes"},
+        {"l2_targets": {"linear": []}},
+        {"streams": {"actv": {"include": ["re:("]}}},
+        {"append_output": ["a"]},
+    ):
+        with pytest.raises(ConfigError):
+            TrainerMon(config(tmp_path, **wrong))
+
+
+def test_whole_numbers_for_eps(tmp_path: Path) -> None:
+    run, _ = trained(tmp_path, {"eps": 1, "ops": ["zeros"], "param_distribution": True})
+    assert value(run, "param_origin", "layers.0.weight", "zeros", 0) == 1.0
+
+
+def test_a_listener_sees_rows_and_may_end_the_training(tmp_path: Path) -> None:
+    class Listener:
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, int]] = []
+            self.ended: list[int] = []
+
+        def take(self, rows: Rows) -> None:
+            self.seen.append((rows.layout.stream, rows.step))
+
+        def end_step(self, step: int, time: float) -> None:
+            self.ended.append(step)
+
+        def close(self) -> None:
+            self.ended.append(-1)
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    listener = Listener()
+    monitor = TrainerMon(config(tmp_path, param_distribution=True))
+    monitor.set_monitor(model, optimizer)
+    monitor.add_listener(listener)
+    for _ in range(2):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    monitor.recorder.ask_to_stop("the loss explodes")
+    with pytest.raises(MonitorStop, match="explodes"):
+        optimizer.step()
+    monitor.close()
+    assert ("param_origin", 1) in listener.seen
+    assert listener.ended == [0, 1, -1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX limits")
+def test_a_full_disk_stops_the_monitor_and_not_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import resource
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    steps = 0
+    try:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = TrainerMon(config(tmp_path, xy_distribution=True, ops=["log2_hist"]))
+        monitor.set_monitor(model, optimizer)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        for _ in range(12):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            steps += 1
+        path = monitor.path
+        monitor.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert steps == 12
+    assert "stops writing" in caplog.text
+    with msprobe.open_monitor(path) as run:
+        assert 1 <= len(run.steps()) < 12
