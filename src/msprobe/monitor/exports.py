@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a run in formats of other programs, and make runs of theirs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from msprobe.errors import MonitorFormatError, UnsupportedError
+from msprobe.files import report_file
+from msprobe.monitor.csv_files import DIGITS, is_csv_folder, read_csv, write_csv
+from msprobe.monitor.reader import MonitorRun
+from msprobe.monitor.trend_db import SUFFIX, read_trend_db, write_trend_db
+
+
+class ExportFormat(StrEnum):
+    """Formats that a run can be written in."""
+
+    CSV = "csv"
+    PARQUET = "parquet"
+    TREND_DB = "trend_db"
+    TENSORBOARD = "tensorboard"
+
+
+DB_NAME: Final = f"monitor_data{SUFFIX}"
+
+
+def export(
+    run: MonitorRun,
+    folder: Path,
+    kind: ExportFormat,
+    *,
+    steps_per_file: int = 1,
+    digits: int = DIGITS,
+) -> list[Path]:
+    """Write a run; return the files or folders.
+
+    Args:
+        run: the run.
+        folder: gets the files; made if missing.
+        kind: the format.
+        steps_per_file: steps in one csv file.
+        digits: significant digits in csv files.
+
+    Raises:
+        ReportWriteError: a file cannot be written.
+        UnsupportedError: TensorBoard's writer is not installed.
+    """
+    match kind:
+        case ExportFormat.CSV:
+            return write_csv(run, folder, steps_per_file=steps_per_file, digits=digits)
+        case ExportFormat.TREND_DB:
+            return [write_trend_db(run, folder / DB_NAME)]
+        case ExportFormat.TENSORBOARD:
+            return write_tensorboard(run, folder)
+        case ExportFormat.PARQUET:
+            return _write_parquet(run, folder)
+
+
+def import_run(source: Path, folder: Path) -> Path:
+    """Make a run of csv folders or a ``trend.db`` of mindstudio-probe; return its folder.
+
+    Raises:
+        MonitorFormatError: it is neither.
+        MonitorWriteError: the run cannot be written.
+    """
+    if source.is_file():
+        return read_trend_db(source, folder)
+    databases = sorted(source.glob(f"*{SUFFIX}")) if source.is_dir() else []
+    if databases:
+        return read_trend_db(databases[0], folder)
+    if is_csv_folder(source):
+        return read_csv(source, folder)
+    raise MonitorFormatError(source, f"holds neither csv folders of ranks nor a *{SUFFIX}")
+
+
+def _write_parquet(run: MonitorRun, folder: Path) -> list[Path]:
+    """Write one file for each stream, with all ranks."""
+    written = []
+    for stream in run.streams:
+        path = folder / f"{stream}.parquet"
+        with report_file(path) as temporary:
+            run.table(stream).write_parquet(temporary)
+        written.append(path)
+    return written
+
+
+def write_tensorboard(
+    run: MonitorRun, folder: Path, *, streams: list[str] | None = None
+) -> list[Path]:
+    """Write event files, ``rank{R}/{stream}``; return these folders.
+
+    Tags are ``vp{chunk}:{name}[:micro{m}]/{op}``.
+
+    Args:
+        run: the run.
+        folder: gets the folders.
+        streams: None for all.
+
+    Raises:
+        UnsupportedError: TensorBoard is not installed.
+    """
+    written = []
+    for rank in run.ranks:
+        for stream in run.streams if streams is None else streams:
+            own = folder / f"rank{rank}" / stream
+            writer = _event_writer(own)
+            for rows in run.blocks(rank):
+                if rows.layout.stream == stream:
+                    _put_events(writer, rows)
+            writer.close()
+            written.append(own)
+    return written
+
+
+def _event_writer(folder: Path) -> Any:
+    try:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise UnsupportedError("TensorBoard files need the package tensorboard") from error
+    return EventFileWriter(str(folder))
+
+
+def _put_events(writer: Any, rows: Any) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    layout = rows.layout
+    micro = f":micro{rows.micro_step}" if rows.micro_step else ""
+    tags = [
+        f"vp{chunk}:{name}{micro}" for name, chunk in zip(layout.names, layout.chunks, strict=True)
+    ]
+    for op, values in zip(layout.ops, rows.values, strict=True):
+        found = [
+            Summary.Value(tag=f"{tag}/{op}", simple_value=float(value))
+            for tag, value in zip(tags, values, strict=True)
+        ]
+        summary = Summary(value=found)
+        writer.add_event(Event(wall_time=rows.time, step=rows.step, summary=summary))

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``*.trend.db``: the SQLite database that mindstudio-probe's trend viewer reads; written and read.
+
+Tables: `monitoring_targets` (a tensor in a chunk and micro step), `monitoring_metrics` (streams),
+`monitoring_tags` and `tag_target_mapping` (layers and modules of a name), `global_stats`, and
+`trend_data` with one column for each operation.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from msprobe.errors import MonitorFormatError
+from msprobe.files import report_file
+from msprobe.monitor.reader import MonitorRun
+from msprobe.monitor.rows import MISSING, Layout, Rows, is_missing
+from msprobe.monitor.store import RunWriter
+
+SUFFIX: Final = ".trend.db"
+_LAYER: Final = re.compile(r"layers?\.\d+")
+_FIXED: Final = ("rank", "step", "target_id", "metric_id")
+
+_TABLES: Final = """
+CREATE TABLE monitoring_targets (
+    target_id INTEGER PRIMARY KEY, target_name TEXT NOT NULL, vpp_stage INTEGER NOT NULL,
+    micro_step INTEGER NOT NULL, UNIQUE (target_name, vpp_stage, micro_step));
+CREATE TABLE monitoring_metrics (metric_id INTEGER PRIMARY KEY, metric_name TEXT NOT NULL UNIQUE);
+CREATE TABLE monitoring_tags (
+    tag_id INTEGER PRIMARY KEY, tag_name TEXT NOT NULL, category TEXT NOT NULL,
+    metric_id INTEGER NOT NULL, UNIQUE (tag_name, category, metric_id));
+CREATE TABLE tag_target_mapping (
+    tag_id INTEGER NOT NULL, target_id INTEGER NOT NULL, PRIMARY KEY (tag_id, target_id));
+"""
+
+
+def write_trend_db(run: MonitorRun, path: Path) -> Path:
+    """Write a run as a database; return its path.
+
+    Raises:
+        ReportWriteError: it cannot be written.
+    """
+    with report_file(path) as temporary, closing(sqlite3.connect(temporary)) as database:
+        database.execute("PRAGMA journal_mode=OFF")
+        database.executescript(_TABLES)
+        writer = _Writer(database, [str(op) for stream in run.streams for op in run.ops(stream)])
+        for rank in run.ranks:
+            for rows in run.blocks(rank):
+                writer.put(rows)
+        writer.finish(run)
+        database.commit()
+    return path
+
+
+class _Writer:
+    def __init__(self, database: sqlite3.Connection, ops: Iterable[str]) -> None:
+        self._database = database
+        self._ops = list(dict.fromkeys(ops))
+        self._targets: dict[tuple[str, int, int], int] = {}
+        self._metrics: dict[str, int] = {}
+        self._tags: dict[tuple[str, str, int], int] = {}
+        self._mappings: set[tuple[int, int]] = set()
+        columns = "".join(f", {_quoted(op)} REAL" for op in self._ops)
+        database.execute(
+            "CREATE TABLE trend_data (rank INTEGER NOT NULL, step INTEGER NOT NULL, "
+            f"target_id INTEGER NOT NULL, metric_id INTEGER NOT NULL{columns})"
+        )
+        marks = ", ".join("?" * (len(_FIXED) + len(self._ops)))
+        self._insert = f"INSERT INTO trend_data VALUES ({marks})"
+
+    def put(self, rows: Rows) -> None:
+        layout = rows.layout
+        metric = self._metrics.setdefault(layout.stream, len(self._metrics) + 1)
+        table = np.full((len(layout.names), len(self._ops)), MISSING)
+        for place, op in enumerate(layout.ops):
+            table[:, self._ops.index(op)] = rows.values[place]
+        # SQLite stores NaN as null, which is all that this format knows.
+        values = np.where(is_missing(table), None, table.astype(object)).tolist()
+        fixed = (
+            (rows.rank, rows.step, self._target(name, chunk, rows.micro_step, metric), metric)
+            for name, chunk in zip(layout.names, layout.chunks, strict=True)
+        )
+        self._database.executemany(
+            self._insert, ((*one, *numbers) for one, numbers in zip(fixed, values, strict=True))
+        )
+
+    def _target(self, name: str, chunk: int, micro_step: int, metric: int) -> int:
+        key = (name, chunk, micro_step)
+        target = self._targets.setdefault(key, len(self._targets) + 1)
+        for category, tag in _tags_of(name):
+            number = self._tags.setdefault((tag, category, metric), len(self._tags) + 1)
+            self._mappings.add((number, target))
+        return target
+
+    def finish(self, run: MonitorRun) -> None:
+        put = self._database.executemany
+        put(
+            "INSERT INTO monitoring_targets VALUES (?, ?, ?, ?)",
+            ((number, *key) for key, number in self._targets.items()),
+        )
+        put(
+            "INSERT INTO monitoring_metrics VALUES (?, ?)",
+            ((number, name) for name, number in self._metrics.items()),
+        )
+        put(
+            "INSERT INTO monitoring_tags VALUES (?, ?, ?, ?)",
+            ((number, *key) for key, number in self._tags.items()),
+        )
+        put("INSERT INTO tag_target_mapping VALUES (?, ?)", sorted(self._mappings))
+        steps = run.steps() or [0]
+        streams = {name: ",".join(run.ops(name)) for name in self._metrics}
+        columns = "".join(f", {_quoted(name)} TEXT" for name in streams)
+        create = f"max_rank INTEGER, min_step INTEGER, max_step INTEGER{columns}"
+        self._database.execute(f"CREATE TABLE global_stats ({create})")
+        row = (max(run.ranks, default=0), steps[0], steps[-1], *streams.values())
+        marks = ", ".join("?" * len(row))
+        self._database.execute(f"INSERT INTO global_stats VALUES ({marks})", row)
+        self._database.execute(
+            "CREATE INDEX trend_places ON trend_data (metric_id, rank, step, target_id)"
+        )
+        self._database.execute("CREATE INDEX trend_targets ON trend_data (target_id, metric_id)")
+
+
+def _tags_of(name: str) -> Iterator[tuple[str, str]]:
+    """Yield categories and tags of a name: its layer, and the other parts as modules."""
+    layer = _LAYER.search(name)
+    if layer:
+        yield "layer", layer[0]
+    for part in dict.fromkeys(_LAYER.sub("", name).split(".")):
+        if part and not part.isdigit():
+            yield "module", part
+
+
+def read_trend_db(source: Path, folder: Path) -> Path:
+    """Make a run of a database; return its folder.
+
+    Args:
+        source: the database.
+        folder: gets the run.
+
+    Raises:
+        MonitorFormatError: it is no such database, or damaged.
+        MonitorWriteError: the run cannot be written.
+    """
+    try:
+        with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            _copy(database, source, folder)
+    except (sqlite3.Error, UnicodeError) as error:
+        raise MonitorFormatError(source, f"is no {SUFFIX} of a monitor: {error}") from error
+    return folder
+
+
+def _copy(database: sqlite3.Connection, source: Path, folder: Path) -> None:
+    described = database.execute("SELECT * FROM trend_data LIMIT 0").description
+    ops = tuple(name for name, *_ in described if name not in _FIXED)
+    metrics = dict(database.execute("SELECT metric_id, metric_name FROM monitoring_metrics"))
+    targets = {
+        number: (name, chunk or 0, micro_step)
+        for number, name, chunk, micro_step in database.execute(
+            "SELECT target_id, target_name, vpp_stage, micro_step FROM monitoring_targets"
+        )
+    }
+    shown = ", ".join(map(_quoted, (*_FIXED, *ops)))
+    ranks = [rank for (rank,) in database.execute("SELECT DISTINCT rank FROM trend_data")]
+    for rank in sorted(ranks):
+        found = database.execute(
+            f"SELECT {shown} FROM trend_data WHERE rank = ? ORDER BY step, metric_id", (rank,)
+        )
+        with RunWriter(folder, rank, {"imported": str(source), "rank": rank}) as writer:
+            for rows in _blocks(found, rank, ops, metrics, targets):
+                writer.append(rows)
+
+
+def _blocks(
+    found: Iterable[tuple[Any, ...]],
+    rank: int,
+    ops: tuple[str, ...],
+    metrics: dict[int, str],
+    targets: dict[int, tuple[str, int, int | None]],
+) -> Iterator[Rows]:
+    """Yield one block for each step, stream and micro step."""
+    groups: dict[tuple[int, str, int], list[tuple[str, int, tuple[Any, ...]]]] = {}
+    current: int | None = None
+    for _, step, target, metric, *values in found:
+        if step != current and groups:
+            yield from _made(groups, rank, ops)
+            groups = {}
+        current = step
+        name, chunk, micro_step = targets[target]
+        place = (step, metrics[metric], max(micro_step or 0, 0))
+        groups.setdefault(place, []).append((name, chunk, tuple(values)))
+    yield from _made(groups, rank, ops)
+
+
+def _made(
+    groups: dict[tuple[int, str, int], list[tuple[str, int, tuple[Any, ...]]]],
+    rank: int,
+    ops: tuple[str, ...],
+) -> Iterator[Rows]:
+    for (step, stream, micro_step), members in groups.items():
+        values = np.array(
+            [[MISSING if one is None else one for one in values] for _, _, values in members],
+            np.float64,
+        ).T
+        used = [place for place in range(len(ops)) if not is_missing(values[place].copy()).all()]
+        none, empty = (0,) * len(members), ("",) * len(members)
+        names, chunks = tuple(one[0] for one in members), tuple(one[1] for one in members)
+        kept = tuple(ops[place] for place in used)
+        layout = Layout(stream, kept, names, chunks, none, empty, empty)
+        yield Rows(layout, rank, step, micro_step, 0.0, np.ascontiguousarray(values[used]))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

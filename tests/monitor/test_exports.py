@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in the formats of other programs: written as documented, read back without loss."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import msprobe
+from msprobe.errors import MonitorFormatError
+from msprobe.monitor.exports import ExportFormat, export, import_run
+from msprobe.monitor.rows import MISSING, Layout, Rows
+from msprobe.monitor.store import RunWriter
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    names = ("0.layers.1.mlp.output", "embedding.output")
+    actv = Layout("actv", ("min", "norm"), names, (0, 1), (0, 0), ("[4, 2]",) * 2, ("f32",) * 2)
+    state = Layout("exp_avg_sq", ("norm",), ("w",), (0,), (0,), ("[4]",), ("f32",))
+    for rank in range(2):
+        with RunWriter(tmp_path / "run", rank, {"began": "2026-01-02T03:04:05+00:00"}) as writer:
+            for step in range(6):
+                for micro in range(2):
+                    values = np.array([[-1.0 - step, MISSING], [rank + 2.5, np.nan]])
+                    writer.append(Rows(actv, rank, step, micro, 0.0, values))
+                writer.append(Rows(state, rank, step, 0, 0.0, np.array([[1.23456789e-9]])))
+    return tmp_path / "run"
+
+
+def test_csv_files_have_names_windows_and_headers_of_the_documents(
+    folder: Path, tmp_path: Path
+) -> None:
+    with msprobe.open_monitor(folder) as run:
+        written = export(run, tmp_path / "csv", ExportFormat.CSV, steps_per_file=5)
+    names = sorted(path.name for path in written)
+    expected = ["actv_0-4.csv", "actv_5-9.csv", "exp_avg_sq_0-4.csv", "exp_avg_sq_5-9.csv"]
+    assert names == sorted(expected * 2)
+    assert all(path.parent.name.startswith("Jan02_03-04-05-rank") for path in written)
+    first = next(path for path in written if path.name == "actv_0-4.csv")
+    lines = first.read_text().splitlines()
+    assert lines[0] == "vpp_stage,name,step,micro_step,min,norm,shape,dtype"
+    assert lines[1] == '0,0.layers.1.mlp.output,0,0,-1.0,2.5,"[4, 2]",f32'
+    state = next(path for path in written if path.name == "exp_avg_sq_0-4.csv")
+    lines = state.read_text().splitlines()
+    assert lines[0] == "vpp_stage,name,step,norm,shape,dtype"
+    assert float(lines[1].split(",")[3]) == 1.23457e-9  # significant digits, not decimals
+
+
+@pytest.mark.parametrize("kind", [ExportFormat.CSV, ExportFormat.TREND_DB])
+def test_what_was_written_is_read_back(folder: Path, tmp_path: Path, kind: ExportFormat) -> None:
+    with msprobe.open_monitor(folder) as run:
+        export(run, tmp_path / "out", kind)
+        expected = run.rows()
+    import_run(tmp_path / "out", tmp_path / "again")
+    with msprobe.open_monitor(tmp_path / "again") as run:
+        found = run.rows()
+    key = ["rank", "step", "micro_step", "stream", "chunk", "name", "op"]
+    # Neither format knows a time, and a database no NaN.
+    both = found.select(*key, "value").join(expected.select(*key, "value"), on=key, how="inner")
+    finite = expected.filter(pl.col("value").is_finite())
+    assert both.filter(pl.col("value").is_finite()).height == finite.height
+    assert np.allclose(both["value"], both["value_right"], rtol=1e-5, atol=0, equal_nan=True)
+
+
+def test_the_tables_of_a_trend_db(folder: Path, tmp_path: Path) -> None:
+    with msprobe.open_monitor(folder) as run:
+        (path,) = export(run, tmp_path, ExportFormat.TREND_DB)
+    assert path.name == "monitor_data.trend.db"
+    with closing(sqlite3.connect(path)) as database:
+        ask = lambda text: database.execute(text).fetchall()  # noqa: E731
+        assert ask("SELECT max_rank, min_step, max_step, actv FROM global_stats") == [
+            (1, 0, 5, "min,norm")
+        ]
+        assert ask("SELECT metric_name FROM monitoring_metrics") == [("actv",), ("exp_avg_sq",)]
+        tags = ask("SELECT tag_name, category FROM monitoring_tags")
+        assert ("layers.1", "layer") in tags
+        assert ("mlp", "module") in tags
+        assert ask("SELECT count(*) FROM trend_data") == [(2 * 6 * 5,)]
+
+
+def test_parquet_holds_everything(folder: Path, tmp_path: Path) -> None:
+    with msprobe.open_monitor(folder) as run:
+        export(run, tmp_path / "pq", ExportFormat.PARQUET)
+        expected = run.table("actv")
+    assert pl.read_parquet(tmp_path / "pq" / "actv.parquet").equals(expected)
+
+
+@pytest.mark.parametrize("name", ["x.trend.db", "x-rank0-00000000/actv_0-0.csv"])
+def test_foreign_files_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "in" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"\x00\x01 nonsense")
+    with pytest.raises(MonitorFormatError):
+        import_run(tmp_path / "in", tmp_path / "out")
+    with pytest.raises(MonitorFormatError, match="neither"):
+        import_run(tmp_path / "missing", tmp_path / "out")
+
+
+def test_tensorboard_events(folder: Path, tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    with msprobe.open_monitor(folder) as run:
+        export(run, tmp_path / "tb", ExportFormat.TENSORBOARD)
+    (path,) = (tmp_path / "tb" / "rank1" / "exp_avg_sq").iterdir()
+    events = [event for event in loader.EventFileLoader(str(path)).Load() if event.summary.value]
+    assert [event.step for event in events] == list(range(6))
+    assert {event.summary.value[0].tag for event in events} == {"vp0:w/norm"}
