@@ -452,3 +452,53 @@ def test_a_full_disk_stops_the_monitor_and_not_the_training(
     assert "stops writing" in caplog.text
     with msprobe.open_monitor(path) as run:
         assert 1 <= len(run.steps()) < 12
+
+
+def test_features_do_not_touch_the_random_state(tmp_path: Path) -> None:
+    class Attention(nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            return query + key
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Attention()
+            self.router = nn.Linear(4, 3, bias=False)
+            self.probe = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = x.view(2, 5, 1, 4)
+            return self.probe(self.router(self.attention(heads, heads)))
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    targets = {
+        "attention_hook": ["0:attention"],
+        "linear_hook": [],
+        "moe_router_weight_hook": ["router"],
+        "moe_router_logit_hook": ["probe"],
+    }
+    keys = {"recording_l2_features": True, "l2_targets": targets, "sa_order": "b,s,h,d"}
+    with TrainerMon(config(tmp_path, **keys)) as monitor:
+        monitor.set_monitor(model, optimizer)
+        x = torch.randn(2, 20)
+        before = torch.get_rng_state()
+        weight = model.router.weight.detach().clone().double()
+        model(x).sum().backward()
+        assert torch.equal(before, torch.get_rng_state())
+        optimizer.step()
+        with monitor.open() as run:
+            spectral = value(run, "linear_hook", "router.linear", "kernel_norm", 0)
+            rank = value(run, "linear_hook", "router.linear", "sr", 0)
+            name = "router.moe_router"
+            cosine = value(run, "moe_router_weight_hook", name, "router_weight_similarity", 0)
+            name = "probe.moe_router"
+            entropy = value(run, "moe_router_logit_hook", name, "per_token_expert_entropy", 0)
+            largest = value(run, "attention_hook", "attention.attention", "softmax_max", 0)
+    assert spectral == pytest.approx(torch.linalg.matrix_norm(weight, 2).item(), rel=0.05)
+    assert rank == pytest.approx(weight.norm().item() / spectral, rel=1e-5)
+    unit = weight / weight.norm(dim=1, keepdim=True)
+    pairs = [(unit[i] @ unit[j]).item() for i in range(3) for j in range(i)]
+    assert cosine == pytest.approx(sum(pairs) / 3, rel=1e-4)
+    assert 0 < entropy <= math.log(3)
+    assert 0 < largest <= 1

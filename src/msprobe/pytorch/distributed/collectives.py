@@ -154,15 +154,13 @@ class CollectiveRecorder:
     ) -> None:
         if not call.keeps_forward:
             return
-        args, kwargs = _opened(
-            *without(collective.communication.fills, args, kwargs), hides="irecv"
-        )
+        args, kwargs = opened(*without(collective.communication.fills, args, kwargs), hides="irecv")
         self._session.calls.inputs(call, args, kwargs, [])
 
     def _ban(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Mark buffers as written unseen: communication writes without changing their version."""
         found: Found = []
-        tensors_in(*_opened(args, kwargs), found)
+        tensors_in(*opened(args, kwargs), found)
         for tensor, _ in found:
             self._adapter.distrust(tensor)
 
@@ -190,7 +188,7 @@ class CollectiveRecorder:
         if collective.returns:
             return result() if callable(result) else result
         args, kwargs = without(collective.communication.sends, token.args, token.kwargs)
-        args, kwargs = _opened(args, kwargs, hides="isend")
+        args, kwargs = opened(args, kwargs, hides="isend")
         return (*args, *kwargs.values())
 
     def _incomplete(self, token: Token, reason: str = _OTHER_THREAD) -> None:
@@ -217,7 +215,7 @@ def without(
     return args, kwargs
 
 
-def _opened(
+def opened(
     args: Sequence[Any], kwargs: dict[str, Any], *, hides: str = ""
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with point-to-point operations as dicts, so that tensors are found.

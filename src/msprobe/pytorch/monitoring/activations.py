@@ -70,6 +70,8 @@ class Activations(CallSink):
     Attributes:
         rows: of the step; None while nothing is collected.
         micro_step: of the forward pass that runs, or ran last; -1 before the first.
+        on_call: told of each call that begins, with its stack; None for no receiver.
+        on_inputs: told of each call, its micro step and positional arguments; None for no receiver.
     """
 
     def __init__(self, modules: Mapping[str, MonitoredModule]) -> None:
@@ -82,7 +84,7 @@ class Activations(CallSink):
         self.rows: StepRows | None = None
         self.micro_step = -1
         self.on_call: Callable[[MonitoredModule, Stack], None] | None = None
-        self.on_inputs: Callable[[MonitoredModule, Key, int, Sequence[Any]], None] | None = None
+        self.on_inputs: Callable[[Key, int, Sequence[Any]], None] | None = None
         self._places: dict[str, _Place] = {}
         self._calls: Counter[str] = Counter()
         self._skipped: str | None = None
@@ -110,7 +112,7 @@ class Activations(CallSink):
                 self._skipped = call.forward_name
                 return
             self._next_micro_step(module.chunk)
-        if not (module.wants_forward or module.wants_gradients):
+        if not (module.wants_forward or module.wants_gradients or self.on_inputs is not None):
             return
         number = self._calls[base]
         self._calls[base] = number + 1
@@ -130,7 +132,7 @@ class Activations(CallSink):
         self._put(place, found, INPUT)
         if self.on_inputs is not None:
             key = Key(place.module.name, place.module.chunk, place.call)
-            self.on_inputs(place.module, key, place.micro_step, args)
+            self.on_inputs(key, place.micro_step, args)
         return True
 
     def outputs(self, call: Call, output: Any) -> None:

@@ -20,7 +20,7 @@ from msprobe.config import CompileMode, Config, DataMode, Level, StatisticsSecti
 from msprobe.errors import MonitorStop
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Stream
-from msprobe.monitor.settings import MonitorSettings, StreamSettings, squashed
+from msprobe.monitor.settings import CHUNK, MonitorKeys, MonitorSettings, StreamSettings, squashed
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.checkpoint import recomputations
@@ -29,6 +29,8 @@ from msprobe.pytorch.interception.compiled_regions import CompiledRegions
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.monitoring.activations import Activations, MonitoredModule
+from msprobe.pytorch.monitoring.communication import Communication, may_communicate
+from msprobe.pytorch.monitoring.features import Features, weight_of
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.parameters import Named, Parameters
 from msprobe.pytorch.monitoring.run_numbers import RunNumbers
@@ -108,6 +110,9 @@ class Collector:
         names = ModuleNames.of_models(_prefixed(models), keeps_compiled=True)
         self._names = names
         self._activations = Activations(_modules(models, names, keys.squash_name, self._streams))
+        self._features = Features(_targets(models, keys), keys.sa_order)
+        if keys.recording_l2_features:
+            self._activations.on_inputs = self._take_features
         self._session.calls.add(self._activations)
         self._session.calls.remove(self._session.recording)
         view = view_of(optimizer, reads_main_grad=reads_main_grad)
@@ -123,6 +128,9 @@ class Collector:
             direction=keys.mg_direction,
         )
         self._numbers = RunNumbers(self._skipped)
+        self._communication: Communication | None = None
+        if keys.cc_distribution.enable and may_communicate():
+            self._communication = Communication(self._session, keys.cc_distribution)
         self._rows: StepRows | None = None
         self._installed: frozenset[Stream] = frozenset()
         self._undo = ExitStack()
@@ -164,7 +172,7 @@ class Collector:
     def put_number(self, name: str, value: float) -> None:
         """Take a number of the user's for the step that runs."""
         if self._rows is not None:
-            self._rows.put_number(name, value)
+            self._rows.put_number(Key(name), value)
 
     def close(self) -> None:
         """Take everything away that is installed."""
@@ -191,8 +199,7 @@ class Collector:
     def _begin_step(self) -> None:
         due = self._due()
         self._rows = StepRows(self.step, due, self._settings.keys.eps) if due else None
-        for one in (self._activations, self._parameters, self._numbers):
-            one.begin_step(self._rows)
+        self._tell_step()
         if self._rows is None:
             self._remove()
             return
@@ -214,8 +221,17 @@ class Collector:
         """Forget what was measured of a step that a scaler skipped."""
         if self._rows is not None:
             self._rows.drop()
-            for one in (self._activations, self._parameters, self._numbers):
-                one.begin_step(self._rows)
+            self._tell_step()
+
+    def _tell_step(self) -> None:
+        for one in (self._activations, self._parameters, self._numbers):
+            one.begin_step(self._rows)
+        if self._communication is not None:
+            self._communication.begin_step(self._rows)
+
+    def _take_features(self, key: Key, micro_step: int, args: Sequence[Any]) -> None:
+        if self._rows is not None:
+            self._features.put(self._rows, key, micro_step, args)
 
     def _install(self, due: frozenset[Stream]) -> None:
         session = self._session
@@ -228,6 +244,11 @@ class Collector:
             session.attempt("hooking backward", Losses(session).install, BackwardEntry())
             calls = TrainingCalls(session, lambda _: lambda: None)
             session.attempt("hooking training calls", calls.install)
+
+        if self._communication is not None and Stream.OTHER in due:
+            from msprobe.pytorch.distributed.process_groups import hook_collectives
+
+            self._undo.callback(hook_collectives(self._communication))
 
     def _install_modules(self) -> None:
         session = self._session
@@ -293,6 +314,26 @@ def _modules(
 def _wants(streams: dict[Stream, StreamSettings], stream: Stream, name: str) -> bool:
     settings = streams.get(stream)
     return settings is not None and settings.wants(name)
+
+
+def _targets(models: Sequence[nn.Module], keys: MonitorKeys) -> dict[Stream, dict[str, nn.Module]]:
+    """Return the modules of `l2_targets`; for linear layers without names, all that have a matrix."""
+    modules = {name: one for model in models for name, one in model.named_modules()}
+    found: dict[Stream, dict[str, nn.Module]] = {}
+    for word, names in keys.l2_targets.items():
+        stream = Stream(word)
+        wanted = {CHUNK.sub("", name) for name in names}
+        if stream is Stream.LINEAR and not names:
+            kinds = (nn.Embedding, nn.EmbeddingBag)
+            wanted = {
+                name
+                for name, one in modules.items()
+                if weight_of(one) is not None and not isinstance(one, kinds)
+            }
+        found[stream] = {name: one for name, one in modules.items() if name in wanted}
+        for name in wanted - found[stream].keys():
+            logger.warning("l2_targets.%s: there is no module %r", word, name)
+    return found
 
 
 def _short_name(name: str, taken: dict[str, str]) -> str:

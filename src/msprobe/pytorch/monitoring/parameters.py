@@ -212,7 +212,7 @@ class Parameters:
         ratios = torch.stack(changes) / torch.stack(sizes)
         rows.batch(Stream.UPDATE).add(keys, copies)
         for key, ratio in zip(keys, ratios.tolist(), strict=True):
-            rows.put_number(key.name, ratio, stream=Stream.UPDATE, op=RATIO)
+            rows.put_number(key, ratio, stream=Stream.UPDATE, op=RATIO)
         self._before = []
 
     def _put_direction(self, rows: StepRows) -> None:
@@ -225,7 +225,7 @@ class Parameters:
             if isinstance(moment, Tensor) and moment.numel():
                 agreeing = (gradient.sign() * moment.sign()).sum().item()
                 share = (agreeing / moment.numel() + 1) / 2
-            rows.put_number(key.name, share, stream=Stream.OTHER, op=MG_DIRECTION)
+            rows.put_number(key, share, stream=Stream.OTHER, op=MG_DIRECTION)
 
 
 def _itself(parameter: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from msprobe.dump.facts import Clip, Loss, Scaler
 from msprobe.monitor.rows import Stream
 from msprobe.pytorch.monitoring.parameters import plain_number
-from msprobe.pytorch.monitoring.step_rows import StepRows
+from msprobe.pytorch.monitoring.step_rows import Key, StepRows
 
 LOSS = "loss"
 GRAD_NORM = "grad_norm"
@@ -82,4 +82,4 @@ class RunNumbers:
 
     def _put(self, name: str, value: float, micro_step: int = 0) -> None:
         if self.rows is not None and Stream.RUN in self.rows.streams:
-            self.rows.put_number(name, value, micro_step)
+            self.rows.put_number(Key(name), value, micro_step)

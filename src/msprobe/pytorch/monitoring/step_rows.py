@@ -159,7 +159,7 @@ class StepRows:
         self.streams = streams
         self._eps = eps
         self._batches: dict[tuple[Stream, int], Batch] = {}
-        self._numbers: list[tuple[Stream, int, str, str, float]] = []
+        self._numbers: list[tuple[Stream, int, str, Key, float]] = []
 
     def batch(self, stream: Stream, micro_step: int = 0) -> Batch:
         """Return the batch of a stream that is collected in this step."""
@@ -171,14 +171,15 @@ class StepRows:
 
     def put_number(
         self,
-        name: str,
+        key: Key,
         value: float,
         micro_step: int = 0,
+        *,
         stream: Stream = Stream.RUN,
         op: str = VALUE,
     ) -> None:
-        """Take a number that is no statistic of a tensor."""
-        self._numbers.append((stream, micro_step, op, name, value))
+        """Take a number that is no operation of a tensor."""
+        self._numbers.append((stream, micro_step, op, key, value))
 
     def drop(self) -> None:
         """Forget everything: the optimizer's step was skipped."""
@@ -205,13 +206,13 @@ class StepRows:
         return found + self._number_rows(layouts, rank, at)
 
     def _number_rows(self, layouts: Layouts, rank: int, at: float) -> list[Rows]:
-        groups: dict[tuple[Stream, int, str], dict[str, float]] = {}
-        for stream, micro_step, op, name, value in self._numbers:
-            groups.setdefault((stream, micro_step, op), {})[name] = value
+        groups: dict[tuple[Stream, int, str], dict[Key, float]] = {}
+        for stream, micro_step, op, key, value in self._numbers:
+            groups.setdefault((stream, micro_step, op), {})[key] = value
         rows = []
         for (stream, micro_step, op), found in groups.items():
-            none, empty = (0,) * len(found), ("",) * len(found)
-            layout = layouts.get(stream, (op,), [tuple(found), none, none, empty, empty])
+            empty = ("",) * len(found)
+            layout = layouts.get(stream, (op,), [*zip(*found, strict=True), empty, empty])
             values = np.array([list(found.values())], np.float64)
             rows.append(Rows(layout, rank, self.step, micro_step, at, values))
         return rows
