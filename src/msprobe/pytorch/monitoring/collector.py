@@ -317,7 +317,7 @@ def _wants(streams: dict[Stream, StreamSettings], stream: Stream, name: str) -> 
 
 
 def _targets(models: Sequence[nn.Module], keys: MonitorKeys) -> dict[Stream, dict[str, nn.Module]]:
-    """Return the modules of `l2_targets`; for linear layers without names, all that have a matrix."""
+    """Return the modules of `l2_targets`; all with a matrix for linear layers without names."""
     modules = {name: one for model in models for name, one in model.named_modules()}
     found: dict[Stream, dict[str, nn.Module]] = {}
     for word, names in keys.l2_targets.items():

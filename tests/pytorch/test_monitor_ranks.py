@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Monitoring several ranks: one run, a file each, gradients before and after their reduction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from families import differences
+from families.process_group import DISTRIBUTED_FAMILIES, SHARDED_FAMILIES, run_ranks
+
+import msprobe
+
+pytestmark = pytest.mark.torch
+
+FAMILIES = {**DISTRIBUTED_FAMILIES, **SHARDED_FAMILIES}
+PLAIN = """
+families = {**DISTRIBUTED_FAMILIES, **SHARDED_FAMILIES}
+report(train(families[options["family"]](7)))
+"""
+MONITORED = """
+import torch.distributed as dist
+from restoration import changes, snapshot
+from msprobe.pytorch import TrainerMon
+families = {**DISTRIBUTED_FAMILIES, **SHARDED_FAMILIES}
+case = families[options["family"]](7)
+before = snapshot(*case.modules)
+path = folder / f"monitor{rank}.json"
+path.write_text(json.dumps({
+    "ops": ["norm", "zeros", "nans"], "output_dir": str(folder / "runs"),
+    "xy_distribution": True, "wg_distribution": True, "mv_distribution": True,
+    "param_distribution": True, "ur_distribution": True,
+    "cc_distribution": {"enable": True, "cc_pre_hook": True},
+}))
+monitor = TrainerMon(path)
+monitor.set_monitor(case.modules, case.optimizers[0])
+found = train(case)
+monitor.close()
+report(found | {"left behind": "; ".join(changes(before, snapshot(*case.modules)))})
+"""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_monitored_distributed_training_is_bit_identical(family: str, tmp_path: Path) -> None:
+    options = {"family": family}
+    expected = run_ranks(PLAIN, tmp_path / "plain", options=options)
+    found = run_ranks(MONITORED, tmp_path / "monitored", options=options)
+    for rank, (plain, monitored) in enumerate(zip(expected, found, strict=True)):
+        assert monitored.pop("left behind") == "", rank
+        assert differences(plain, monitored) == []
+    runs = list((tmp_path / "monitored" / "runs").iterdir())
+    assert len(runs) == 1
+    with msprobe.open_monitor(runs[0]) as run:
+        assert run.ranks == [0, 1]
+        assert run.table("param_updated").height
+        assert run.table("actv").height
+
+
+REDUCED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from msprobe.pytorch import TrainerMon
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(3, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+path = folder / f"monitor{rank}.json"
+path.write_text(json.dumps({
+    "ops": ["norm"], "output_dir": str(folder / "runs"), "wg_distribution": True,
+    "cc_distribution": {"enable": True, "cc_pre_hook": True}, "param_distribution": True,
+    "streams": {"param_origin": {"ranks": [1]}},
+}))
+monitor = TrainerMon(path)
+group = dist.new_group([0, 1]) if options["dp_group"] else None
+monitor.set_monitor(model, optimizer, dp_group=group)
+norms = []
+for step in range(2):
+    x = torch.full((1, 3), 1.0 + rank)
+    model(x).square().sum().backward()
+    norms.append(model.module.weight.grad.norm().item())
+    flag = torch.tensor([float(rank)])
+    dist.all_reduce(flag)
+    optimizer.step()
+    optimizer.zero_grad()
+monitor.close()
+report({"norms": repr(norms)})
+"""
+
+
+@pytest.mark.parametrize("dp_group", [False, True])
+def test_gradients_before_and_after_reduction(dp_group: bool, tmp_path: Path) -> None:
+    found = run_ranks(REDUCED, tmp_path, options={"dp_group": dp_group})
+    name = "module.weight"
+    with msprobe.open_monitor(tmp_path / "runs") as run:
+        unreduced = run.series("grad_unreduced", name, "norm").filter(pl.col("step") == 0)
+        reduced = run.table("grad_reduced", names=[name])
+        sent = run.table("other", names=["all_reduce.pre_0"], steps=[0]).drop_nulls("norm")
+        got = run.table("other", names=["all_reduce.post_0"], steps=[0])
+        origin = run.table("param_origin")
+        head = run.heads(1)[0]
+    low, high = sorted(unreduced["value"])
+    assert high > 1.5 * low
+    expected = eval(found[0]["norms"])
+    assert reduced["rank"].unique().sort().to_list() == ([0] if dp_group else [0, 1])
+    of_first = reduced.filter(pl.col("rank") == 0)["norm"].to_list()
+    np.testing.assert_allclose(of_first, expected, rtol=1e-6)
+    assert sent.sort("rank")["norm"].to_list() == [0.0, 1.0]
+    assert got["norm"].drop_nulls().to_list() == [1.0, 1.0]
+    assert len(set(got["checksum"].drop_nulls())) == 1
+    assert origin["rank"].unique().to_list() == [1]
+    assert head["world_size"] == 2
+    assert head["groups"] == ({"dp": [0, 1]} if dp_group else {})
