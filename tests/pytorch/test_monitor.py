@@ -502,3 +502,25 @@ def test_features_do_not_touch_the_random_state(tmp_path: Path) -> None:
     assert cosine == pytest.approx(sum(pairs) / 3, rel=1e-4)
     assert 0 < entropy <= math.log(3)
     assert 0 < largest <= 1
+
+
+def test_csv_files_stacks_and_structure(tmp_path: Path) -> None:
+    keys = {
+        "format": "csv",
+        "step_count_per_record": 2,
+        "xy_distribution": True,
+        "stack_info": True,
+        "print_struct": True,
+    }
+    run, _ = trained(tmp_path, keys)  # the training goes on behind print_struct
+    assert run.steps() == [0, 1, 2]
+    files = {path.name for path in run.path.glob("csv/*/*.csv")}
+    assert {"actv_0-1.csv", "actv_2-3.csv", "actv_grad_0-1.csv"} <= files
+    stacks = pl.read_csv(run.path / "stack_info_rank0.csv")
+    assert stacks.columns == ["module_name", "stack_info"]
+    assert "layers.0" in stacks["module_name"].to_list()
+    assert "test_monitor.py" in stacks["stack_info"][0]
+    text = (run.path / "module_struct" / "rank0" / "module_struct.json").read_text()
+    layer = json.loads(text)["0:layers.1"]
+    assert layer["input"] == {"0": "size=(3, 4), dtype=torch.float32", "config": "tensor"}
+    assert layer["output_grad"]["0"] == "size=(3, 4), dtype=torch.float32"

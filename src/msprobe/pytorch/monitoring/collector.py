@@ -31,6 +31,7 @@ from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserve
 from msprobe.pytorch.monitoring.activations import Activations, MonitoredModule
 from msprobe.pytorch.monitoring.communication import Communication, may_communicate
 from msprobe.pytorch.monitoring.features import Features, weight_of
+from msprobe.pytorch.monitoring.model_notes import StackInfo, write_structure
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.parameters import Named, Parameters
 from msprobe.pytorch.monitoring.run_numbers import RunNumbers
@@ -113,6 +114,9 @@ class Collector:
         self._features = Features(_targets(models, keys), keys.sa_order)
         if keys.recording_l2_features:
             self._activations.on_inputs = self._take_features
+        self._stacks = StackInfo()
+        if keys.stack_info:
+            self._activations.on_call = self._stacks.take
         self._session.calls.add(self._activations)
         self._session.calls.remove(self._session.recording)
         view = view_of(optimizer, reads_main_grad=reads_main_grad)
@@ -194,7 +198,20 @@ class Collector:
         self.collected += 1
         self.latest = rows
         layouts, rank, at = self._layouts, self._rank, now()
+        if self.collected == 1:
+            self._write_notes(rows)
         self._recorder.put_step(rows.step, lambda: rows.rows(layouts, rank, at), rows.row_count)
+
+    def _write_notes(self, rows: StepRows) -> None:
+        """Write the files about the modules, after the first step."""
+        folder, keys = self._recorder.directory, self._settings.keys
+        if keys.stack_info:
+            self._activations.on_call = None
+            self._stacks.write(folder, self._rank)
+        if keys.print_struct and _OF_MODULES.isdisjoint(self._streams):
+            logger.warning("print_struct shows activations: set xy_distribution, too")
+        elif keys.print_struct:
+            write_structure(rows.rows(Layouts(), self._rank, now()), folder, self._rank)
 
     def _begin_step(self) -> None:
         due = self._due()

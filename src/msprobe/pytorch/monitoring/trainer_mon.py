@@ -19,14 +19,15 @@ from torch import Tensor, nn
 
 import msprobe
 from msprobe.config.reading import read_config_file
-from msprobe.errors import ConfigError, UsageError
+from msprobe.errors import ConfigError, MsprobeError, UsageError
 from msprobe.log import ensure_handler, warn_once
+from msprobe.monitor.exports import ExportFormat, export
 from msprobe.monitor.ops import Op, columns_of, evaluate
 from msprobe.monitor.reader import MonitorRun, open_monitor
 from msprobe.monitor.recorder import Recorder, RowListener
 from msprobe.monitor.rows import Rows, Stream
 from msprobe.monitor.run_folder import run_folder
-from msprobe.monitor.settings import MonitorSettings, make_settings
+from msprobe.monitor.settings import Format, MonitorSettings, make_settings
 from msprobe.pytorch.interception.guard import unnoticed
 from msprobe.pytorch.monitoring.collector import Collector
 from msprobe.pytorch.monitoring.control import ControlFile
@@ -204,9 +205,10 @@ class TrainerMon:
         """Take all hooks away and close the run; a second call does nothing."""
         self.stop()
         self._undo.close()
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.close()
+            self._export(recorder.directory)
 
     close = detach
 
@@ -335,6 +337,24 @@ class TrainerMon:
         }
         self._recorder = Recorder(folder, rank, head)
         return self._recorder
+
+    def _export(self, folder: Path) -> None:
+        """Write the files that `format` asks for, of this rank's rows."""
+        keys = self._settings.keys
+        if keys.format not in (Format.CSV, Format.TENSORBOARD):
+            return
+        kind = ExportFormat(keys.format.value)
+        try:
+            with open_monitor(folder / f"rank{_rank()}.rows") as run:
+                export(
+                    run,
+                    folder / keys.format.value,
+                    kind,
+                    steps_per_file=keys.step_count_per_record,
+                    digits=keys.ndigits,
+                )
+        except MsprobeError as error:
+            logger.warning("%s", error)
 
     def _before_step(self) -> None:
         if self._collector is not None:
