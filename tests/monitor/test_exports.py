@@ -110,3 +110,18 @@ def test_tensorboard_events(folder: Path, tmp_path: Path) -> None:
     events = [event for event in loader.EventFileLoader(str(path)).Load() if event.summary.value]
     assert [event.step for event in events] == list(range(6))
     assert {event.summary.value[0].tag for event in events} == {"vp0:w/norm"}
+
+
+def test_csv_files_become_events_by_the_documented_function(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from msprobe.pytorch.monitor.csv2tb import csv2tensorboard_by_step
+
+    with msprobe.open_monitor(folder) as run:
+        export(run, tmp_path / "csv", ExportFormat.CSV, steps_per_file=6)
+    found = csv2tensorboard_by_step(
+        tmp_path / "csv", "Jan01", "Jan03", 4, ["actv"], tmp_path / "out"
+    )
+    assert found.name.endswith("-csv2tensorboard_by_step")
+    assert sorted(path.name for path in found.glob("rank*/*")) == ["actv", "actv"]
+    with pytest.raises(MonitorFormatError):
+        csv2tensorboard_by_step(tmp_path / "csv", "Jan03")

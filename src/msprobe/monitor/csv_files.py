@@ -95,18 +95,22 @@ def is_csv_folder(path: Path) -> bool:
     return path.is_dir() and bool(_rank_folders(path))
 
 
-def read_csv(source: Path, folder: Path) -> Path:
+def read_csv(
+    source: Path, folder: Path, *, first: str | None = None, last: str | None = None
+) -> Path:
     """Make a run of csv files of mindstudio-probe; return its folder.
 
     Args:
         source: the output folder with one folder for each rank, or one of these.
         folder: gets the run.
+        first: the earliest folder of a rank, by the time in its name; None for all.
+        last: the latest.
 
     Raises:
         MonitorFormatError: there are no such files, or one is damaged.
         MonitorWriteError: the run cannot be written.
     """
-    found = _rank_folders(source)
+    found = _rank_folders(source, first, last)
     if not found:
         raise MonitorFormatError(source, "holds no csv folders of a monitor (…-rank0-…)")
     for rank, paths in sorted(found.items()):
@@ -118,14 +122,16 @@ def read_csv(source: Path, folder: Path) -> Path:
     return folder
 
 
-def _rank_folders(path: Path) -> dict[int, list[Path]]:
-    """Return the csv files by rank."""
+def _rank_folders(
+    path: Path, first: str | None = None, last: str | None = None
+) -> dict[int, list[Path]]:
+    """Return the csv files by rank, of folders whose time lies between two."""
     found: dict[int, list[Path]] = {}
     folders = [path, *(one for one in path.glob("*") if one.is_dir())]
     for one in folders:
         match = _FOLDER.fullmatch(one.name)
         files = sorted(file for file in one.glob("*.csv") if _FILE.fullmatch(file.name))
-        if match and files:
+        if match and files and (first or "") <= match[1] and (not last or match[1] <= last):
             found.setdefault(int(match[2]), []).extend(files)
     return found
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import platform
@@ -157,6 +158,7 @@ class TrainerMon:
             self._collector = make_collector(self._settings, start_iteration)
         self._step = start_iteration
         watch_steps(optimizer, self._before_step, self._after_step, self._undo)
+        atexit.register(self.detach)
         logger.info("monitoring to %s", recorder.directory)
 
     def set_wrapped_optimizer(self, optimizer: Any) -> None:
@@ -205,6 +207,7 @@ class TrainerMon:
         """Take all hooks away and close the run; a second call does nothing."""
         self.stop()
         self._undo.close()
+        atexit.unregister(self.detach)
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.close()
