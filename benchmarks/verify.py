@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time `msprobe verify`: many tiny calls, a transformer's step, processes, judging alone.
 
-    python benchmarks/verify.py [--only tiny|gpt|judging]
+python benchmarks/verify.py [--only tiny|gpt|judging]
 """
 
 from __future__ import annotations
