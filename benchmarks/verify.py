@@ -28,7 +28,7 @@ from msprobe.dump.tensor_files import StoredTensor
 from msprobe.operators.lookup import operator_of
 from msprobe.pytorch import PrecisionDebugger
 
-STEPS: Final = 100
+STEPS: Final = 30
 
 
 def record(folder: Path, model: torch.nn.Module, ids: torch.Tensor, steps: int) -> float:

@@ -105,19 +105,28 @@ def test_a_gradient_off_by_a_factor_is_named_as_that(tmp_path: Path) -> None:
 
 
 def test_a_dropout_with_a_wrong_scale_or_share_is_wrong(tmp_path: Path) -> None:
-    folder = recorded(tmp_path, lambda: F.dropout(torch.ones(1000), 0.25))
+    def program() -> None:
+        x = F.relu(torch.linspace(-1, 1, 1000)).requires_grad_()  # half of it is zero
+        F.dropout(x, 0.25).backward(torch.ones(1000))
+
+    folder = recorded(tmp_path, program)
     assert call_of(verified(folder), "Functional.dropout.0.forward").report.verdict in (
         Verdict.EXACT,
         Verdict.ROUNDING,
     )
     damage(folder, "Functional.dropout.0.forward.output.0", lambda value: value * 0.75)
     assert call_of(verified(folder), "Functional.dropout.0.forward").is_fault
-    damage(folder, "Functional.dropout.0.forward.output.0", lambda value: torch.ones(1000) / 0.75)
+    x = F.relu(torch.linspace(-1, 1, 1000))
+    damage(folder, "Functional.dropout.0.forward.output.0", lambda _: x / 0.75)
     assert call_of(verified(folder), "Functional.dropout.0.forward").is_fault
 
 
 def test_statistics_are_judged_on_generated_data(tmp_path: Path) -> None:
-    found = verified(recorded(tmp_path, network, task="statistics"))
+    def program() -> None:
+        network()
+        torch.equal(torch.arange(3), torch.tensor([5, 6, 7]))
+
+    found = verified(recorded(tmp_path, program, task="statistics"))
 
     linear = call_of(found, "Functional.linear.0.forward")
     assert linear.report.generated
@@ -226,3 +235,17 @@ def test_a_wrong_gradient_of_a_loss_in_bfloat16_is_found(tmp_path: Path) -> None
     assert call.worst is not None
     assert call.worst.judgement is not None
     assert call.worst.judgement.factor == pytest.approx(0.5, rel=1e-2)
+
+
+def test_one_tensor_passed_twice_has_one_gradient_and_a_detached_one_none(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.randn(3, requires_grad=True) * 1
+        results = (x * x, x * x.detach(), x * x.view_as(x), torch.cat([x, x, x.detach()]))
+        sum(result.sum() for result in results).backward()
+
+    found = verified(recorded(tmp_path, program))
+
+    assert [call.report.name for call in found.calls if call.is_fault] == []
+    assert [call.report.reason for call in found.calls if not call.report.is_judged] == [
+        Reason.RANDOM
+    ]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -328,8 +328,3 @@ def _simple(factor: float, tolerance: float) -> float:
         if candidate and abs(candidate - factor) <= tolerance * abs(candidate):
             return float(candidate)
     return factor
-
-
-def worst_first(judgements: Iterator[Judgement]) -> list[Judgement]:
-    """Return judgements by severity, then by ratio."""
-    return sorted(judgements, key=lambda one: (-one.verdict.severity, -one.ratio))

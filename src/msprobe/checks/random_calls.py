@@ -32,25 +32,24 @@ def keep_probability(call: RecordedCall) -> float | None:
 
 
 def dropout_reference(
-    source: StoredTensor, result: StoredTensor, keep: float
+    source: StoredTensor, kept: NDArray[np.bool_], keep: float
 ) -> tuple[StoredTensor, str]:
     """Return what a dropout should have made of its input, given what it dropped.
 
     Args:
         source: its input, or the gradient of its output.
-        result: what it returned: zero where it dropped an element.
+        kept: which elements it kept.
         keep: probability of keeping one.
 
     Returns:
         The reference, and what is wrong with the share of kept elements; empty if nothing is.
     """
     values = source.values().astype(np.float64)
-    kept = result.values() != 0
     reference = np.where(kept, values / keep, 0.0)
     return StoredTensor(array=reference, dtype="float64"), _wrong_share(values, kept, keep)
 
 
-def _wrong_share(values: NDArray[Any], kept: NDArray[Any], keep: float) -> str:
+def _wrong_share(values: NDArray[Any], kept: NDArray[np.bool_], keep: float) -> str:
     drawn = values != 0
     count = int(drawn.sum())
     found = int((kept & drawn).sum())

@@ -251,12 +251,12 @@ class _Verification:
         unit = max(self._unit, computing_unit(types))
         part = _Part(one.name, unit, operands, [*self._types(), *types], one)
         for place, form in forms:
-            remark = _remark(one, place)
+            remark = one.remark_at(place)
             if self._keep is not None:
                 where, first = next(tensor_forms(one.incoming, ("gradient", one.name)))
                 source = self._tensors.read(first, ".".join(map(str, where)))
                 yield self._dropout_row(part, place, form, source)
-            elif remark:
+            elif remark and not one.repeats(place):
                 yield _unjudged(one.name, place, form, Reason.MEMORY, remark)
             elif one.name not in self._reference.gradients:
                 detail = self._reference.backward_error or ""
@@ -338,7 +338,10 @@ class _Verification:
         recorded = self._recorded(part, place, form)
         if recorded is None or mask is None:
             return _unjudged(part.record, place, form, Reason.MISSING, "not recorded")
-        reference, problem = dropout_reference(source, mask, self._keep)
+        given = self._tensors.read(self._call.args[0], "input.0")
+        # Of an element that was zero before, its gradient alone tells whether it was kept.
+        kept = np.where(given.values() != 0, mask.values() != 0, recorded.values() != 0)
+        reference, problem = dropout_reference(source, kept, self._keep)
         unit = unit_of(recorded.dtype)
         budget = Budget(dtype=recorded.dtype, unit=unit, accumulation=unit)
         judgement = judge(recorded, reference, budget, lambda _: ())
@@ -434,14 +437,6 @@ def _is_same(first: StoredTensor, second: StoredTensor | None) -> bool:
 
 def _shapes(tree: Any) -> list[Sequence[int]]:
     return [form["shape"] for _, form in tensor_forms(tree, ()) if "shape" in form]
-
-
-def _remark(one: BackwardPass, place: PartPath) -> str:
-    """Return the remark that a gradient includes what did not come through this call."""
-    side = "output" if place[0] == "output" else "output_kwargs"
-    found = one.remarks.get(".".join(map(str, (side, *place[1:]))))
-    text = found if isinstance(found, str) else ""
-    return "" if text.startswith("same as") else text
 
 
 def _scalar(form: Mapping[str, Any]) -> StoredTensor:

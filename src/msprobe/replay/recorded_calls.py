@@ -10,10 +10,13 @@ from typing import Any, Final
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordKind, backward_name
 from msprobe.dump.records import JsonTree
+from msprobe.dump.values import PartPath
 from msprobe.operators.lookup import operator_named, operator_of
 from msprobe.operators.operator import Operator
 
 _MOST_PASSES: Final = 64
+# As docs/tasks/gradients.md has it: "same as output.0".
+_SAME: Final = "same as"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,19 @@ class BackwardPass:
     outgoing: JsonTree
     outgoing_kwargs: Mapping[str, JsonTree] = field(default_factory=dict)
     remarks: Mapping[str, Any] = field(default_factory=dict)
+
+    def remark_at(self, place: PartPath) -> str:
+        """Return the remark on a gradient, such as ``("output", 0)``; empty if there is none."""
+        first, *rest = map(str, place)
+        found = self.remarks.get(".".join([first, *rest]))
+        by_key = self.remarks.get(first)
+        if found is None and isinstance(by_key, dict):
+            found = by_key.get(".".join(rest))
+        return found if isinstance(found, str) else ""
+
+    def repeats(self, place: PartPath) -> bool:
+        """Return whether the argument is one passed before, where the whole gradient is."""
+        return self.remark_at(place).startswith(_SAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

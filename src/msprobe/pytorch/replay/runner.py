@@ -188,7 +188,7 @@ class _Run:
         )
         self._wanted = _wanted_gradients(call)
         self._leaves: dict[PartPath, torch.Tensor] = {}
-        self._made: dict[int, Any] = {}
+        self._made: dict[int, torch.Tensor] = {}
 
     def run(
         self,
@@ -257,30 +257,31 @@ class _Run:
     def _argument(self, value: Any, place: PartPath) -> Any:
         """Return an argument for this run."""
         if isinstance(value, torch.Tensor):
-            known = self._made.get(id(value))
-            if known is None:
-                known = self._made[id(value)] = self._tensor(value, self._gradient_place(place))
-            elif self._gradient_place(place) in self._wanted:
-                self._leaves.setdefault(self._gradient_place(place), known[1])
-            return known[0]
+            own = self._gradient_place(place)
+            if id(value) in self._made and any(one.repeats(own) for one in self._call.passes):
+                return self._made[id(value)]
+            # Equal values without a word are separate for gradients: x and x.detach().
+            made = self._tensor(value, own)
+            self._made.setdefault(id(value), made)
+            return made
         if isinstance(value, torch.dtype):
             return self._raised(value)
         if isinstance(value, torch.device) or (isinstance(value, str) and _DEVICE.fullmatch(value)):
             return torch.device(self._setting.device)
         return value
 
-    def _tensor(self, tensor: torch.Tensor, place: PartPath) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return an argument, and the leaf of the graph that its gradient arrives at."""
+    def _tensor(self, tensor: torch.Tensor, place: PartPath) -> torch.Tensor:
+        """Return an argument; if its gradient is wanted, its leaf is remembered."""
         own = tensor.to(device=self._setting.device, dtype=self._raised(tensor.dtype), copy=True)
         is_float = own.dtype.is_floating_point or own.dtype.is_complex
         if self._noise is not None and is_float:
             own = self._noise.disturbed(own)
         if place not in self._wanted or not is_float:
-            return own, own
+            return own
         leaf = own.requires_grad_()
         self._leaves[place] = leaf
         # An in-place function must not write into a leaf.
-        return (leaf.clone() if self._in_place else leaf), leaf
+        return leaf.clone() if self._in_place else leaf
 
     def _raised(self, dtype: torch.dtype) -> torch.dtype:
         if self._dtype is None:
