@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 import msprobe
+from msprobe.cli.entry import main
 from msprobe.errors import MonitorFormatError
 from msprobe.monitor.exports import ExportFormat, export, import_run
 from msprobe.monitor.rows import MISSING, Layout, Rows
@@ -82,6 +83,17 @@ def test_the_tables_of_a_trend_db(folder: Path, tmp_path: Path) -> None:
         assert ("layers.1", "layer") in tags
         assert ("mlp", "module") in tags
         assert ask("SELECT count(*) FROM trend_data") == [(2 * 6 * 5,)]
+
+
+def test_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("csv", "trend_db"):
+        arguments = ["--data", str(folder), "--db", str(tmp_path / kind), "--to", kind]
+        assert main(["data2db", *arguments]) == 0
+    assert "monitor_data.trend.db" in capsys.readouterr().out
+    again = ["--data", str(tmp_path / "csv"), "--db", str(tmp_path / "again")]
+    assert main(["data2db", *again]) == 0
+    assert (tmp_path / "again" / "monitor_data.trend.db").is_file()
+    assert main(["data2db", "--data", str(tmp_path / "none"), "--db", str(tmp_path)]) == 2
 
 
 def test_parquet_holds_everything(folder: Path, tmp_path: Path) -> None:

@@ -127,6 +127,11 @@ COMMANDS: Final = (
     ),
     Command("dump-config", Group.CHECK, "check the settings of MindSpore's own Dump, explain them"),
     Command("repair", Group.CONVERT, "make dump.json & co. of a recording that was killed"),
+    Command(
+        "data2db",
+        Group.CONVERT,
+        "write a monitored run as a trend.db, csv, Parquet or TensorBoard files",
+    ),
     Command("config-schema", Group.CONVERT, "print the JSON schema of config.json"),
     Command("export", Group.CONVERT, "write the values of a dump as parquet, csv or JSON lines"),
     Command("parse", Group.CONVERT, "convert binary kernel dumps to .npy or .pt files"),

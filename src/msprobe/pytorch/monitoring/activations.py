@@ -29,14 +29,16 @@ class MonitoredModule:
     """One module of the models.
 
     Attributes:
-        name: as the user sees it, ``layers.0.mlp``.
+        path: its name in the model, ``layers.0.mlp``.
+        name: as it is shown: that, or a shorter one.
         chunk: the model among several.
         module: the module itself; only of a model, else None.
     """
 
-    __slots__ = ("chunk", "module", "name", "wants_forward", "wants_gradients")
+    __slots__ = ("chunk", "module", "name", "path", "wants_forward", "wants_gradients")
 
-    def __init__(self, name: str, chunk: int, module: nn.Module | None) -> None:
+    def __init__(self, path: str, name: str, chunk: int, module: nn.Module | None) -> None:
+        self.path = path
         self.name = name
         self.chunk = chunk
         self.module = module
@@ -84,7 +86,7 @@ class Activations(CallSink):
         self.rows: StepRows | None = None
         self.micro_step = -1
         self.on_call: Callable[[MonitoredModule, Stack], None] | None = None
-        self.on_inputs: Callable[[Key, int, Sequence[Any]], None] | None = None
+        self.on_inputs: Callable[[str, Key, int, Sequence[Any]], None] | None = None
         self._places: dict[str, _Place] = {}
         self._calls: Counter[str] = Counter()
         self._skipped: str | None = None
@@ -132,7 +134,7 @@ class Activations(CallSink):
         self._put(place, found, INPUT)
         if self.on_inputs is not None:
             key = Key(place.module.name, place.module.chunk, place.call)
-            self.on_inputs(key, place.micro_step, args)
+            self.on_inputs(place.module.path, key, place.micro_step, args)
         return True
 
     def outputs(self, call: Call, output: Any) -> None:

@@ -246,9 +246,9 @@ class Collector:
         if self._communication is not None:
             self._communication.begin_step(self._rows)
 
-    def _take_features(self, key: Key, micro_step: int, args: Sequence[Any]) -> None:
+    def _take_features(self, path: str, key: Key, micro_step: int, args: Sequence[Any]) -> None:
         if self._rows is not None:
-            self._features.put(self._rows, key, micro_step, args)
+            self._features.put(self._rows, path, key, micro_step, args)
 
     def _install(self, due: frozenset[Stream]) -> None:
         session = self._session
@@ -321,7 +321,7 @@ def _modules(
             if base is None or base in found:
                 continue
             shown = _short_name(name, short) if squash else name
-            one = MonitoredModule(shown, chunk, module if module is model else None)
+            one = MonitoredModule(name, shown, chunk, module if module is model else None)
             one.wants_forward = _wants(streams, Stream.ACTV, name)
             one.wants_gradients = _wants(streams, Stream.ACTV_GRAD, name)
             found[base] = one

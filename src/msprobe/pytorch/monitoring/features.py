@@ -38,18 +38,21 @@ class Features:
         """Return the streams for which a module is measured."""
         return [stream for stream, modules in self._modules.items() if name in modules]
 
-    def put(self, rows: StepRows, key: Key, micro_step: int, args: Sequence[Any]) -> None:
+    def put(
+        self, rows: StepRows, path: str, key: Key, micro_step: int, args: Sequence[Any]
+    ) -> None:
         """Compute the features of a call that begins.
 
         Args:
             rows: of the step.
-            key: module, chunk and number of the call.
+            path: name of the module in its model.
+            key: its name as shown, chunk and number of the call.
             micro_step: of the call.
             args: its positional arguments.
         """
-        for stream in self.streams_of(key.name):
+        for stream in self.streams_of(path):
             if stream in rows.streams:
-                module = self._modules[stream][key.name]
+                module = self._modules[stream][path]
                 kept = micro_step if stream in (Stream.ATTENTION, Stream.ROUTER_LOGIT) else 0
                 suffix, found = self._features(stream, module, args)
                 shown = key._replace(name=f"{key.name}.{suffix}")
