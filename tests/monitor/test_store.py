@@ -120,6 +120,30 @@ def test_two_writers_do_not_share_a_file(tmp_path: Path) -> None:
         RunWriter(tmp_path, 0, {})
 
 
+_FORKING = """
+import os, sys, time
+from pathlib import Path
+from msprobe.errors import MonitorWriteError
+from msprobe.monitor.store import RunWriter
+folder = Path(sys.argv[1])
+writer = RunWriter(folder, 0, {})
+if not os.fork():
+    time.sleep(20)
+    os._exit(0)
+time.sleep(0.1)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_worker_that_outlives_a_killed_process_does_not_keep_its_files(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _FORKING, str(tmp_path)], check=False)
+    with RunWriter(tmp_path, 0, {"second": True}):
+        pass
+    with msprobe.open_monitor(tmp_path) as run:
+        assert run.heads(0) == [{}, {"second": True}]
+
+
 @pytest.mark.parametrize("content", [b"", b"step,name\n0,a\n"])
 def test_foreign_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rank0.rows").write_bytes(content)

@@ -69,6 +69,7 @@ class RunWriter:
             except OSError as error:
                 raise self._failed(error) from error
             unless_open.pop_all()
+        _OPEN.add(self)
 
     def __enter__(self) -> RunWriter:
         """Return the writer itself."""
@@ -123,6 +124,14 @@ class RunWriter:
         try:
             self.flush()
         finally:
+            if fcntl is not None:
+                # A forked child may hold the file, and with it the lock.
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files as they are, without ending the lock: for a forked child."""
+        if self._file >= 0:
             os.close(self._file)
             os.close(self._index)
             self._file = self._index = -1
@@ -190,6 +199,18 @@ class RunWriter:
     def _failed(self, error: OSError) -> MonitorWriteError:
         return MonitorWriteError(self.path, f"cannot be written: {error.strerror or error}")
 
+
+_OPEN: Final[weakref.WeakSet[RunWriter]] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for writer in list(_OPEN):
+        writer.abandon()
+
+
+# A worker that outlives a killed process would keep its files locked.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
 
 _LAYOUT_FIELDS: Final = ("stream", "ops", "names", "chunks", "calls", "shapes", "dtypes")
 
