@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars  # noqa: F401 - its import is no part of what is measured
 import torch
 from torch import nn
 

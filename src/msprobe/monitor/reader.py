@@ -281,7 +281,7 @@ class MonitorRun:
         places = one.of_stream(stream)
         steps, at_step = np.unique(one.file.entries["step"][places], return_inverse=True)
         columns: dict[str, int] = {}
-        targets: dict[Layout, tuple[int, NDArray[Any], NDArray[Any]] | None] = {}
+        targets: dict[Layout, tuple[int, _Index, _Index] | None] = {}
         for layout in {one.layout_at(int(place)): None for place in places}:
             targets[layout] = _columns(layout, op, call, columns)
         values = np.full((len(steps), len(columns)), np.nan)
@@ -352,9 +352,12 @@ def _spot(layout: Layout, name: str, op: str, call: int, chunk: int) -> tuple[in
     return None
 
 
+_Index = slice | NDArray[np.int64]
+
+
 def _columns(
     layout: Layout, op: str, call: int, columns: dict[str, int]
-) -> tuple[int, NDArray[Any], NDArray[Any]] | None:
+) -> tuple[int, _Index, _Index] | None:
     """Return the number of an operation, rows of a block, and their columns in a matrix."""
     if op not in layout.ops:
         return None
@@ -363,7 +366,15 @@ def _columns(
         columns.setdefault(chunked_name(layout.names[row], layout.chunks[row]), len(columns))
         for row in sources
     ]
-    return layout.ops.index(op), np.array(sources, np.int64), np.array(goals, np.int64)
+    return layout.ops.index(op), _as_index(sources), _as_index(goals)
+
+
+def _as_index(places: list[int]) -> _Index:
+    """Return places as an index, a slice where they follow one another: that is much faster."""
+    found = np.array(places, np.int64)
+    if len(found) and (np.diff(found) == 1).all():
+        return slice(places[0], places[-1] + 1)
+    return found
 
 
 def chunked_name(name: str, chunk: int) -> str:
