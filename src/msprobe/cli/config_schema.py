@@ -12,12 +12,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Print the JSON schema of config.json. Editors that know it complete keys "
         'and mark mistakes: save it, and name it in config.json under "$schema".'
     )
+    parser.add_argument(
+        "--monitor", action="store_true", help="that of the training monitor's file instead"
+    )
 
 
-def run(_: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the schema."""
     from msprobe.cli.terminal import print_json
     from msprobe.config import json_schema
+    from msprobe.monitor.settings import json_schema as monitor_schema
 
-    print_json(json_schema(), indent=2)
+    print_json(monitor_schema() if options.monitor else json_schema(), indent=2)
     return 0

@@ -80,7 +80,7 @@ class MonitorKeys(msgspec.Struct, frozen=True, kw_only=True):
             "names of parameters; empty for all. The objects inside are not read."
         ),
     ] = {}
-    ops: Annotated[list[str], Meta(description="What is computed of each tensor.")] = []
+    ops: Annotated[list[Op], Meta(description="What is computed of each tensor.")] = []
     xy_distribution: Annotated[bool, Meta(description="Activations and their gradients.")] = False
     all_xy: Annotated[bool, Meta(description="Of every module, whatever `targets` says.")] = False
     forward_only: Annotated[bool, Meta(description="No gradients of activations.")] = False
@@ -208,10 +208,6 @@ class MonitorSettings:
     source: Path | None
     warnings: tuple[str, ...] = ()
 
-    def collects(self, step: int) -> bool:
-        """Return whether a step is collected, as far as `start_step` and intervals say."""
-        return any(self.is_due(stream, step) for stream in self.streams)
-
     def is_due(self, stream: Stream, step: int) -> bool:
         """Return whether a stream is collected in a step."""
         found = self.streams.get(stream)
@@ -266,6 +262,7 @@ def json_schema() -> dict[str, Any]:
     for definition in schema["$defs"].values():
         if definition.get("type") == "object":
             definition["additionalProperties"] = False
+    schema["$defs"][MonitorKeys.__name__]["properties"]["$schema"] = {"type": "string"}
     return schema
 
 
@@ -299,14 +296,11 @@ def _check_words(keys: MonitorKeys, source: Path | str) -> None:
     for name in keys.l2_targets:
         if name not in _FEATURES:
             raise ConfigError(f"l2_targets.{name}", name, list(_FEATURES), source=source)
-    for place, word in enumerate(keys.ops):
-        if word not in list(Op):
-            raise ConfigError(f"ops[{place}]", word, list(Op), source=source)
 
 
 def _streams(keys: MonitorKeys, source: Path | str) -> dict[Stream, StreamSettings]:
     """Return the streams that are switched on, by their own keys or by the common ones."""
-    ops = tuple(map(Op, keys.ops)) or (Op.NORM,)
+    ops = tuple(keys.ops) or (Op.NORM,)
     found: dict[Stream, StreamSettings] = {}
     for stream in _switched_on(keys) | {Stream(name) for name in keys.streams}:
         own = keys.streams.get(stream.value, StreamKeys())

@@ -9,7 +9,6 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from msprobe.log import warn_once
@@ -111,10 +110,6 @@ class Batch:
     def start_copy(self) -> None:
         """Start to copy numbers of accelerators to the host."""
         self._measures.start_copy()
-
-    def norms(self) -> NDArray[np.float64]:
-        """Return the norms, waiting for those of accelerators."""
-        return self._measures.wait()[0][:, 3]
 
     def rows(self, layouts: Layouts, rank: int, step: int, at: float) -> Rows:
         """Return the rows; on the recorder's thread."""
