@@ -154,7 +154,7 @@ def _blocks(path: Path, rank: int) -> Iterator[Rows]:
         raise MonitorFormatError(path, "holds values that are no numbers") from error
     plain = table.select(_columns(table)).with_columns(numbers)
     for (step, micro_step), part in plain.group_by("step", "micro_step", maintain_order=True):
-        yield _rows(part, stream, tuple(ops), rank, int(step), int(micro_step))  # type: ignore[call-overload]
+        yield _rows(part, stream, tuple(ops), rank, int(step), int(micro_step))
 
 
 def _columns(table: pl.DataFrame) -> list[Any]:

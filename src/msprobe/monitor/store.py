@@ -124,7 +124,7 @@ class RunWriter:
         try:
             self.flush()
         finally:
-            if fcntl is not None:
+            if os.name == "posix":
                 # A forked child may hold the file, and with it the lock.
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             self.abandon()
@@ -139,7 +139,7 @@ class RunWriter:
     # -- inside --------------------------------------------------------------------------------
 
     def _lock(self) -> None:
-        if fcntl is None:
+        if os.name != "posix":
             return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -81,7 +81,10 @@ class _Writer:
         for place, op in enumerate(layout.ops):
             table[:, self._ops.index(op)] = rows.values[place]
         # SQLite stores NaN as null, which is all that this format knows.
-        values = np.where(is_missing(table), None, table.astype(object)).tolist()
+        values = [
+            [None if gone else value for value, gone in zip(row, missing, strict=True)]
+            for row, missing in zip(table.tolist(), is_missing(table).tolist(), strict=True)
+        ]
         fixed = (
             (rows.rank, rows.step, self._target(name, chunk, rows.micro_step, metric), metric)
             for name, chunk in zip(layout.names, layout.chunks, strict=True)

@@ -40,7 +40,8 @@ class PlainView:
 
     def states(self, parameter: Tensor) -> Mapping[str, Any]:
         """Return the optimizer's own states."""
-        return self._optimizer.state.get(parameter, {})
+        found: Mapping[str, Any] = self._optimizer.state.get(parameter, {})
+        return found
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the optimizer's groups."""

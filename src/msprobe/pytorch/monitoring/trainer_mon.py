@@ -121,7 +121,7 @@ class TrainerMon:
         """
         if self._recorder is not None:
             raise UsageError("set_monitor(): this TrainerMon monitors already; detach() it first")
-        models = list(model) if isinstance(model, list | tuple) else [model]
+        models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
         for one in models:
             if not isinstance(one, nn.Module):
                 raise ConfigError(
