@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from alert_samples import LAYERS, Step, incidents, run_of
 
+from builders.monitor_runs import LAYERS, Step, incidents, run_of
 from msprobe.errors import ConfigError
 from msprobe.monitor.alerts.actions import listeners_of, read_incidents
 from msprobe.monitor.alerts.engine import replay

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from msprobe.errors import MonitorFormatError
 from msprobe.json_text import parse_json
-from msprobe.monitor.rows import Layout, Rows, Values, is_missing
+from msprobe.monitor.rows import MISSING, Layout, Rows, Values, is_missing
 from msprobe.monitor.run_file import ROWS_SUFFIX, Kind, RunFile
 from msprobe.monitor.store import read_layout
 
@@ -29,7 +29,7 @@ class Matrix(NamedTuple):
     Attributes:
         steps: of the rows, ascending.
         names: of the columns.
-        values: shape (steps, names); NaN also where a tensor was absent.
+        values: shape (steps, names); `MISSING`, which is a NaN, where a tensor was absent.
     """
 
     steps: NDArray[np.int64]
@@ -284,7 +284,7 @@ class MonitorRun:
         targets: dict[Layout, tuple[int, _Index, _Index] | None] = {}
         for layout in {one.layout_at(int(place)): None for place in places}:
             targets[layout] = _columns(layout, op, call, columns)
-        values = np.full((len(steps), len(columns)), np.nan)
+        values = np.full((len(steps), len(columns)), MISSING)
         for place, row in zip(places, at_step, strict=True):
             target = targets[one.layout_at(int(place))]
             if target is not None:

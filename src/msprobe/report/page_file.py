@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _FOLDER: Final = files("msprobe.report") / "page"
 _SHELL: Final = "shared/shell.js"
 _IMPORT: Final = re.compile(r'^import \{([^}]*)\} from "([^"]+)";$', re.MULTILINE)
-_EXPORT: Final = re.compile(r"^export (?=(?:class|const|function) (\w+))", re.MULTILINE)
+_EXPORT: Final = re.compile(r"^export (?=(?:class|const|(?:async )?function) (\w+))", re.MULTILINE)
 _COMMENT: Final = re.compile(r"/\*\*.*?\*/\s*|^ *//[^\n]*\n", re.MULTILINE | re.DOTALL)
 # Of a JSON text that is all ASCII: characters that are written as escapes.
 _ESCAPED: Final = re.compile(r"(?:\\u[0-9a-f]{4})+|\\.")
@@ -64,12 +64,26 @@ def write_page(
     Raises:
         ReportWriteError: the file cannot be written.
     """
-    return write_report(path, _page(title, sections, views, folder))
+    return write_report(path, page_text(title, sections, views, folder=folder))
 
 
-def _page(
-    title: str, sections: Mapping[str, Any], views: Sequence[str], folder: Traversable
+def page_text(
+    title: str,
+    sections: Mapping[str, Any],
+    views: Sequence[str],
+    *,
+    folder: Traversable = _FOLDER,
+    asks_server: bool = False,
 ) -> str:
+    """Return a page as HTML; arguments as for `write_page`.
+
+    Args:
+        title: title of the window.
+        sections: data by name.
+        views: names of files in ``page/views``.
+        folder: the folder ``page``.
+        asks_server: whether the page may fetch from the server that it came from.
+    """
     modules = _Modules(folder)
     shell = modules.add(_SHELL)
     added = [modules.add(f"views/{name}.js") for name in views]
@@ -80,6 +94,7 @@ def _page(
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
         "script_hash": f"'sha256-{digest}'",
+        "connect": "connect-src 'self'; " if asks_server else "",
         "title": html.escape(plain(title)),
         "style": "\n".join(modules.styles),
         "data": _json(sections),

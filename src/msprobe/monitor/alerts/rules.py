@@ -47,10 +47,13 @@ _HALF_ULPS: Final = {"bfloat16": 2.0**-8, "float16": 1.0}
 
 _GRADIENTS: Final = frozenset({Stream.GRAD_UNREDUCED, Stream.GRAD_REDUCED})
 # A gradient that is so far below the others of its stream is rounding.
-_NOISE_DECADES: Final = -5.0
+_NOISE_DECADES: Final = -3.5
 # Losses are compared after adding this share of the first one: of a loss near zero, the noise is
 # large in proportion.
 _LOSS_SHARE: Final = 0.1
+# A loss alarms when it rises by this share of its level and by this share of the first one.
+_LOSS_RISE: Final = 0.5
+_LOSS_RISE_OF_FIRST: Final = 0.2
 # Streams that a step which a loss scaler skips leaves as they are.
 _LEFT: Final = frozenset(
     {
@@ -183,22 +186,24 @@ class Rules:
         found += self._unchanged(step, series[~still], values[~still])
         judged = (values != 0) & ~noise
         series, values, kinds = series[judged], values[judged], kinds[judged]
-        share = self._rate_share(series) - self._losses.offsets(series, values, kinds == Kind.LOSS)
-        x = np.log10(np.abs(values)) - share
+        is_loss = kinds == Kind.LOSS
+        offset = self._losses.offsets(series, values, is_loss)
+        share = self._rate_share(series)
+        x = np.log10(np.abs(values) + offset) - share
         self.logarithms = np.full(len(self.table), np.nan)
         self.logarithms[series] = x
         z, decades = self.levels.judge(series, x)
-        is_loss = kinds == Kind.LOSS
+        expected = 10.0 ** (self.levels.expected(series) + share) - offset
         weak = _weak(z, decades, is_loss) & (
             np.abs(z) > _BEYOND_RECORD * self.levels.record(series)
         )
+        weak &= ~is_loss | self._losses.rises(series, values, expected)
         begun = weak | ((np.abs(z) > _ONSET_Z) & (np.abs(decades) > _ONSET_DECADES))
         self._onset[series[~begun]] = -1
         self._onset[series[begun & (self._onset[series] < 0)]] = step
         alarming = weak & (
             self._alone(series, z, decades, is_loss, weak) | self._broad(series, z, decades, weak)
         )
-        expected = self.levels.expected(series) + share
         for place in np.flatnonzero(alarming):
             one = int(series[place])
             found.append(
@@ -208,7 +213,7 @@ class Rules:
                     step,
                     float(values[place]),
                     onset=int(self._onset[one]),
-                    expected=float(10.0 ** expected[place]),
+                    expected=float(expected[place]),
                     z=float(z[place]),
                 )
             )
@@ -247,7 +252,10 @@ class Rules:
         }
         none = len(self.table)
         self._gradient_of = np.array(
-            [gradients.get((key.rank, key.chunk, key.name), none) for key in self.table.keys],
+            [
+                gradients.get((key.rank, key.chunk, key.name.partition(":")[0]), none)
+                for key in self.table.keys
+            ],
             np.int64,
         )
         numbers = np.array(sorted(gradients.values()), np.int64)
@@ -451,10 +459,15 @@ class _Losses:
         self._first: dict[int, float] = {}
 
     def offsets(self, series: Integers, values: Floats, is_loss: NDArray[np.bool_]) -> Floats:
-        """Return the decades that a share of the first loss adds to each value; 0 for others."""
+        """Return the share of the first loss that is added to each value; 0 for others."""
         result = np.zeros(len(series))
         for place in np.flatnonzero(is_loss):
-            value = abs(float(values[place]))
-            first = self._first.setdefault(int(series[place]), value)
-            result[place] = np.log10(1 + _LOSS_SHARE * first / value)
+            first = self._first.setdefault(int(series[place]), abs(float(values[place])))
+            result[place] = _LOSS_SHARE * first
         return result
+
+    def rises(self, series: Integers, values: Floats, expected: Floats) -> NDArray[np.bool_]:
+        """Return which losses have risen by more than a hard batch explains, near zero as well."""
+        first = np.array([self._first.get(one, 0.0) for one in series.tolist()])
+        least = np.maximum(_LOSS_RISE * expected, _LOSS_RISE_OF_FIRST * first)
+        return np.asarray(values - expected > least)

@@ -176,8 +176,25 @@ class SeriesTable:
 
 
 def _place(key: Series, kind: Kind, number: int) -> int:
-    if key.stream == Stream.RUN:
+    stage, place = _stage(key.stream, kind, number)
+    return (stage << 32) + place
+
+
+def stage_of(stream: str, name: str, number: int) -> tuple[int, int]:
+    """Return the place of a series in the order of a training step; the smaller is the earlier.
+
+    Args:
+        stream: its stream.
+        name: of its row.
+        number: of the row, in the order of collection.
+    """
+    kind = _kind_of_scalar(name) if stream == Stream.RUN else Kind.MAGNITUDE
+    return _stage(stream, kind, number)
+
+
+def _stage(stream: str, kind: Kind, number: int) -> tuple[int, int]:
+    if stream == Stream.RUN:
         stage = 0 if kind in _SETTINGS else 3 if kind is Kind.LOSS else _SCALAR_STAGE
     else:
-        stage = _STAGES.get(key.stream, _OTHER_STAGE)
-    return (stage << 32) + (-number if stage in _REVERSED else number)
+        stage = _STAGES.get(stream, _OTHER_STAGE)
+    return stage, -number if stage in _REVERSED else number

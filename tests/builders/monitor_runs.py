@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
 from msprobe.monitor.alerts.engine import Alerts
 from msprobe.monitor.alerts.incidents import Incident
 from msprobe.monitor.rows import Layout, Rows
+from msprobe.monitor.store import RunWriter
 
 LAYERS = tuple(f"layers.{number}.weight" for number in range(8))
 # One step of one rank: values by stream, operation and name.
@@ -30,7 +32,7 @@ def healthy_step(step: int, rank: int, noise: np.random.Generator) -> Step:
             "zeros": {name: 0.5 + 0.02 * float(noise.normal()) for name in modules},
         },
         "grad_reduced": {"norm": gradients},
-        "exp_avg_sq": {"norm": dict.fromkeys(LAYERS, 0.001 * decay ** 2 + step * 1e-09)},
+        "exp_avg_sq": {"norm": dict.fromkeys(LAYERS, 0.001 * decay**2 + step * 1e-09)},
         "run": {
             "value": {
                 "loss": 2 * decay * float(np.exp(0.05 * noise.normal())),
@@ -105,3 +107,15 @@ def incidents(rows: Iterator[Rows]) -> list[Incident]:
     alerts.end_step(step)
     alerts.close()
     return alerts.incidents
+
+
+def write(folder: Path, spoil: Spoil | None = None, *, steps: int = 80, ranks: int = 1) -> Path:
+    """Write a run; return its folder."""
+    folder.mkdir()
+    for rank in range(ranks):
+        with RunWriter(folder, rank=rank, head={"config": {}}) as writer:
+            for rows in run_of(spoil, steps=steps, ranks=ranks):
+                if rows.rank == rank:
+                    writer.append(rows)
+            writer.flush()
+    return folder

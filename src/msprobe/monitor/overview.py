@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of the monitor at a glance: its incidents, its scalars, one stream over the steps."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.errors import UsageError
+from msprobe.monitor.alerts.actions import read_incidents
+from msprobe.monitor.alerts.engine import replay
+from msprobe.monitor.alerts.series import MAGNITUDES
+from msprobe.monitor.reader import MonitorRun
+from msprobe.monitor.rows import VALUE, Rows, Stream, is_missing
+
+# Values of a stored run that are judged anew; of a larger one the written incidents are taken.
+_MOST_JUDGED: Final = 20_000_000
+_SHOWN_SCALARS: Final = ("loss", "grad_norm", "lr.0", "loss_scale")
+_PREFERRED: Final = (
+    *(Stream.GRAD_REDUCED, Stream.GRAD_UNREDUCED, Stream.ACTV, Stream.PARAM_ORIGIN),
+    *(Stream.EXP_AVG_SQ, Stream.UPDATE),
+)
+
+
+def default_stream(run: MonitorRun) -> str:
+    """Return the stream that is shown first."""
+    others = [one for one in run.streams if one != Stream.RUN]
+    return next((one for one in _PREFERRED if one in others), others[0] if others else Stream.RUN)
+
+
+def default_op(run: MonitorRun, stream: str) -> str:
+    """Return the operation of a stream that is shown first."""
+    ops = run.ops(stream)
+    return next((one for one in MAGNITUDES if one in ops), ops[0] if ops else VALUE)
+
+
+def run_facts(
+    run: MonitorRun, *, stream: str | None = None, op: str | None = None, rank: int | None = None
+) -> dict[str, Any]:
+    """Return what the terminal shows of a run.
+
+    Args:
+        run: the run.
+        stream: to show; None for gradients, or else what there is.
+        op: its operation; None for the norm, or else what there is.
+        rank: None for the first.
+
+    Raises:
+        UsageError: the run has no such stream or operation.
+    """
+    stream = default_stream(run) if stream is None else stream
+    if stream not in run.streams:
+        raise UsageError(f"{run.path}: no stream {stream}; it has {', '.join(run.streams)}")
+    op = default_op(run, stream) if op is None else op
+    if op not in run.ops(stream):
+        raise UsageError(f"{run.path}: {stream} has no {op}; it has {', '.join(run.ops(stream))}")
+    rank = run.ranks[0] if rank is None else rank
+    steps = run.steps()
+    found = incidents_of(run)
+    return {
+        "run": str(run.path),
+        "ranks": run.ranks,
+        "streams": run.streams,
+        "steps": {
+            "count": len(steps),
+            "first": steps[0] if steps else None,
+            "last": steps[-1] if steps else None,
+        },
+        "incidents": found,
+        "scalars": _scalars(run, rank),
+        "stream": stream,
+        "op": op,
+        "rank": rank,
+        "series": _series(run, stream, op, rank, [one["lead"]["name"] for one in found]),
+    }
+
+
+def _scalars(run: MonitorRun, rank: int) -> dict[str, Any]:
+    if Stream.RUN not in run.streams:
+        return {}
+    matrix = run.matrix(Stream.RUN, VALUE, rank=rank)
+    return {
+        name: _ends(matrix.values[:, matrix.names.index(name)])
+        for name in _SHOWN_SCALARS
+        if name in matrix.names
+    }
+
+
+def _series(
+    run: MonitorRun, stream: str, op: str, rank: int, leading: list[str]
+) -> list[dict[str, Any]]:
+    """Return the series of a stream, those that lead incidents first."""
+    matrix = run.matrix(stream, op, rank=rank)
+    found = [
+        {"name": name, **_ends(matrix.values[:, place])} for place, name in enumerate(matrix.names)
+    ]
+    return sorted(found, key=lambda one: one["name"] not in leading)
+
+
+def _ends(values: NDArray[np.float64]) -> dict[str, Any]:
+    absent = is_missing(values)
+    listed = [None if gone else float(one) for one, gone in zip(values, absent, strict=True)]
+    known = [value for value in listed if value is not None]
+    return {
+        "values": listed,
+        "first": known[0] if known else None,
+        "last": known[-1] if known else None,
+    }
+
+
+def incidents_of(run: MonitorRun) -> list[dict[str, Any]]:
+    """Return the incidents of a run, as JSON.
+
+    All ranks are judged together, which no process could do while it trained. Of a run of more
+    than twenty million values, the incidents that its processes wrote are returned.
+    """
+    series = sum(len(run.names(stream)) * len(run.ops(stream)) for stream in run.streams)
+    if series * len(run.steps()) * len(run.ranks) > _MOST_JUDGED:
+        return read_incidents(run.path)
+    return [one.as_json() for one in replay(all_blocks(run))]
+
+
+def all_blocks(run: MonitorRun) -> Iterator[Rows]:
+    """Yield the blocks of all ranks, ordered by step."""
+    return heapq.merge(*(run.blocks(rank) for rank in run.ranks), key=lambda rows: rows.step)

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data behind the monitor's page: overview, heat maps and series of one or two runs.
+
+A picture has at most `COLUMNS` columns and `ROWS` rows, whatever the size of the run: several steps
+become one column, whose value is the largest in size. NaN and Inf win, so that none is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.errors import UsageError
+from msprobe.json_text import strict
+from msprobe.monitor.alerts.incidents import WORDS
+from msprobe.monitor.comparing import compare_runs
+from msprobe.monitor.overview import default_op, default_stream, incidents_of
+from msprobe.monitor.reader import Matrix, MonitorRun
+from msprobe.monitor.rows import MISSING, VALUE, Stream, is_missing
+
+COLUMNS: Final = 600
+ROWS: Final = 400
+POINTS: Final = 2000
+AXES: Final = ("layer", "rank", "layers of ranks")
+_SCALARS: Final = ("loss", "grad_norm", "grad_norm_clipped", "loss_scale")
+_DIGITS: Final = 6
+
+Values = NDArray[np.float64]
+
+
+class Pictures:
+    """Answers the page's questions about one run, or about two.
+
+    Attributes:
+        runs: the run under test, and the one that it is compared with, if any.
+    """
+
+    def __init__(self, runs: Sequence[MonitorRun]) -> None:
+        self.runs = tuple(runs)
+        self._matrices: dict[tuple[int, str, str, int], Matrix] = {}
+        self._overview: dict[str, Any] | None = None
+
+    def refresh(self) -> bool:
+        """Take what has been added to the runs; return whether there was anything."""
+        grown = True in [run.refresh() for run in self.runs]
+        if grown:
+            self._matrices.clear()
+            self._overview = None
+        return grown
+
+    def answer(self, question: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """Return an answer as strict JSON.
+
+        Args:
+            question: ``overview``, ``heat`` or ``series``.
+            parameters: as the page names them.
+
+        Raises:
+            UsageError: there is no such question, stream, operation, rank or name.
+        """
+        try:
+            match question:
+                case "overview":
+                    return self.overview()
+                case "heat":
+                    return self.heat(**dict(parameters))
+                case "series":
+                    return self.series(**dict(parameters))
+        except (TypeError, ValueError, KeyError, IndexError) as exc:
+            raise UsageError(f"{question}: {exc}") from exc
+        raise UsageError(f"no question {question}")
+
+    def overview(self) -> dict[str, Any]:
+        """Return runs, streams, scalars, incidents, and where two runs part."""
+        if self._overview is None:
+            self._overview = strict(self._make_overview())
+        return self._overview
+
+    def _make_overview(self) -> dict[str, Any]:
+        first = self.runs[0]
+        steps = [run.steps() for run in self.runs]
+        stream = default_stream(first)
+        return {
+            "runs": [
+                {
+                    "path": str(run.path),
+                    "ranks": run.ranks,
+                    "first": of_run[0] if of_run else None,
+                    "last": of_run[-1] if of_run else None,
+                    "count": len(of_run),
+                }
+                for run, of_run in zip(self.runs, steps, strict=True)
+            ],
+            "streams": [
+                {"name": one, "ops": first.ops(one), "op": default_op(first, one)}
+                for one in first.streams
+                if one != Stream.RUN
+            ],
+            "stream": stream,
+            "scalars": self._scalars(),
+            "incidents": [{**one, "words": WORDS[one["cause"]]} for one in incidents_of(first)],
+            "parting": self._parting(),
+        }
+
+    def _scalars(self) -> list[dict[str, Any]]:
+        names = [
+            name
+            for name in self.runs[0].names(Stream.RUN)
+            if name in _SCALARS or name.startswith("lr.")
+        ]
+        found = [self.series(Stream.RUN, name, VALUE) for name in names]
+        return [one for one in found if one["lines"]]
+
+    def _parting(self) -> dict[str, Any] | None:
+        if len(self.runs) < 2:
+            return None
+        found = compare_runs(self.runs[0], self.runs[1])
+        different, apart = found.first_different, found.first_apart
+        return {
+            "equal": found.is_equal,
+            "first_different": None if different is None else different.as_json(),
+            "first_apart": None if apart is None else apart.as_json(),
+            "series": [
+                one.as_json() for one in found.series[:50] if one.first_different is not None
+            ],
+        }
+
+    def series(
+        self, stream: str, name: str, op: str, first: str = "", last: str = ""
+    ) -> dict[str, Any]:
+        """Return one series of all runs and ranks.
+
+        Args:
+            stream: its stream.
+            name: of its rows.
+            op: its operation.
+            first: the first step to return; all from the beginning where empty.
+            last: the last step.
+        """
+        lines = []
+        for number, run in enumerate(self.runs):
+            for rank in run.ranks:
+                matrix = self._matrix(number, stream, op, rank)
+                if name not in matrix.names:
+                    continue
+                values = matrix.values[:, matrix.names.index(name)]
+                chosen = (matrix.steps >= int(first or 0)) & (matrix.steps <= int(last or 2**62))
+                steps, values = _thinned(matrix.steps[chosen], values[chosen])
+                line = {"run": number, "rank": rank, "steps": steps.tolist()}
+                lines.append({**line, "values": _listed(values)})
+        return {"stream": stream, "name": name, "op": op, "lines": lines}
+
+    def heat(
+        self,
+        stream: str,
+        op: str,
+        axis: str = "layer",
+        run: str = "0",
+        rank: str = "",
+        at: str = "",
+    ) -> dict[str, Any]:
+        """Return a heat map.
+
+        Args:
+            stream: its stream.
+            op: its operation.
+            axis: ``layer``: layers and steps of one rank; ``rank``: ranks and steps of the layer
+                `at`; ``layers of ranks``: layers and ranks at the step `at`.
+            run: ``0`` or ``1``; ``ratio`` for the first run over the second.
+            rank: of ``layer``; the first where empty.
+            at: a layer or a step; the first layer and the last step where empty.
+        """
+        if axis not in AXES:
+            raise UsageError(f"no axis {axis}; use one of {', '.join(AXES)}")
+        pair = (0, 1) if run == "ratio" else (int(run),)
+        pictures = [self._picture(number, stream, op, axis, rank, at) for number in pair]
+        rows, columns, values = pictures[0] if len(pictures) == 1 else _ratio(*pictures)
+        total = len(rows)
+        places, edges = _bins(len(columns), COLUMNS)
+        shown = _binned(values[:ROWS], edges)
+        return {
+            "stream": stream,
+            "op": op,
+            "axis": axis,
+            "rows": rows[:ROWS],
+            "of_rows": total,
+            "columns": [columns[place] for place in places],
+            "of_columns": len(columns),
+            "values": [_listed(row) for row in shown],
+        }
+
+    def _picture(
+        self, run: int, stream: str, op: str, axis: str, rank: str, at: str
+    ) -> tuple[list[str], list[int], Values]:
+        """Return rows, columns and values of a heat map, in full."""
+        ranks = self.runs[run].ranks
+        if axis == "layer":
+            matrix = self._matrix(run, stream, op, int(rank or ranks[0]))
+            return matrix.names, matrix.steps.tolist(), matrix.values.T
+        matrices = [self._matrix(run, stream, op, one) for one in ranks]
+        if axis == "rank":
+            name = at or matrices[0].names[0]
+            parts = [_column(matrix, name) for matrix in matrices]
+            steps = sorted({step for part in parts for step in part})
+            values = [[part.get(step, MISSING) for step in steps] for part in parts]
+            return [f"rank {one}" for one in ranks], steps, np.array(values, np.float64)
+        step = int(at or self.runs[run].steps()[-1])
+        names = list(dict.fromkeys(name for matrix in matrices for name in matrix.names))
+        rows = [_row(matrix, step) for matrix in matrices]
+        values = [[row.get(name, MISSING) for row in rows] for name in names]
+        return names, list(ranks), np.array(values, np.float64).reshape(len(names), len(ranks))
+
+    def _matrix(self, run: int, stream: str, op: str, rank: int) -> Matrix:
+        key = run, stream, op, rank
+        if key not in self._matrices:
+            self._matrices[key] = self.runs[run].matrix(stream, op, rank=rank)
+        return self._matrices[key]
+
+
+def _column(matrix: Matrix, name: str) -> dict[int, float]:
+    if name not in matrix.names:
+        return {}
+    values = matrix.values[:, matrix.names.index(name)]
+    return dict(zip(matrix.steps.tolist(), values.tolist(), strict=True))
+
+
+def _row(matrix: Matrix, step: int) -> dict[str, float]:
+    found = np.flatnonzero(matrix.steps == step)
+    if not len(found):
+        return {}
+    return dict(zip(matrix.names, matrix.values[found[0]].tolist(), strict=True))
+
+
+def _ratio(
+    target: tuple[list[str], list[int], Values], reference: tuple[list[str], list[int], Values]
+) -> tuple[list[str], list[int], Values]:
+    """Return the first picture over the second, where both have rows and columns."""
+    rows = [row for row in target[0] if row in set(reference[0])]
+    columns = [column for column in target[1] if column in set(reference[1])]
+    parts = []
+    for names, numbers, values in (target, reference):
+        row_at = {row: place for place, row in enumerate(names)}
+        column_at = {column: place for place, column in enumerate(numbers)}
+        chosen = [row_at[row] for row in rows], [column_at[column] for column in columns]
+        parts.append(values[np.ix_(*chosen)] if rows and columns else np.zeros((0, 0)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return rows, columns, np.asarray(np.where(parts[0] == parts[1], 1.0, parts[0] / parts[1]))
+
+
+def _bins(count: int, most: int) -> tuple[list[int], NDArray[np.int64]]:
+    """Return the first place of each bin, and the edges of the bins."""
+    edges = np.linspace(0, count, min(count, most) + 1).astype(np.int64)
+    return edges[:-1].tolist(), edges
+
+
+def _binned(values: Values, edges: NDArray[np.int64]) -> Values:
+    """Return the value of largest size in each bin of columns; NaN and Inf win."""
+    if len(edges) == values.shape[1] + 1:
+        return values
+    size = np.where(np.isnan(values), np.inf, np.abs(values))
+    size[is_missing(values)] = -1.0
+    result = np.empty((len(values), len(edges) - 1))
+    rows = np.arange(len(values))
+    for place, (begin, end) in enumerate(pairwise(edges.tolist())):
+        largest = begin + size[:, begin:end].argmax(axis=1)
+        result[:, place] = values[rows, largest]
+    return result
+
+
+def _thinned(steps: NDArray[np.int64], values: Values) -> tuple[NDArray[np.int64], Values]:
+    """Return at most `POINTS` points: of each piece of the line its lowest and its highest."""
+    if len(steps) <= POINTS:
+        return steps, values
+    _, edges = _bins(len(steps), POINTS // 2)
+    absent = is_missing(values)
+    low, high = np.where(absent, np.inf, values), np.where(absent, -np.inf, values)
+    kept: list[int] = []
+    for begin, end in pairwise(edges.tolist()):
+        ends = begin + int(low[begin:end].argmin()), begin + int(high[begin:end].argmax())
+        kept += sorted(set(ends))
+    return steps[kept], values[kept]
+
+
+def _listed(values: Values) -> list[Any]:
+    """Return numbers as strict JSON; None for absent ones."""
+    return [
+        None if absent else strict(float(f"{value:.{_DIGITS}g}"))
+        for value, absent in zip(values.tolist(), is_missing(values), strict=True)
+    ]

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// Heat maps: layers or ranks over steps, layers over ranks; a click selects the series and the step.
+
+import { ask, isLive, onGrowth, overview, read } from "../data/monitor.js";
+import { open } from "../shared/detail.js";
+import { element, joined, replace } from "../shared/dom.js";
+import { digits, grouped } from "../shared/format.js";
+import { change, state } from "../shared/store.js";
+import { colour, onTheme } from "../shared/theme.js";
+
+/** @typedef {import("../data/monitor.js").Heat} Heat */
+
+const axes = { "layer": "layers × steps", "rank": "ranks × steps", "layers of ranks": "layers × ranks" };
+const gutter = 230, ruler = 22, least = 3, most = 18;
+// Dark to bright, as readable in grey; for ratios from below to above, through the page's own colour.
+const ramp = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+const both = [[33, 102, 172], [146, 197, 222], [247, 247, 247], [244, 165, 130], [178, 24, 43]];
+
+const canvas = element("canvas", { id: "heat-map", role: "img", tabindex: "0" });
+const scroller = element("div", { class: "heat-box" }, canvas);
+const note = element("p", { class: "dim heat-note" });
+const tip = element("div", { class: "heat-tip", "aria-live": "polite" });
+const controls = element("div", { class: "heat-controls" });
+/** @type {Heat | null} */
+let heat = null;
+let asked = "";
+let cursor = { row: 0, column: 0 };
+
+/** @type {import("../shared/shell.js").View} */
+export const view = {
+  name: "heat", title: "Heat map", place: "main", needs: ["monitor"],
+  state: { stream: "", op: "", axis: "layer", run: "0", rank: "", log: "1", step: "" },
+  uses: ["stream", "op", "axis", "run", "rank", "log", "step", "at"],
+  start(pane) {
+    replace(pane, controls, scroller, tip, note);
+    canvas.addEventListener("mousemove", (/** @type {MouseEvent} */ event) => point(event));
+    canvas.addEventListener("click", (/** @type {MouseEvent} */ event) => { if (point(event)) pick(); });
+    canvas.addEventListener("keydown", move);
+    new ResizeObserver(draw).observe(scroller);
+    onTheme(draw);
+    onGrowth(() => { asked = ""; view.render(); });
+  },
+  render() {
+    drawControls();
+    load();
+  },
+};
+
+function streamNow() {
+  const { streams, stream } = overview();
+  return streams.find((/** @type {any} */ one) => one.name === (state.stream || stream)) ?? streams[0];
+}
+
+function opNow() {
+  const { ops, op } = streamNow();
+  return ops.includes(state.op) ? state.op : op;
+}
+
+/** @param {string} label @param {string} name @param {string} now @param {[string, string][]} options */
+function choice(label, name, now, options) {
+  const chosen = element("select", { id: `heat-${name}`, change: () => change({ [name]: chosen.value }) },
+    ...options.map(([value, text]) => element("option", { value, selected: value === now }, text)));
+  return element("label", {}, `${label} `, chosen);
+}
+
+function drawControls() {
+  const { streams, runs } = overview();
+  if (!streams.length) return;
+  const stream = streamNow();
+  const ranks = runs[0].ranks.map((/** @type {number} */ rank) => [String(rank), String(rank)]);
+  const log = element("input", { type: "checkbox", id: "heat-log", checked: state.log === "1", change: () => change({ log: log.checked ? "1" : "" }) });
+  replace(controls,
+    choice("stream", "stream", stream.name, streams.map((/** @type {any} */ one) => [one.name, one.name])),
+    choice("op", "op", opNow(), stream.ops.map((/** @type {string} */ op) => [op, op])),
+    choice("show", "axis", state.axis, Object.entries(axes).filter(([axis]) => axis === "layer" || isLive)),
+    ranks.length > 1 ? choice("rank", "rank", state.rank || ranks[0][0], ranks) : null,
+    runs.length > 1 ? choice("run", "run", state.run, [["0", "target"], ["1", "reference"], ["ratio", "target / reference"]]) : null,
+    element("label", {}, log, " log"));
+}
+
+async function load() {
+  if (!overview().streams.length) return;
+  const parameters = { stream: streamNow().name, op: opNow(), axis: state.axis, run: state.run, rank: state.rank };
+  const at = state.axis === "rank" ? state.at : state.axis === "layers of ranks" ? state.step : "";
+  const wanted = JSON.stringify({ ...parameters, at });
+  if (wanted === asked) return draw();
+  asked = wanted;
+  const answer = await ask("heat", { ...parameters, at });
+  if (wanted !== asked) return undefined; // another one was asked for meanwhile
+  heat = answer;
+  cursor = { row: 0, column: 0 };
+  return draw();
+}
+
+function rowHeight() {
+  if (!heat?.rows.length) return most;
+  return Math.max(least, Math.min(most, (scroller.clientHeight - ruler - 4) / heat.rows.length));
+}
+
+function draw() {
+  if (!scroller.clientWidth) return;
+  const rows = heat?.rows.length ?? 0, high = rowHeight();
+  const width = scroller.clientWidth, height = Math.ceil(rows * high + ruler);
+  const dots = window.devicePixelRatio || 1;
+  canvas.width = width * dots;
+  canvas.height = height * dots;
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  note.textContent = heat ? words(heat) : "The exported page does not hold this picture; msprobe monitor view shows it.";
+  const pen = canvas.getContext("2d");
+  if (!pen || !heat || !rows) return;
+  pen.scale(dots, dots);
+  drawCells(pen, heat, high, width);
+  drawNames(pen, heat, high, width);
+  drawMarks(pen, heat, high, width);
+  canvas.setAttribute("aria-label", `Heat map of ${streamNow().name} ${opNow()}: ${rows} rows, ${heat.columns.length} columns.`);
+}
+
+/** @param {Heat} shown */
+function words(shown) {
+  const cut = shown.rows.length < shown.of_rows ? `the first ${shown.rows.length} of ${grouped(shown.of_rows)} rows` : "";
+  const joinedSteps = shown.columns.length < shown.of_columns ? `${grouped(shown.of_columns)} steps in ${shown.columns.length} columns, the largest of each` : "";
+  return joined(cut, joinedSteps, "arrows move, Enter selects");
+}
+
+/** Returns how a value is placed on the scale: its logarithm, or itself. @param {number} value */
+function placed(value) {
+  const isRatio = state.run === "ratio";
+  if (state.log !== "1" && !isRatio) return value;
+  return value === 0 ? null : Math.log10(Math.abs(value));
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {Heat} shown @param {number} high @param {number} width */
+function drawCells(pen, shown, high, width) {
+  const { low, span, stops } = range(shown);
+  const picture = new ImageData(Math.max(shown.columns.length, 1), shown.rows.length);
+  shown.values.forEach((cells, row) => cells.forEach((cell, column) => {
+    const tone = toneOf(read(cell), low, span, stops);
+    if (tone) picture.data.set([...tone, 255], 4 * (row * shown.columns.length + column));
+  }));
+  const small = document.createElement("canvas");
+  small.width = picture.width;
+  small.height = picture.height;
+  small.getContext("2d")?.putImageData(picture, 0, 0);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(small, gutter, ruler, width - gutter, shown.rows.length * high);
+}
+
+/** @param {Heat} shown */
+function range(shown) {
+  const found = shown.values.flat().map(read).filter((value) => value !== null && Number.isFinite(value))
+    .map((value) => placed(/** @type {number} */ (value))).filter((value) => value !== null).sort((a, b) => a - b);
+  if (state.run === "ratio") {
+    const size = Math.max(1e-6, ...[found[0] ?? 0, found[found.length - 1] ?? 0].map(Math.abs));
+    return { low: -size, span: 2 * size, stops: both };
+  }
+  // The outermost values would leave no colours for the others.
+  const low = found[Math.floor(found.length * 0.005)] ?? 0, top = found[Math.ceil(found.length * 0.995) - 1] ?? 1;
+  return { low, span: top - low || 1, stops: ramp };
+}
+
+/**
+ * @param {number | null} value @param {number} low @param {number} span @param {number[][]} stops
+ * @returns {number[] | null}
+ */
+function toneOf(value, low, span, stops) {
+  if (value === null) return null;
+  if (!Number.isFinite(value)) return [230, 20, 120];
+  const at = placed(value);
+  if (at === null) return [0, 0, 0];
+  const share = Math.max(0, Math.min(1, (at - low) / span)) * (stops.length - 1);
+  const from = Math.min(Math.floor(share), stops.length - 2);
+  return stops[from].map((tone, part) => Math.round(tone + (share - from) * (stops[from + 1][part] - tone)));
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {Heat} shown @param {number} high @param {number} width */
+function drawNames(pen, shown, high, width) {
+  pen.fillStyle = colour("dim");
+  pen.font = "11px system-ui, sans-serif";
+  pen.textBaseline = "middle";
+  const every = Math.max(1, Math.ceil(11 / high));
+  shown.rows.forEach((name, row) => {
+    const isSelected = name === state.at;
+    if (row % every && !isSelected) return;
+    pen.fillStyle = colour(isSelected ? "link" : "dim");
+    pen.fillText(name.length > 36 ? `…${name.slice(-35)}` : name, 4, ruler + (row + 0.5) * high, gutter - 10);
+  });
+  pen.fillStyle = colour("dim");
+  const wide = (width - gutter) / shown.columns.length;
+  const gap = Math.max(1, Math.ceil(60 / wide));
+  shown.columns.forEach((column, place) => {
+    if (place % gap === 0) pen.fillText(grouped(column), gutter + place * wide, ruler / 2);
+  });
+}
+
+/** Draws incidents, where two runs part, the cursor. @param {CanvasRenderingContext2D} pen @param {Heat} shown @param {number} high @param {number} width */
+function drawMarks(pen, shown, high, width) {
+  const wide = (width - gutter) / shown.columns.length;
+  if (state.axis !== "layers of ranks") {
+    const { incidents, parting } = overview();
+    const tick = (/** @type {number} */ step, /** @type {string} */ tone) => {
+      const place = shown.columns.findLastIndex((column) => column <= step);
+      if (place < 0) return;
+      pen.fillStyle = colour(tone);
+      pen.fillRect(gutter + place * wide, 0, Math.max(2, Math.min(wide, 4)), ruler);
+    };
+    for (const { start, severity } of incidents) tick(start, severity === "critical" ? "pink" : "amber");
+    if (parting?.first_apart) tick(parting.first_apart.first_apart, "violet");
+    if (state.step) tick(Number(state.step), "link");
+  }
+  pen.strokeStyle = colour("text");
+  pen.strokeRect(gutter + cursor.column * wide, ruler + cursor.row * high, Math.max(wide, 3), high);
+}
+
+/** Moves the cursor to the mouse; returns whether it is on a cell. @param {MouseEvent} event */
+function point(event) {
+  if (!heat?.rows.length) return false;
+  const row = Math.floor((event.offsetY - ruler) / rowHeight());
+  const column = Math.floor((event.offsetX - gutter) * heat.columns.length / (scroller.clientWidth - gutter));
+  if (row < 0 || row >= heat.rows.length || column >= heat.columns.length) return false;
+  cursor = { row, column: Math.max(column, 0) };
+  say();
+  return true;
+}
+
+function say() {
+  if (!heat) return;
+  const step = heat.columns[cursor.column], value = heat.values[cursor.row][cursor.column];
+  const place = state.axis === "layers of ranks" ? `rank ${step}` : `step ${grouped(step)}`;
+  tip.textContent = `${heat.rows[cursor.row]} · ${place} · ${value === null ? "absent" : digits(read(value))}`;
+}
+
+function pick() {
+  if (!heat) return;
+  const row = heat.rows[cursor.row], column = String(heat.columns[cursor.column]);
+  if (state.axis === "rank") change({ rank: row.replace("rank ", ""), step: column });
+  else if (state.axis === "layers of ranks") { change({ rank: column }); open(row); }
+  else { change({ step: column }); open(row); }
+}
+
+/** @param {KeyboardEvent} event */
+function move(event) {
+  const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  const by = steps[/** @type {keyof typeof steps} */ (event.key)];
+  if (!heat?.rows.length || !(by || event.key === "Enter")) return;
+  event.preventDefault();
+  if (by) {
+    cursor.row = Math.max(0, Math.min(heat.rows.length - 1, cursor.row + by[0]));
+    cursor.column = Math.max(0, Math.min(heat.columns.length - 1, cursor.column + by[1]));
+    draw();
+    say();
+  } else pick();
+}

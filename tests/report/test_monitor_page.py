@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of the monitor: exported as one file, and asked from its own server only."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builders.monitor_runs import LAYERS, Step, run_of, write
+from msprobe.cli import main
+from msprobe.errors import UsageError
+from msprobe.monitor.pictures import COLUMNS, POINTS, Pictures
+from msprobe.monitor.reader import open_monitor
+from msprobe.monitor.rows import Layout, Rows
+from msprobe.monitor.serving import PageServer
+from msprobe.monitor.store import RunWriter
+
+BAD = 60
+
+
+def spoil(values: Step, step: int, rank: int) -> None:
+    if step >= BAD:
+        values["param_origin"]["norm"][LAYERS[2]] *= 50
+    if step >= BAD + 2:
+        values["grad_reduced"]["norm"][LAYERS[1]] = math.nan
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return write(folder / "a", spoil, ranks=2), write(folder / "b", ranks=2)
+
+
+@pytest.fixture
+def server(runs):
+    with open_monitor(runs[0]) as target, open_monitor(runs[1]) as reference:
+        started = PageServer([target, reference])
+        thread = threading.Thread(target=started.serve, daemon=True)
+        thread.start()
+        yield started
+        started.close()
+        thread.join()
+
+
+def wait_until(page, condition: str) -> None:
+    deadline = time.monotonic() + 20
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
+
+
+def test_exported_page_shows_incidents_heat_map_and_series(runs, tmp_path, open_file, capsys):
+    file = tmp_path / "page.html"
+    assert main(["monitor", "view", *map(str, runs), "--export", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}\n"
+    page = open_file(file)
+    wait_until(page, "document.querySelector('#heat-map').getAttribute('aria-label') !== null")
+    label = page.get_attribute("#heat-map", "aria-label")
+    assert label == "Heat map of grad_reduced norm: 8 rows, 80 columns."
+    detail = page.inner_text("#detail")
+    assert "2 incidents" in detail or "1 incident" in detail
+    assert f"apart from step {BAD}:" in detail
+    assert page.locator(".scalar canvas").count() == 2
+    page.click(".incident .link >> nth=0")
+    wait_until(page, "document.querySelector('.series canvas') !== null")
+    assert "layers.2.weight" in page.inner_text("#detail h2")
+    wait_until(page, f"location.hash.includes('step={BAD}')")
+    url = page.url
+    page.click("#theme-button")
+    page.keyboard.press("Escape")
+    wait_until(page, "document.querySelector('.incident') !== null")
+    page.goto("about:blank")
+    page.goto(url)  # the link carries the whole state
+    wait_until(page, "document.querySelector('.series canvas') !== null")
+    assert page.input_value("#heat-stream") == "param_origin"
+
+
+def test_heat_map_by_keyboard(runs, tmp_path, open_file):
+    file = tmp_path / "page.html"
+    main(["monitor", "view", str(runs[0]), "--export", str(file)])
+    page = open_file(file)
+    wait_until(page, "document.querySelector('#heat-map').getAttribute('aria-label') !== null")
+    page.focus("#heat-map")
+    for _ in range(2):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text(".heat-tip").startswith("layers.2.weight · step 1 · ")
+    page.keyboard.press("Enter")
+    wait_until(page, "document.querySelector('.series canvas') !== null")
+    assert "at=layers.2.weight" in page.url or page.inner_text("#detail h2").startswith("layers.2")
+
+
+def test_live_page_asks_its_server_and_follows_growth(runs, browser, tmp_path):
+    folder = write(tmp_path / "run", steps=20)
+    with open_monitor(folder) as run:
+        server = PageServer([run])
+        thread = threading.Thread(target=server.serve, daemon=True)
+        thread.start()
+        context = browser.new_context(viewport={"width": 1400, "height": 900})
+        page = context.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(server.url)
+        wait_until(page, "document.querySelector('#heat-map').getAttribute('aria-label') !== null")
+        page.select_option("#heat-axis", "rank")
+        said = "document.querySelector('#heat-map').getAttribute('aria-label')"
+        wait_until(page, f"{said}.includes('1 rows, 20 columns')")
+        page.select_option("#heat-axis", "layer")
+        with RunWriter(folder, rank=0, head={}) as writer:
+            for rows in run_of(steps=25):
+                if rows.step >= 20:
+                    writer.append(rows)
+            writer.flush()
+        wait_until(page, f"{said}.includes('25 columns')")
+        context.close()
+        server.close()
+        thread.join()
+    assert errors == []
+
+
+def ask(url: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+    base = url.partition("?")[0].rstrip("/")
+    request = urllib.request.Request(base + path, headers=headers)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return exc.code, exc.read().decode()
+
+
+def test_server_answers_its_own_page_only(server):
+    token = {"X-Token": server.url.partition("token=")[2]}
+    assert server.url.startswith("http://127.0.0.1:")
+    assert ask(server.url, "/", {})[0] == 403
+    assert ask(server.url, "/?token=wrong", {})[0] == 403
+    assert ask(server.url, "/api/overview", {})[0] == 403
+    assert ask(server.url, "/api/overview", {**token, "Host": "evil.example"})[0] == 421
+    assert ask(server.url, "/api/overview", token)[0] == 200
+    assert ask(server.url, "/../../etc/passwd", token)[0] == 404
+    status, text = ask(server.url, "/api/heat?stream=actv&op=nothing", token)
+    assert (status, "heat" in text or "nothing" in text) in {(200, True), (400, True)}
+    assert ask(server.url, "/api/shell?x=1", token) == (400, "no question shell")
+    status, text = ask(server.url, "/api/heat?stream=actv&op=norm&axis=layer", token)
+    assert (status, len(json.loads(text)["rows"])) == (200, 8)
+
+
+def test_pictures_keep_nan_and_stay_small(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    names = tuple(f"w{number}" for number in range(500))
+    zeros = (0,) * 500
+    layout = Layout("grad_reduced", ("norm",), names, zeros, zeros, ("[]",) * 500, ("x",) * 500)
+    with RunWriter(folder, rank=0, head={}) as writer:
+        for step in range(3000):
+            values = np.full((1, 500), 1.0 + step)
+            values[0, 7] = math.nan if step == 1234 else 1.0
+            writer.append(Rows(layout, 0, step, 0, 0.0, values))
+        writer.flush()
+    with open_monitor(folder) as run:
+        pictures = Pictures([run])
+        heat = pictures.answer("heat", {"stream": "grad_reduced", "op": "norm"})
+        assert (len(heat["columns"]), heat["of_columns"]) == (COLUMNS, 3000)
+        assert heat["of_rows"] == 500
+        assert heat["values"][7].count("NaN") == 1
+        assert heat["values"][0][0] == 5.0  # the largest of steps 0 to 4
+        series = pictures.answer("series", {"stream": "grad_reduced", "name": "w7", "op": "norm"})
+        (line,) = series["lines"]
+        assert len(line["steps"]) <= POINTS
+        assert line["values"].count("NaN") == 1
+        with pytest.raises(UsageError, match="no axis"):
+            pictures.answer("heat", {"stream": "grad_reduced", "op": "norm", "axis": "up"})
+
+
+def test_view_refuses_a_folder_without_a_run(tmp_path, capsys):
+    assert main(["monitor", "view", str(tmp_path), "--export", str(Path("x.html"))]) == 2
+    assert "holds no run of the monitor" in capsys.readouterr().err
