@@ -12,7 +12,7 @@ from msprobe.errors import ConfigError, MsprobeError
 
 LINEAR = "Functional.linear.0.forward"
 MODULE = "Module.fc.Linear.forward.0"
-TASKS = "use one of statistics, tensor, structure, overflow_check, signature"
+TASKS = "use one of statistics, tensor, structure, overflow_check, signature, grad_probe"
 LEVELS = "use one of L0, L1, L2, mix, debug"
 API_RULE = "use an API name such as Functional.linear.0.forward"
 MODULE_RULE = "use a module name such as Module.fc.Linear.forward.0"
@@ -26,7 +26,6 @@ REFUSED_CONFIGS = [
     ({"task": "run_ut"}, "task", '("run_ut" is not a capture task: it checks the APIs of a finish'),
     ({"task": "acc_check"}, "task", '("acc_check" is not a capture task: it checks the APIs of a'),
     ({"task": "free_benchmark"}, "task", '("free_benchmark" is not a capture task: it perturbs'),
-    ({"task": "grad_probe"}, "task", '("grad_probe" is not a capture task: use statistics at lev'),
     ({"task": "exception_dump"}, "task", "is not a capture task: use overflow_check"),
     ({"task": "nan_check"}, "task", 'a section "nan_check" may stay in the file'),
     ({"task": "diff_check"}, "task", "is not a capture task: capture both runs"),

@@ -3,8 +3,8 @@
 
 Capture with `msprobe.pytorch.PrecisionDebugger`; read what was captured with `open_dump`; compare
 two captures with `compare_dumps`. Monitor with `msprobe.pytorch.TrainerMon`; read such a run with
-`open_monitor`. `golden` registers the reference of an operator of your own. Importing this package
-changes nothing and imports no framework.
+`open_monitor`; compare gradients with `GradComparator`. `golden` registers the reference of an
+operator of your own. Importing this package changes nothing and imports no framework.
 """
 
 from __future__ import annotations
@@ -14,11 +14,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from msprobe.compare.run import compare_dumps
     from msprobe.dump.reader import open_dump
+    from msprobe.monitor.gradients.comparing import GradComparator
     from msprobe.monitor.reader import open_monitor
     from msprobe.replay.references import golden
 
 __version__: str
-__all__ = ["__version__", "compare_dumps", "golden", "open_dump", "open_monitor"]
+__all__ = [
+    "GradComparator",
+    "__version__",
+    "compare_dumps",
+    "golden",
+    "open_dump",
+    "open_monitor",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -31,6 +39,10 @@ def __getattr__(name: str) -> Any:
         from msprobe.monitor.reader import open_monitor
 
         value = open_monitor
+    elif name == "GradComparator":
+        from msprobe.monitor.gradients.comparing import GradComparator
+
+        value = GradComparator
     elif name == "compare_dumps":
         from msprobe.compare.run import compare_dumps
 

@@ -22,7 +22,7 @@ from msprobe.capture.session import reset_session
 from msprobe.capture.statistics import Summary
 from msprobe.config import load_config
 from msprobe.dump.records import TensorRecord
-from msprobe.errors import ConfigError, UnsupportedError, UsageError
+from msprobe.errors import ConfigError, UsageError
 from msprobe.pytorch import PrecisionDebugger
 from msprobe.pytorch.values.adapter import TorchAdapter
 
@@ -67,8 +67,8 @@ def test_no_argument_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list(dump["data"]) == ["Torch.relu.0.forward"]
 
 
-def test_the_gradient_probe_is_refused_with_advice(tmp_path: Path) -> None:
-    refusal = pytest.raises(UnsupportedError, match=r"grad_probe.*statistics at level L0")
+def test_the_gradient_probe_needs_its_task(tmp_path: Path) -> None:
+    refusal = pytest.raises(UsageError, match=r'task grad_probe; the task is "statistics"')
     with recording(tmp_path, "L1") as run, refusal:
         run.debugger.monitor(small_model())
 

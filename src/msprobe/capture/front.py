@@ -18,10 +18,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from msprobe.capture.session import Session, current_session, use_session
-from msprobe.config import Config, Level, load_config, parse_token_range, read_config_file
-from msprobe.config.unknown_keys import OTHER_TASKS
+from msprobe.config import (
+    Config,
+    GradProbeSection,
+    Level,
+    load_config,
+    parse_token_range,
+    read_config_file,
+)
 from msprobe.dump.reuse import refuse_kept, warn_of_replacing
-from msprobe.errors import ConfigError, UnsupportedError, UsageError
+from msprobe.errors import ConfigError, UsageError
 from msprobe.log import ensure_handler
 
 logger = logging.getLogger(__name__)
@@ -298,12 +304,21 @@ class DebuggerFront(ABC):
 
     @classmethod
     def monitor(cls, watched: Any) -> None:
-        """Refuse task ``grad_probe`` of mindstudio-probe, which msprobe lacks.
+        """Record gradients at each optimizer step from now on (task ``grad_probe``).
+
+        Args:
+            watched: the model in PyTorch, the optimizer in MindSpore.
 
         Raises:
-            UnsupportedError: always; the message says how to record gradients.
+            UsageError: no debugger was constructed, or its task is another one.
+            ConfigError: `watched` cannot be used.
         """
-        raise UnsupportedError(f"monitor() belongs to task grad_probe: {OTHER_TASKS['grad_probe']}")
+        with lock:
+            run = cls._running()
+            if not isinstance(run.config.section, GradProbeSection):
+                words = f'the task is "{run.config.task}"'
+                raise UsageError(f"monitor() belongs to the task grad_probe; {words}")
+            run.probe_gradients(watched)
 
     @classmethod
     def stop(cls) -> None:

@@ -15,6 +15,7 @@ class Task(StrEnum):
     OVERFLOW_CHECK = "overflow_check"
     SIGNATURE = "signature"
     EXCEPTION_DUMP = "exception_dump"
+    GRAD_PROBE = "grad_probe"
 
 
 class Level(StrEnum):
@@ -86,3 +87,18 @@ class DataModeWord(StrEnum):
     BACKWARD = "backward"
     INPUT = "input"
     OUTPUT = "output"
+
+
+class GradLevel(StrEnum):
+    """What the gradient probe keeps: statistics and a checksum, signs, or signs and intervals."""
+
+    L0 = "L0"
+    L1 = "L1"
+    L2 = "L2"
+
+
+class SignFormat(StrEnum):
+    """Files of the gradient probe for signs: packed bits, or a boolean array for each parameter."""
+
+    PACKED = "packed"
+    NPY = "npy"

@@ -18,9 +18,11 @@ from msprobe.config.choices import (
     DataModeWord,
     Device,
     FileFormat,
+    GradLevel,
     Level,
     Precision,
     RiskLevel,
+    SignFormat,
     SummaryMode,
     Task,
 )
@@ -174,6 +176,32 @@ class ExceptionDumpKeys(msgspec.Struct, frozen=True, kw_only=True):
     black_list: BlackList = []
 
 
+class GradProbeKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Task `grad_probe`: summaries and signs of gradients at each optimizer step."""
+
+    grad_level: Annotated[
+        GradLevel,
+        Meta(
+            description="`L0`: maximum, minimum, norm and a CRC-32. `L1`: statistics, signs and "
+            "projections. `L2`: also the share of elements between `bounds`."
+        ),
+    ] = GradLevel.L1
+    param_list: Annotated[
+        Names,
+        Meta(description="Parameters to record, as names or patterns (`*.bias`); empty for all."),
+    ] = []
+    bounds: Annotated[
+        list[int], Meta(description="Ascending bounds of the intervals at level L2.")
+    ] = msgspec.field(default_factory=lambda: [-1, 0, 1])
+    sign_format: Annotated[
+        SignFormat,
+        Meta(
+            description="`packed`: one file a step, two bits an element. `npy`: also a boolean "
+            "array for each parameter, as mindstudio-probe writes it."
+        ),
+    ] = SignFormat.PACKED
+
+
 class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Keys at the top of the file, for every task."""
 
@@ -314,6 +342,7 @@ SectionKeys = (
     | OverflowCheckKeys
     | SignatureKeys
     | ExceptionDumpKeys
+    | GradProbeKeys
 )
 
 EMPTY_IS_DEFAULT: Final = ("task", "level")
@@ -325,4 +354,5 @@ SECTION_KEYS: Final[dict[Task, type[SectionKeys]]] = {
     Task.OVERFLOW_CHECK: OverflowCheckKeys,
     Task.SIGNATURE: SignatureKeys,
     Task.EXCEPTION_DUMP: ExceptionDumpKeys,
+    Task.GRAD_PROBE: GradProbeKeys,
 }

@@ -37,6 +37,7 @@ _LEVELS: Final[dict[Task, tuple[Level, ...]]] = {
     Task.OVERFLOW_CHECK: (Level.L0, Level.L1, Level.MIX),
     Task.SIGNATURE: tuple(Level),
     Task.EXCEPTION_DUMP: (Level.L2,),
+    Task.GRAD_PROBE: tuple(Level),
 }
 _KERNEL_TASKS: Final = (Task.OVERFLOW_CHECK, Task.EXCEPTION_DUMP)
 """Tasks that at level L2 are for frameworks which dump kernels by themselves."""
@@ -179,8 +180,10 @@ def _resolve_task(draft: _Draft) -> Task:
 
 
 def _resolve_level(draft: _Draft, task: Task) -> Level:
-    if "level" not in draft.values:
+    if "level" not in draft.values and task is not Task.GRAD_PROBE:
         return {Task.STRUCTURE: Level.MIX, Task.EXCEPTION_DUMP: Level.L2}.get(task, Level.L1)
+    if task is Task.GRAD_PROBE:  # sees no calls; start() and stop() record nothing
+        return Level.DEBUG
     source = draft.source("level")
     level = parse_choice(draft.values["level"], Level, "level", source=source)
     if task is Task.SIGNATURE:  # sees no calls

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from msprobe.api_prefixes import API_PREFIXES
 from msprobe.config.choices import DataModeWord, Level
 from msprobe.config.file_keys import (
     ExceptionDumpKeys,
+    GradProbeKeys,
     OverflowCheckKeys,
     SectionKeys,
     SignatureKeys,
@@ -24,6 +26,7 @@ from msprobe.config.file_keys import (
 from msprobe.config.settings import (
     DataMode,
     ExceptionDumpSection,
+    GradProbeSection,
     OverflowCheckSection,
     Section,
     SignatureSection,
@@ -68,6 +71,8 @@ def build_section(
             return SignatureSection()
         case ExceptionDumpKeys():
             return ExceptionDumpSection(black_list=tuple(keys.black_list))
+        case GradProbeKeys():
+            return _grad_probe(keys, source=source)
 
 
 def _statistics(
@@ -118,6 +123,20 @@ def _overflow_check(keys: OverflowCheckKeys, *, source: str | Path) -> OverflowC
         overflow_nums=keys.overflow_nums,
         check_mode=keys.check_mode,
         black_list=tuple(keys.black_list),
+    )
+
+
+def _grad_probe(keys: GradProbeKeys, *, source: str | Path) -> GradProbeSection:
+    bounds = tuple(keys.bounds)
+    is_ascending = all(low < high for low, high in pairwise(bounds))
+    if not bounds or not is_ascending or not all(-(2**63) <= one < 2**63 for one in bounds):
+        rule = "ascending whole numbers of at most 64 bits"
+        raise ConfigError("grad_probe.bounds", keys.bounds, rule, source=source)
+    return GradProbeSection(
+        grad_level=keys.grad_level,
+        param_list=tuple(keys.param_list),
+        bounds=bounds,
+        sign_format=keys.sign_format,
     )
 
 

@@ -12,9 +12,11 @@ from msprobe.config.choices import (
     CompileMode,
     Device,
     FileFormat,
+    GradLevel,
     Level,
     Precision,
     RiskLevel,
+    SignFormat,
     SummaryMode,
     Task,
 )
@@ -125,6 +127,25 @@ class ExceptionDumpSection:
     black_list: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradProbeSection:
+    """Settings of the task `grad_probe`.
+
+    Attributes:
+        grad_level: what is kept.
+        param_list: names or patterns of parameters; empty for all.
+        bounds: ascending ends of the intervals at level L2.
+        sign_format: form of the signs.
+        black_list: empty, as no calls are recorded.
+    """
+
+    grad_level: GradLevel = GradLevel.L1
+    param_list: tuple[str, ...] = ()
+    bounds: tuple[int, ...] = (-1, 0, 1)
+    sign_format: SignFormat = SignFormat.PACKED
+    black_list: tuple[str, ...] = ()
+
+
 Section = (
     StatisticsSection
     | TensorSection
@@ -132,6 +153,7 @@ Section = (
     | OverflowCheckSection
     | SignatureSection
     | ExceptionDumpSection
+    | GradProbeSection
 )
 
 

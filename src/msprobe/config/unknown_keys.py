@@ -15,7 +15,6 @@ OTHER_TASKS: Final[dict[str, str]] = {
     "acc_check": "it checks the APIs of a finished dump; capture with statistics or tensor first",
     "free_benchmark": "it perturbs inputs during training, which a capture never does; "
     "use tensor to record the calls",
-    "grad_probe": 'use statistics at level L0 with data_mode ["backward"], which records gradients',
     "exception_dump": "use overflow_check, which records the calls that show a NaN or an infinity; "
     "it is for MindSpore at level L2",
     "nan_check": "use overflow_check, which finds NaN and infinity on any device",

@@ -85,7 +85,9 @@ class PrecisionDebugger(DebuggerFront):
         """
         with lock:
             run: Run | KernelRun = cls._running()
-            if run.config.level is Level.DEBUG:
+            if isinstance(run, Run) and run.gradient_probe is not None:
+                run.gradient_probe.resume()
+            elif run.config.level is Level.DEBUG:
                 refuse_static_graph("start()", Level.DEBUG)
             else:
                 cls._start(model, as_models, token_range, rank_id)

@@ -15,8 +15,8 @@ from mindspore import nn
 from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import calling_frame
-from msprobe.config import Config, Level
-from msprobe.errors import ConfigError, UnsupportedError
+from msprobe.config import Config, GradProbeSection, Level
+from msprobe.errors import ConfigError, UnsupportedError, UsageError
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.api_table import ApiTable
 from msprobe.mindspore.compiled.cells import (
@@ -27,6 +27,7 @@ from msprobe.mindspore.compiled.cells import (
 from msprobe.mindspore.compiled.constructs import refuse_compiled
 from msprobe.mindspore.compiled.observer import GraphObserver
 from msprobe.mindspore.compiled.optimizers import is_optimizer
+from msprobe.mindspore.gradient_probe import GradientProbe
 from msprobe.mindspore.graph_taps import are_visible
 from msprobe.mindspore.jit_calls import JitCalls, compilations, name_of
 from msprobe.mindspore.observer import Observer
@@ -58,6 +59,10 @@ class Run:
         self.observer = Observer(self.session, table, self._optimizers)
         self.custom_apis = CustomApis(self.observer.apis, self.session.run_undo)
         self._start_state = StartState(self.session)
+        section = config.section
+        self.gradient_probe: GradientProbe | None = None
+        if isinstance(section, GradProbeSection):
+            self.gradient_probe = GradientProbe(self.session, config, section)
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
         self._static_graph: GraphObserver | None = None
         # Of cells in compiled parts of the dynamic graph.
@@ -235,15 +240,32 @@ class Run:
         apis.only_compiled = True
         self.session.write_json()
 
+    def probe_gradients(self, watched: Any) -> None:
+        """Record the gradients of an optimizer, in the task ``grad_probe``.
+
+        Raises:
+            ConfigError: `watched` is no optimizer.
+            UnsupportedError: MindSpore is in graph mode.
+            UsageError: the task is another one.
+        """
+        if self.gradient_probe is None:
+            raise UsageError("monitor() belongs to the task grad_probe")
+        self.gradient_probe.watch(watched)
+
     def stop(self) -> None:
         """End observing."""
+        if self.gradient_probe is not None:
+            self.gradient_probe.pause()
+        self._end()
+
+    def _end(self) -> None:
         self.session.stop()  # first: it waits for graphs, which may begin the other session
         if self._parts_session is not None:
             self._parts_session.stop()
 
     def step(self) -> None:
         """End the step."""
-        self.stop()
+        self._end()
         if self._parts_session is not None:
             self._parts_session.step()
         self.session.step()

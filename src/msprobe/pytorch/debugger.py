@@ -55,7 +55,7 @@ class PrecisionDebugger(DebuggerFront):
             config_path: a ``config.json``; None for that of the installed package, which records
                 statistics at L1 into ``./dump_path``.
             task: overrides the file: ``statistics``, ``tensor``, ``structure``, ``overflow_check``,
-                ``signature``.
+                ``signature``, ``grad_probe``.
             dump_path: overrides the file: folder of the dump, made when needed.
             level: overrides the file: ``L0``, ``L1``, ``mix``, ``L2``, ``debug``.
             model: the model to record; may be given to `start` instead.
@@ -106,6 +106,9 @@ class PrecisionDebugger(DebuggerFront):
             run = running()
             if scheduled_tokens is not None:
                 warn_once(logger, "scheduled_tokens", "start(): scheduled_tokens has no effect")
+            if run.gradient_probe is not None:
+                run.gradient_probe.resume()
+                return
             if run.config.level is Level.DEBUG:
                 prepare_saving(run.session)
                 return

@@ -12,13 +12,14 @@ from torch import nn
 
 from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
-from msprobe.config import Config, Level
-from msprobe.errors import ConfigError
+from msprobe.config import Config, GradProbeSection, Level
+from msprobe.errors import ConfigError, UsageError
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.interception.function_mode import torch_redispatch
 from msprobe.pytorch.interception.hidden_calls import HiddenApis
 from msprobe.pytorch.observer import Observer
 from msprobe.pytorch.training.dataloader_steps import LoopFollower
+from msprobe.pytorch.training.gradient_probe import GradientProbe
 from msprobe.pytorch.training.model_contents import NamedModels, numbered
 from msprobe.pytorch.training.script_steps import ScriptFollower
 from msprobe.pytorch.training.signatures import SignatureObserver
@@ -37,6 +38,7 @@ class Run:
         adapter: reads tensors.
         table: the treatment of each function.
         observer: watches modules and APIs.
+        gradient_probe: reads gradients in the task `grad_probe`; None for others.
         signatures: watches for the task `signature`, in place of `observer`; None for others.
         start_state: reads the state in which steps start.
         custom_apis: the functions that the user registered.
@@ -69,6 +71,10 @@ class Run:
             self.signatures = SignatureObserver(
                 self.session, self.session.signatures, self._batch_index
             )
+        section = config.section
+        self.gradient_probe: GradientProbe | None = None
+        if isinstance(section, GradProbeSection):
+            self.gradient_probe = GradientProbe(self.session, config, section)
         self._models = NamedModels()
         self.start_state = StartState(self.session, self.adapter.known)
         apis = self.observer.apis
@@ -148,8 +154,25 @@ class Run:
                 self.observer.watch(models)
                 self.observer.install(token_range)
 
+    def probe_gradients(self, watched: Any) -> None:
+        """Record the gradients of models, in the task ``grad_probe``.
+
+        Raises:
+            ConfigError: `watched` is no model.
+            UsageError: the task is another one.
+        """
+        models = as_models(watched)
+        if not models:
+            rule = "the model whose gradients are recorded"
+            raise ConfigError("model", watched, rule, source="monitor()")
+        if self.gradient_probe is None:
+            raise UsageError("monitor() belongs to the task grad_probe")
+        self.gradient_probe.watch(models)
+
     def stop(self) -> None:
         """End observing."""
+        if self.gradient_probe is not None:
+            self.gradient_probe.pause()
         if self.loop is not None:
             self.loop.skipped("stop()")
         else:

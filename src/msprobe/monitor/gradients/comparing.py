@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the gradients of two runs by their signs, step by step."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+import numpy as np
+
+from msprobe.errors import DumpFormatError, UnsupportedError
+from msprobe.files import write_report
+from msprobe.json_text import strict_json
+from msprobe.monitor.gradients.probe import (
+    PARAMETER_COLUMN,
+    SKETCHES_NAME,
+    read_facts,
+    summary_name,
+)
+from msprobe.monitor.gradients.sketch import Floats, Signs, cosine
+from msprobe.report.monitor_page import write_monitor_page
+
+logger = logging.getLogger(__name__)
+
+SUMMARY: Final = "summary"
+LEAST_AT_START: Final = 0.97
+"""Similarity below which the first step is suspicious."""
+LARGEST_DROP: Final = 0.03
+"""Fall of the similarity, from one step to the next, beyond which it is suspicious."""
+_SUMMARY_FILE: Final = re.compile(r"grad_summary_(\d+)\.csv")
+_RANK_FOLDER: Final = re.compile(r"rank(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """One recorded gradient; norm and projections are absent in files of mindstudio-probe."""
+
+    signs: Signs
+    norm: float = math.nan
+    projections: Floats | None = None
+
+
+class Suspicion(NamedTuple):
+    """Why the gradients of a parameter are suspicious, and from which step."""
+
+    step: int
+    reason: str
+
+
+@dataclass(slots=True)
+class ParameterSimilarity:
+    """A parameter over the steps; `summary` is all parameters, by their number of elements.
+
+    Attributes:
+        similarity: share of equal signs by step, as ``similarities.csv`` has it.
+        three_states: the same, with zero as a sign of its own; where known.
+        cosines: of the gradients, estimated; where known.
+        length_ratios: norm in the target over that in the reference; where known.
+    """
+
+    name: str
+    similarity: dict[int, float] = field(default_factory=dict)
+    three_states: dict[int, float] = field(default_factory=dict)
+    cosines: dict[int, float] = field(default_factory=dict)
+    length_ratios: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def suspicion(self) -> Suspicion | None:
+        """The first step that the 0.97 and 0.03 rule finds; None without."""
+        steps = sorted(self.similarity)
+        if steps and self.similarity[steps[0]] < LEAST_AT_START:
+            start = self.similarity[steps[0]]
+            return Suspicion(steps[0], f"similarity {start:.4g} is below {LEAST_AT_START}")
+        for before, step in pairwise(steps):
+            drop = self.similarity[before] - self.similarity[step]
+            if drop > LARGEST_DROP:
+                return Suspicion(step, f"similarity falls by {drop:.4g}, over {LARGEST_DROP}")
+        return None
+
+
+@dataclass(slots=True)
+class RankSimilarity:
+    """All parameters of one rank, `summary` last.
+
+    Attributes:
+        rank: name of the folder.
+        steps: those that were compared.
+        missing: gradients that only one run has, and files that cannot be read.
+    """
+
+    rank: str
+    steps: list[int]
+    parameters: list[ParameterSimilarity]
+    missing: list[str]
+
+    @property
+    def suspicious(self) -> list[ParameterSimilarity]:
+        """The parameters that the rule finds."""
+        return [one for one in self.parameters if one.suspicion is not None]
+
+
+class GradComparator:
+    """Compares gradients that the probe recorded in two runs."""
+
+    @staticmethod
+    def compare_distributed(
+        path1: str | Path, path2: str | Path, output_dir: str | Path, *, pictures: bool = False
+    ) -> list[RankSimilarity]:
+        """Compare all ranks that both runs have, into ``{output_dir}/rank{R}``.
+
+        Args:
+            path1: `dump_path` of the run under test.
+            path2: `dump_path` of the reference.
+            output_dir: receives the tables and the page.
+            pictures: whether to draw a picture for each parameter as well; needs matplotlib.
+
+        Raises:
+            DumpFormatError: no rank is in both.
+        """
+        ranks = [_rank_folders(Path(path)) for path in (path1, path2)]
+        both = sorted(set(ranks[0]) & set(ranks[1]))
+        if not both:
+            raise DumpFormatError(path1, f"has no rank folder that {path2} has as well")
+        return [
+            GradComparator.compare(
+                ranks[0][rank], ranks[1][rank], Path(output_dir) / f"rank{rank}", pictures=pictures
+            )
+            for rank in both
+        ]
+
+    @staticmethod
+    def compare(
+        path1: str | Path, path2: str | Path, output_dir: str | Path, *, pictures: bool = False
+    ) -> RankSimilarity:
+        """Compare one rank; arguments as for `compare_distributed`, but folders of a rank.
+
+        Raises:
+            DumpFormatError: no step is in both.
+        """
+        found = compare_rank(Path(path1), Path(path2))
+        _write(found, Path(output_dir), (str(path1), str(path2)))
+        if pictures:
+            _draw(found, Path(output_dir) / "similarities_picture")
+        return found
+
+
+def _rank_folders(path: Path) -> dict[int, Path]:
+    named = ((_RANK_FOLDER.fullmatch(one.name), one) for one in path.glob("rank*"))
+    return {int(match[1]): one for match, one in named if match and one.is_dir()}
+
+
+def compare_rank(target: Path, reference: Path) -> RankSimilarity:
+    """Compare the steps that two folders of a rank have in common.
+
+    Raises:
+        DumpFormatError: there is none.
+    """
+    both = [_steps_of(folder) for folder in (target, reference)]
+    steps = sorted(both[0] & both[1])
+    if not steps:
+        raise DumpFormatError(target, f"has no step of the probe that {reference} has as well")
+    names = _parameter_names(target / summary_name(steps[0]))
+    parameters = {name: ParameterSimilarity(name) for name in names}
+    summary = ParameterSimilarity(SUMMARY)
+    missing = [f"step {step}: in one run only" for step in sorted(both[0] ^ both[1])]
+    for step in steps:
+        sides = [_read_step(folder / f"step{step}", missing) for folder in (target, reference)]
+        _compare_step(step, sides, parameters, summary, missing)
+    found = [one for one in parameters.values() if one.similarity]
+    return RankSimilarity(target.name, steps, [*found, summary], missing)
+
+
+def _steps_of(folder: Path) -> set[int]:
+    named = (_SUMMARY_FILE.fullmatch(one.name) for one in folder.glob("grad_summary_*.csv"))
+    return {int(match[1]) for match in named if match}
+
+
+def _parameter_names(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        column = next(
+            (one for one in rows.fieldnames or () if one.lower() == PARAMETER_COLUMN), None
+        )
+        if column is None:
+            raise DumpFormatError(path, f"has no column {PARAMETER_COLUMN}")
+        return [row[column] for row in rows]
+
+
+def _compare_step(
+    step: int,
+    sides: list[dict[str, _Recorded]],
+    parameters: dict[str, ParameterSimilarity],
+    summary: ParameterSimilarity,
+    missing: list[str],
+) -> None:
+    weighted = elements = 0.0
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        if name not in sides[0] or name not in sides[1]:
+            missing.append(f"step {step}: {name} is in one run only")
+            continue
+        a, b = sides[0][name], sides[1][name]
+        if a.signs.count != b.signs.count:
+            missing.append(f"step {step}: {name} has {a.signs.count} and {b.signs.count} elements")
+            continue
+        one = parameters.setdefault(name, ParameterSimilarity(name))
+        one.similarity[step] = a.signs.similarity(b.signs)
+        states = a.signs.three_state_similarity(b.signs)
+        if states is not None:
+            one.three_states[step] = states
+        if a.projections is not None and b.projections is not None:
+            one.cosines[step] = cosine(a.projections, b.projections, a.norm, b.norm)
+            one.length_ratios[step] = a.norm / b.norm if b.norm else math.nan
+        weighted += one.similarity[step] * a.signs.count
+        elements += a.signs.count
+    if elements:
+        summary.similarity[step] = weighted / elements
+
+
+def _read_step(folder: Path, missing: list[str]) -> dict[str, _Recorded]:
+    """Return the gradients of a step; what cannot be read is added to `missing`."""
+    path = folder / SKETCHES_NAME
+    found: dict[str, _Recorded] = {}
+    try:
+        if path.exists():
+            found = _read_sketches(path)
+    except (OSError, ValueError, KeyError) as exc:
+        missing.append(f"{path}: {exc}")
+    for file in sorted(folder.glob("*.npy")):
+        if file.stem in found:
+            continue
+        try:
+            positive = np.load(file, allow_pickle=False)
+        except (OSError, ValueError) as exc:
+            missing.append(f"{file}: {exc}")
+            continue
+        packed = np.packbits(positive.reshape(-1).astype(np.bool_))
+        found[file.stem] = _Recorded(Signs(packed, None, positive.size))
+    return found
+
+
+def _read_sketches(path: Path) -> dict[str, _Recorded]:
+    found = {}
+    with np.load(path, allow_pickle=False) as arrays:
+        for key in arrays.files:
+            name, _, part = key.rpartition("/")
+            if part != "facts":
+                continue
+            facts = read_facts(arrays[key])
+            signs = Signs(
+                arrays[f"{name}/positive"], arrays[f"{name}/zero"], math.prod(facts["shape"])
+            )
+            found[name] = _Recorded(signs, float(facts["norm"]), arrays[f"{name}/projections"])
+    return found
+
+
+def _write(found: RankSimilarity, folder: Path, paths: tuple[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    header = ["step", *found.steps]
+    rows = [[one.name, *_by_step(one.similarity, found.steps)] for one in found.parameters]
+    _write_csv(folder / "similarities.csv", [header, *rows])
+    titles = ["parameter", "verdict", "reason", "least", "three_states", "cosine", "length_ratio"]
+    _write_csv(folder / "verdict.csv", [titles, *map(_verdict_row, found.parameters)])
+    write_report(folder / "missing.json", strict_json(found.missing), warns=False)
+    write_monitor_page(folder / "similarities.html", *_page_of(found, paths))
+
+
+def _by_step(values: Mapping[int, float], steps: list[int]) -> list[Any]:
+    return [values.get(step, "") for step in steps]
+
+
+def _verdict_row(one: ParameterSimilarity) -> list[Any]:
+    found = one.suspicion
+    verdict = "pass" if found is None else "suspicious"
+    reason = "" if found is None else f"step {found.step}: {found.reason}"
+    least = min(one.similarity.values(), default="")
+    parts = (one.three_states, one.cosines)
+    worst = [min(part.values(), default="") for part in parts]
+    far = max(one.length_ratios.values(), key=lambda ratio: abs(math.log(ratio or 1)), default="")
+    return [one.name, verdict, reason, least, *worst, far]
+
+
+def _write_csv(path: Path, rows: list[list[Any]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_report(path, text.getvalue(), warns=False)
+
+
+def _page_of(
+    found: RankSimilarity, paths: tuple[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return overview and answers of the page, in the form of the monitor's."""
+    ops = {"similarity": "similarity", "three_states": "three_states", "cosine": "cosines"}
+    steps, parameters = found.steps, found.parameters[:-1]
+    span = {"first": steps[0], "last": steps[-1], "count": len(steps)}
+    stream = {"name": "signs", "ops": list(ops), "op": "similarity"}
+    summary = _series_answer(found.parameters[-1], "similarity", "similarity")
+    overview = {
+        "runs": [{"path": " against ".join(paths), "ranks": [0], **span}],
+        "streams": [stream],
+        "stream": "signs",
+        "scalars": [summary],
+        "incidents": [
+            _incident(one.name, one.suspicion, place)
+            for place, one in enumerate(found.parameters)
+            if one.suspicion is not None
+        ],
+        "parting": None,
+    }
+    answers: dict[str, Any] = {}
+    for op, attribute in ops.items():
+        values = [
+            [_shown(getattr(one, attribute).get(step)) for step in steps] for one in parameters
+        ]
+        answers[f"heat?axis=layer&op={op}&run=0&stream=signs"] = {
+            "rows": [one.name for one in parameters],
+            "of_rows": len(parameters),
+            "columns": steps,
+            "of_columns": len(steps),
+            "values": values,
+        }
+        for one in parameters:
+            key = f"series?{urlencode({'name': one.name, 'op': op, 'stream': 'signs'})}"
+            answers[key] = _series_answer(one, op, attribute)
+    return overview, answers
+
+
+def _series_answer(one: ParameterSimilarity, op: str, attribute: str) -> dict[str, Any]:
+    values: dict[int, float] = getattr(one, attribute)
+    line = {
+        "run": 0,
+        "rank": 0,
+        "steps": list(values),
+        "values": [_shown(value) for value in values.values()],
+    }
+    return {"stream": "signs", "name": one.name, "op": op, "lines": [line]}
+
+
+def _shown(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
+def _incident(name: str, found: Suspicion, number: int) -> dict[str, Any]:
+    lead = {"stream": "signs", "name": name, "op": "similarity", "rank": 0, "deviations": 0}
+    return {
+        "incident": number,
+        "severity": "warning",
+        "cause": "gradients differ",
+        "sentence": f"{name}: {found.reason}",
+        "start": found.step,
+        "last": found.step,
+        "series": 1,
+        "ranks": [0],
+        "lead": lead,
+    }
+
+
+def _draw(found: RankSimilarity, folder: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as exc:
+        raise UnsupportedError("pictures need matplotlib: pip install matplotlib") from exc
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in found.parameters:
+        figure = Figure()
+        axes = figure.subplots()
+        axes.plot(list(one.similarity), list(one.similarity.values()))
+        axes.set(xlabel="step", ylabel="similarity", title=f"{one.name} similarity")
+        figure.savefig(folder / f"{one.name}_similarities.png")
