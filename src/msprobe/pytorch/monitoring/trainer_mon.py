@@ -22,6 +22,7 @@ import msprobe
 from msprobe.config.reading import read_config_file
 from msprobe.errors import ConfigError, MsprobeError, UsageError
 from msprobe.log import ensure_handler, warn_once
+from msprobe.monitor.alerts.actions import listeners_of
 from msprobe.monitor.exports import ExportFormat, export
 from msprobe.monitor.ops import Op, columns_of, evaluate
 from msprobe.monitor.reader import MonitorRun, open_monitor
@@ -338,8 +339,11 @@ class TrainerMon:
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
-        self._recorder = Recorder(folder, rank, head)
-        return self._recorder
+        self._recorder = recorder = Recorder(folder, rank, head)
+        alert = self._settings.keys.alert
+        for listener in listeners_of(alert, folder, rank, stop=recorder.ask_to_stop):
+            recorder.add_listener(listener)
+        return recorder
 
     def _export(self, folder: Path) -> None:
         """Write the files that `format` asks for, of this rank's rows."""

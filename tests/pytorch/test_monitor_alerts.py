@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Alerts of a run that trains: written beside it, and able to end it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from msprobe.errors import ConfigError, MonitorStop
+from msprobe.monitor.alerts.actions import read_incidents
+from msprobe.pytorch import TrainerMon
+
+BAD = 30
+
+
+def config(folder: Path, **keys: object) -> str:
+    path = folder / "monitor.json"
+    path.write_text(
+        json.dumps(
+            {"output_dir": str(folder / "out"), "wg_distribution": True, "ops": ["norm"], **keys}
+        )
+    )
+    return str(path)
+
+
+def train(monitor: TrainerMon, steps: int) -> int:
+    """Return the number of steps that were trained; from step `BAD` on a weight is NaN."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    monitor.set_monitor(model, optimizer)
+    for step in range(steps):
+        if step == BAD:
+            with torch.no_grad():
+                model[2].weight[0, 0] = float("nan")
+        optimizer.zero_grad()
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        if step >= BAD:
+            time.sleep(0.05)  # the rules run on another thread
+    return steps
+
+
+def test_incidents_are_written_beside_the_run(tmp_path, caplog):
+    with TrainerMon(config(tmp_path, param_distribution=True)) as monitor:
+        train(monitor, BAD + 3)
+    (folder,) = (one.parent for one in (tmp_path / "out").rglob("*.rows"))
+    (found,) = read_incidents(folder)
+    assert (found["cause"], found["start"], found["severity"]) == ("not_finite", BAD, "critical")
+    assert (found["lead"]["stream"], found["lead"]["name"]) == ("param_origin", "2.weight")
+    assert any(f"step {BAD}: critical: NaN or Inf" in one.message for one in caplog.records)
+
+
+def test_an_incident_ends_the_training_where_asked_to(tmp_path):
+    stopped = pytest.raises(MonitorStop, match=f"step {BAD}: NaN or Inf")
+    with TrainerMon(config(tmp_path, alert={"stop_on": "critical"})) as monitor, stopped:
+        train(monitor, BAD + 100)
+
+
+def test_documented_rules_write_their_file(tmp_path):
+    rules = [{"rule_name": "AnomalyNan"}]
+    with TrainerMon(config(tmp_path, alert={"rules": rules, "dump": True})) as monitor:
+        train(monitor, BAD + 1)
+    records = json.loads(
+        (tmp_path / "out" / "anomaly_detected" / "rank0" / "anomaly.json").read_text()
+    )
+    assert {record["step"] for record in records.values()} == {BAD}
+
+
+def test_wrong_alert_settings_are_refused(tmp_path):
+    with (
+        TrainerMon(config(tmp_path, alert={"stopon": "critical"})) as monitor,
+        pytest.raises(ConfigError, match='did you mean "stop_on"'),
+    ):
+        train(monitor, 1)
