@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe grad_compare`: compare the gradients of two runs by their signs."""
+"""`msprobe grad-compare`: compare the gradients of two runs by their signs."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from msprobe.cli.options import add_exit_code, add_output, add_pair
 
 if TYPE_CHECKING:
     from msprobe.monitor.gradients.comparing import RankSimilarity
@@ -14,26 +15,17 @@ EXIT_SUSPICIOUS: Final = 1
 _LINES: Final = 20
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "grad_compare",
-        help="compare gradients that the task grad_probe recorded in two runs",
-        description="Compare the signs of gradients, step by step. A parameter is suspicious if "
-        "its similarity is below 0.97 at the first step, or falls by more than 0.03 from one "
-        "step to the next.",
-        formatter_class=formatter,
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Compare the signs of gradients that the task grad_probe recorded, step by step.\n"
+        "A parameter is suspicious if its similarity is below 0.97 at the first step, or falls\n"
+        "by more than 0.03 from one step to the next."
     )
-    parser.add_argument("target", metavar="TARGET", type=Path, help="dump_path under test")
-    parser.add_argument("reference", metavar="REFERENCE", type=Path, help="the trusted dump_path")
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, required=True, help="folder for the result"
-    )
+    add_pair(parser, "dump_path under test", "the trusted dump_path")
+    add_output(parser, "folder for the result", required=True)
     parser.add_argument("--pictures", action="store_true", help="also a picture per parameter")
-    parser.add_argument(
-        "--exit-code", action="store_true", help="exit with 1 if a parameter is suspicious"
-    )
-    parser.set_defaults(run=run)
+    add_exit_code(parser, "exit with 1 if a parameter is suspicious or was not compared")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -128,7 +128,7 @@ def comparison_lines(
         head = f"{'series':<{_NAME_WIDTH + 16}} {'differs':>8} {'apart':>8} {'largest':>9}  at step"
         yield Text(head, style="bold")
     for one in shown:
-        yield Text(_distance_line(one))
+        yield Text(_distance_line(one, several_ranks=len(comparison["ranks"]) > 1))
     if len(shown) < len(apart):
         yield Text(f"… {len(apart) - len(shown)} more (--all)", style="dim")
 
@@ -160,8 +160,10 @@ def _verdict_lines(comparison: Mapping[str, Any]) -> Iterator[Text]:
             yield Text(f"{len(comparison[key])} series {words} only: {comparison[key][0]} …")
 
 
-def _distance_line(one: Mapping[str, Any]) -> str:
+def _distance_line(one: Mapping[str, Any], *, several_ranks: bool) -> str:
     name = f"{one['stream']} {one['name']} {one['op']}"
+    if several_ranks:
+        name += f", rank {one['rank']}"
     wide = _NAME_WIDTH + 16
     shown = name if len(name) <= wide else "…" + name[1 - wide :]
     apart = "-" if one["first_apart"] is None else one["first_apart"]
