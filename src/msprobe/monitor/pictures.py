@@ -144,14 +144,12 @@ class Pictures:
         lines = []
         for number, run in enumerate(self.runs):
             for rank in run.ranks:
-                matrix = self._matrix(number, stream, op, rank)
-                if name not in matrix.names:
-                    continue
-                values = matrix.values[:, matrix.names.index(name)]
-                chosen = (matrix.steps >= int(first or 0)) & (matrix.steps <= int(last or 2**62))
-                steps, values = _thinned(matrix.steps[chosen], values[chosen])
-                line = {"run": number, "rank": rank, "steps": steps.tolist()}
-                lines.append({**line, "values": _listed(values)})
+                found, values = self._one_series(number, stream, name, op, rank)
+                chosen = (found >= int(first or 0)) & (found <= int(last or 2**62))
+                if chosen.any():
+                    steps, values = _thinned(found[chosen], values[chosen])
+                    line = {"run": number, "rank": rank, "steps": steps.tolist()}
+                    lines.append({**line, "values": _listed(values)})
         return {"stream": stream, "name": name, "op": op, "lines": lines}
 
     def heat(
@@ -213,6 +211,21 @@ class Pictures:
         rows = [_row(matrix, step) for matrix in matrices]
         values = [[row.get(name, MISSING) for row in rows] for name in names]
         return names, list(ranks), np.array(values, np.float64).reshape(len(names), len(ranks))
+
+    def _one_series(
+        self, run: int, stream: str, name: str, op: str, rank: int
+    ) -> tuple[NDArray[np.int64], Values]:
+        """Return steps and values of a series; only its own values are read if nothing else was."""
+        matrix = self._matrices.get((run, stream, op, rank))
+        if matrix is None:
+            chunk, _, rest = name.partition(":")
+            chunk, plain = (chunk, rest) if chunk.isdigit() else ("0", name)
+            frame = self.runs[run].series(stream, plain, op, ranks=[rank], chunk=int(chunk))
+            frame = frame.unique("step", keep="last", maintain_order=True)
+            return frame["step"].to_numpy(), frame["value"].to_numpy()
+        if name not in matrix.names:
+            return np.zeros(0, np.int64), np.zeros(0)
+        return matrix.steps, matrix.values[:, matrix.names.index(name)]
 
     def _matrix(self, run: int, stream: str, op: str, rank: int) -> Matrix:
         key = run, stream, op, rank

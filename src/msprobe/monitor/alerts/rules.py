@@ -393,6 +393,7 @@ class Rules:
         """
         self._grow(len(self.table))
         found = []
+        lost_share = 1 - self._second_beta()
         for one, dtype in zip(series.tolist(), dtypes, strict=True):
             key, before = self.table.keys[one], self.table.dtypes[one]
             if self.table.kind[one] != Kind.MAGNITUDE:
@@ -402,7 +403,7 @@ class Rules:
                 self.table.dtypes[one] = dtype
                 found.append(self._signal(Sign.DTYPE_CHANGED, one, step, None, detail=detail))
             share = _HALF_ULPS.get(dtype.rpartition(".")[2], 0.0)
-            is_lossy = key.stream == Stream.EXP_AVG_SQ and 1 - self._second_beta() < share
+            is_lossy = key.stream == Stream.EXP_AVG_SQ and lost_share < share
             if is_lossy and one not in self._reported:
                 self._reported.add(one)
                 found.append(self._signal(Sign.LOW_PRECISION, one, step, None, detail=dtype))
