@@ -193,7 +193,7 @@ def test_comparison_finds_the_step_and_parameter(tmp_path: Path, capsys: Any) ->
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("rank0: ")
     assert "  2.weight: step 2: similarity falls by 0.4" in "\n".join(lines)
-    table = list(csv.reader((out / "rank0" / "similarities.csv").open()))
+    table = list(csv.reader((out / "rank0" / "similarities.csv").read_text().splitlines()))
     assert table[0] == ["step", "0", "1", "2", "3"]
     assert [row[0] for row in table[1:]] == ["0.weight", "0.bias", "2.weight", "2.bias", "summary"]
     assert table[3][1:3] == ["1.0", "1.0"]

@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 
 from builders.monitor_runs import LAYERS, Step, run_of, write
+from msprobe import GradComparator
 from msprobe.cli import main
+from msprobe.config import GradProbeSection
 from msprobe.errors import UsageError
+from msprobe.monitor.gradients.probe import Gradient, ProbeWriter
 from msprobe.monitor.pictures import COLUMNS, POINTS, Pictures
 from msprobe.monitor.reader import open_monitor
 from msprobe.monitor.rows import Layout, Rows
@@ -135,6 +138,28 @@ def ask(url: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
     except urllib.error.HTTPError as exc:
         with exc:
             return exc.code, exc.read().decode()
+
+
+def test_page_of_compared_gradients(tmp_path, open_file):
+    for run, sign in (("a", -1), ("b", 1)):
+        writer = ProbeWriter(tmp_path / run / "rank0", GradProbeSection())
+        for step in range(3):
+            values = np.linspace(-1, 2, 30, dtype=np.float32)
+            gradients = [Gradient("fc.weight", values), Gradient("fc.bias", values[:5].copy())]
+            if step == 2:
+                gradients[0] = Gradient("fc.weight", sign * values)
+            writer.write(step, gradients)
+    folders = (tmp_path / run / "rank0" for run in "ab")
+    GradComparator.compare(*folders, tmp_path / "out")
+    page = open_file(tmp_path / "out" / "similarities.html")
+    wait_until(page, "document.querySelector('#heat-map').getAttribute('aria-label') !== null")
+    label = page.get_attribute("#heat-map", "aria-label")
+    assert label == "Heat map of signs similarity: 2 rows, 3 columns."
+    page.click(".incident .link >> nth=0")
+    wait_until(page, "document.querySelector('.series canvas') !== null")
+    assert "fc.weight" in page.inner_text("#detail h2")
+    page.select_option("#heat-op", "cosine")
+    wait_until(page, "document.querySelector('#heat-map').ariaLabel.includes('signs cosine')")
 
 
 def test_server_answers_its_own_page_only(server):

@@ -25,7 +25,6 @@ _BETA: Final = 0.99
 _DEFAULT_NAN_THRESHOLD: Final = 1e10
 _TURBULENT_OPS: Final = ("norm", "mean")
 _SUFFIXES: Final = {Stream.GRAD_UNREDUCED: "acc_grad", Stream.GRAD_REDUCED: "post_grad"}
-# Whose first part is the stage of the backward pass; see `anomaly_analysis`.
 _WITH_MICRO_STEP: Final = frozenset({Stream.ACTV, Stream.ACTV_GRAD})
 _SCALARS_LEFT_OUT: Final = frozenset({Stream.RUN})
 

@@ -80,7 +80,8 @@ function drawControls() {
 
 async function load() {
   if (!overview().streams.length) return;
-  const parameters = { stream: streamNow().name, op: opNow(), axis: state.axis, run: state.run, rank: state.rank };
+  const rank = overview().runs[0].ranks.length > 1 ? state.rank : "";
+  const parameters = { stream: streamNow().name, op: opNow(), axis: state.axis, run: state.run, rank };
   const at = state.axis === "rank" ? state.at : state.axis === "layers of ranks" ? state.step : "";
   const wanted = JSON.stringify({ ...parameters, at });
   if (wanted === asked) return draw();
