@@ -16,30 +16,33 @@ const colours = ["blue", "orange", "green", "violet", "pink", "amber", "steel", 
  */
 export function drawSeries(box, series, { height, isLog, title = "", step = null, pick }) {
   const lines = series.lines.map((line) => [line.steps, line.values.map(read).map(finite)]);
-  const data = lines.length > 1 ? uPlot.join(lines) : lines[0] ?? [[], []];
+  const data = lines.length > 1 ? /** @type {any} */ (uPlot).join(lines) : lines[0] ?? [[], []];
   const values = lines.flatMap(([, each]) => each.filter((value) => value !== null));
   const canLog = isLog && values.length > 0 && values.every((value) => value > 0);
   const axis = { stroke: colour("dim"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line") } };
   const options = {
     width: Math.max(box.clientWidth, 120), height, title,
     scales: { x: { time: false }, y: canLog ? { distr: 3 } : {} },
-    axes: [{ ...axis, size: 28 }, { ...axis, size: 64, values: (_, marks) => marks.map((mark) => (mark === null ? "" : digits(mark))) }],
+    axes: [{ ...axis, size: 28 }, { ...axis, size: 64, values: axisTexts }],
     legend: { show: height > 160 },
     cursor: { drag: { x: true, y: false } },
     series: [
       { label: "step" },
       ...series.lines.map((line, place) => ({
         label: lineName(line), stroke: colour(colours[place % colours.length]), width: 1.3,
-        points: { show: line.steps.length < 40 }, value: (_, value) => digits(value),
+        points: { show: line.steps.length < 40 }, value: (/** @type {any} */ _, /** @type {number | null} */ value) => digits(value),
       })),
     ],
-    hooks: { draw: [(plot) => marks(plot, step)] },
+    hooks: { draw: [(/** @type {any} */ plot) => marks(plot, step)] },
   };
-  const plot = new uPlot(options, data);
+  const plot = new /** @type {any} */ (uPlot)(options, data);
   box.replaceChildren(plot.root);
   if (pick) plot.over.addEventListener("click", () => { if (plot.cursor.idx !== null) pick(plot.data[0][plot.cursor.idx]); });
   return plot;
 }
+
+/** @param {any} _ @param {(number | null)[]} marked */
+function axisTexts(_, marked) { return marked.map((mark) => (mark === null ? "" : digits(mark))); }
 
 /** @param {number | null} value */
 function finite(value) { return value !== null && Number.isFinite(value) ? value : null; }
