@@ -184,6 +184,16 @@ def test_loss_scale_may_fall_once_but_not_collapse() -> None:
     assert (found.cause, found.start) == (IncidentCause.LOSS_SCALE, BAD)
 
 
+def test_skipped_step_does_not_excuse_the_forward_pass() -> None:
+    def spoil(values: Step, step: int, rank: int) -> None:
+        values["run"]["value"] |= {"loss_scale": 1024.0, "skipped": float(step == BAD)}
+        if step == BAD:
+            values["actv"]["nans"]["layers.4.output"] = 3.0
+
+    (found,) = incidents(run_of(spoil))
+    assert (found.cause, found.lead.series.name) == (IncidentCause.NOT_FINITE, "layers.4.output")
+
+
 def test_incidents_are_written_told_and_end_the_training(tmp_path: Path) -> None:
     bodies: list[dict[str, object]] = []
     arrived = threading.Event()

@@ -93,7 +93,7 @@ class Baselines:
             series: numbers, each once.
             values: as for `judge`.
             z: deviations, as `judge` returned them.
-            decades: likewise.
+            decades: distances, as `judge` returned them.
         """
         suspicious = (np.abs(z) > _HOLD_Z) & (np.abs(decades) > _HOLD_DECADES)
         held = series[suspicious]

@@ -50,8 +50,8 @@ class RankRules:
 
         Args:
             step: its number.
-            series: as for `Rules.observe`.
-            values: likewise.
+            series: numbers of the series that have a value, each once.
+            values: their values.
             logarithms: `Rules.logarithms`.
         """
         self._learn_series()

@@ -159,21 +159,22 @@ class Rules:
     ) -> list[Signal]:
         counts = kinds == Kind.BAD_COUNT
         bad = np.where(counts, values > 0, ~np.isfinite(values))
-        if not bad.any() or self._is_skipped(series, values, kinds):
+        if not bad.any() or self._is_excused(series[bad], values, kinds):
             return []
         return [
             self._signal(Sign.NOT_FINITE, int(one), step, float(value))
             for one, value in zip(series[bad], values[bad], strict=True)
         ]
 
-    def _is_skipped(self, series: Integers, values: Floats, kinds: NDArray[np.int8]) -> bool:
-        """Return whether a loss scaler skipped the step, so that its gradients overflowed.
+    def _is_excused(self, bad: Integers, values: Floats, kinds: NDArray[np.int8]) -> bool:
+        """Return whether only gradients overflowed, in a step that a loss scaler skipped.
 
         The forward pass has no such excuse, and neither have gradients of a scale of one.
         """
-        scales = values[kinds == Kind.LOSS_SCALE]
-        streams = {self.table.keys[one].stream for one in series[~np.isfinite(values)]}
-        return self._skipped and bool(np.all(scales > 1)) and not streams & {Stream.ACTV}
+        if not self._skipped or not np.all(values[kinds == Kind.LOSS_SCALE] > 1):
+            return False
+        streams = {self.table.keys[one].stream for one in bad}
+        return Stream.ACTV not in streams and not np.any(self.table.kind[bad] == Kind.LOSS)
 
     def _moved(
         self, step: int, series: Integers, values: Floats, kinds: NDArray[np.int8]
@@ -310,9 +311,6 @@ class Rules:
 
     def _unchanged(self, step: int, series: Integers, values: Floats) -> list[Signal]:
         compared = (self._seen[series] > 0) & (values != 0)
-        compared &= np.array(
-            [self.table.keys[one].name != "grad_norm_clipped" for one in series], bool
-        )
         series, values = series[compared], values[compared]
         alarming = self._stuck.take(series, values == self._last[series])
         return self._lasting(Sign.STUCK, step, series[alarming], self._stuck)

@@ -65,7 +65,7 @@ class Signs:
 
     Attributes:
         positive: packed bits, ``np.packbits``; NaN is neither positive nor zero.
-        zero: likewise; None where it is not known.
+        zero: packed bits; None where they are not known.
         count: number of elements.
     """
 
