@@ -21,6 +21,9 @@ _SEED: Final = 2046
 _STRIDE: Final = 97  # odd, so that the rows of a piece are shifted in all ways
 _SHIFTED: Final = (np.arange(WIDTH) + _STRIDE * np.arange(WIDTH)[:, None]) % WIDTH
 
+# Number of bits that are set in each byte.
+_ONES: Final = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1)
+
 Floats = NDArray[np.float32]
 
 
@@ -88,7 +91,7 @@ class Signs:
         if self.zero is None or other.zero is None:
             return None
         differs = np.bitwise_xor(self.positive, other.positive)
-        return self._share(differs | np.bitwise_xor(self.zero, other.zero))
+        return self._share(np.bitwise_or(differs, np.bitwise_xor(self.zero, other.zero)))
 
     def _share(self, differs: NDArray[np.uint8]) -> float:
-        return 1 - int(np.bitwise_count(differs).sum()) / self.count if self.count else 1.0
+        return 1 - int(_ONES[differs].sum(dtype=np.int64)) / self.count if self.count else 1.0
