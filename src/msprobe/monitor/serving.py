@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer the page, or one of its questions."""
         parts = urlsplit(self.path)
-        port = self.server.server_address[1]
+        port = self.connection.getsockname()[1]
         if self.headers.get("Host") not in (f"{_ADDRESS}:{port}", f"localhost:{port}"):
             self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "unknown host")
         elif parts.path == "/":

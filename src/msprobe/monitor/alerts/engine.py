@@ -57,15 +57,15 @@ class Alerts:
         present = ~is_missing(values)
         self._pending.append((series[present], values[present]))
 
-    def end_step(self, step: int, time: float = 0.0) -> list[Incident]:
-        """Judge the step, whose blocks have all been taken; return incidents that changed.
+    def end_step(self, step: int, time: float = 0.0) -> None:
+        """Judge the step, whose blocks have all been taken.
 
         Args:
             step: its number.
             time: accepted as listeners are given it; rules use steps only.
         """
         if not self._pending:
-            return []
+            return
         series, values = _largest(self._pending, len(self._table))
         self._pending.clear()
         signals = self._rules.observe(step, series, values)
@@ -73,17 +73,16 @@ class Alerts:
         for fresh, dtypes in self._fresh:  # after the settings of the optimizer are known
             signals += self._rules.precision(step, fresh, dtypes)
         self._fresh.clear()
-        return self._act(self._found.take(step, signals))
+        self._act(self._found.take(step, signals))
 
-    def close(self) -> list[Incident]:
-        """End the run; return the incident that was still open."""
-        return self._act(self._found.close())
+    def close(self) -> None:
+        """End the run, and the incident that is still open."""
+        self._act(self._found.close())
 
-    def _act(self, changed: list[Incident]) -> list[Incident]:
+    def _act(self, changed: list[Incident]) -> None:
         for incident in changed:
             for action in self._actions:
                 action(incident)
-        return changed
 
     def _plan(self, rows: Rows) -> tuple[Integers, Integers]:
         by_rank = self._plans.setdefault(rows.layout, {})

@@ -104,7 +104,7 @@ class ProbeWriter:
         values = gradient.values
         row: list[Any] = [gradient.name]
         if self.section.grad_level is GradLevel.L0:
-            row.append(f"{zlib.crc32(np.ascontiguousarray(values)):08x}")
+            row.append(f"{zlib.crc32(values.tobytes()):08x}")
         if self.section.grad_level is GradLevel.L2:
             row += interval_shares(values, self.section.bounds)
         ends = [float(values.max()), float(values.min())] if values.size else ["N/A", "N/A"]
@@ -131,9 +131,7 @@ def _arrays_of(gradient: Gradient) -> dict[str, Any]:
         "norm": _norm(values),
         "nan": int(np.isnan(values).sum()),
         "inf": int(np.isinf(values).sum()),
-        "blake2b": hashlib.blake2b(
-            np.ascontiguousarray(values).tobytes(), digest_size=_HASH_BYTES
-        ).hexdigest(),
+        "blake2b": hashlib.blake2b(values.tobytes(), digest_size=_HASH_BYTES).hexdigest(),
         "shard": gradient.shard,
     }
     text = strict_json(facts, indent=None).encode()

@@ -85,9 +85,9 @@ class GradientProbe:
 def _shard_of(gradient: Tensor) -> str:
     """Return which part of the gradient this process holds; empty for all of it."""
     placements = getattr(gradient, "placements", None)
-    if placements is None:
+    mesh: Any = getattr(gradient, "device_mesh", None)
+    if placements is None or mesh is None:
         return ""
-    mesh: Any = gradient.device_mesh
     return f"{list(placements)} at {mesh.get_coordinate()} of {list(mesh.shape)}"
 
 
