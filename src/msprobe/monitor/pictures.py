@@ -299,8 +299,13 @@ def _thinned(steps: NDArray[np.int64], values: Values) -> tuple[NDArray[np.int64
 
 
 def _listed(values: Values) -> list[Any]:
-    """Return numbers as strict JSON; None for absent ones."""
-    return [
-        None if absent else strict(float(f"{value:.{_DIGITS}g}"))
-        for value, absent in zip(values.tolist(), is_missing(values), strict=True)
-    ]
+    """Return numbers in six digits, as strict JSON; None for absent ones."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        digits = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(np.abs(values))))
+        rounded = np.rint(values * digits) / digits
+    is_plain = np.isfinite(rounded)
+    listed: list[Any] = np.where(is_plain, rounded, 0.0).tolist()
+    absent = is_missing(values)
+    for place in np.flatnonzero(~is_plain).tolist():
+        listed[place] = None if absent[place] else strict(float(values[place]))
+    return listed

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
+import msgspec
+
 from msprobe.errors import MsprobeError
-from msprobe.json_text import strict_json
 from msprobe.monitor.pictures import Pictures
 from msprobe.monitor.reader import MonitorRun
 from msprobe.report.monitor_page import live_page, write_monitor_page
@@ -102,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer: dict[str, Any] = {"grown": self.pictures.refresh()}
         else:
             answer = self.pictures.answer(question, dict(parse_qsl(query)))
-        return HTTPStatus.OK, "application/json", strict_json(answer, indent=None)
+        return HTTPStatus.OK, "application/json", msgspec.json.encode(answer).decode()
 
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode(errors="backslashreplace")
