@@ -79,6 +79,11 @@ class CompareResult:
         self._set_aside = set_aside
 
     @property
+    def comparisons(self) -> Sequence[RankComparison]:
+        """The compared ranks, in order of steps; without rows where these were set aside."""
+        return self._comparisons
+
+    @property
     def frame(self) -> pl.DataFrame:
         """The table: one row for each pair of values, in order of execution."""
         from msprobe.compare.native_table import make_table
