@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.dump.values import Role, Value
-from msprobe.graph.model import Edge, HalfKind, How, Node, NodeKind
+from msprobe.graph.model import Edge, HalfKind, How, Node, NodeFlag, NodeKind
 
 Values = Callable[[str], Sequence[Value]]
 """The values of a record by its name."""
@@ -150,6 +150,9 @@ class _Makers:
 
     def __init__(self, nodes: Sequence[Node], made: Sequence[_Use]) -> None:
         self._nodes = nodes
+        # Prints of values that no call had made when they were first used.
+        self._outside: set[Hashable] = set()
+        self._used_once: set[tuple[int, Hashable]] = set()
         self._by_id: defaultdict[Hashable, list[_Use]] = defaultdict(list)
         self._by_print: defaultdict[Hashable, list[_Use]] = defaultdict(list)
         self._by_shape: defaultdict[Hashable, list[_Use]] = defaultdict(list)
@@ -180,18 +183,38 @@ class _Makers:
         if value.value_id is not None:
             ready = self._ready(self._by_id.get(value.value_id, ()), node)
             if ready:
-                return _Found(ready[max(len(ready) - 1 - time, 0)], How.RECORDED, 1.0)
+                maker = ready[max(len(ready) - 1 - time, 0)]
+                self._used_once.add((maker.node, fingerprint(value)))
+                return _Found(maker, How.RECORDED, 1.0)
         key = fingerprint(value)
         if key is None:
             ready = self._ready(self._by_shape.get(_shape_key(value), ()), node)
             return _Found(ready[-1], How.STATISTICS, _BY_SHAPE) if ready else None
         ready = self._ready(self._by_print.get(key, ()), node)
         if not ready:
+            self._outside.add(key)
+        elif key in self._outside and value.value_id is None:
+            ready = [use for use in ready if self._may_be_used(use.node, key)]
+        if not ready:
             return None
         how = How.CHECKSUM if value.md5 is not None else How.STATISTICS
         return _Found(
             ready[max(len(ready) - 1 - time, 0)], how, _confidence(value, is_shared=len(ready) > 1)
         )
+
+    def _may_be_used(self, maker: int, key: Hashable) -> bool:
+        """Return whether a call that repeats a value from outside is the source of this use.
+
+        Of the values of a dropout that drops nothing, certainly; of a copy, as ``cat`` makes of one
+        tensor, once, as programs go on to use the original.
+        """
+        node = self._nodes[maker]
+        name = node.class_name or node.path
+        if node.flags & NodeFlag.FOLDED or "drop" in name.lower() or name == "Identity":
+            return True
+        is_new = (maker, key) not in self._used_once
+        self._used_once.add((maker, key))
+        return is_new
 
     def _ready(self, made: Sequence[_Use], node: int) -> Sequence[_Use]:
         """Return those of some calls that had ended when a node began."""

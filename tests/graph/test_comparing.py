@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two recordings of one model side by side: the planted fault is found, nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from traced_models import Transformer
+
+from builders.recordings import recording
+from msprobe.graph.model import Severity
+from msprobe.graph.page_json import whole
+from msprobe.graph.sources import open_graphs
+
+
+def record(folder, *, spoil=False, extra=False, **choices):
+    torch.manual_seed(0)
+    model = Transformer()
+    if spoil:
+        weight = model.layers[2].up.weight
+        with torch.no_grad():
+            weight.add_(torch.randn_like(weight) * 0.02)
+    if extra:
+        model.layers[0].down.register_forward_hook(lambda *args: torch.tanh(args[2]))
+    with recording(folder, **choices) as dump, dump.step_of(model):
+        model(torch.arange(10).reshape(2, 5)).square().mean().backward()
+    return folder
+
+
+def compared(tmp_path, *, spoil=False, extra=False, **choices):
+    target = record(tmp_path / "target", spoil=spoil, extra=extra, **choices)
+    return open_graphs(target, record(tmp_path / "reference", **choices))
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{}, {"task": "tensor"}, {"section": {"summary_mode": "md5"}}],
+    ids=["statistics", "tensor", "md5"],
+)
+def test_the_changed_weight_is_the_headline_and_the_worst_of_its_boxes(tmp_path, choices):
+    graphs = compared(tmp_path, spoil=True, **choices)
+    page = whole(graphs)
+
+    side = graphs.places[0].target
+    node = side.graph.nodes[page["headline"]["node"]]
+    assert node.path == "layers.2.up"
+    assert "layers.2.up.weight" in page["headline"]["sentence"]
+    assert [entry["node"] for entry in page["culprits"]] == [node.id]
+    boxes = [node.id, *side.graph.ancestors(node.id)]
+    assert {side.results.tallies[box].worst for box in boxes} == {Severity.INTRODUCED}
+    assert {side.results.tallies[box].introduced for box in boxes} == {1}
+
+
+def test_every_call_is_matched_and_the_additional_one_is_shown_as_added(tmp_path):
+    graphs = compared(tmp_path, extra=True)
+
+    target, reference = graphs.graphs
+    assert -1 not in reference.results.matches
+    alone = [
+        target.graph.nodes[place].name
+        for place, match in enumerate(target.results.matches)
+        if match < 0
+    ]
+    assert alone == ["Torch.tanh.0.forward"]
+    assert target.results.tallies[0].unmatched == 2  # forward and backward
+
+
+def test_matches_are_mutual_and_boxes_match_boxes(tmp_path):
+    graphs = compared(tmp_path, extra=True)
+
+    target, reference = (side.results.matches for side in graphs.graphs)
+    assert target[0] == 0
+    assert all(reference[match] == place for place, match in enumerate(target) if match >= 0)
+
+
+def test_counts_of_a_box_are_the_sum_of_what_is_inside(tmp_path):
+    graphs = compared(tmp_path, spoil=True)
+    side = graphs.places[0].target
+    for node in side.graph.nodes:
+        own = [half.record for half in node.halves if half.record in side.results.halves]
+        inside = [side.results.tallies[child] for child in side.graph.children(node.id)]
+        tally = side.results.tallies[node.id]
+        assert tally.halves == len(own) + sum(each.halves for each in inside)
+
+
+def test_equal_runs_have_no_culprit(tmp_path):
+    page = whole(compared(tmp_path))
+
+    assert page["culprits"] == []
+    assert page["headline"]["node"] == -1
+    assert page["cells"][0]["severity"] == Severity.EQUAL
