@@ -10,8 +10,8 @@ from difflib import SequenceMatcher
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn import functional
 
 from msprobe.dump.record_names import parse_record_name
 
@@ -57,7 +57,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inside = self.before(x)
         x = x + self.attention(inside, inside)
-        return x + self.down(F.gelu(self.up(self.after(x))))
+        return x + self.down(functional.gelu(self.up(self.after(x))))
 
 
 class Transformer(nn.Module):
@@ -113,8 +113,8 @@ class SkipConvolutions(nn.Module):
         self.out = nn.Conv2d(8, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        high = F.relu(self.down(x))
-        low = F.relu(self.middle(F.max_pool2d(high, 2)))
+        high = functional.relu(self.down(x))
+        low = functional.relu(self.middle(functional.max_pool2d(high, 2)))
         return torch.sigmoid(self.out(torch.cat([self.up(low), high], 1)))
 
 
@@ -126,7 +126,7 @@ class DenseConvolutions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         known = [x]
         for layer in self.layers:
-            known.append(F.leaky_relu(layer(torch.cat(known, 1)), 0.1))
+            known.append(functional.leaky_relu(layer(torch.cat(known, 1)), 0.1))
         return torch.cat(known, 1).mean((2, 3))
 
 
@@ -139,7 +139,7 @@ class Recurrent(nn.Module):
         hidden, state = x.new_zeros(2, 5), x.new_zeros(2, 5)
         parts = x.unbind(1)
         for place in range(3):
-            gates = F.linear(parts[place], self.cell.weight_ih) + F.linear(
+            gates = functional.linear(parts[place], self.cell.weight_ih) + functional.linear(
                 hidden, self.cell.weight_hh
             )
             one, two, three, four = gates.chunk(4, 1)
@@ -182,7 +182,7 @@ class InPlaceChain(nn.Module):
         y = self.one(x).clone()
         y = y.add_(1.0).mul_(2.0)
         y = y.add_(self.two(x))
-        return F.relu_(y).to(torch.float64).to(torch.float32).contiguous() + x
+        return functional.relu_(y).to(torch.float64).to(torch.float32).contiguous() + x
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ MOST_NODES: Final = 20_000
 MOST_DETAILS: Final = 3_000
 """Nodes of all graphs together with whose values a page is still small enough."""
 
+PARTS: Final = ("nodes", "edges", "rolls", "details")
+"""The parts of a graph that grow with it."""
+
 _DIGITS: Final = 7
 _OVERFLOW: Final = {
     OverflowLevel.MEDIUM: 1,
@@ -47,7 +50,7 @@ class Texts:
     def __init__(self) -> None:
         self._places: dict[str, int] = {"": 0}
 
-    def place(self, text: str | None) -> int:
+    def place(self, text: str | None) -> int | str:
         """Return the place of a text; 0 for none."""
         return self._places.setdefault(text or "", len(self._places))
 
@@ -56,14 +59,21 @@ class Texts:
         return [*self._places]
 
 
+class PlainTexts(Texts):
+    """Texts as they are, for answers that are read one by one."""
+
+    def place(self, text: str | None) -> int | str:
+        """Return the text; an empty one for none."""
+        return text or ""
+
+
 def whole(graphs: GraphSet) -> dict[str, Any]:
     """Return everything that a page of graphs shows, ready for JSON."""
     texts = Texts()
     count = sum(len(side.graph.nodes) for side in graphs.graphs)
     found = overview(graphs)
-    found["graphs"] = [
-        graph_json(side, texts, with_details=count <= MOST_DETAILS) for side in graphs.graphs
-    ]
+    parts = PARTS if count <= MOST_DETAILS else PARTS[:-1]
+    found["graphs"] = [graph_json(side, texts, parts=parts) for side in graphs.graphs]
     found["texts"] = texts.listed()
     return found
 
@@ -87,16 +97,16 @@ def overview(graphs: GraphSet) -> dict[str, Any]:
     }
 
 
-def graph_json(side: GraphSide, texts: Texts, *, with_details: bool) -> dict[str, Any]:
+def graph_json(side: GraphSide, texts: Texts, *, parts: Sequence[str]) -> dict[str, Any]:
     """Return one graph.
 
     Args:
         side: the graph.
         texts: the texts of the page; texts are added.
-        with_details: whether the values at the nodes come with it.
+        parts: those of `PARTS` that come with it.
     """
     graph = side.graph
-    return {
+    found: dict[str, Any] = {
         "side": side.side,
         "step": graph.step,
         "rank": str(graph.rank),
@@ -106,11 +116,14 @@ def graph_json(side: GraphSide, texts: Texts, *, with_details: bool) -> dict[str
         "notes": graph.notes,
         "micro_steps": max(node.micro_step for node in graph.nodes) + 1,
         "count": len(graph.nodes),
-        "nodes": node_columns(side, range(len(graph.nodes)), texts),
-        "edges": edge_columns(graph, range(len(graph.edges)), texts),
-        "rolls": [roll_json(side, roll) for roll in graph.rolls],
-        "details": _details(side) if with_details else None,
     }
+    if "nodes" in parts:
+        found["nodes"] = node_columns(side, range(len(graph.nodes)), texts)
+    if "edges" in parts:
+        found["edges"] = edge_columns(graph, range(len(graph.edges)), texts)
+    if "rolls" in parts:
+        found["rolls"] = [roll_json(side, roll) for roll in graph.rolls]
+    return found | {"details": _details(side) if "details" in parts else None}
 
 
 def _details(side: GraphSide) -> dict[str, Any]:
