@@ -5,14 +5,26 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from msprobe.graph.sources import GraphSet
 
 _EXAMPLES: Final = """\
 examples:
   msprobe graph dump -o graph.json --export json          one recording
-  msprobe graph new old -o graph.json --export json       two, with what differs at its place
+  msprobe graph new old -o graph.vis.db                   two, with what differs at its place
+  msprobe graph compare_20260131.vis.db --export dot      a file of graphs in another form
+  msprobe graph -i compare.json -o DIR                    as mindstudio-probe has it
 """
-_EXPORTS: Final = ("json",)
+_SUFFIXES: Final = {
+    "json": ".json",
+    "vis.db": ".vis.db",
+    "model-explorer": ".json",
+    "dot": ".dot",
+}
 
 
 def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
@@ -30,37 +42,125 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
         formatter_class=RawDescriptionRichHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("dumps", nargs="+", metavar="DUMP", help="a dump, and its reference")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file to write")
-    parser.add_argument("--export", choices=_EXPORTS, default="json", metavar="FORMAT", help="json")
+    parser.add_argument("dumps", nargs="*", metavar="DUMP", help="a dump, and its reference")
+    parser.add_argument(
+        "-i", "--input_path", type=Path, metavar="FILE", help="compare.json with both paths"
+    )
+    parser.add_argument(
+        "-o", "--output_path", type=Path, metavar="PATH", help="the file to write, or its folder"
+    )
+    parser.add_argument(
+        "--export",
+        choices=_SUFFIXES,
+        metavar="FORMAT",
+        help=f"{', '.join(_SUFFIXES)}; default: by the name of the file, else vis.db",
+    )
     parser.add_argument("--step", type=int, nargs="+", metavar="N", help="only these steps")
     parser.add_argument("--rank", type=int, nargs="+", metavar="N", help="only these ranks")
+    add_shared_options(parser, "-f")
+    parser.set_defaults(run=run)
+
+
+def add_shared_options(parser: argparse.ArgumentParser, fuzzy: str) -> None:
+    """Add the options that `msprobe graph_visualize` has, too."""
+    parser.add_argument(
+        *("-lm", "--layer_mapping"),
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="match by names; FILE has renamed children by class of layer",
+    )
     parser.add_argument(
         "-oc", "--overflow_check", action="store_true", help="grade calls that met NaN or Inf"
     )
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        fuzzy,
+        "--fuzzy_match",
+        action="store_true",
+        help="align all calls by order and similarity, not only where their numbers differ",
+    )
+    parser.add_argument(
+        "-cs", "--complete_stack", action="store_true", help="accepted: stacks are always complete"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Build the graphs, write them, and say where."""
-    import json
-
     from msprobe.errors import UsageError
-    from msprobe.files import write_report
-    from msprobe.graph.page_json import whole
+
+    target, reference = _paths(options)
+    if target is None:
+        raise UsageError("give a dump, or two, or -i compare.json")
+    graphs = open_compared(target, reference, options)
+    export, path = _output(options, graphs)
+    for file in write_graphs(graphs, path, export, overflow=options.overflow_check):
+        print(file)
+    return 0
+
+
+def open_compared(target: Path, reference: Path | None, options: argparse.Namespace) -> GraphSet:
+    """Return the graphs that the options ask for."""
+    from msprobe.compare.options import CompareOptions
     from msprobe.graph.sources import open_graphs
 
-    if len(options.dumps) > 2:
-        raise UsageError("give one dump, or a dump and its reference")
-    reference = options.dumps[1] if len(options.dumps) > 1 else None
-    graphs = open_graphs(
-        options.dumps[0],
+    mapping = options.layer_mapping
+    return open_graphs(
+        target,
         reference,
-        steps=options.step,
-        ranks=options.rank,
+        steps=getattr(options, "step", None),
+        ranks=getattr(options, "rank", None),
         overflow=options.overflow_check,
+        options=CompareOptions(
+            align="always" if options.fuzzy_match else "auto",
+            layer_mapping=Path(mapping) if mapping else None,
+        ),
     )
-    path = options.output or Path(f"msprobe_graph.{options.export}")
+
+
+def _paths(options: argparse.Namespace) -> tuple[Path | None, Path | None]:
+    from msprobe.errors import UsageError
+
+    if len(options.dumps) > 2 or (options.dumps and options.input_path is not None):
+        raise UsageError("give one dump, or a dump and its reference, or -i")
+    if options.input_path is not None:
+        from msprobe.graph.input_file import read_graph_input
+
+        found = read_graph_input(options.input_path)
+        return found.target, found.reference
+    paths = [Path(each) for each in options.dumps]
+    return (paths[0] if paths else None), (paths[1] if len(paths) > 1 else None)
+
+
+def _output(options: argparse.Namespace, graphs: GraphSet) -> tuple[str, Path]:
+    """Return format and path of the file to write."""
+    from msprobe.graph.vis_writer import vis_name
+
+    path: Path = options.output_path or Path()
+    endings = (form for form, suffix in _SUFFIXES.items() if path.name.endswith(suffix))
+    export = options.export or next(endings, "vis.db")
+    if path.name.endswith(_SUFFIXES[export]):
+        return export, path
+    return export, path / (vis_name(graphs).removesuffix(".vis.db") + _SUFFIXES[export])
+
+
+def write_graphs(graphs: GraphSet, path: Path, export: str, *, overflow: bool) -> Sequence[Path]:
+    """Write graphs in one of the formats; return the files."""
+    if export == "vis.db":
+        from msprobe.graph.vis_writer import write_vis_db
+
+        return [write_vis_db(path, graphs, overflow=overflow)]
+    if export == "model-explorer":
+        from msprobe.graph.exports import write_model_explorer
+
+        return write_model_explorer(path, graphs)
+    if export == "dot":
+        from msprobe.graph.exports import write_dot
+
+        return [write_dot(path, graphs)]
+    import json
+
+    from msprobe.files import write_report
+    from msprobe.graph.page_json import whole
+
     text = json.dumps(whole(graphs), allow_nan=False, separators=(",", ":"))
-    print(write_report(path, text))
-    return 0
+    return [write_report(path, text)]

@@ -10,7 +10,7 @@ from msprobe.dump.rank_view import RankView
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
 from msprobe.graph.edges import find_edges, values_by_record
-from msprobe.graph.hierarchy import build_nodes
+from msprobe.graph.hierarchy import Calls, build_nodes
 from msprobe.graph.model import Graph
 from msprobe.graph.rolling import find_rolls
 
@@ -31,7 +31,15 @@ def build_graph(view: RankView, values: RecordValues, *, step: int, rank: RankKe
         DumpFormatError: the file of records is damaged.
     """
     damages = view.ignore_damaged()
-    nodes, notes = build_nodes(view)
+    nodes, notes = build_nodes(
+        Calls(
+            parents=view.parents,
+            records=view.records,
+            parsed=view.records.parsed,
+            micro_steps=view.call_tree.micro_steps,
+            framework=view.head.framework,
+        )
+    )
     if view.incomplete_reason is not None:
         notes.append(f"records may be missing: {view.incomplete_reason}")
     graph = Graph(
@@ -43,9 +51,14 @@ def build_graph(view: RankView, values: RecordValues, *, step: int, rank: RankKe
         nodes=nodes,
         notes=[*damages, *notes],
     )
-    graph.edges = find_edges(nodes, values_by_record(values))
-    graph.rolls = find_rolls(graph)
+    finish_graph(graph, values)
     return graph
+
+
+def finish_graph(graph: Graph, values: RecordValues) -> None:
+    """Add the edges and the repeated layers to a graph that has its nodes."""
+    graph.edges = find_edges(graph.nodes, values_by_record(values))
+    graph.rolls = find_rolls(graph)
 
 
 def read_values(view: RankView) -> dict[str, list[Value]]:

@@ -86,14 +86,22 @@ class NodeResults:
     Attributes:
         matches: the node of the other graph; -1 for none.
         confidences: of these matches.
+        partners: record name → the record that it is paired with.
         halves: results by record name.
         tallies: counts over subtrees.
     """
 
     matches: list[int]
     confidences: list[float]
+    partners: dict[str, str] = field(default_factory=dict)
     halves: dict[str, HalfResult] = field(default_factory=dict)
     tallies: list[Tally] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, graph: Graph) -> NodeResults:
+        """Return results in which nothing has been found yet."""
+        count = len(graph.nodes)
+        return cls(matches=[-1] * count, confidences=[0.0] * count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +124,18 @@ def compare_graphs(comparison: RankComparison) -> ComparedGraphs:
         for side, read in zip((comparison.target, comparison.reference), values, strict=True)
     ]
     target, reference = graphs
-    results = [
-        NodeResults(matches=[-1] * len(graph.nodes), confidences=[0.0] * len(graph.nodes))
-        for graph in graphs
+    results = [NodeResults.empty(graph) for graph in graphs]
+    pairs = [
+        (pair.target, pair.reference, pair.confidence)
+        for pair in comparison.pairs
+        if pair.target is not None and pair.reference is not None
     ]
-    _match(comparison, target, reference, *results)
+    match_nodes(target, reference, *results, pairs)
+    match_boxes(target, reference, *results)
     for result, found in zip(results, _halves(comparison), strict=True):
         result.halves = found
     for graph, result in zip(graphs, results, strict=True):
-        result.tallies = _tallies(graph, result.halves)
+        result.tallies = tallies_of(graph, result.halves)
     return ComparedGraphs(target, reference, *values, *results)
 
 
@@ -142,28 +153,38 @@ def _values_of(
     return target, reference
 
 
-def _match(
-    comparison: RankComparison,
+def match_nodes(
     target: Graph,
     reference: Graph,
     target_results: NodeResults,
     reference_results: NodeResults,
+    pairs: Sequence[tuple[str, str, float]],
 ) -> None:
-    """Match nodes as their records are paired; forward ones decide, then backward ones."""
+    """Match nodes as their records are paired; forward ones decide, then all others.
+
+    Args:
+        target: the graph under test.
+        reference: the trusted one.
+        target_results: where matches of the target's nodes are put.
+        reference_results: where those of the reference's are put.
+        pairs: record of the target, record of the reference, confidence.
+    """
     places, others = target.node_of(), reference.node_of()
+    for name, other_name, _ in pairs:
+        target_results.partners.setdefault(name, other_name)
+        reference_results.partners.setdefault(other_name, name)
     for kinds in ((HalfKind.FORWARD,), tuple(HalfKind)):
-        for pair in comparison.pairs:
-            if pair.target not in places or pair.reference not in others:
+        for name, other_name, confidence in pairs:
+            if name not in places or other_name not in others:
                 continue
-            node, half = places[pair.target]
-            other, _ = others[pair.reference]
+            node, half = places[name]
+            other, _ = others[other_name]
             is_free = target_results.matches[node] < 0 and reference_results.matches[other] < 0
             if half in kinds and is_free:
-                _join(target_results, reference_results, node, other, pair.confidence)
-    _match_boxes(target, reference, target_results, reference_results)
+                _join(target_results, reference_results, node, other, confidence)
 
 
-def _match_boxes(
+def match_boxes(
     target: Graph, reference: Graph, target_results: NodeResults, reference_results: NodeResults
 ) -> None:
     """Match boxes without a record by their names."""
@@ -175,6 +196,8 @@ def _match_boxes(
         is_box = node.kind is not NodeKind.API and not any(half.is_recorded for half in node.halves)
         if is_box and target_results.matches[node.id] < 0 and reference_results.matches[other] < 0:
             _join(target_results, reference_results, node.id, other, 1.0)
+            target_results.partners[node.name] = node.name
+            reference_results.partners[node.name] = node.name
 
 
 def _join(
@@ -229,7 +252,7 @@ def _results(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.value.role in (Role.OUTPUT, Role.PARAMETER_GRAD)]
 
 
-def _tallies(graph: Graph, halves: Mapping[str, HalfResult]) -> list[Tally]:
+def tallies_of(graph: Graph, halves: Mapping[str, HalfResult]) -> list[Tally]:
     """Return the counts of all subtrees."""
     tallies = [Tally() for _ in graph.nodes]
     for node in reversed(graph.nodes):

@@ -8,12 +8,11 @@ Without ``construct.json`` modules are nested by their paths.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from msprobe.collectives.calls import is_communication
-from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import (
     PARAMETER_GRADIENTS,
     RecordKind,
@@ -55,18 +54,37 @@ class _Call:
     children: list[_Call] = field(default_factory=list)
 
 
-def build_nodes(view: RankView) -> tuple[list[Node], list[str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """What is known of the calls of a rank.
+
+    Attributes:
+        parents: record name → the record that it ran inside, or None; in call order.
+        records: the names of which there are records, in file order.
+        parsed: takes a name apart.
+        micro_steps: record name → number of its micro step, where that is known.
+        framework: as the dump names it.
+    """
+
+    parents: Mapping[str, str | None]
+    records: Mapping[str, object]
+    parsed: Callable[[str], RecordName]
+    micro_steps: Mapping[str, int]
+    framework: str
+
+
+def build_nodes(calls: Calls) -> tuple[list[Node], list[str]]:
     """Return the nodes of a rank in preorder, and notes on what is not known of their places."""
-    parents = view.parents
+    parents = calls.parents
     notes: list[str] = []
-    if not parents and len(view.records):
-        parents = _parents_by_path(view)
+    if not parents and len(calls.records):
+        parents = _parents_by_path(calls)
         notes.append(_note_on(parents))
-    calls = _calls_of(view, parents)
-    _place_parameter_gradients(calls)
-    roots = _nest(calls)
+    made = _made_calls(calls, parents)
+    _place_parameter_gradients(made)
+    roots = _nest(made)
     _number_micro_steps(roots)
-    return _numbered(roots, is_mindspore=view.head.framework == "mindspore"), notes
+    return _numbered(roots, is_mindspore=calls.framework == "mindspore"), notes
 
 
 def _note_on(parents: Mapping[str, str | None]) -> str:
@@ -75,13 +93,13 @@ def _note_on(parents: Mapping[str, str | None]) -> str:
     return "the dump does not say which call made which: the calls are a flat list"
 
 
-def _parents_by_path(view: RankView) -> dict[str, str | None]:
+def _parents_by_path(calls: Calls) -> dict[str, str | None]:
     """Return the parents of modules by their paths. Records of modules are in the order of ends."""
     found: dict[str, str | None] = {}
     for direction in (RecordKind.FORWARD, RecordKind.BACKWARD):
         waiting: dict[str, str] = {}  # record → path of its module
-        for record in view.records:
-            name = view.records.parsed(record)
+        for record in calls.records:
+            name = calls.parsed(record)
             if name.kind is not direction:
                 continue
             found[record] = None
@@ -109,11 +127,10 @@ def _outer_first(parents: Mapping[str, str | None]) -> dict[str, str | None]:
     return ordered
 
 
-def _calls_of(view: RankView, parents: Mapping[str, str | None]) -> dict[str, _Call]:
+def _made_calls(known: Calls, parents: Mapping[str, str | None]) -> dict[str, _Call]:
     """Return the calls by the name of their forward record, in the order in which they began."""
     calls: dict[str, _Call] = {}
-    records, parsed = view.records, view.records.parsed
-    micro_steps = view.call_tree.micro_steps
+    records, parsed, micro_steps = known.records, known.parsed, known.micro_steps
     groups = {parent for parent in parents.values() if parent is not None and "." not in parent}
     for order, record in enumerate(_in_order(parents, records)):
         if "." not in record and record not in groups and record not in records:

@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from msprobe.collectives.calls import CommunicationCall, Part, communication_calls
-from msprobe.collectives.matching import connect
 from msprobe.compare.model import Row, Status
-from msprobe.dump.record_names import RecordKind
 from msprobe.dump.records import Statistic
 from msprobe.dump.stack_frames import user_line
 from msprobe.dump.values import Role, Value
@@ -512,32 +509,11 @@ def _layers(graphs: GraphSet) -> dict[str, Any] | None:
 
 def _links(graphs: GraphSet) -> list[dict[str, Any]]:
     """Return the communications between ranks of the target, the earliest first."""
-    by_step: dict[int, list[GraphSide]] = {}
-    for place in graphs.places:
-        by_step.setdefault(place.step, []).append(place.target)
     return [
-        link for step, sides in by_step.items() if len(sides) > 1 for link in _step(step, sides)
+        {
+            "step": link.step,
+            "kind": link.kind,
+            "members": [[str(rank), node] for rank, node in link.members],
+        }
+        for link in graphs.links
     ]
-
-
-def _step(step: int, sides: Sequence[GraphSide]) -> list[dict[str, Any]]:
-    calls: dict[int, list[CommunicationCall]] = {}
-    ranks: dict[int, tuple[str, dict[str, tuple[int, HalfKind]]]] = {}
-    for place, side in enumerate(sides):
-        rank = side.view.rank if side.view.rank is not None else place
-        records = side.view.records
-        names = {name: records.parsed(name) for name in records}
-        calls[rank] = communication_calls(records, names, rank)
-        ranks[rank] = str(side.graph.rank), side.graph.node_of()
-    found = []
-    for match in connect(calls):
-        members = [
-            [ranks[call.rank][0], ranks[call.rank][1][call.name][0]]
-            for call in match.calls
-            if call.kind is RecordKind.FORWARD and call.name in ranks[call.rank][1]
-        ]
-        if len(members) > 1:
-            parts = {end.part for call in match.calls for end in call.endpoints}
-            kind = "collective" if parts == {Part.BOTH} else "message"
-            found.append({"step": step, "kind": kind, "members": members})
-    return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,9 @@ from msprobe.errors import DumpFormatError, UsageError
 from msprobe.garbage import collector_paused
 from msprobe.graph.building import RecordValues, build_graph, read_values
 from msprobe.graph.comparing import NodeResults, compare_graphs
+from msprobe.graph.links import Link, find_links
 from msprobe.graph.model import Graph
+from msprobe.graph.vis_reader import is_graph_file
 from msprobe.overflow.severity import Severity as OverflowLevel
 from msprobe.overflow.severity import classify
 
@@ -36,21 +39,25 @@ class GraphSide:
     Attributes:
         side: ``target`` or ``reference``.
         graph: the graph.
-        view: the rank's dump.
         values: the values of each record.
+        view: the rank's dump; None where the graph was read from a file of graphs.
+        stacks: record name → its call stack, for these.
         results: what a comparison found; None without one.
         overflow: record name → its grade, where overflow was asked for.
     """
 
     side: str
     graph: Graph
-    view: RankView
     values: RecordValues
+    view: RankView | None = None
+    stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     results: NodeResults | None = None
     overflow: Mapping[str, OverflowLevel] = field(default_factory=dict)
 
     def frames(self, record: str) -> list[str]:
         """Return the call stack of a record, innermost frame first; empty if unknown."""
+        if self.view is None:
+            return [*self.stacks.get(record, ())]
         found = self.view.frames(record)
         if not found and record in self.view.records:
             forward = forward_name(self.view.records.parsed(record))
@@ -88,12 +95,14 @@ class GraphSet:
         reference: path of the trusted dump; empty without one.
         places: steps and ranks, in order.
         summary: summary of the comparison; None without one.
+        links: communications between the ranks of the target, by step, the earliest first.
     """
 
     target: str
     reference: str
     places: Sequence[GraphPlace]
     summary: Mapping[str, Any] | None = None
+    links: Sequence[Link] = ()
 
     @property
     def graphs(self) -> list[GraphSide]:
@@ -113,7 +122,7 @@ def open_graphs(
     """Return the graphs of a dump, or of two dumps with what their comparison found.
 
     Args:
-        target: a dump, or the dump under test.
+        target: a dump, or the dump under test; or a file of graphs, ``.vis.db`` or ``.vis``.
         reference: the trusted dump; None to look at one alone.
         steps: only these steps; None for all.
         ranks: only these ranks; None for all.
@@ -125,6 +134,12 @@ def open_graphs(
         UsageError: the two cannot be compared, or hold no common step or rank.
     """
     with collector_paused():
+        if is_graph_file(Path(target)):
+            if reference is not None:
+                raise UsageError(f"{target} holds both sides; it is compared with nothing else")
+            from msprobe.graph.vis_graphs import open_graph_file
+
+            return open_graph_file(Path(target))
         if reference is None:
             return _single(Path(target), steps, ranks, overflow=overflow)
         given = options or CompareOptions()
@@ -132,7 +147,11 @@ def open_graphs(
         result = run_comparison(Path(target), Path(reference), chosen)
         places = [_compared(each, overflow=overflow) for each in result.comparisons]
         return GraphSet(
-            target=str(target), reference=str(reference), places=places, summary=result.summary
+            target=str(target),
+            reference=str(reference),
+            places=places,
+            summary=result.summary,
+            links=_links(places),
         )
 
 
@@ -166,7 +185,15 @@ def _single(
             places.append(GraphPlace(step=step.number, rank=rank, target=side))
     if not places:
         raise UsageError(f"{path}: holds none of the ranks {', '.join(map(str, ranks or ()))}")
-    return GraphSet(target=str(path), reference="", places=places)
+    return GraphSet(target=str(path), reference="", places=places, links=_links(places))
+
+
+def _links(places: Sequence[GraphPlace]) -> list[Link]:
+    found: list[Link] = []
+    for step, group in groupby(places, key=lambda place: place.step):
+        ranks = [(place.target.graph, place.target.view) for place in group]
+        found += find_links(step, [(graph, view) for graph, view in ranks if view is not None])
+    return found
 
 
 def _chosen_steps(dump: Dump, steps: Sequence[int] | None) -> list[DumpStep]:
