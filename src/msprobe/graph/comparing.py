@@ -130,7 +130,7 @@ def compare_graphs(comparison: RankComparison) -> ComparedGraphs:
         for pair in comparison.pairs
         if pair.target is not None and pair.reference is not None
     ]
-    match_nodes(target, reference, *results, pairs)
+    match_nodes(target, reference, pairs, *results)
     match_boxes(target, reference, *results)
     for result, found in zip(results, _halves(comparison), strict=True):
         result.halves = found
@@ -156,18 +156,18 @@ def _values_of(
 def match_nodes(
     target: Graph,
     reference: Graph,
+    pairs: Sequence[tuple[str, str, float]],
     target_results: NodeResults,
     reference_results: NodeResults,
-    pairs: Sequence[tuple[str, str, float]],
 ) -> None:
     """Match nodes as their records are paired; forward ones decide, then all others.
 
     Args:
         target: the graph under test.
         reference: the trusted one.
+        pairs: record of the target, record of the reference, confidence.
         target_results: where matches of the target's nodes are put.
         reference_results: where those of the reference's are put.
-        pairs: record of the target, record of the reference, confidence.
     """
     places, others = target.node_of(), reference.node_of()
     for name, other_name, _ in pairs:

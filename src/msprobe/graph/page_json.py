@@ -179,8 +179,12 @@ def _result_columns(side: GraphSide, nodes: Sequence[Node], texts: Texts) -> dic
     }
     for ending, halves in (("", forward), ("_backward", backward)):
         found |= {
-            f"status{ending}": [texts.place(half and half.status) for half in halves],
-            f"origin{ending}": [texts.place(half and half.origin) for half in halves],
+            f"status{ending}": [
+                texts.place(None if half is None else half.status) for half in halves
+            ],
+            f"origin{ending}": [
+                texts.place(None if half is None else half.origin) for half in halves
+            ],
             f"error{ending}": [None if half is None else number(half.error) for half in halves],
             f"severity{ending}": [0 if half is None else int(half.severity) for half in halves],
         }

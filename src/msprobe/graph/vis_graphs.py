@@ -123,7 +123,7 @@ def _compared(step: int, rank: RankKey, target: _Side, reference: _Side) -> Grap
         for name, node in target.nodes.items()
         if node.partner is not None and node.partner in reference.values and name in target.values
     ]
-    match_nodes(target.graph, reference.graph, *results, pairs)
+    match_nodes(target.graph, reference.graph, pairs, *results)
     match_boxes(target.graph, reference.graph, *results)
     taken = {other for _, other, _ in pairs}
     for place, (name, node) in enumerate(target.nodes.items()):
@@ -135,8 +135,8 @@ def _compared(step: int, rank: RankKey, target: _Side, reference: _Side) -> Grap
                 results[1].halves[partner] = result
     for name in reference.values.keys() - taken:
         results[1].halves[name] = HalfResult(Severity.ONE_SIDED, Status.MISSING, None, None, ())
-    for side, result in zip((target, reference), results, strict=True):
-        result.tallies = tallies_of(side.graph, result.halves)
+    for side, found in zip((target, reference), results, strict=True):
+        found.tallies = tallies_of(side.graph, found.halves)
     return GraphPlace(
         step=step,
         rank=rank,

@@ -38,7 +38,7 @@ PRECISION: Final = {
     Severity.ONE_SIDED: 0.45,
     Severity.INTRODUCED: 1.0,
 }
-_COLORS: Final = {
+_COLORS: Final[dict[str, dict[str, Any]]] = {
     "#FFFCF3": {"value": [0, 0.3], "description": "equal, or within tolerance"},
     "#FFDC7F": {"value": [0.3, 0.6], "description": "differs because its inputs do"},
     "#FF704D": {"value": [0.6, 1], "description": "the difference begins or grows here"},
