@@ -5,7 +5,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_AXES: Final = {
+    "tp": "ranks that share a layer",
+    "cp": "ranks that share a sequence",
+    "ep": "ranks that share the experts",
+    "pp": "stages of the pipeline",
+    "vpp": "pieces of the model in each stage; only 1",
+}
 
 
 def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
@@ -37,15 +45,73 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
         action="store_true",
         help="accepted: it takes no time that is worth a report",
     )
+    parser.add_argument(
+        "--rank_size",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="merge the ranks of a parallel run; the second number is for the reference",
+    )
+    for axis, meaning in _AXES.items():
+        parser.add_argument(f"--{axis}", type=int, nargs="+", metavar="N", help=meaning)
+    parser.add_argument(
+        "--order", nargs="+", metavar="NAMES", help="axes, fastest first (tp-cp-ep-dp-pp)"
+    )
+    parser.add_argument(
+        "--file_type", choices=("db", "json"), default="db", help="json: the merged dump itself"
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Build the graphs, write them, and say where."""
+    """Merge ranks where asked to, build the graphs, write them, and say where."""
+    from tempfile import TemporaryDirectory
+
+    if options.rank_size is None:
+        return _write(options, options.target_path, options.golden_path)
+    if options.file_type == "json":
+        print(_merged(options, options.target_path, 0, options.output_path))
+        return 0
+    with TemporaryDirectory() as folder:
+        reference = options.golden_path
+        if reference is not None:
+            reference = _merged(options, reference, 1, Path(folder, "reference"))
+        target = _merged(options, options.target_path, 0, Path(folder, "target"), reference)
+        return _write(options, target, reference)
+
+
+def _merged(
+    options: argparse.Namespace, dump: Path, side: int, output: Path, like: Path | None = None
+) -> Path:
+    """Return the folder of the merged dump of one side."""
+    from msprobe.dump.reader import open_dump
+    from msprobe.errors import UnsupportedError, UsageError
+    from msprobe.graph.merging import DEFAULT_ORDER, Layout, merge_ranks
+
+    def given(name: str, default: Any) -> Any:
+        values = getattr(options, name)
+        if values is None:
+            return default
+        if side >= len(values):
+            raise UsageError(f"--{name}: give a second value for the reference")
+        return values[side]
+
+    if given("vpp", 1) != 1:
+        raise UnsupportedError("--vpp: stages that hold several pieces of the model are not merged")
+    layout = Layout(
+        rank_size=given("rank_size", 1),
+        **{axis: given(axis, 1) for axis in ("tp", "cp", "ep", "pp")},
+        order=given("order", DEFAULT_ORDER),
+    )
+    whole = None if like is None else open_dump(like)
+    return merge_ranks(open_dump(dump), layout, output, like=whole)
+
+
+def _write(options: argparse.Namespace, target: Path, reference: Path | None) -> int:
     from msprobe.cli.graph import open_compared
     from msprobe.graph.vis_writer import vis_name, write_vis_db
 
-    graphs = open_compared(options.target_path, options.golden_path, options)
+    graphs = open_compared(target, reference, options)
     path = options.output_path / vis_name(graphs)
     print(write_vis_db(path, graphs, overflow=options.overflow_check))
     return 0

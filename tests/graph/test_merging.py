@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of parallel runs merged into one graph."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from builders.dumps import write_rank
+from builders.records import forward
+from msprobe.cli.entry import main
+from msprobe.dump.reader import open_dump
+from msprobe.errors import UsageError
+from msprobe.graph.merging import Layout, merge_ranks
+from msprobe.graph.sources import open_graphs
+
+
+def tensor(array, **more):
+    array = np.asarray(array, dtype=np.float64)
+    return {
+        "type": "torch.Tensor",
+        "dtype": "torch.float32",
+        "shape": list(array.shape),
+        "Max": float(array.max()),
+        "Min": float(array.min()),
+        "Mean": float(array.mean()),
+        "Norm": float(np.linalg.norm(array)),
+        "requires_grad": False,
+    } | more
+
+
+RANDOM = np.random.default_rng(0)
+X, UP, DOWN = RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(6, 8)), RANDOM.normal(size=(8, 6))
+
+
+def write_layers(folder, layers, parts=1, part=0, before=()):
+    """Layers with two products each, the inner width shared out to some ranks."""
+    inner = slice(part * 8 // parts, (part + 1) * 8 // parts)
+    x = X
+    for _ in before:
+        x = x @ UP @ DOWN
+    root = "Module.Net.forward.0"
+    records, parents = {}, {root: None}
+    for number in range(layers):
+        block = f"Module.layers.{number}.Block.forward.0"
+        up, down = (f"Functional.linear.{2 * number + place}.forward" for place in (0, 1))
+        reduce = f"Distributed.all_reduce.{number}.forward"
+        parents |= {block: root, up: block, down: block}
+        hidden, whole = x @ UP[:, inner], x @ UP @ DOWN
+        share = hidden @ DOWN[inner]
+        records[up] = forward([tensor(x), tensor(UP[:, inner].T)], [tensor(hidden)])
+        records[down] = forward([tensor(hidden), tensor(DOWN[inner].T)], [tensor(share)])
+        if parts > 1:
+            parents[reduce] = block
+            records[reduce] = forward([tensor(share)], [tensor(whole)])
+        records[block] = forward([tensor(x)], [tensor(whole)])
+        x = whole
+    records[root] = forward([tensor(X)], [tensor(x)])
+    write_rank(folder, records, parents=parents)
+
+
+def records_of(folder):
+    return json.loads((folder / "step0" / "rank0" / "dump.json").read_text())["data"]
+
+
+def close(found, expected):
+    return all(
+        found[name] == pytest.approx(expected[name]) for name in ("Max", "Min", "Mean", "Norm")
+    )
+
+
+def test_parts_of_a_layer_have_the_statistics_of_the_whole(tmp_path):
+    write_layers(tmp_path / "one" / "step0" / "rank0", 2)
+    for rank in range(4):
+        write_layers(tmp_path / "four" / "step0" / f"rank{rank}", 2, 4, rank)
+
+    merge_ranks(open_dump(tmp_path / "four"), Layout(rank_size=4, tp=4), tmp_path / "merged")
+
+    single, merged = records_of(tmp_path / "one"), records_of(tmp_path / "merged")
+    for name, record in single.items():
+        for part in ("input_args", "output"):
+            for one, found in zip(record[part], merged[name][part], strict=True):
+                assert close(found, one), (name, part, found, one)
+
+
+def test_stages_of_a_pipeline_follow_each_other(tmp_path):
+    write_layers(tmp_path / "one" / "step0" / "rank0", 3)
+    write_layers(tmp_path / "two" / "step0" / "rank0", 2)
+    write_layers(tmp_path / "two" / "step0" / "rank1", 1, before=range(2))
+
+    merge_ranks(open_dump(tmp_path / "two"), Layout(rank_size=2, pp=2), tmp_path / "merged")
+
+    single, merged = records_of(tmp_path / "one"), records_of(tmp_path / "merged")
+    assert merged.keys() == single.keys()
+    last = "Functional.linear.5.forward"
+    assert close(merged[last]["output"][0], single[last]["output"][0])
+
+
+def test_merged_ranks_are_compared_with_a_single_process(tmp_path, capsys):
+    write_layers(tmp_path / "one" / "step0" / "rank0", 2)
+    for rank in range(2):
+        write_layers(tmp_path / "two" / "step0" / f"rank{rank}", 2, 2, rank)
+    words = ["graph_visualize", "-tp", str(tmp_path / "two"), "-gp", str(tmp_path / "one")]
+
+    assert main([*words, "-o", str(tmp_path), "--rank_size", "2", "1", "--tp", "2", "1"]) == 0
+
+    graphs = open_graphs(capsys.readouterr().out.strip())
+    statuses = {
+        name: result.status
+        for name, result in graphs.places[0].target.results.halves.items()
+        if result.status.is_difference
+    }
+    assert {name.partition(".")[0] for name in statuses} <= {"Distributed"}
+
+
+def test_merged_ranks_can_be_written_as_a_dump(tmp_path):
+    for rank in range(2):
+        write_layers(tmp_path / "two" / "step0" / f"rank{rank}", 1, 2, rank)
+    words = ["graph_visualize", "-tp", str(tmp_path / "two"), "-o", str(tmp_path / "out")]
+
+    assert main([*words, "--rank_size", "2", "--tp", "2", "--file_type", "json"]) == 0
+
+    assert len(open_dump(tmp_path / "out").step().rank().records) == 5
+
+
+def test_ranks_are_numbered_along_the_axes_in_order():
+    assert Layout(rank_size=8, tp=2, pp=2).groups() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    other = Layout(rank_size=8, tp=2, pp=2, order="tp-cp-ep-pp-dp")
+    assert other.groups() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(rank_size=6, tp=4), "multiple"),
+        (Layout(rank_size=4, order="tp-pp"), "order"),
+        (Layout(rank_size=0), "multiple"),
+    ],
+    ids=["size", "order", "none"],
+)
+def test_layouts_that_cannot_be_are_refused(layout, message):
+    with pytest.raises(UsageError, match=message):
+        layout.groups()
+
+
+def test_a_missing_rank_is_named(tmp_path):
+    write_layers(tmp_path / "dump" / "step0" / "rank0", 1)
+
+    with pytest.raises(UsageError, match="lacks rank 1"):
+        merge_ranks(open_dump(tmp_path / "dump"), Layout(rank_size=2, tp=2), tmp_path / "merged")
