@@ -1,0 +1,1 @@
+export const chinese = /** @type {Record<string, string>} */ ({});
