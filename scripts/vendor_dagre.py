@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Final
 
 VERSION: Final = "3.1.3"
-INTEGRITY: Final = "X4aUTwOReZvthaZWOVHqlJ52/ZdhZFEM4+Lh/uR4XooUSLE6p71bcy7MPGzYnNUcNh+nj+i/qJQpCMIdQnSmrg=="
+INTEGRITY: Final = (
+    "X4aUTwOReZvthaZWOVHqlJ52/ZdhZFEM4+Lh/uR4XooUSLE6p71bcy7MPGzYnNUcNh+nj+i/qJQpCMIdQnSmrg=="
+)
 TARGET: Final = Path(__file__).parents[1] / "src/msprobe/report/page/vendor/dagre.js"
 _EXPORT: Final = re.compile(r"export\{([^}]*)\};")
 _NAMES: Final = ("Graph", "layout")
@@ -43,7 +45,9 @@ def main() -> None:
 def module(code: str, licence: str) -> str:
     """Return the library as a module in the form that pages can take in, with its licence."""
     exported = dict(
-        reversed(part.split(" as ")) for part in _EXPORT.search(code)[1].split(",") if " as " in part
+        reversed(part.split(" as "))
+        for part in _EXPORT.search(code)[1].split(",")
+        if " as " in part
     )
     body = _EXPORT.sub("", code.partition("/*! For license")[0]).strip()
     names = ", ".join(f"{name}: {exported[name]}" for name in _NAMES)

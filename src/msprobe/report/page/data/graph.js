@@ -182,8 +182,10 @@ export class Graph {
 
   /** Returns the values and the call stack of a node. @param {number} id @returns {Promise<any> | any} */
   detail(id) {
-    if (this.#details.has(id) || this.isWhole && this.#details.size) return this.#details.get(id) ?? null;
-    if (!isServed) return null;
+    if (this.#details.has(id)) return this.#details.get(id);
+    const pair = this.side === "reference" ? this.node(id).match : -1;
+    if (pair >= 0) return graphOf("target", this.run)?.detail(pair) ?? null;
+    if (!isServed || this.#details.size) return null;
     return ask("detail", { graph: this.place, node: id }).then((detail) => { this.#details.set(id, detail); return detail; });
   }
 }
@@ -313,7 +315,7 @@ function nonfiniteIds() {
 /** Returns the node to open at the start. */
 export function firstNode() {
   const { headline } = whole;
-  if (headline && `${headline.step}/${headline.rank}` === currentRun()) return nodeId(headline.side, headline.node);
+  if (headline && headline.node >= 0 && `${headline.step}/${headline.rank}` === currentRun()) return nodeId(headline.side, headline.node);
   return findings()[0] ?? "";
 }
 

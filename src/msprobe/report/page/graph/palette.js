@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Search and commands in one box (Ctrl-K): what is typed finds nodes, and things to do.
 
-import { graphOf, nodeId } from "../data/graph.js";
+import { graphOf, kind, nodeId } from "../data/graph.js";
 import { examples, find } from "../data/graph_search.js";
 import { element, replace, span } from "../shared/dom.js";
 import { say } from "../shared/language.js";
@@ -50,12 +50,12 @@ async function search() {
   if (text !== box.value) return;
   const nodes = [];
   for (const id of found.ids) {
-    if (!graph?.isKnown(id)) await graph?.reach(id);
-    const node = graph?.node(id);
-    if (!node) continue;
+    if (graph && !graph.isKnown(id)) await graph.reach(id);
+    if (!graph) continue;
+    const node = graph.node(id);
     const seen = look(node, false);
     nodes.push({
-      text: title(node), under: [node.path || node.name, node.class, node.source].filter(Boolean).join(" · "), mark: seen.mark || "·", colour: seen.fill,
+      text: title(node), under: [whereOf(graph, node), node.class, node.source].filter(Boolean).join(" · "), mark: seen.mark || "·", colour: seen.fill,
       act: () => { change({ at: nodeId("target", id), part: "", view: "graph" }); },
     });
   }
@@ -63,6 +63,12 @@ async function search() {
   at = 0;
   count.textContent = asked ? say("{} found", found.total) : "";
   show();
+}
+
+/** @param {import("../data/graph.js").Graph} graph @param {import("../data/graph.js").GraphNode} node */
+function whereOf(graph, node) {
+  if (node.kind !== kind.api) return node.path || node.name;
+  return [node.parent > 0 && graph.isKnown(node.parent) ? graph.node(node.parent).path : "", node.forward || node.backward].filter(Boolean).join(" · ");
 }
 
 function show() {

@@ -223,7 +223,7 @@ class Stage {
   #visible(at, box) {
     if (box < 0) return -1;
     const path = at.scene.pathOf(box);
-    return path.find((outer) => !this.isOpen(at, outer)) ?? box;
+    return path.find((outer, place) => !this.isOpen(at, outer) || !at.scene.shown(outer).includes(path[place + 1])) ?? box;
   }
 
   /** Opens or closes a box. @param {{scene: Scene, side: Side}} at @param {number} box */

@@ -3,7 +3,7 @@
 
 import { cells, currentRun, graphOf, hasReference, nodeId, whole } from "../data/graph.js";
 import { placeName } from "../data/words.js";
-import { byId, element, joined, link, replace, span } from "../shared/dom.js";
+import { byId, command, element, joined, link, replace, span } from "../shared/dom.js";
 import { grouped, plural } from "../shared/format.js";
 import { say } from "../shared/language.js";
 import { change } from "../shared/store.js";
@@ -17,11 +17,11 @@ export const view = {
 
   start(pane) {
     const { headline, target, reference } = whole;
-    const show = () => change({ run: `${headline.step}/${headline.rank}`, at: nodeId(headline.side, headline.node), part: "" });
+    const show = () => change({ run: `${headline.step}/${headline.rank}`, at: headline.node < 0 ? "" : nodeId(headline.side, headline.node), part: "" });
     const sentence = headline ? link(headline.sentence, show, { class: "link headline" }) : span("", hasReference ? say("no difference was found") : whole.title);
     const badge = headline ? span("badge", say(hasReference ? "different" : "not finite")) : hasReference ? span("badge equal", say("equal")) : null;
     const sides = reference ? `${target}  ${say("against")}  ${reference}` : target;
-    replace(pane, element("h1", {}, badge, sentence), element("p", { class: "dim", id: "sides" }, sides), counts);
+    replace(pane, element("h1", {}, badge, sentence), element("p", { class: "dim", id: "sides" }, sides), counts, headline?.next?.length ? nextSteps(headline.next) : null);
     if (cells.length < 2) return;
     cells.forEach((/** @type {any} */ { step, rank }) => select.append(element("option", { value: `${step}/${rank}` }, placeName(step, String(rank)))));
     byId("tools").prepend(select);
@@ -39,3 +39,9 @@ export const view = {
     document.title = whole.title || document.title;
   },
 };
+
+/** @param {string[]} steps */
+function nextSteps(steps) {
+  const shown = steps.map((text) => (text.startsWith("msprobe ") ? command(text) : span("", text)));
+  return element("details", { id: "next" }, element("summary", { class: "dim" }, say("what to do next")), element("ol", { class: "plain-list" }, ...shown.map((step) => element("li", {}, step))));
+}

@@ -15,7 +15,7 @@ export const view = {
   name: "graph_runs", title: say("Ranks and steps"), place: "main", needs: ["graph", "graph_several"], uses: ["run"],
   start(made) { pane = made; },
   render() {
-    replace(pane, element("div", { class: "heat-maps" }, title(say("Ranks and steps")), runs(), title(say("Layers and ranks")), layers()));
+    replace(pane, element("div", { class: "heat-maps" }, title(say("Ranks and steps")), runs(), ...(whole.layers ? [title(say("Layers and ranks")), layers()] : [])));
   },
 };
 
@@ -40,9 +40,9 @@ function runs() {
   return grid(say("rank"), steps.map((step) => say("step {}", step)), ranks.map((rank) => [rank, steps.map((step) => {
     const run = `${step}/${rank}`, found = byRun.get(run);
     if (!found) return element("td", {});
-    const { counts, severity, overflow } = found;
+    const { counts, severity = 0, overflow = 0 } = found;
     const words = say("step {}, rank {}: {}", step, rank, hasReference ? `${say(severities[severity])}, ${say("{} of {} calls differ", grouped(counts.differs), grouped(counts.halves))}` : say(overflows[overflow]));
-    return cell(severity, overflow, hasReference && counts.introduced ? grouped(counts.introduced) : "", words, () => open(run), run === currentRun());
+    return cell(severity, overflow, hasReference && counts?.introduced ? grouped(counts.introduced) : "", words, () => open(run), run === currentRun());
   })]));
 }
 
@@ -50,7 +50,7 @@ function runs() {
 function open(run) { change({ run, at: "", fold: "", cone: "", view: "graph", pane: "main" }); }
 
 function layers() {
-  const { labels, rank: ranks } = whole.layers;
+  const { labels, rank: ranks } = whole.layers ?? { labels: [], rank: [] };
   return grid(say("layer"), ranks.map((/** @type {any} */ { step, rank }) => `${step}/${rank}`), labels.map((/** @type {string} */ label, /** @type {number} */ place) => [label,
     ranks.map((/** @type {any} */ { step, rank, severity }) => cell(severity[place] ?? 0, 0, "", say("{}, step {}, rank {}: {}", label, step, rank, say(severities[severity[place] ?? 0])),
       () => change({ run: `${step}/${rank}`, at: "", fold: "", q: label, view: "graph", pane: "main" }), false))]));
