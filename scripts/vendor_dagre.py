@@ -26,6 +26,7 @@ _NAMES: Final = ("Graph", "layout")
 
 
 def main() -> None:
+    """Fetch the package, check it, and write the module."""
     with tempfile.TemporaryDirectory() as folder:
         pack = ("npm", "pack", "--silent", f"@dagrejs/dagre@{VERSION}")
         name = subprocess.run(pack, cwd=folder, check=True, capture_output=True, text=True).stdout

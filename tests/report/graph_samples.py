@@ -11,12 +11,36 @@ TEXTS = (
     *("status", "status_backward", "origin", "origin_backward"),
 )
 USUAL: dict[str, Any] = {
-    **{"kind": 2, "flags": 3, "name": "", "label": "", "class": "", "path": "", "source": ""},
-    **{"forward": "", "backward": "", "overflow": 0, "norm": 1.5, "grad_norm": 0.25, "micro": 0},
-    **{"dtype": "float32", "match": -1, "confidence": 1.0, "status": "", "status_backward": ""},
-    **{"origin": "", "origin_backward": "", "error": None, "error_backward": None},
-    **{"severity": 0, "severity_backward": 0, "worst": 0},
-    **{"introduced": 0, "differs": 0, "unmatched": 0, "halves": 2, "device": ""},
+    "kind": 2,
+    "flags": 3,
+    "name": "",
+    "label": "",
+    "class": "",
+    "path": "",
+    "source": "",
+    "forward": "",
+    "backward": "",
+    "overflow": 0,
+    "norm": 1.5,
+    "grad_norm": 0.25,
+    "micro": 0,
+    "dtype": "float32",
+    "match": -1,
+    "confidence": 1.0,
+    "status": "",
+    "status_backward": "",
+    "origin": "",
+    "origin_backward": "",
+    "error": None,
+    "error_backward": None,
+    "severity": 0,
+    "severity_backward": 0,
+    "worst": 0,
+    "introduced": 0,
+    "differs": 0,
+    "unmatched": 0,
+    "halves": 2,
+    "device": "",
 }
 INTRODUCED, ALONE, EQUAL, INHERITED = 6, 5, 1, 3
 
@@ -161,7 +185,7 @@ def transformer(layers: int, *, bad: int = -1, extra: bool = False, rolled: bool
     if rolled:
         error = [None if bad < 0 or layer < bad else 0.01 for layer in range(layers)]
         worst = [INTRODUCED if layer == bad else INHERITED for layer in range(layers)]
-        label = {"label": f"{layers} × Block", "class": "Block"}
+        label = {"label": f"{layers} x Block", "class": "Block"}
         made.rolls.append(
             {"parent": model, "members": blocks, **label, "error": error, "worst": worst}
         )
@@ -190,7 +214,10 @@ def whole(target: Made, reference: Made | None = None, *, culprit: str = "") -> 
     counts = {name: root[name] for name in ("introduced", "differs", "unmatched", "halves")}
     cell = {"step": 0, "rank": "0", "severity": root["worst"], "counts": counts, "overflow": 0}
     return {
-        **{"version": 1, "title": "msprobe graph", "target": "runs/new", "mode": "statistics"},
+        "version": 1,
+        "title": "msprobe graph",
+        "target": "runs/new",
+        "mode": "statistics",
         "reference": "runs/old" if reference else None,
         "headline": {"sentence": sentence, "class": "parameters", **where} if culprit else None,
         "culprits": [{**where, "reason": "the parameter itself differs"}] if culprit else [],
@@ -220,11 +247,84 @@ DETAIL = {
             "pass": 0,
             "values": [
                 {
-                    **{"slot": "parameters.weight", "role": "parameter", **NUMBERS, "norm": 4.5},
-                    **{"status": "differs", "origin": "introduced", "error": 0.38},
+                    "slot": "parameters.weight",
+                    "role": "parameter",
+                    **NUMBERS,
+                    "norm": 4.5,
+                    "status": "differs",
+                    "origin": "introduced",
+                    "error": 0.38,
                     "reference": {**NUMBERS, "norm": "NaN"},
                 }
             ],
         }
     ],
 }
+
+
+class Served:
+    """Graphs of a page, handed out piece by piece."""
+
+    def __init__(self, graphs: dict[str, Any]) -> None:
+        self.graphs = graphs
+
+    def _node(self, graph: int, name: str, node: int) -> Any:
+        value = self.graphs["graphs"][graph]["nodes"][name][node]
+        return self.graphs["texts"][value] if name in TEXTS else value
+
+    def _rows(self, graph: int, ids: list[int]) -> dict[str, list[Any]]:
+        names = self.graphs["graphs"][graph]["nodes"]
+        return {name: [self._node(graph, name, node) for node in ids] for name in names}
+
+    def overview(self) -> dict[str, Any]:
+        heads = []
+        for place, graph in enumerate(self.graphs["graphs"]):
+            left_out = ("nodes", "edges", "rolls", "details")
+            head = {name: value for name, value in graph.items() if name not in left_out}
+            heads.append({**head, "root": self._rows(place, [0])})
+        return {**self.graphs, "texts": [], "graphs": heads}
+
+    def children(self, graph: int, node: int) -> dict[str, Any]:
+        data = self.graphs["graphs"][graph]
+        end, ids = node + data["nodes"]["size"][node], []
+        child = node + 1
+        while child < end:
+            ids.append(child)
+            child += data["nodes"]["size"][child]
+        edges = data["edges"]
+        places = [place for place, box in enumerate(edges.get("lca", [])) if box == node]
+        texts = ("from_slot", "to_slot", "shape", "dtype")
+        read = {
+            name: [
+                self.graphs["texts"][cells[place]] if name in texts else cells[place]
+                for place in places
+            ]
+            for name, cells in edges.items()
+        }
+        rolls = [roll for roll in data["rolls"] if roll["parent"] == node]
+        return {"ids": ids, "nodes": self._rows(graph, ids), "edges": read, "rolls": rolls}
+
+    def path_to(self, graph: int, node: int) -> list[int]:
+        above = []
+        parents = self.graphs["graphs"][graph]["nodes"]["parent"]
+        while node >= 0:
+            node = parents[node]
+            above.append(node)
+        return above[-2::-1]
+
+    def detail(self, graph: int, node: int) -> dict[str, Any]:
+        return self.graphs["graphs"][graph]["details"].get(str(node), {"halves": [], "stack": []})
+
+    def find(self, graph: int, text: str, conditions: list, limit: int) -> dict[str, Any]:
+        count = self.graphs["graphs"][graph]["count"]
+        found = [
+            node
+            for node in range(1, count)
+            if all(word in self._node(graph, "name", node).lower() for word in text.split())
+            and all(value in self._node(graph, "class", node).lower() for _, _, value in conditions)
+        ]
+        return {"ids": found[:limit], "total": len(found)}
+
+    def upstream(self, graph: int, node: int, limit: int) -> list[int]:
+        edges = self.graphs["graphs"][graph]["edges"]
+        return [start for start, end in zip(edges["from"], edges["to"], strict=True) if end == node]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import time
 from importlib.resources import files
@@ -123,12 +124,15 @@ def test_a_layout_is_the_same_every_time(laws):
 
 # A tree of 3 x 4 x 3 boxes, of which some are open; `boxes` returns all of them by their numbers.
 NEST = """(open) => {
-  const children = node => node === 0 ? [1, 2, 3] : node < 4 ? [0, 1, 2, 3].map(n => 10 * node + n)
-    : node < 100 ? [0, 1, 2].map(n => 10 * node + n) : [];
-  const lines = node => children(node).slice(1).map((_, place) => ({ from: place, to: place + 1, edges: [] }))
+  const below = (node, count) => [...Array(count).keys()].map(n => 10 * node + n);
+  const children = node => node === 0 ? [1, 2, 3] : below(node, node < 4 ? 4 : node < 100 ? 3 : 0);
+  const lines = node => children(node).slice(1)
+    .map((_, place) => ({ from: place, to: place + 1, edges: [] }))
     .concat(node ? [{ from: -1, to: 0, edges: [] }, { from: 0, to: -1, edges: [] }] : []);
   const opened = new Set(open);
-  const nest = new Nest({ children, lines, isOpen: node => opened.has(node), size: () => ({ w: 90, h: 30 }) }, "down");
+  const isOpen = node => opened.has(node);
+  const size = () => ({ w: 90, h: 30 });
+  const nest = new Nest({ children, lines, isOpen, size }, "down");
   const found = {};
   const read = (box, x, y, around) => {
     found[box.node] = { x, y, w: box.w, h: box.h, around };
@@ -179,7 +183,7 @@ def show(open_file, tmp_path):
     def opened(graphs: dict, **more):
         path = write_graph_page(tmp_path / "graph.html", graphs)
         page = open_file(path, **more)
-        wait_until(page, "document.querySelector('.graph-canvas')?.width > 300")
+        wait_until(page, "document.querySelector('.graph-canvas')?.width > 200")
         page.wait_for_timeout(250)
         return page
 
@@ -227,3 +231,451 @@ def test_without_a_reference_there_is_one_pane_and_nothing_of_a_comparison(show)
     assert page.locator("[data-graph-state=panes]").count() == 0
     assert page.locator("h1 .badge").count() == 0
     assert "match by hand" not in page.locator("#graph_list").inner_text()
+
+
+# Gestures
+
+# Moves the mouse over a pane until its tip begins with a text; returns where.
+HOVER = """([text, pane, isAnywhere]) => {
+  const canvas = document.querySelectorAll(".graph-canvas")[pane];
+  const tip = canvas.parentElement.querySelector(".tip");
+  const { left, top, width, height } = canvas.getBoundingClientRect();
+  for (let y = top + 6; y < top + height; y += 9) {
+    for (let x = left + 10; x < left + width; x += 13) {
+      canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: x, clientY: y }));
+      const said = tip.hidden ? "" : tip.innerText;
+      if (isAnywhere ? said.includes(text) : said.split("\\n")[0] === text) return [x, y, said];
+    }
+  }
+  return null;
+}"""
+
+
+def find(page, text: str, pane: int = 0, *, anywhere: bool = False) -> tuple[float, float, str]:
+    """Return where the mouse meets a box or line whose tip has a text, and the tip."""
+    found = page.evaluate(HOVER, [text, pane, anywhere])
+    assert found, f"{text} is not in sight"
+    return tuple(found)
+
+
+def is_in_sight(page, text: str, pane: int = 0) -> bool:
+    return page.evaluate(HOVER, [text, pane, False]) is not None
+
+
+def settle(page) -> None:
+    page.wait_for_timeout(330)
+
+
+FC1 = "model.layers.3.mlp.fc1"
+
+
+def test_a_double_click_opens_a_box_in_both_panes_and_it_stays_in_place(show):
+    page = show(compared())
+    x, y, _ = find(page, FC1)
+    assert not is_in_sight(page, "Functional.linear.20", 1)
+    page.mouse.dblclick(x, y)
+    settle(page)
+    again = find(page, FC1)
+    assert abs(again[0] - x) <= 40
+    assert abs(again[1] - y) <= 14
+    assert is_in_sight(page, "Functional.linear.20", 0)
+    assert is_in_sight(page, "Functional.linear.20", 1)
+    page.wait_for_url("**fold=*")
+    page.mouse.dblclick(*again[:2])
+    settle(page)
+    assert not is_in_sight(page, "Functional.linear.20", 0)
+
+
+def test_panes_open_apart_if_asked_to(show):
+    page = show(compared())
+    page.click(".graph-more summary")
+    page.click("[data-graph-state=sync]")
+    page.click(".graph-more summary")
+    settle(page)
+    page.mouse.dblclick(*find(page, FC1)[:2])
+    settle(page)
+    assert is_in_sight(page, "Functional.linear.20", 0)
+    assert not is_in_sight(page, "Functional.linear.20", 1)
+
+
+def test_a_click_selects_and_back_returns(show):
+    page = show(compared())
+    page.mouse.click(*find(page, FC1)[:2])
+    page.wait_for_selector("#detail h2")
+    page.wait_for_url("**at=graph*")
+    assert page.locator("#detail h2").inner_text().startswith(FC1)
+    page.click("#detail button:has-text('partner')")
+    page.wait_for_url("**at=graph%2Freference*")
+    page.go_back()
+    page.wait_for_url("**at=graph%2Ftarget*")
+    page.keyboard.press("Escape")
+    assert page.locator("#findings").count() == 1
+
+
+def test_the_wheel_the_mouse_and_keys_move_both_pictures(show):
+    page = show(compared())
+    x, y, _ = find(page, FC1)
+    right = find(page, FC1, 1)
+    page.mouse.move(x, y)
+    page.mouse.wheel(0, 60)
+    settle(page)
+    assert find(page, FC1)[1] == pytest.approx(y - 60, abs=14)
+    assert find(page, FC1, 1)[1] == pytest.approx(right[1] - 60, abs=14)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 20, y + 10, steps=3)
+    page.mouse.move(x + 40, y + 60, steps=3)
+    page.mouse.up()
+    settle(page)
+    assert find(page, FC1)[:2] == pytest.approx((x + 40, y), abs=16)
+    before = page.evaluate("document.querySelector('.graph-map').width")
+    for key in ("a", "d", "s", "w", "f"):
+        page.keyboard.press(key)
+    settle(page)
+    assert page.evaluate("document.querySelector('.graph-map').width") == before
+    assert not is_in_sight(page, "no such box")
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -400)
+    page.keyboard.up("Control")
+    settle(page)
+
+
+def test_the_menu_of_a_box(show):
+    page = show(compared())
+    page.mouse.click(*find(page, "model.layers.3.mlp")[:2], button="right")
+    assert page.locator(".graph-menu [role=menuitem]").first.inner_text() == "close"
+    page.click(".graph-menu >> text=open all in it")
+    settle(page)
+    assert is_in_sight(page, "Functional.linear.23")
+    page.keyboard.press("m")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Escape")
+    assert page.locator(".graph-menu").is_hidden()
+    page.keyboard.press("m")
+    page.click(".graph-menu >> text=go to its partner")
+    page.wait_for_url("**at=graph%2Freference*")
+
+
+def test_depth(show):
+    page = show(compared())
+    page.locator("#graph-depth").fill("2")
+    settle(page)
+    page.keyboard.press("f")
+    settle(page)
+    assert is_in_sight(page, "model.layers.0")
+    assert not is_in_sight(page, "model.layers.0.mlp")
+    page.wait_for_url("**depth=2*")
+
+
+def test_only_the_keyboard(show):
+    page = show(compared())
+    page.focus(".graph-panes")
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowDown", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+        settle(page)
+    assert "graph%2Ftarget" in page.url
+    assert page.locator("[role=status]").inner_text()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("n")
+    settle(page)
+    assert page.locator("#detail h2").inner_text().startswith(FC1)
+
+
+def test_findings_in_turn(show):
+    page = show(compared(extra=True))
+    names = page.locator("#findings li .mono").all_inner_texts()
+    assert names == ["dropout", FC1]
+    heads = []
+    for key in ("n", "n", "n", "p"):
+        page.keyboard.press(key)
+        settle(page)
+        heads.append(page.locator("#detail h2").inner_text().split()[0])
+    assert heads == ["Functional.dropout.2", FC1, "Functional.dropout.2", FC1]
+
+
+def test_what_only_one_side_has_is_shown_in_the_merged_graph(show):
+    page = show(whole(transformer(2), transformer(2, extra=True)), fragment="panes=one&depth=9")
+    assert page.locator(".graph-canvas").count() == 1
+    page.keyboard.press("f")
+    settle(page)
+    assert "only in the reference" in find(page, "Functional.dropout.2")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("gelu", 6),
+        ("class:linear", 13),
+        ("class:linear dir:backward", 13),
+        ("error>0.3", 1),
+        ("status:introduced", 1),
+        ("ref:gelu", 6),
+        ("norm>1e4", 0),
+        ("norm<2 kind:module", 33),
+        ("layers.3 fc1 source:model.py:11", 1),
+    ],
+)
+def test_the_language_of_the_search(show, text, count):
+    page = show(compared())
+    page.fill("#graph-search", text)
+    page.wait_for_timeout(100)
+    assert page.locator("#graph-found").inner_text() == f"{count} nodes"
+    assert page.locator("#graph-rows [role=option]").count() == min(count, 21)
+
+
+def test_search_and_commands_in_one_box(show):
+    page = show(compared())
+    page.keyboard.press("Control+k")
+    page.keyboard.type("fc2 class:linear")
+    page.wait_for_selector(".palette-row:has-text('model.layers.5.mlp.fc2')")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    settle(page)
+    assert page.locator("#detail h2").inner_text().startswith("model.layers.1.mlp.fc2")
+    assert is_in_sight(page, "model.layers.1.mlp.fc2")
+    page.keyboard.press("/")
+    page.keyboard.type(">gradient")
+    page.click(".palette-row:has-text('colour by: gradient norm')")
+    page.wait_for_url("**colour=gradient*")
+
+
+def test_filter_with_a_threshold(show):
+    page = show(compared())
+    page.click("[data-level=introduced]")
+    assert page.locator("#graph-rows [role=option]").all_inner_texts() == [f"◆\nfc1\n{FC1}\n0.35"]
+    page.click("[data-level=introduced]")
+    page.locator("#graph-limit").fill("-1")
+    assert page.locator("#graph-found").inner_text() == "1 nodes"
+    page.locator("#graph-limit").fill("-3")
+    count = int(page.locator("#graph-found").inner_text().split()[0])
+    assert count == 5 + 6 + 6 + 1 + 1  # calls from fc1 on, and fc1 itself
+    page.click("[aria-label='next in the list']")
+    page.wait_for_url("**at=graph*limit=-3*")
+
+
+def test_the_state_survives_a_reload(show):
+    page = show(compared())
+    page.mouse.dblclick(*find(page, FC1)[:2])
+    page.select_option("[data-graph-state=colour]", "norm")
+    page.wait_for_url("**colour=norm*")
+    page.reload()
+    wait_until(page, "document.querySelector('.graph-canvas')?.width > 300")
+    settle(page)
+    assert is_in_sight(page, "Functional.linear.20")
+    assert page.input_value("[data-graph-state=colour]") == "norm"
+    assert page.locator("#detail h2").inner_text().startswith(FC1)
+
+
+def test_lines_say_what_flows(show):
+    page = show(compared())
+    said = find(page, "[2, 16] float32", anywhere=True)[2]
+    assert "output.0 → " in said
+    assert said.startswith(("1 values", "2 values"))
+
+
+def test_what_reached_a_node_is_lit(show):
+    page = show(compared())
+    page.keyboard.press("n")
+    settle(page)
+    dark = page.locator(".graph-canvas").first.screenshot()
+    page.keyboard.press("c")
+    page.wait_for_url("**cone=graph*")
+    settle(page)
+    assert page.locator(".graph-canvas").first.screenshot() != dark
+    page.keyboard.press("c")
+    settle(page)
+    assert "cone" not in page.url
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_way_to_colour(show, theme):
+    page = show(compared(), theme=theme)
+    seen = set()
+    modes = page.locator("[data-graph-state=colour] option")
+    for value in modes.evaluate_all("options => options.map(each => each.value)"):
+        page.select_option("[data-graph-state=colour]", value)
+        page.wait_for_timeout(60)
+        seen.add(page.locator(".graph-legend").inner_text())
+    assert len(seen) >= 5
+
+
+def test_pairs_made_by_hand_are_saved_and_taken_again(show, tmp_path):
+    target, reference = transformer(2), transformer(2)
+    reference.names["other"] = reference.names.pop("model.layers.1.mlp")
+    for name in [
+        name
+        for name in reference.names
+        if name.startswith("model.layers.1.") and name != "model.layers.1.n"
+    ]:
+        reference.names[f"other.{name}"] = reference.names.pop(name)
+    page = show(whole(target, reference), fragment="depth=9")
+    page.keyboard.press("f")
+    settle(page)
+    path = "model.layers.1.mlp"
+    page.mouse.click(*find(page, path)[:2], button="right")
+    page.click(".graph-menu >> text=match with a node of the other side")
+    page.mouse.click(*find(page, path, 1)[:2], button="right")
+    page.click(".graph-menu >> text=match with a node of the other side")
+    page.wait_for_url("**pairs=*")
+    page.click("summary:has-text('match by hand')")
+    assert page.locator(".graph-pairs li").count() >= 4  # with what is in them
+    with page.expect_download() as saving:
+        page.click("text=save pairs")
+    saved = tmp_path / "pairs.json"
+    saving.value.save_as(saved)
+    assert f"Module.{path}.MLP.forward.0" in saved.read_text()
+    page.click(".graph-pairs li button >> nth=0")
+    assert page.locator(".graph-pairs li").count() == 0
+    with page.expect_file_chooser() as choosing:
+        page.click("text=load pairs")
+    choosing.value.set_files(saved)
+    page.wait_for_selector(".graph-pairs li")
+
+
+def test_pictures_are_saved(show, tmp_path):
+    page = show(compared())
+    page.click(".graph-more summary")
+    for text, kind in (("SVG, all", "svg"), ("PNG", "png")):
+        with page.expect_download() as saving:
+            page.click(f".graph-saving button:has-text('{text}')")
+        path = tmp_path / f"picture.{kind}"
+        saving.value.save_as(path)
+        content = path.read_bytes()
+        assert content.startswith(b"<svg" if kind == "svg" else b"\x89PNG")
+        if kind == "svg":
+            assert b">fc1<" in content
+            assert b"script" not in content
+
+
+def test_chinese(show):
+    page = show(compared(), fragment="lang=zh")
+    assert "引入" in page.locator(".graph-legend").inner_text()
+    page.keyboard.press("?")
+    assert "下一处发现" in page.locator("#help").inner_text()
+    page.keyboard.press("Escape")
+    page.click(".graph-tools >> text=EN")
+    wait_until(page, "document.querySelector('.graph-legend')?.innerText.includes('introduced')")
+
+
+def test_every_word_has_a_translation():
+    sources = [*FOLDER.rglob("*.js")]
+    said = {text for path in sources for text in re.findall(r'\bsay\("([^"]+)"', path.read_text())}
+    known = set(re.findall(r'"([^"]+)": "', (FOLDER / "shared" / "chinese.js").read_text()))
+    assert said - known == set()
+
+
+def test_to_the_right(show):
+    page = show(whole(transformer(2)), fragment="direction=right&depth=2")
+    page.keyboard.press("f")
+    settle(page)
+    first, second = find(page, "model.layers.0"), find(page, "model.layers.1")
+    assert second[0] > first[0] + 40
+    assert abs(second[1] - first[1]) < 60
+
+
+def test_rolled_layers(show):
+    page = show(whole(transformer(8, rolled=True)))
+    page.keyboard.press("f")
+    settle(page)
+    assert not is_in_sight(page, "model.layers.0")
+    page.mouse.dblclick(*find(page, "8 x Block")[:2])
+    settle(page)
+    page.keyboard.press("f")
+    settle(page)
+    assert is_in_sight(page, "model.layers.0")
+    page.click(".graph-more summary")
+    page.click("[data-graph-state=rolled]")
+    settle(page)
+    assert "rolled=no" in page.url
+
+
+def test_views_are_folded_and_lines_lead_through_them(show):
+    page = show(whole(transformer(1)), fragment="depth=9&rolled=no")
+    page.keyboard.press("f")
+    settle(page)
+    assert not is_in_sight(page, "Functional.view.3")
+    assert "view" in find(page, "view output.0 → gelu input.0", anywhere=True)[2]
+    page.click(".graph-more summary")
+    page.click("[data-graph-state=folded]")
+    page.click(".graph-more summary")
+    settle(page)
+    page.keyboard.press("f")
+    settle(page)
+    assert is_in_sight(page, "Functional.view.3")
+
+
+def several() -> dict:
+    """Return graphs of two ranks and two steps, of which one differs."""
+    graphs = compared(3, bad=1)
+    cells, made = [], []
+    for step in (0, 1):
+        for rank in ("0", "1"):
+            base = len(made)
+            made += [{**each, "step": step, "rank": rank} for each in graphs["graphs"]]
+            severity = INTRODUCED if (step, rank) == (1, "1") else 1
+            cell = {**graphs["cells"][0], "step": step, "rank": rank, "severity": severity}
+            cells.append({**cell, "target": base, "reference": base + 1})
+    where = {"step": 1, "rank": "1"}
+    node = graphs["headline"]["node"]
+    layers = {"labels": ["layers.0", "layers.1"], "rank": [{**where, "severity": [1, INTRODUCED]}]}
+    links = [{"step": 1, "kind": "collective", "members": [["0", node], ["1", node]]}]
+    culprits = [{**graphs["culprits"][0], **where}]
+    headline = {**graphs["headline"], **where}
+    known = {"headline": headline, "culprits": culprits, "layers": layers, "links": links}
+    return {**graphs, "cells": cells, "graphs": made, **known}
+
+
+def test_heat_maps_lead_to_graphs(show):
+    page = show(several())
+    assert page.input_value("#graph-run") == "1/1"  # where the difference begins
+    page.click("#tabs [data-pane=graph_runs]")
+    assert page.locator(".severity-introduced").count() == 2
+    page.click("[aria-label^='step 0, rank 1']")
+    page.wait_for_url("**run=0%2F1*")
+    assert page.input_value("#graph-run") == "0/1"
+    assert page.is_visible(".graph-panes")
+    page.click(".headline")
+    page.wait_for_url("**run=1%2F1*")
+    page.keyboard.press("m")
+    page.click(".graph-menu >> text=go to rank 0")
+    page.wait_for_url("**run=1%2F0*")
+
+
+def test_the_map_moves_the_window(show):
+    page = show(compared(12, bad=6), fragment="depth=9&rolled=no")
+    assert is_in_sight(page, "model.layers.6.mlp.fc1")
+    box = page.locator(".graph-map").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 5)
+    page.mouse.down()
+    page.mouse.up()
+    settle(page)
+    assert not is_in_sight(page, "model.layers.6.mlp.fc1")
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_narrow_windows_and_paper(show, width):
+    page = show(compared(), width=width, fragment="pane=main")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.emulate_media(media="print")
+    page.wait_for_timeout(200)
+    assert page.is_visible(".graph-canvas >> nth=0")
+    assert not page.is_visible(".graph-tools")
+
+
+EVIL = "</script><img src=x onerror=alert(1)>\u202e"
+
+
+def test_names_are_texts_wherever_they_come_from(show):
+    made = Made()
+    made.add(-1, "all", kind=0)
+    made.add(0, EVIL, path=EVIL, source=EVIL, **{"class": EVIL}, overflow=3)
+    page = show(whole(made))
+    page.keyboard.press("n")
+    settle(page)
+    assert page.locator("img").count() == 0
+    assert "onerror" in page.locator("#detail h2").inner_text()
+    page.click(".graph-more summary")
+    with page.expect_download() as saving:
+        page.click(".graph-saving button:has-text('SVG, all')")
+    assert "<img" not in Path(saving.value.path()).read_text()

@@ -20,7 +20,7 @@ export const kind = { root: 0, module: 1, api: 2, group: 3, collection: 4, roll:
 /** Values of `severity`. */
 export const severities = ["none", "equal", "close", "inherited", "amplified", "unmatched", "introduced"];
 export const overflows = ["none", "medium", "high", "critical"];
-const introduced = 6;
+const unmatched = 5;
 
 const textColumns = new Set([
   "name", "label", "class", "path", "source", "forward", "backward", "dtype", "device", "status", "status_backward",
@@ -195,7 +195,8 @@ export const isServed = window.location.protocol.startsWith("http");
 
 /** @param {string} what @param {Record<string, string | number>} options */
 export async function ask(what, options) {
-  const query = new URLSearchParams(Object.entries(options).map(([name, value]) => [name, String(value)]));
+  const version = whole.version_served ?? 0;
+  const query = new URLSearchParams(Object.entries({ ...options, version }).map(([name, value]) => [name, String(value)]));
   const answer = await fetch(`${what}?${query}`);
   if (!answer.ok) throw new Error(`${what}: ${answer.status} ${await answer.text()}`);
   return answer.json();
@@ -291,13 +292,21 @@ function culpritIds(run) {
     const row = graph.isKnown(node) ? graph.node(node) : null;
     found.set(nodeId(side, node), row ? (half === "backward" ? row.order_backward : row.order) : node);
   }
+  const add = (/** @type {Side} */ side, /** @type {number} */ node, /** @type {number} */ order) => {
+    if (!found.has(nodeId(side, node))) found.set(nodeId(side, node), order);
+  };
   const graph = graphOf("target", run);
   if (graph?.isWhole) {
     for (let node = 1; node < graph.count; node += 1) {
       const row = graph.node(node);
-      if (row.severity >= introduced && !found.has(nodeId("target", node))) found.set(nodeId("target", node), row.order);
-      else if (row.severity_backward >= introduced && !found.has(nodeId("target", node))) found.set(nodeId("target", node), row.order_backward);
+      if (row.severity >= unmatched) add("target", node, row.order);
+      else if (row.severity_backward >= unmatched) add("target", node, row.order_backward);
     }
+  }
+  const other = graphOf("reference", run);
+  for (let node = 1; other?.isWhole && node < other.count; node += 1) {
+    const row = other.node(node);
+    if (row.match < 0 && Math.max(row.severity, row.severity_backward) === unmatched) add("reference", node, row.order);
   }
   return [...found].sort(([, one], [, other]) => one - other).map(([id]) => id);
 }

@@ -6,7 +6,7 @@ import {
 } from "../data/graph.js";
 import { find } from "../data/graph_search.js";
 import { element, joined, replace } from "../shared/dom.js";
-import { digits, grouped, plural } from "../shared/format.js";
+import { digits, grouped } from "../shared/format.js";
 import { say } from "../shared/language.js";
 import { change, state, toggled, words } from "../shared/store.js";
 import { look, scaleColours } from "./colours.js";
@@ -163,9 +163,10 @@ class Stage {
     let box = 0;
     for (let depth = 0; depth < 8; depth += 1) {
       await this.#load(at, box);
-      const inner = at.scene.shown(box).filter((child) => at.scene.hasChildren(child));
-      if (inner.length !== 1) return;
-      [box] = inner;
+      const boxes = at.scene.shown(box), size = (/** @type {number} */ child) => at.scene.item(child).node.size;
+      const inner = boxes.find((child) => size(child) > .7 * boxes.reduce((sum, each) => sum + size(each), 0));
+      if (inner === undefined || !at.scene.hasChildren(inner) || at.scene.item(inner).roll) return;
+      box = inner;
       this.#openAtFirst.add(this.keyOf(at, box));
     }
   }
@@ -270,16 +271,11 @@ class Stage {
     const pair = partner(selected.side, selected.node), other = graphOf(otherSide(selected.side));
     if (pair >= 0 && other) await other.reach(pair);
     if (isPicked) return;
-    const fold = new Set(this.#foldSet());
-    for (const at of this.shown) {
+    const closed = new Set(this.shown.flatMap((at) => {
       const box = this.#boxOn(at, selected.side, selected.node);
-      for (const outer of box < 0 ? [] : at.scene.pathOf(box).slice(1, -1)) {
-        const key = this.keyOf(at, outer);
-        if (!this.isOpen(at, outer)) { if (fold.has(key)) fold.delete(key); else fold.add(key); }
-      }
-    }
-    const text = [...fold].join(",");
-    if (text !== state.fold) { change({ fold: text }); this.#refold(); }
+      return box < 0 ? [] : at.scene.pathOf(box).slice(1, -1).filter((outer) => !this.isOpen(at, outer)).map((outer) => this.keyOf(at, outer));
+    }));
+    if (closed.size) { change({ fold: [...this.#foldSet()].filter((key) => !closed.has(key)).concat([...closed].filter((key) => !this.#foldSet().has(key))).join(",") }); this.#refold(); }
     for (const at of this.shown) {
       const box = this.#boxOn(at, selected.side, selected.node);
       if (box >= 0) at.pane.reveal(box);
@@ -418,7 +414,7 @@ function describe(scene, box) {
   const back = node.error_backward === null ? "" : say("backward {}", digits(node.error_backward));
   return [
     roll ? node.label : node.path ? `${node.path}` : node.name || title(node),
-    joined(node.class, node.kind === kind.api ? "" : plural(node.size - 1, "call"), node.dtype, node.source),
+    joined(node.class, node.kind === kind.api ? "" : say("{} calls", grouped(node.size - 1)), node.dtype, node.source),
     joined(hasReference ? seen.words : "", error, back, counts),
     joined(node.norm === null ? "" : say("norm {}", digits(node.norm)), node.grad_norm === null ? "" : say("gradient norm {}", digits(node.grad_norm))),
     isGhost ? say("only in the reference") : "",
@@ -431,5 +427,5 @@ function describeLine(scene, { edges }) {
   const lines = all.slice(0, 6).map(({ from, to, from_slot: made, to_slot: used, shape, dtype, how, confidence }) => joined(
     `${title(scene.graph.node(from))} ${made} → ${title(scene.graph.node(to))} ${used}`, `${shape} ${dtype}`.trim(),
     how > 0 ? `${evidence(how)}${confidence < 1 ? ` ${Math.round(100 * confidence)} %` : ""}` : ""));
-  return [plural(all.length, "value"), ...lines, all.length > lines.length ? say("and {} more", all.length - lines.length) : ""].filter(Boolean);
+  return [say("{} values", all.length), ...lines, all.length > lines.length ? say("and {} more", all.length - lines.length) : ""].filter(Boolean);
 }

@@ -2,6 +2,7 @@
 // One place for the keys of all views, and the list of them.
 
 import { byId, element, facts, replace } from "./dom.js";
+import { say } from "./language.js";
 
 /** @typedef {Record<string, [meaning: string, action: () => void]>} Keys */
 
@@ -10,9 +11,9 @@ let keysNow = () => ({});
 
 export function showHelp() {
   const dialog = byId("help");
-  replace(dialog, element("h2", { id: "help-title" }, "Keyboard"),
-    facts(Object.entries(keysNow()).map(([key, [meaning]]) => [element("kbd", {}, key), meaning])),
-    element("button", { type: "button", class: "copy", click: () => dialog.close() }, "close"));
+  replace(dialog, element("h2", { id: "help-title" }, say("Keyboard")),
+    facts(Object.entries(keysNow()).map(([key, [meaning]]) => [element("kbd", {}, key), say(meaning)])),
+    element("button", { type: "button", class: "copy", click: () => dialog.close() }, say("close")));
   dialog.showModal();
 }
 

@@ -15,7 +15,7 @@ const asked = new URLSearchParams(window.location.hash.slice(1)).get("lang") || 
 export const language = asked.startsWith("zh") ? "zh" : "en";
 
 /**
- * Returns a text in the reader's language: `say("{} of {} nodes", 3, 7)`.
+ * Returns a text in the reader's language: `say("{} nodes", 7)`.
  * @param {string} text in English, with {} where values go
  * @param {...(string | number)} values
  */

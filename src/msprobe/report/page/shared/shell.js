@@ -6,6 +6,7 @@ import { byId, element, isNarrow } from "./dom.js";
 import { folds, showFolds } from "./folds.js";
 import { showHelp, startKeyboard } from "./keyboard.js";
 import { startPaper } from "./paper.js";
+import { say } from "./language.js";
 import { sections } from "./sections.js";
 import { placeBorders, sizePanes } from "./splitters.js";
 import { change, declare, listen, state } from "./store.js";
@@ -67,7 +68,7 @@ function showPanes() {
 function makePane(view) {
   if (view.place === "head" || view.place === "detail") return byId(view.place);
   const pane = element("section", {
-    id: view.name, class: view.place === "strip" ? "strip" : "pane", "data-place": view.place, "aria-label": view.title,
+    id: view.name, class: view.place === "strip" ? "strip" : "pane", "data-place": view.place, "aria-label": say(view.title),
   });
   if (view.place === "strip") byId("strips").append(pane);
   else byId("panes").insertBefore(pane, byId("detail"));
@@ -86,7 +87,7 @@ function makeTabs() {
       };
       tabs.append(element("button", {
         type: "button", id: `${name}-tab`, "data-pane": name, "data-place": place, click,
-      }, title));
+      }, say(title)));
     }
   }
 }
@@ -97,7 +98,7 @@ export function start(all) {
   const details = present.filter(({ place }) => place === "detail");
   views = present.filter(({ place }) => place !== "detail");
   if (details.length) views.push(detailView(details));
-  declare({ view: mainView(), pane: details.length ? "detail" : "main", split: "", ...folds });
+  declare({ view: mainView(), pane: details.length ? "detail" : "main", split: "", lang: "", ...folds });
   [...present, ...views].forEach((view) => declare(view.state ?? {}));
   startTheme();
   makeTabs();

@@ -7,7 +7,7 @@ import { openMenu } from "../graph/menu.js";
 import { openPalette } from "../graph/palette.js";
 import { saveFile } from "../graph/saving.js";
 import { stage, stageState } from "../graph/stage.js";
-import { element, replace, span } from "../shared/dom.js";
+import { element, isNarrow, replace, span } from "../shared/dom.js";
 import { language, say, toggleLanguage } from "../shared/language.js";
 import { change, defaults, state } from "../shared/store.js";
 import { chooseNode, unpair } from "../graph/pairing.js";
@@ -22,7 +22,7 @@ const depth = element("input", { type: "range", id: "graph-depth", min: "0", max
 /** @type {import("../shared/shell.js").View} */
 export const view = {
   name: "graph", title: say("Graph"), place: "main", needs: ["graph"],
-  state: { ...stageState, colour: usualColour, panes: hasReference ? "two" : "one" },
+  state: { ...stageState, colour: usualColour, panes: hasReference && !isNarrow() ? "two" : "one" },
   uses: Object.keys(stageState),
 
   start(pane) {

@@ -4,7 +4,7 @@
 import { cells, currentRun, graphOf, hasReference, nodeId, whole } from "../data/graph.js";
 import { placeName } from "../data/words.js";
 import { byId, command, element, joined, link, replace, span } from "../shared/dom.js";
-import { grouped, plural } from "../shared/format.js";
+import { grouped } from "../shared/format.js";
 import { say } from "../shared/language.js";
 import { change } from "../shared/store.js";
 
@@ -19,7 +19,8 @@ export const view = {
     const { headline, target, reference } = whole;
     const show = () => change({ run: `${headline.step}/${headline.rank}`, at: headline.node < 0 ? "" : nodeId(headline.side, headline.node), part: "" });
     const sentence = headline ? link(headline.sentence, show, { class: "link headline" }) : span("", hasReference ? say("no difference was found") : whole.title);
-    const badge = headline ? span("badge", say(hasReference ? "different" : "not finite")) : hasReference ? span("badge equal", say("equal")) : null;
+    const isEqual = !headline || headline.class === "equal";
+    const badge = !hasReference ? (headline ? span("badge", say("not finite")) : null) : span(`badge ${isEqual ? "equal" : ""}`, say(isEqual ? "equal" : "different"));
     const sides = reference ? `${target}  ${say("against")}  ${reference}` : target;
     replace(pane, element("h1", {}, badge, sentence), element("p", { class: "dim", id: "sides" }, sides), counts, headline?.next?.length ? nextSteps(headline.next) : null);
     if (cells.length < 2) return;
@@ -32,7 +33,7 @@ export const view = {
     const cell = cells.find((/** @type {any} */ each) => `${each.step}/${each.rank}` === run);
     select.value = run;
     const { introduced = 0, differs = 0, unmatched = 0, halves = 0 } = cell?.counts ?? {};
-    counts.textContent = joined(graph ? plural(graph.count - 1, "node") : "",
+    counts.textContent = joined(graph ? say("{} nodes", grouped(graph.count - 1)) : "",
       hasReference ? say("{} of {} calls differ", grouped(differs), grouped(halves)) : "",
       hasReference && introduced ? say("{} introduced", grouped(introduced)) : "",
       hasReference && unmatched ? say("{} without a partner", grouped(unmatched)) : "", whole.mode);

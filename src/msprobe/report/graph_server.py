@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A local server for graphs that are too large for one file: the page fetches what is opened.
+
+It listens on 127.0.0.1 only. Every address begins with a random token, so that other programs and
+pages of other sites cannot ask it anything. A request names nodes by number and can reach no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import threading
+import webbrowser
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qs
+
+from msprobe.report.graph_page import graph_page_text
+
+logger = logging.getLogger(__name__)
+
+_MOST_FOUND: Final = 10_000
+
+
+class GraphSource(Protocol):
+    """Graphs that are read piece by piece. Graphs and nodes are named by their numbers."""
+
+    def overview(self) -> Mapping[str, Any]:
+        """Return everything but the contents of the graphs."""
+
+    def children(self, graph: int, node: int) -> Mapping[str, Any]:
+        """Return the children of a node and the edges between them."""
+
+    def path_to(self, graph: int, node: int) -> list[int]:
+        """Return the nodes around a node, the root first."""
+
+    def detail(self, graph: int, node: int) -> Mapping[str, Any]:
+        """Return the values and the call stack of a node."""
+
+    def find(
+        self, graph: int, text: str, conditions: list[tuple[str, str, str]], limit: int
+    ) -> Mapping[str, Any]:
+        """Return the nodes that have all words and fulfil all conditions, and their number."""
+
+    def upstream(self, graph: int, node: int, limit: int) -> list[int]:
+        """Return the nodes whose values have reached a node."""
+
+
+class GraphServer:
+    """A running server.
+
+    Attributes:
+        url: the address of the page.
+    """
+
+    def __init__(
+        self,
+        open_source: Callable[[], GraphSource],
+        *,
+        stamp: Callable[[], object] = lambda: None,
+        port: int = 0,
+    ) -> None:
+        """Start to listen.
+
+        Args:
+            open_source: opens the graphs; called again after they have changed.
+            stamp: returns something that changes whenever the files of the graphs do.
+            port: 0 takes any that is free.
+        """
+        self._open, self._stamp = open_source, stamp
+        self._lock = threading.Lock()
+        self._seen = stamp()
+        self._source = open_source()
+        self._version = 0
+        self._token = secrets.token_urlsafe(24)
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        self._http.daemon_threads = True
+        self.port: int = self._http.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}/{self._token}/"
+
+    def run(self) -> None:
+        """Answer requests until `close` is called, or Ctrl-C; then free the port."""
+        with self._http:
+            self._http.serve_forever(poll_interval=0.2)
+
+    def close(self) -> None:
+        """Make `run` return; called from another thread."""
+        self._http.shutdown()
+
+    def answer(self, target: str) -> tuple[HTTPStatus, str, str]:
+        """Return status, type and body for the target of a GET request."""
+        path, _, query = target.partition("?")
+        parts = path.split("/")
+        if len(parts) != 3 or not secrets.compare_digest(parts[1].encode(), self._token.encode()):
+            return HTTPStatus.NOT_FOUND, "text/plain", "not found"
+        with self._lock:
+            return self._locked_answer(parts[2], query)
+
+    def _locked_answer(self, what: str, query: str) -> tuple[HTTPStatus, str, str]:
+        self._reopen_if_changed()
+        if not what:
+            overview = {**self._source.overview(), "version_served": self._version}
+            return HTTPStatus.OK, "text/html", graph_page_text(overview)
+        words = {name: values[0] for name, values in parse_qs(query).items()}
+        try:
+            if int(words["version"]) != self._version:
+                return HTTPStatus.CONFLICT, "text/plain", "the files have changed: reload the page"
+            found = _ANSWERS[what](self._source, words)
+        except (KeyError, ValueError, IndexError, TypeError) as error:
+            logger.debug("refused: %s", error)
+            return HTTPStatus.BAD_REQUEST, "text/plain", "no such node or question"
+        return HTTPStatus.OK, "application/json", json.dumps(found, separators=(",", ":"))
+
+    def _reopen_if_changed(self) -> None:
+        """Open the graphs again if their files have changed; keep the old ones while that fails."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return
+        try:
+            self._source = self._open()
+        except (OSError, ValueError):  # half written: the next request tries again
+            logger.debug("the files have changed and cannot be read yet")
+            return
+        self._seen = stamp
+        self._version += 1
+
+
+def _conditions(text: str) -> list[tuple[str, str, str]]:
+    return [(str(field), str(op), str(value)) for field, op, value in json.loads(text)]
+
+
+_ANSWERS: Final[dict[str, Callable[[GraphSource, Mapping[str, str]], Any]]] = {
+    "children": lambda source, words: source.children(int(words["graph"]), int(words["node"])),
+    "path": lambda source, words: {
+        "ids": source.path_to(int(words["graph"]), int(words["node"])),
+    },
+    "detail": lambda source, words: source.detail(int(words["graph"]), int(words["node"])),
+    "find": lambda source, words: source.find(
+        int(words["graph"]),
+        words.get("text", ""),
+        _conditions(words.get("conditions", "[]")),
+        min(int(words["limit"]), _MOST_FOUND),
+    ),
+    "upstream": lambda source, words: {
+        "ids": source.upstream(
+            int(words["graph"]), int(words["node"]), min(int(words["limit"]), _MOST_FOUND)
+        ),
+    },
+}
+
+
+def _handler(server: GraphServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            # A name that another site has pointed at this machine is not ours.
+            if self.headers.get("Host") not in _hosts(server.port):
+                status, kind, text = HTTPStatus.FORBIDDEN, "text/plain", "not this server's name"
+            else:
+                status, kind, text = server.answer(self.path)
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("Referrer-Policy", "no-referrer")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            logger.debug(format, *args)
+
+    return Handler
+
+
+def _hosts(port: int) -> tuple[str, str]:
+    return f"127.0.0.1:{port}", f"localhost:{port}"
+
+
+def serve_graphs(
+    open_source: Callable[[], GraphSource],
+    *,
+    stamp: Callable[[], object] = lambda: None,
+    port: int = 0,
+    open_browser: bool = True,
+    started: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Show graphs in the browser until Ctrl-C.
+
+    Args:
+        open_source: opens the graphs.
+        stamp: returns something that changes whenever the files of the graphs do.
+        port: 0 takes any that is free.
+        open_browser: whether to open a browser at the page.
+        started: called with the address of the page.
+    """
+    server = GraphServer(open_source, stamp=stamp, port=port)
+    started(server.url)
+    if open_browser:
+        webbrowser.open(server.url)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()

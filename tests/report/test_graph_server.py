@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local server of graphs: what it refuses, and the page that fetches from it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from graph_samples import Served, compared, transformer, whole
+from test_graph_page import wait_until
+
+from msprobe.report.graph_server import GraphServer
+
+
+class Files:
+    """Graphs that can be replaced while they are served."""
+
+    def __init__(self) -> None:
+        self.now, self.graphs = 0, compared(6, rolled=True)
+        self.is_broken = False
+
+    def open(self) -> Served:
+        if self.is_broken:
+            raise OSError("half written")
+        return Served(self.graphs)
+
+    def stamp(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def files() -> Files:
+    return Files()
+
+
+@pytest.fixture
+def server(files: Files) -> Iterator[GraphServer]:
+    made = GraphServer(files.open, stamp=files.stamp)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    yield made
+    made.close()
+    thread.join()
+
+
+def get(server: GraphServer, path: str, *, host: str | None = None, method: str = "GET"):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request(method, path, headers={"Host": host} if host else {})
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    connection.close()
+    return answer, body
+
+
+def below(server: GraphServer, what: str) -> str:
+    return urlsplit(server.url).path + what
+
+
+def test_answers(server):
+    answer, body = get(server, below(server, "children?graph=0&node=1&version=0"))
+    assert (answer.status, answer.headers["Cache-Control"]) == (200, "no-store")
+    assert json.loads(body)["nodes"]["label"][:2] == ["embed", "layers.0"]
+    assert server.url.startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/children?graph=0&node=1&version=0",
+        "/wrong/children?graph=0&node=1&version=0",
+        "/../../etc/passwd",
+        "//etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "*",
+        "//[",
+    ],
+)
+def test_without_the_token_there_is_nothing(server, path):
+    assert get(server, path)[0].status in (400, 404)
+
+
+@pytest.mark.parametrize(
+    ("what", "status"),
+    [
+        ("../../../etc/passwd", 404),
+        ("children", 400),
+        ("children?graph=9&node=1&version=0", 400),
+        ("children?graph=0&node=99999999&version=0", 400),
+        ("children?graph=x&node=1&version=0", 400),
+        ("etc?version=0", 400),
+        ("find?graph=0&text=&conditions=%7B&limit=3&version=0", 400),
+        ("find?graph=0&text=&conditions=%5B1%5D&limit=3&version=0", 400),
+        ("children?graph=0&node=1&version=7", 409),
+    ],
+)
+def test_refused(server, what, status):
+    answer, body = get(server, below(server, what))
+    assert answer.status == status
+    assert "Traceback" not in body
+
+
+def test_names_that_others_point_here_are_refused(server):
+    path = below(server, "")
+    assert get(server, path, host="evil.example:80")[0].status == 403
+    assert get(server, path, host=f"localhost:{server.port}")[0].status == 200
+    assert get(server, path, method="POST")[0].status == 501
+
+
+def test_files_that_change_are_read_again(server, files):
+    ask = below(server, "children?graph=0&node=0&version=")
+    files.now, files.is_broken = 1, True
+    assert get(server, f"{ask}0")[0].status == 200  # half written: the old ones
+    files.graphs, files.is_broken = whole(transformer(2)), False
+    assert get(server, f"{ask}0")[0].status == 409
+    assert get(server, f"{ask}1")[0].status == 200
+
+
+# In a browser
+
+
+def test_the_page_fetches_what_is_opened(browser, server):
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    page = context.new_page()
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(server.url)
+    wait_until(page, "document.querySelectorAll('.graph-canvas').length === 2")
+    page.wait_for_timeout(300)
+    assert len([url for url in asked if "/children?" in url]) < 12  # the path to the culprit only
+    page.click(".headline")
+    wait_until(page, "document.querySelector('#detail').innerText.includes('parameters.weight')")
+    page.fill("#graph-search", "gelu")
+    wait_until(page, "document.querySelector('#graph-found').innerText.startsWith('6 ')")
+    page.keyboard.press("Enter")
+    wait_until(
+        page, "document.querySelector('#detail h2')?.innerText.startsWith('Functional.gelu')"
+    )
+    assert all(url.startswith((server.url, "data:")) for url in asked)
+    assert said == []
+    context.close()
