@@ -39,7 +39,7 @@ def files() -> Files:
 
 @pytest.fixture
 def server(files: Files) -> Iterator[GraphServer]:
-    made = GraphServer(files.open, stamp=files.stamp)
+    made = GraphServer(files.open, stamp=files.stamp, check_every_s=0)
     thread = threading.Thread(target=made.run)
     thread.start()
     yield made

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
 _EXAMPLES: Final = """\
 examples:
-  msprobe graph dump -o graph.json --export json          one recording
-  msprobe graph new old -o graph.vis.db                   two, with what differs at its place
+  msprobe graph dump                                      one recording, as a page to open or mail
+  msprobe graph new old -o graph.html                     two, with what differs at its place
+  msprobe graph new old --serve                           the same from a local server: large runs
+  msprobe graph new old -o graph.vis.db                   for the TensorBoard plugin
   msprobe graph compare_20260131.vis.db --export dot      a file of graphs in another form
   msprobe graph -i compare.json -o DIR                    as mindstudio-probe has it
 """
 _SUFFIXES: Final = {
+    "html": ".html",
     "json": ".json",
     "vis.db": ".vis.db",
     "model-explorer": ".json",
@@ -53,7 +56,16 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
         "--export",
         choices=_SUFFIXES,
         metavar="FORMAT",
-        help=f"{', '.join(_SUFFIXES)}; default: by the name of the file, else vis.db",
+        help=f"{', '.join(_SUFFIXES)}; default: by the name of the file, else html; vis.db with -i",
+    )
+    parser.add_argument(
+        "--serve", action="store_true", help="show the page from a local server until Ctrl-C"
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="N", help="port of the server; default: any"
+    )
+    parser.add_argument(
+        "--no-browser", action="store_true", help="only print the address of the server"
     )
     parser.add_argument("--step", type=int, nargs="+", metavar="N", help="only these steps")
     parser.add_argument("--rank", type=int, nargs="+", metavar="N", help="only these ranks")
@@ -91,11 +103,39 @@ def run(options: argparse.Namespace) -> int:
     target, reference = _paths(options)
     if target is None:
         raise UsageError("give a dump, or two, or -i compare.json")
+    if options.serve:
+        return _serve(target, reference, options)
     graphs = open_compared(target, reference, options)
     export, path = _output(options, graphs)
     for file in write_graphs(graphs, path, export, overflow=options.overflow_check):
         print(file)
     return 0
+
+
+def _serve(target: Path, reference: Path | None, options: argparse.Namespace) -> int:
+    """Show the page from a local server until Ctrl-C."""
+    from msprobe.graph.source import GraphSource, MemorySource
+    from msprobe.report.graph_server import serve_graphs
+
+    def opened() -> GraphSource:
+        return MemorySource(open_compared(target, reference, options))
+
+    serve_graphs(
+        opened,
+        stamp=lambda: [_stamp(path) for path in (target, reference) if path is not None],
+        port=options.port,
+        open_browser=not options.no_browser,
+        started=lambda url: print(f"{url}   (Ctrl-C ends it)", flush=True),
+    )
+    return 0
+
+
+def _stamp(path: Path) -> list[tuple[str, int, int]]:
+    """Return names, times and sizes of the files that change when a recording is rewritten."""
+    from msprobe.dump.layout import DUMP_JSON
+
+    files = sorted(path.rglob(DUMP_JSON)) if path.is_dir() else [path]
+    return [(str(file), stat.st_mtime_ns, stat.st_size) for file in files for stat in [file.stat()]]
 
 
 def open_compared(target: Path, reference: Path | None, options: argparse.Namespace) -> GraphSet:
@@ -137,7 +177,8 @@ def _output(options: argparse.Namespace, graphs: GraphSet) -> tuple[str, Path]:
 
     path: Path = options.output_path or Path()
     endings = (form for form, suffix in _SUFFIXES.items() if path.name.endswith(suffix))
-    export = options.export or next(endings, "vis.db")
+    usual = "html" if options.input_path is None else "vis.db"
+    export = options.export or next(endings, usual)
     if path.name.endswith(_SUFFIXES[export]):
         return export, path
     return export, path / (vis_name(graphs).removesuffix(".vis.db") + _SUFFIXES[export])
@@ -145,6 +186,11 @@ def _output(options: argparse.Namespace, graphs: GraphSet) -> tuple[str, Path]:
 
 def write_graphs(graphs: GraphSet, path: Path, export: str, *, overflow: bool) -> Sequence[Path]:
     """Write graphs in one of the formats; return the files."""
+    if export == "html":
+        from msprobe.graph.page_json import whole
+        from msprobe.report.graph_page import write_graph_page
+
+        return [write_graph_page(path, whole(graphs))]
     if export == "vis.db":
         from msprobe.graph.vis_writer import write_vis_db
 

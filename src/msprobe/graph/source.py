@@ -9,7 +9,7 @@ from functools import cached_property
 from operator import eq, ge, gt, le, lt
 from typing import Any, Final, NamedTuple, Protocol
 
-from msprobe.graph.model import Edge, Roll
+from msprobe.graph.model import Edge, Roll, Severity
 from msprobe.graph.page_json import (
     PlainTexts,
     detail_json,
@@ -71,6 +71,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
 }
 # Of these columns there is one for each half.
 _HALVED: Final = ("status", "error", "origin", "severity")
+_SEARCHED: Final = ("name", "path", "label", "class", "source", "dtype")
 
 
 class MemorySource:
@@ -120,12 +121,13 @@ class MemorySource:
     ) -> dict[str, Any]:
         """Return the nodes whose name or class holds a text and that meet all conditions."""
         columns = self._all_columns(graph)
-        wanted = text.lower()
+        words, asked = text.lower().split(), [Condition(*each) for each in conditions]
+        searched = [columns[name] for name in _SEARCHED if name in columns]
         found = [
             node
             for node in range(1, len(self._sides[graph].graph.nodes))
-            if (wanted in columns["name"][node].lower() or wanted in columns["class"][node].lower())
-            and all(_meets(columns, node, condition) for condition in conditions)
+            if all(any(word in column[node].lower() for column in searched) for word in words)
+            and all(_meets(columns, node, condition) for condition in asked)
         ]
         return {"ids": found[:limit], "total": len(found)}
 
@@ -173,9 +175,12 @@ class MemorySource:
 
 
 def _meets(columns: dict[str, list[Any]], node: int, condition: Condition) -> bool:
-    names = [condition.field]
-    if condition.field in _HALVED:
-        names.append(f"{condition.field}_backward")
+    if condition.field == "dir":
+        return bool(columns[str(condition.value)][node])
+    if (condition.field, condition.value) == ("status", "error"):
+        condition = Condition("severity", ">=", float(Severity.INHERITED))
+    fields = ("status", "origin") if condition.field == "status" else (condition.field,)
+    names = [*fields, *(f"{field}_backward" for field in fields if field in _HALVED)]
     return any(
         _is_so(columns[name][node], condition.operator, condition.value)
         for name in names

@@ -12,6 +12,7 @@ import json
 import logging
 import secrets
 import threading
+import time
 import webbrowser
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -19,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
+from msprobe.errors import MsprobeError
 from msprobe.report.graph_page import graph_page_text
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class GraphServer:
         *,
         stamp: Callable[[], object] = lambda: None,
         port: int = 0,
+        check_every_s: float = 1.0,
     ) -> None:
         """Start to listen.
 
@@ -70,8 +73,10 @@ class GraphServer:
             open_source: opens the graphs; called again after they have changed.
             stamp: returns something that changes whenever the files of the graphs do.
             port: 0 takes any that is free.
+            check_every_s: time between two looks at the files.
         """
         self._open, self._stamp = open_source, stamp
+        self._check_every_s, self._next_check_s = check_every_s, 0.0
         self._lock = threading.Lock()
         self._seen = stamp()
         self._source = open_source()
@@ -117,12 +122,15 @@ class GraphServer:
 
     def _reopen_if_changed(self) -> None:
         """Open the graphs again if their files have changed; keep the old ones while that fails."""
-        stamp = self._stamp()
-        if stamp == self._seen:
+        if time.monotonic() < self._next_check_s:
             return
+        self._next_check_s = time.monotonic() + self._check_every_s
         try:
+            stamp = self._stamp()
+            if stamp == self._seen:
+                return
             self._source = self._open()
-        except (OSError, ValueError):  # half written: the next request tries again
+        except (OSError, MsprobeError):  # half written: a later request tries again
             logger.debug("the files have changed and cannot be read yet")
             return
         self._seen = stamp
