@@ -139,8 +139,7 @@ NEST = """(open) => {
     box.inside.forEach(each => read(each.box, x + each.x, y + each.y, box.node));
   };
   read(nest.box(0), 0, 0, null);
-  const before = JSON.stringify(nest.box(0));
-  return { found, before };
+  return found;
 }"""
 
 
@@ -149,7 +148,7 @@ def test_children_lie_in_their_parents_and_elsewhere_nothing_moves(laws, seed):
     chance = random.Random(seed)
     nodes = [1, 2, 3, *(10 * n + m for n in (1, 2, 3) for m in range(4))]
     opened = [0, *chance.sample(nodes, 6)]
-    boxes = laws.evaluate(NEST, opened)["found"]
+    boxes = laws.evaluate(NEST, opened)
     for box in boxes.values():
         if box["around"] is None:
             continue
@@ -159,7 +158,7 @@ def test_children_lie_in_their_parents_and_elsewhere_nothing_moves(laws, seed):
         assert box["x"] + box["w"] <= around["x"] + around["w"]
         assert box["y"] + box["h"] <= around["y"] + around["h"]
     more = chance.choice([node for node in nodes if node not in opened and str(node) in boxes])
-    after = laws.evaluate(NEST, [*opened, more])["found"]
+    after = laws.evaluate(NEST, [*opened, more])
     for name, box in boxes.items():
         inside = box["around"]
         if inside is None or str(more).startswith(str(inside)) or inside == 0:
@@ -661,6 +660,15 @@ def test_narrow_windows_and_paper(show, width):
     page.wait_for_timeout(200)
     assert page.is_visible(".graph-canvas >> nth=0")
     assert not page.is_visible(".graph-tools")
+
+
+def test_a_form_writes_the_command_and_runs_nothing(show):
+    page = show(compared())
+    page.click("summary:has-text('build another graph')")
+    page.fill(".graph-build [aria-label=reference]", "it's; rm -rf x")
+    page.click(".graph-build label:has-text('overflow')")
+    said = page.locator(".graph-build code").inner_text()
+    assert said == "msprobe graph runs/new 'it'\\''s; rm -rf x' -oc"
 
 
 EVIL = "</script><img src=x onerror=alert(1)>\u202e"

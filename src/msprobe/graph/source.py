@@ -54,7 +54,11 @@ class GraphSource(Protocol):
         """Return the values and the call stack of a node."""
 
     def find(
-        self, graph: int, text: str, conditions: Sequence[Condition], limit: int = MOST_FOUND
+        self,
+        graph: int,
+        text: str,
+        conditions: Sequence[tuple[str, str, str | float]],
+        limit: int = MOST_FOUND,
     ) -> dict[str, Any]:
         """Return the nodes whose name or class holds a text and that meet all conditions."""
 
@@ -117,7 +121,11 @@ class MemorySource:
         return detail_json(self._sides[graph], node)
 
     def find(
-        self, graph: int, text: str, conditions: Sequence[Condition], limit: int = MOST_FOUND
+        self,
+        graph: int,
+        text: str,
+        conditions: Sequence[tuple[str, str, str | float]],
+        limit: int = MOST_FOUND,
     ) -> dict[str, Any]:
         """Return the nodes whose name or class holds a text and that meet all conditions."""
         columns = self._all_columns(graph)

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Protocol
@@ -44,7 +44,7 @@ class GraphSource(Protocol):
         """Return the values and the call stack of a node."""
 
     def find(
-        self, graph: int, text: str, conditions: list[tuple[str, str, str]], limit: int
+        self, graph: int, text: str, conditions: Sequence[tuple[str, str, str]], limit: int
     ) -> Mapping[str, Any]:
         """Return the nodes that have all words and fulfil all conditions, and their number."""
 

@@ -43,7 +43,7 @@ export const chinese = {
   "save pairs": "保存匹配", "load pairs": "加载匹配", "{} of {} pairs taken": "已采用 {} / {} 对", "this file holds no pairs": "该文件不含匹配",
   // one node
   "Where differences begin, in order of execution": "差异的起点（按执行顺序）", "Where NaN and Inf begin, in order of execution": "NaN 与 Inf 的起点（按执行顺序）",
-  "nothing was found": "未发现问题", "Notes": "说明", "partner": "匹配节点", "loading …": "加载中…", "the page holds no values of it": "本页未包含其数值",
+  "nothing was found": "未发现问题", "Notes": "说明", "build another graph": "构建另一个图", "align all calls": "对齐所有调用", "from a local server": "通过本地服务器", "partner": "匹配节点", "loading …": "加载中…", "the page holds no values of it": "本页未包含其数值",
   "call stack, {} frames": "调用栈，{} 帧", "group of ranks": "通信组", "Partners in other ranks": "其他 rank 的通信对端", "rank {}": "rank {}", "merged from": "合并自",
   "in it": "包含", "worst in it": "其中最差", "error backward": "反向误差", "matched with confidence": "匹配置信度", "value": "值", "type": "类型", "shape": "形状",
   // the heat maps

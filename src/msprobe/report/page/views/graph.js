@@ -157,7 +157,7 @@ function entries(at, box) {
   /** @type {Entry[]} */
   const found = [];
   if (at.scene.hasChildren(box) && box > 0) {
-    found.push([at.pane.root && stage.isOpen(at, box) ? say("close") : say("open"), () => stage.toggle(at, box)],
+    found.push([stage.isOpen(at, box) ? say("close") : say("open"), () => stage.toggle(at, box)],
       [say("open all in it"), () => void stage.toggleAll(at, box, true)], [say("close all in it"), () => void stage.toggleAll(at, box, false)]);
   }
   if (roll) return found;

@@ -4,7 +4,7 @@
 import { findings, graphOf, hasReference, kind, nodeId, otherSide, overflows, partner, selectedNode, severities, whole } from "../data/graph.js";
 import { title } from "../graph/scene.js";
 import { head } from "../shared/detail.js";
-import { element, facts, items, joined, link, pill, replace, span, table, title as heading } from "../shared/dom.js";
+import { command, element, facts, items, joined, link, pill, replace, span, table, title as heading } from "../shared/dom.js";
 import { folded } from "../shared/folds.js";
 import { digits, exact, grouped } from "../shared/format.js";
 import { say } from "../shared/language.js";
@@ -50,7 +50,23 @@ function overview() {
   replace(pane, heading(hasReference ? say("Where differences begin, in order of execution") : say("Where NaN and Inf begin, in order of execution")),
     lines.length ? element("ol", { class: "plain-list", id: "findings" }, ...lines) : element("p", { class: "dim" }, say("nothing was found")),
     ids.length > 200 ? element("p", { class: "dim" }, say("and {} more", grouped(ids.length - 200))) : null,
-    notes.length ? heading(say("Notes")) : null, notes.length ? items(notes) : null);
+    notes.length ? heading(say("Notes")) : null, notes.length ? items(notes) : null, folded("build", say("build another graph"), buildForm()));
+}
+
+// The page runs nothing: it writes the command, and its reader copies it.
+function buildForm() {
+  const line = element("div", {});
+  const box = (/** @type {string} */ label, /** @type {string} */ value) => element("input", { "aria-label": label, placeholder: label, value, input: () => show() });
+  const target = box(say("target"), whole.target), reference = box(say("reference"), whole.reference ?? "");
+  const ticks = [["-oc", say("NaN, Inf and overflow")], ["-f", say("align all calls")], ["--serve", say("from a local server")]].map(([option, text]) => (
+    { option, text, tick: element("input", { type: "checkbox", change: () => show() }) }));
+  const quoted = (/** @type {string} */ path) => (/^[\w./:@%+=-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`);
+  const show = () => {
+    const paths = [target.value, reference.value].filter(Boolean).map(quoted);
+    replace(line, command(["msprobe graph", ...paths, ...ticks.filter(({ tick }) => tick.checked).map(({ option }) => option)].join(" ")));
+  };
+  show();
+  return element("div", { class: "graph-build" }, target, reference, ...ticks.map(({ text, tick }) => element("label", {}, tick, ` ${text}`)), line);
 }
 
 /** @param {GraphNode} row @param {import("../data/graph.js").Side} side */
