@@ -63,7 +63,7 @@ def attend_packed(
     """
     if query_ends is None or key_ends is None:
         return _attend_batch(query, key, value, scale, causal, window, softcap, alibi_slopes)
-    outputs, sums = torch.zeros_like(query), query.new_full(query.shape[1::-1], torch.inf)
+    sums = query.new_full((query.shape[1], query.shape[0]), torch.inf)
     outputs = query.new_zeros((*query.shape[:-1], value.shape[-1]))
     pairs = zip(spans(query_ends), spans(key_ends), strict=False)
     for number, ((start, end), (first, last)) in enumerate(pairs):
@@ -190,13 +190,15 @@ def flash_attn_varlen_func(
 @builtin_golden("flash_attn_qkvpacked_func", "Autograd.FlashAttnQKVPackedFunc")
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Attention of queries, keys and values in one tensor, (batch, length, 3, heads, size)."""
-    return flash_attn_func(*qkv.unbind(2), *args, **kwargs)
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
 
 
 @builtin_golden("flash_attn_kvpacked_func", "Autograd.FlashAttnKVPackedFunc")
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Attention of keys and values in one tensor, (batch, length, 2, heads, size)."""
-    return flash_attn_func(q, *kv.unbind(2), *args, **kwargs)
+    k, v = kv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
 
 
 @builtin_golden("flash_attn_varlen_qkvpacked_func", "Autograd.FlashAttnVarlenQKVPackedFunc")
@@ -204,14 +206,16 @@ def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **kwargs: Any
 ) -> Any:
     """Attention of packed sequences in one tensor, (tokens, 3, heads, size)."""
-    bounds = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return flash_attn_varlen_func(*qkv.unbind(1), *bounds, *args, **kwargs)
+    q, k, v = qkv.unbind(1)
+    ends, longest = cu_seqlens, max_seqlen
+    return flash_attn_varlen_func(q, k, v, ends, ends, longest, longest, *args, **kwargs)
 
 
 @builtin_golden("flash_attn_varlen_kvpacked_func", "Autograd.FlashAttnVarlenKVPackedFunc")
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Attention of packed sequences with keys and values in one tensor."""
-    return flash_attn_varlen_func(q, *kv.unbind(1), *args, **kwargs)
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, *args, **kwargs)
 
 
 @builtin_golden("flash_attn._flash_attn_forward")
@@ -264,12 +268,22 @@ def flash_attn_backward(
     *_: Any,
 ) -> None:
     """Write the gradients into `dq`, `dk` and `dv`, as the operator does."""
-    options = (dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap)
-    found = gradients(
-        lambda *inputs: flash_attn_forward(*inputs, *options, alibi_slopes, False)[0],
-        (q, k, v),
-        dout,
-    )
+    window = window_size_left, window_size_right
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        require_no_dropout(dropout_p)
+        return attend_packed(
+            q,
+            k,
+            v,
+            scale=softmax_scale,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+        ).output
+
+    found = gradients(forward, (q, k, v), dout)
     for buffer, gradient in zip((dq, dk, dv), found, strict=True):
         if buffer is not None and gradient is not None:
             buffer.copy_(gradient)

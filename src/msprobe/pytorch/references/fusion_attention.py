@@ -120,7 +120,8 @@ def npu_fusion_attention(
         shared = key.shape[-1] * head_num // query.shape[-1]
         heads = head_num, shared, shared
         tensors = (query, key, value)
-        whole = attended(*(split(one, n) for one, n in zip(tensors, heads, strict=True)))
+        parts = [split(one, count) for one, count in zip(tensors, heads, strict=True)]
+        whole = attended(parts[0], parts[1], parts[2])
         found = whole._replace(output=joined(whole.output))
     maximum, total = (one.expand(*one.shape[:-1], _REPEATS) for one in found[1:])
     return (found.output, maximum, total, None, None, None, None)
@@ -134,7 +135,7 @@ def _refuse_sinks(options: dict[str, Any]) -> None:
 
 def _split_hidden(tensor: Tensor, heads: int) -> Tensor:
     """Return (batch, length, heads·size) as (batch, heads, length, size)."""
-    return tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return tensor.reshape(*tensor.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def _join_hidden(tensor: Tensor) -> Tensor:
@@ -193,7 +194,8 @@ def npu_fusion_attention_v2(
     **kwargs: Any,
 ) -> tuple[Any, ...]:
     """Same as `npu_fusion_attention`, with corrected names and `pse_type`."""
-    return npu_fusion_attention(*args, pre_tockens=pre_tokens, next_tockens=next_tokens, **kwargs)
+    kwargs |= {"pre_tockens": pre_tokens, "next_tockens": next_tokens}
+    return npu_fusion_attention(*args, **kwargs)
 
 
 @builtin_golden("npu_fusion_attention_grad", "npu_fusion_attention_backward")

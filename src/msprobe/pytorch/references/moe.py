@@ -83,7 +83,7 @@ def npu_moe_gating_top_k(
     shares = x.softmax(-1) if norm_type == _SOFTMAX else x.sigmoid()
     choice = shares if bias is None else shares + bias
     if group_count > 1:
-        grouped = choice.unflatten(-1, (group_count, -1))
+        grouped = choice.reshape(*choice.shape[:-1], group_count, -1)
         best = top_k(grouped, 2 if group_select_mode == _TOP_TWO else 1)[0].sum(-1)
         kept = torch.zeros_like(best, dtype=torch.bool)
         kept = kept.scatter(-1, top_k(best, k_group)[1], True)
@@ -144,5 +144,5 @@ def npu_moe_token_unpermute(
     places = sorted_indices.long()
     kept = places < permuted_tokens.shape[0]
     found = permuted_tokens[places.clamp_max(permuted_tokens.shape[0] - 1)]
-    found = found.masked_fill(~kept.unsqueeze(-1), 0.0).unflatten(0, (-1, k))
+    found = found.masked_fill(~kept.unsqueeze(-1), 0.0).reshape(-1, k, found.shape[-1])
     return (found if probs is None else found * probs.unsqueeze(-1)).sum(1)

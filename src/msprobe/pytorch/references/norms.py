@@ -109,7 +109,7 @@ def npu_group_norm_silu(
     eps: float = 1e-05,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """silu(group norm), and mean and reciprocal deviation of each group."""
-    grouped = input.unflatten(1, (group, -1)).flatten(2)
+    grouped = input.reshape(input.shape[0], group, -1)
     mean = grouped.mean(-1, keepdim=True)
     normed, factor = _rms(grouped - mean, (-1,), eps)
     per_channel = (-1, *(1,) * (input.ndim - 2))

@@ -146,10 +146,11 @@ def _results(out: Sequence[Tensor] | None, results: tuple[Tensor, ...]) -> tuple
 
 
 def _states(out: Sequence[Tensor] | None, states: dict[str, Any]) -> tuple[Tensor, ...]:
-    given = out if out is not None else [states.get(name) for name in ("var", "m", "v")]
-    if any(one is None for one in given):
+    given = [states.get(name) for name in ("var", "m", "v")] if out is None else list(out)
+    found = tuple(one for one in given if isinstance(one, Tensor))
+    if len(found) < len(given):
         raise NoReferenceError("an update without the tensors that it changes")
-    return tuple(given)
+    return found
 
 
 @builtin_golden("npu_apply_adam")

@@ -73,7 +73,7 @@ def _made(tensor: torch.Tensor) -> torch.dtype:
     return torch.float32 if tensor.dtype in _NARROW else tensor.dtype
 
 
-def number_text(value: complex) -> str:
+def number_text(value: object) -> str:
     """Return a number as Python source."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
