@@ -244,7 +244,7 @@ def test_refusals(call, message, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("found", "planted"),
     [
-        ('"dim": {', '"dim=open(1)": {'),
+        ('"dim":', '"dim=open(1)":'),
         ("Functional.softmax.0", "Functional.softmax(open(1)).0"),
     ],
 )
