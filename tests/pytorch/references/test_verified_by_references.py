@@ -117,7 +117,7 @@ def test_a_module_by_its_parameters(tmp_path):
     view = RankView(tmp_path / "step0" / "rank")
     msprobe.golden(Doubled)(lambda x, weight: x * weight * 2)
     found = verdicts(view)
-    assert found["Module.Doubled.forward.0"] is Verdict.ROUNDING, found
+    assert found["Module.Doubled.forward.0"] in (Verdict.EXACT, Verdict.ROUNDING), found
     assert found["Module.Doubled.backward.0"] in (Verdict.EXACT, Verdict.ROUNDING)
     msprobe.golden(Doubled)(lambda x, weight: x * weight)
     assert verdicts(view)["Module.Doubled.forward.0"] is Verdict.WRONG
