@@ -35,9 +35,7 @@ def graph_page_text(overview: Mapping[str, Any]) -> str:
     Args:
         overview: the graphs as for `write_graph_page`, without what is in them.
     """
-    return page_text(
-        overview["title"], _sections(overview), _VIEWS, asks_server=True
-    )
+    return page_text(overview["title"], _sections(overview), _VIEWS, asks_server=True)
 
 
 def _sections(graphs: Mapping[str, Any]) -> dict[str, Any]:
