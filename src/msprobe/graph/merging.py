@@ -289,7 +289,9 @@ def _take_shape(tensor: dict[str, Any], whole: Mapping[str, Any]) -> None:
 
 def _statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the statistics of all elements of some tensors."""
-    columns = {name: [part.get(name) for part in parts] for name in _STATISTICS}
+    columns: dict[str, list[Any]] = {
+        name: [part.get(name) for part in parts] for name in _STATISTICS
+    }
     if any(
         number is None or isinstance(number, str)
         for column in columns.values()

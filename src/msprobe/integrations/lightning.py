@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from msprobe.integrations.trainer_steps import Steps, TrainerSteps, make_debugger
 
 
-class MsprobeCallback(Callback):
+class MsprobeCallback(Callback):  # type: ignore[misc]  # its types are not followed
     """Records training steps: all batches up to an optimizer's step, without validation.
 
     A step ends with the batch in which an optimizer stepped: with several optimizers (a GAN), one
