@@ -67,10 +67,11 @@ def test_underscores_are_accepted_in_every_command(capsys, command):
 
 def test_one_option_is_spelt_the_same_in_all_commands():
     meanings = {"-o": "--output", "-q": "--quiet", "-v": "--verbose", "-i": "--input-path"}
+    documented = {("merge-result", "-i"), ("op-generate", "-i")}  # another thing there
     for command in COMMANDS:
         options = make_parser(command).options()
         for short, long in meanings.items():
-            if short in options and (command.name, short) != ("merge-result", "-i"):
+            if short in options and (command.name, short) not in documented:
                 assert options[short] is options[long], command.name
 
 
