@@ -86,6 +86,7 @@ COMMANDS: Final = (
     Command("attach", Group.RECORD, "have a running program record its next steps"),
     Command("keep", Group.RECORD, "protect a recording from being replaced by a later run"),
     Command("show", Group.LOOK, "look into a dump: overview, tree of calls, one record in detail"),
+    Command("graph", Group.LOOK, "show the model as it ran as a graph, alone or beside another"),
     Command("compare", Group.COMPARE, "compare two dumps: where they differ, which call began it"),
     Command("triage", Group.COMPARE, "find out why two runs part, the cheapest question first"),
     Command("bisect", Group.COMPARE, "find the step in which two finished runs part"),
@@ -144,6 +145,11 @@ COMMANDS: Final = (
         "op-generate",
         Group.COMPATIBILITY,
         "write the script of a recorded call that a config_op.json names",
+    ),
+    Command(
+        "graph-visualize",
+        Group.COMPATIBILITY,
+        "write graphs as .vis.db, with the options of mindstudio-probe",
     ),
     Command("merge-result", Group.COMPATIBILITY, "merge the tables that compare made of ranks"),
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from msprobe.cli.options import add_output, add_ranks, add_steps, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,28 +32,18 @@ _SUFFIXES: Final = {
 }
 
 
-def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    from rich_argparse import RawDescriptionRichHelpFormatter
-
-    parser = verbs.add_parser(
-        "graph",
-        help="the model as it ran: modules, calls and the values between them",
-        description="Write the model as it ran as a graph: modules with the calls inside them, and "
-        "the values\nbetween these; with a REFERENCE, also what differs, at the node where it "
-        "begins.",
-        usage="msprobe graph DUMP [REFERENCE] [options]",
-        epilog=_EXAMPLES,
-        formatter_class=RawDescriptionRichHelpFormatter,
-        allow_abbrev=False,
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = (
+        "Write the model as it ran as a graph: modules with the calls inside them, and the values "
+        "between these; with a REFERENCE, also what differs, at the node where it begins."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument("dumps", nargs="*", metavar="DUMP", help="a dump, and its reference")
     parser.add_argument(
-        "-i", "--input_path", type=Path, metavar="FILE", help="compare.json with both paths"
+        "-i", "--input-path", type=Path, metavar="FILE", help="compare.json with both paths"
     )
-    parser.add_argument(
-        "-o", "--output_path", type=Path, metavar="PATH", help="the file to write, or its folder"
-    )
+    add_output(parser, "the file to write, or its folder", metavar="PATH")
     parser.add_argument(
         "--export",
         choices=_SUFFIXES,
@@ -62,37 +54,36 @@ def add_parser(verbs: Any, _: type[argparse.HelpFormatter]) -> None:
         "--serve", action="store_true", help="show the page from a local server until Ctrl-C"
     )
     parser.add_argument(
-        "--port", type=int, default=0, metavar="N", help="port of the server; default: any"
+        "--port", type=whole_number, default=0, metavar="N", help="port of the server; default: any"
     )
     parser.add_argument(
         "--no-browser", action="store_true", help="only print the address of the server"
     )
-    parser.add_argument("--step", type=int, nargs="+", metavar="N", help="only these steps")
-    parser.add_argument("--rank", type=int, nargs="+", metavar="N", help="only these ranks")
+    add_steps(parser)
+    add_ranks(parser)
     add_shared_options(parser, "-f")
-    parser.set_defaults(run=run)
 
 
 def add_shared_options(parser: argparse.ArgumentParser, fuzzy: str) -> None:
-    """Add the options that `msprobe graph_visualize` has, too."""
+    """Add the options that `msprobe graph-visualize` has, too."""
     parser.add_argument(
-        *("-lm", "--layer_mapping"),
+        *("-lm", "--layer-mapping"),
         nargs="?",
         const="",
         metavar="FILE",
         help="match by names; FILE has renamed children by class of layer",
     )
     parser.add_argument(
-        "-oc", "--overflow_check", action="store_true", help="grade calls that met NaN or Inf"
+        "-oc", "--overflow-check", action="store_true", help="grade calls that met NaN or Inf"
     )
     parser.add_argument(
         fuzzy,
-        "--fuzzy_match",
+        "--fuzzy-match",
         action="store_true",
         help="align all calls by order and similarity, not only where their numbers differ",
     )
     parser.add_argument(
-        "-cs", "--complete_stack", action="store_true", help="accepted: stacks are always complete"
+        "-cs", "--complete-stack", action="store_true", help="accepted: stacks are always complete"
     )
 
 
@@ -175,7 +166,7 @@ def _output(options: argparse.Namespace, graphs: GraphSet) -> tuple[str, Path]:
     """Return format and path of the file to write."""
     from msprobe.graph.vis_writer import vis_name
 
-    path: Path = options.output_path or Path()
+    path: Path = options.output or Path()
     endings = (form for form, suffix in _SUFFIXES.items() if path.name.endswith(suffix))
     usual = "html" if options.input_path is None else "vis.db"
     export = options.export or next(endings, usual)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe graph_visualize`: graphs as ``.vis.db``, with the options of mindstudio-probe."""
+"""`msprobe graph-visualize`: graphs as ``.vis.db``, with the options of mindstudio-probe."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 from typing import Any, Final
+
+from msprobe.cli.graph import add_shared_options, open_compared
+from msprobe.cli.options import add_output
 
 _AXES: Final = {
     "tp": "ranks that share a layer",
@@ -16,37 +19,27 @@ _AXES: Final = {
 }
 
 
-def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
-    """Add the verb to the command line."""
-    from msprobe.cli.graph import add_shared_options
-
-    parser = verbs.add_parser(
-        "graph_visualize",
-        help="write graphs as .vis.db, with the options of mindstudio-probe",
-        description="Write the graph of a dump, or of two that are compared, as .vis.db.",
-        formatter_class=formatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its options."""
+    parser.description = "Write the graph of a dump, or of two that are compared, as .vis.db."
     parser.add_argument(
-        *("-tp", "--target_path"), type=Path, required=True, metavar="DIR", help="the dump"
+        *("-tp", "--target-path"), type=Path, required=True, metavar="DIR", help="the dump"
     )
-    parser.add_argument("-gp", "--golden_path", type=Path, metavar="DIR", help="its reference")
-    parser.add_argument(
-        *("-o", "--output_path"), type=Path, required=True, metavar="DIR", help="where to write"
-    )
+    parser.add_argument("-gp", "--golden-path", type=Path, metavar="DIR", help="its reference")
+    add_output(parser, "where to write", required=True)
     add_shared_options(parser, "-fm")
     parser.add_argument(
-        *("-tensor_log", "--is_print_compare_log"),
+        *("-tensor_log", "--is-print-compare-log"),
         action="store_true",
         help="accepted: nothing is logged tensor by tensor",
     )
     parser.add_argument(
-        *("-progress_log", "--is_print_progress_log"),
+        *("-progress_log", "--is-print-progress-log"),
         action="store_true",
         help="accepted: it takes no time that is worth a report",
     )
     parser.add_argument(
-        "--rank_size",
+        "--rank-size",
         type=int,
         nargs="+",
         metavar="N",
@@ -58,9 +51,8 @@ def add_parser(verbs: Any, formatter: type[argparse.HelpFormatter]) -> None:
         "--order", nargs="+", metavar="NAMES", help="axes, fastest first (tp-cp-ep-dp-pp)"
     )
     parser.add_argument(
-        "--file_type", choices=("db", "json"), default="db", help="json: the merged dump itself"
+        "--file-type", choices=("db", "json"), default="db", help="json: the merged dump itself"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     if options.rank_size is None:
         return _write(options, options.target_path, options.golden_path)
     if options.file_type == "json":
-        print(_merged(options, options.target_path, 0, options.output_path))
+        print(_merged(options, options.target_path, 0, options.output))
         return 0
     with TemporaryDirectory() as folder:
         reference = options.golden_path
@@ -108,10 +100,9 @@ def _merged(
 
 
 def _write(options: argparse.Namespace, target: Path, reference: Path | None) -> int:
-    from msprobe.cli.graph import open_compared
     from msprobe.graph.vis_writer import vis_name, write_vis_db
 
     graphs = open_compared(target, reference, options)
-    path = options.output_path / vis_name(graphs)
+    path = options.output / vis_name(graphs)
     print(write_vis_db(path, graphs, overflow=options.overflow_check))
     return 0

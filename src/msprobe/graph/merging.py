@@ -289,15 +289,13 @@ def _take_shape(tensor: dict[str, Any], whole: Mapping[str, Any]) -> None:
 
 def _statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the statistics of all elements of some tensors."""
-    columns: dict[str, list[Any]] = {
-        name: [part.get(name) for part in parts] for name in _STATISTICS
-    }
-    if any(
-        number is None or isinstance(number, str)
-        for column in columns.values()
-        for number in column
-    ):
-        return dict.fromkeys(_STATISTICS)
+    columns: dict[str, list[float]] = {name: [] for name in _STATISTICS}
+    for part in parts:
+        for name, column in columns.items():
+            number = part.get(name)
+            if not isinstance(number, (int, float)):
+                return dict.fromkeys(_STATISTICS)
+            column.append(number)
     counts = [math.prod(part["shape"]) for part in parts]
     weighted = sum(mean * count for mean, count in zip(columns["Mean"], counts, strict=True))
     return {

@@ -8,7 +8,7 @@ import { change, state } from "../shared/store.js";
 /** @typedef {"target" | "reference"} Side */
 /** @typedef {Record<string, any>} GraphNode a row of the table of nodes, with its `id` */
 /** @typedef {Record<string, any>} Edge a row of the table of edges, with its place as `id` */
-/** @typedef {{parent: number, members: number[], class: string, label: string, error: any[], worst: number[]}} Roll */
+/** @typedef {{parent: number, members: number[], class: string, label: string, error?: any[], worst?: number[]}} Roll `error` and `worst` only with a reference */
 
 export const whole = sections.graph ?? { graphs: [], texts: [], cells: [], culprits: [], links: [], layers: { labels: [], rank: [] } };
 export const hasReference = Boolean(whole.reference);

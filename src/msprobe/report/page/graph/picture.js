@@ -76,8 +76,9 @@ function drawOpen(pen, { camera: { k }, scene }, { depth, box }, { x, y, w, h },
   const label = box.node === 0 ? rootTitle(scene) : title(item.node);
   pen.text(label, x + 24 * k, middle, { fill: themed("text"), size, bold: true, mono: true, most: w - 34 * k });
   const used = (24 + label.length * 7.9 + 10) * k;
-  if (item.node.class && item.node.class !== label) {
-    pen.text(item.node.class, x + used, middle, { fill: themed("dim"), size: 11 * k, most: Math.max(w - used - 8 * k, 0) });
+  const room = w - used - 8 * k;
+  if (room > 30 * k && item.node.class && item.node.class !== label) {
+    pen.text(item.node.class, x + used, middle, { fill: themed("dim"), size: 11 * k, most: room });
   }
 }
 
@@ -127,7 +128,7 @@ function figure(node) {
 /** @param {Pen} pen @param {Place} place @param {import("./scene.js").Item} item @param {number} k @param {string} right */
 function drawUnder(pen, { x, y, w, h }, { node, roll }, k, right) {
   const line = y + 29 * k, bad = node.differs + node.unmatched;
-  if (roll) { drawSpark(pen, roll, x + 22 * k, y + 22 * k, w - 30 * k, 15 * k); return; }
+  if (roll?.error) { drawSpark(pen, roll, x + 22 * k, y + 22 * k, w - 30 * k, 15 * k); return; }
   const counts = bad ? `${grouped(bad)}/${grouped(node.halves)}` : right;
   const isShort = !node.class || w < 60 * k;
   if (!isShort) pen.text(node.class, x + 22 * k, line, { fill: themed("dim"), size: 10.5 * k, most: w - 34 * k - counts.length * 6.2 * k });
@@ -143,11 +144,11 @@ function drawUnder(pen, { x, y, w, h }, { node, roll }, k, right) {
 // The error of each member of a roll, on a logarithmic scale; higher is worse.
 /** @param {Pen} pen @param {import("../data/graph.js").Roll} roll @param {number} x @param {number} y @param {number} w @param {number} h */
 function drawSpark(pen, roll, x, y, w, h) {
-  const values = roll.error.map((value) => (typeof value === "string" ? Infinity : value));
+  const values = (roll.error ?? []).map((value) => (typeof value === "string" ? Infinity : value));
   const step = w / values.length;
   values.forEach((value, place) => {
     const share = value === null || value <= 0 ? 0 : Math.min(Math.max((Math.log10(value) + 12) / 12, .08), 1);
-    const fill = share === 0 ? themed("line") : roll.worst[place] >= 6 ? themed("introduced") : themed("inherited");
+    const fill = share === 0 ? themed("line") : (roll.worst?.[place] ?? 0) >= 6 ? themed("introduced") : themed("inherited");
     const high = Math.max(share * h, 1.5);
     pen.box(x + place * step, y + h - high, Math.max(step - 1, 1), high, { fill, radius: 0 });
   });
