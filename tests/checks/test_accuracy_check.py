@@ -132,7 +132,7 @@ def test_a_dropout_of_wrong_scale_is_wrong() -> None:
     source = np.ones(1000)
     kept = np.random.default_rng(0).random(1000) < 0.5
     result = stored(np.where(kept, 99.0, 0.0), "float32")
-    reference, _ = dropout_reference(stored(source, "float32"), result, 0.5)
+    reference, _ = dropout_reference(stored(source, "float32"), kept, 0.5)
     unit = unit_of("float32")
     budget = Budget(dtype="float32", unit=unit, accumulation=unit)
     assert judge(result, reference, budget, lambda _: ()).verdict is Verdict.WRONG

@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=_KINDS, default="trend_db", help="the format written")
     # Of mindstudio-probe; what is read says its own format, and one process is enough.
     parser.add_argument("--format", choices=("auto", "monitor"), help=argparse.SUPPRESS)
-    parser.add_argument("--process_num", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--process-num", type=int, help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:
