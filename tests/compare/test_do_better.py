@@ -144,7 +144,7 @@ def test_calls_of_either_side_alone_are_counted_and_listed(tmp_path, capsys, kin
     else:
         [path] = Path("output").glob("compare_result_*.csv")
         rows = rows_of_csv(path)
-    verdicts = {(row["NPU Name"], row["Bench Name"]): row["Result"] for row in rows}
+    verdicts = {(row["Target Name"], row["Reference Name"]): row["Result"] for row in rows}
     assert verdicts["Functional.gelu.0.forward.output.0", "N/A"] == "warning"
     assert verdicts["N/A", "Functional.dropout.0.forward.output.0"] == "warning"
 
@@ -211,7 +211,8 @@ def test_rows_stand_in_order_of_execution_though_a_shape_changed(tmp_path, capsy
     code, out, _ = cli(capsys, *words, "--json")
     assert code == 0
     assert json.loads(out)["counts"]["shape"] == 3
-    shown = [row["NPU Name"] for row in rows_of_xlsx(Path("output"))]
+    title = "NPU Name" if flags else "Target Name"
+    shown = [row[title] for row in rows_of_xlsx(Path("output"))]
     assert shown == [f"{name}.{slot}.0" for name in names for slot in ("input", "output")]
 
 
