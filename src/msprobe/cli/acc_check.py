@@ -7,13 +7,14 @@ import argparse
 import logging
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msprobe.cli.options import add_output, decimal, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from msprobe.checks.accuracy_check import CheckPlan, CheckSettings, CheckTally, Recording
     from msprobe.checks.accuracy_csv import CheckFiles, Style
@@ -155,7 +156,8 @@ def run(options: argparse.Namespace) -> int:
     settings = read_settings(options.config_path) if options.config_path else CheckSettings()
     Standards.load(options.standards)  # a faulty file is told before anything is run
     if options.follow is not None:
-        return _follow(options, settings)
+        with _without_warnings_of_journals():
+            return _follow(options, settings)
     recording = named_recording(options)
     view = recording.view()
     names = wanted_calls(view, settings, filter_repeated=options.filter_api)
@@ -174,6 +176,18 @@ def run(options: argparse.Namespace) -> int:
     return _print(tally, files, view, plan.error_data)
 
 
+@contextmanager
+def _without_warnings_of_journals() -> Iterator[None]:
+    """Hide that a recording was not closed: each look at a journal would say so."""
+    log = logging.getLogger("msprobe.dump.rank_view")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
 def _follow(options: argparse.Namespace, settings: CheckSettings) -> int:
     """Check the calls of a recording while it is made; each rank and step has its own files."""
     from msprobe.checks.accuracy_follow import Follower
@@ -183,8 +197,6 @@ def _follow(options: argparse.Namespace, settings: CheckSettings) -> int:
     if path is None:
         raise UsageError("name the folder that is recorded into: msprobe acc-check DUMP --follow S")
     devices = _devices(options.device)
-    # Each look at a journal would say that its recording was not closed.
-    logging.getLogger("msprobe.dump.rank_view").setLevel(logging.ERROR)
     open_files: dict[Recording, CheckFiles] = {}
     codes: dict[Recording, int] = {}
     follower = Follower(Path(path), settings, options.follow, rank=options.rank)
