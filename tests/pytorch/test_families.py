@@ -81,6 +81,7 @@ def test_digest_tells_negative_zero_dtype_shape_and_nan_payload_apart() -> None:
     assert len(digests) == len(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", DISTRIBUTED_FAMILIES)
 def test_a_distributed_rerun_is_bit_identical(family: str, tmp_path: Path) -> None:
     code = f"report(train(DISTRIBUTED_FAMILIES[{family!r}](7)))"

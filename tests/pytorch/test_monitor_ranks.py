@@ -46,6 +46,7 @@ report(found | {"left behind": "; ".join(changes(before, snapshot(*case.modules)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_monitored_distributed_training_is_bit_identical(family: str, tmp_path: Path) -> None:
     options = {"family": family}
