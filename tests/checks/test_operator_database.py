@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1800)]
 pytest.importorskip("expecttest")
 
 SAMPLES: Final = 2
+# With MSPROBE_TEST_ALL_OPERATORS=1 every operator is tried: some three minutes for each type.
+EVERY: Final = 1 if os.environ.get("MSPROBE_TEST_ALL_OPERATORS") else 4
 # Kernels of the CPU that are wrong, or overflow inside: docs/tasks/verify.md tells of each.
 KNOWN_FAULTS: Final = {
     "Torch.matrix_exp": "NaN in half types, for results within their range",
@@ -32,13 +35,14 @@ TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_sound_kernels_are_not_called_wrong(tmp_path: Path, dtype: torch.dtype) -> None:
-    folder = record_samples(tmp_path, operator_database(), dtype, most=SAMPLES)
+    operators = operator_database()[::EVERY]
+    folder = record_samples(tmp_path, operators, dtype, most=SAMPLES)
 
     found = verify_dump(open_dump(folder), workers=0)
 
     faults = Counter(call.report.name.rsplit(".", 2)[0] for call in found.calls if call.is_fault)
     unexplained = sum(faults[name] for name in faults if name not in KNOWN_FAULTS)
-    assert len(found.calls) > 1000
+    assert len(found.calls) > len(operators)
     assert unexplained <= 0.002 * found.judged, faults
     assert found.judged >= 0.94 * len(found.calls), found.not_judged
 
