@@ -106,7 +106,7 @@ def test_refused(server, what, status):
 
 def test_names_that_others_point_here_are_refused(server):
     path = below(server, "")
-    assert get(server, path, host="evil.example:80")[0].status == 403
+    assert get(server, path, host="evil.example:80")[0].status == 421
     assert get(server, path, host=f"localhost:{server.port}")[0].status == 200
     assert get(server, path, method="POST")[0].status == 501
 

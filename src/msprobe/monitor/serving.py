@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
@@ -21,9 +21,9 @@ import msgspec
 from msprobe.errors import MsprobeError
 from msprobe.monitor.pictures import Pictures
 from msprobe.monitor.reader import MonitorRun
+from msprobe.report.local_handler import ADDRESS, LocalHandler
 from msprobe.report.monitor_page import live_page, write_monitor_page
 
-_ADDRESS: Final = "127.0.0.1"
 # Series of one stream in an exported page; with more of them it would not open at once.
 _MOST_EXPORTED: Final = 300
 
@@ -47,9 +47,9 @@ class PageServer:
         """
         token = secrets.token_urlsafe(24)
         handler = type("Handler", (_Handler,), {"token": token, "pictures": Pictures(runs)})
-        self._server = ThreadingHTTPServer((_ADDRESS, port), handler)
+        self._server = ThreadingHTTPServer((ADDRESS, port), handler)
         self._server.daemon_threads = True
-        self.url = f"http://{_ADDRESS}:{self._server.server_port}/?token={token}"
+        self.url = f"http://{ADDRESS}:{self._server.server_port}/?token={token}"
 
     def serve(self) -> None:
         """Answer until `close` is called."""
@@ -61,19 +61,16 @@ class PageServer:
         self._server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LocalHandler):
     token: str
     pictures: Pictures
     lock = threading.Lock()
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
-        """Answer the page, or one of its questions."""
+    def answer(self) -> None:
+        """Send the page, or the answer to one of its questions."""
         parts = urlsplit(self.path)
-        port = self.connection.getsockname()[1]
-        if self.headers.get("Host") not in (f"{_ADDRESS}:{port}", f"localhost:{port}"):
-            self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "unknown host")
-        elif parts.path == "/":
+        if parts.path == "/":
             given = parse_qs(parts.query).get("token", [""])[0]
             self._guarded(given, self._page)
         elif parts.path.startswith("/api/"):
@@ -82,18 +79,18 @@ class _Handler(BaseHTTPRequestHandler):
                 self.headers.get("X-Token", ""), lambda: self._answer(question, parts.query)
             )
         else:
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", "no such page")
+            self.send(HTTPStatus.NOT_FOUND, "text/plain", "no such page")
 
     def _guarded(self, token: str, act: Any) -> None:
         if not secrets.compare_digest(token.encode(), self.token.encode()):
-            self._send(HTTPStatus.FORBIDDEN, "text/plain", "the address lacks its token")
+            self.send(HTTPStatus.FORBIDDEN, "text/plain", "the address lacks its token")
             return
         try:
             with self.lock:
                 status, kind, text = act()
         except MsprobeError as exc:
             status, kind, text = HTTPStatus.BAD_REQUEST, "text/plain", str(exc)
-        self._send(status, kind, text)
+        self.send(status, kind, text)
 
     def _page(self) -> tuple[HTTPStatus, str, str]:
         return HTTPStatus.OK, "text/html", live_page(self.pictures.overview(), self.token)
@@ -104,20 +101,6 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             answer = self.pictures.answer(question, dict(parse_qsl(query)))
         return HTTPStatus.OK, "application/json", msgspec.json.encode(answer).decode()
-
-    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
-        body = text.encode(errors="backslashreplace")
-        self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing: the address holds the token."""
 
 
 def export_page(path: Path, runs: Sequence[MonitorRun]) -> Path:

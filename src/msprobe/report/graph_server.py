@@ -16,12 +16,13 @@ import time
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
 from msprobe.errors import MsprobeError
 from msprobe.report.graph_page import graph_page_text
+from msprobe.report.local_handler import ADDRESS, LocalHandler
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +83,10 @@ class GraphServer:
         self._source = open_source()
         self._version = 0
         self._token = secrets.token_urlsafe(24)
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        self._http = ThreadingHTTPServer((ADDRESS, port), _handler(self))
         self._http.daemon_threads = True
         self.port: int = self._http.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}/{self._token}/"
+        self.url = f"http://{ADDRESS}:{self.port}/{self._token}/"
 
     def run(self) -> None:
         """Answer requests until `close` is called, or Ctrl-C; then free the port."""
@@ -161,32 +162,12 @@ _ANSWERS: Final[dict[str, Callable[[GraphSource, Mapping[str, str]], Any]]] = {
 }
 
 
-def _handler(server: GraphServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            # A name that another site has pointed at this machine is not ours.
-            if self.headers.get("Host") not in _hosts(server.port):
-                status, kind, text = HTTPStatus.FORBIDDEN, "text/plain", "not this server's name"
-            else:
-                status, kind, text = server.answer(self.path)
-            body = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("Referrer-Policy", "no-referrer")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            logger.debug(format, *args)
+def _handler(server: GraphServer) -> type[LocalHandler]:
+    class Handler(LocalHandler):
+        def answer(self) -> None:
+            self.send(*server.answer(self.path))
 
     return Handler
-
-
-def _hosts(port: int) -> tuple[str, str]:
-    return f"127.0.0.1:{port}", f"localhost:{port}"
 
 
 def serve_graphs(
