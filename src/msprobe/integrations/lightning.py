@@ -6,48 +6,22 @@ trainer = lightning.Trainer(callbacks=[MsprobeCallback(dump_path="dump", step=[0
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from msprobe.integrations.trainer_steps import Steps, TrainerSteps, make_debugger
+from msprobe.integrations.trainer_steps import RecordsSteps
 
 
-class MsprobeCallback(Callback):  # type: ignore[misc]  # its types are not followed
+class MsprobeCallback(RecordsSteps, Callback):  # type: ignore[misc]  # its types are not followed
     """Records training steps: all batches up to an optimizer's step, without validation.
 
     A step ends with the batch in which an optimizer stepped: with several optimizers (a GAN), one
     step holds a step of each. A training that is resumed goes on at the step of its checkpoint.
     """
 
-    def __init__(
-        self,
-        config_path: str | Path | None = None,
-        *,
-        task: str | None = None,
-        dump_path: str | Path | None = None,
-        level: str | None = None,
-        step: Steps = None,
-    ) -> None:
-        """Construct the debugger.
-
-        Args:
-            config_path: a ``config.json``; the arguments behind it override it.
-            task: as in the file; statistics if there is none.
-            dump_path: as in the file; ``./msprobe_dump`` if there is none.
-            level: as in the file; mix if there is none.
-            step: as in the file; steps 0 and 1 if there is none.
-
-        Raises:
-            ConfigError: a value cannot be used.
-        """
-        debugger = make_debugger(
-            config_path, task=task, dump_path=dump_path, level=level, step=step
-        )
-        self._steps = TrainerSteps(debugger)
-        self._stepped = 0
+    _stepped = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count on from a checkpoint; each optimizer counts in the trainer's number."""

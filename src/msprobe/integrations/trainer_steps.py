@@ -94,3 +94,34 @@ def unwrapped(model: Any) -> nn.Module:
         model = model.module
     found: nn.Module = model
     return found
+
+
+class RecordsSteps:
+    """The part of a callback that is the same for every trainer: its debugger and its steps."""
+
+    def __init__(
+        self,
+        config_path: str | Path | None = None,
+        *,
+        task: str | None = None,
+        dump_path: str | Path | None = None,
+        level: str | None = None,
+        step: Steps = None,
+    ) -> None:
+        """Construct the debugger; without a file with the defaults of `msprobe run`.
+
+        Args:
+            config_path: a ``config.json``; the arguments behind it override it.
+            task: as in the file; statistics if there is none.
+            dump_path: as in the file; ``./msprobe_dump`` if there is none.
+            level: as in the file; mix if there is none.
+            step: as in the file; steps 0 and 1 if there is none.
+
+        Raises:
+            ConfigError: a value cannot be used.
+        """
+        super().__init__()
+        debugger = make_debugger(
+            config_path, task=task, dump_path=dump_path, level=level, step=step
+        )
+        self._steps = TrainerSteps(debugger)

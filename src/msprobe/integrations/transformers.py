@@ -6,46 +6,19 @@ trainer = Trainer(model, …, callbacks=[MsprobeCallback(dump_path="dump", step=
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from msprobe.integrations.trainer_steps import Steps, TrainerSteps, make_debugger, unwrapped
+from msprobe.integrations.trainer_steps import RecordsSteps, unwrapped
 
 
-class MsprobeCallback(TrainerCallback):  # type: ignore[misc]  # the library has no types here
+class MsprobeCallback(RecordsSteps, TrainerCallback):  # type: ignore[misc]  # the library has no types here
     """Records training steps: all micro batches up to the optimizer's step, without evaluations.
 
     Steps have the trainer's numbers: step 0 is its first, and a training that is resumed goes on at
     the step of its checkpoint. A further training in the same process is counted on.
     """
-
-    def __init__(
-        self,
-        config_path: str | Path | None = None,
-        *,
-        task: str | None = None,
-        dump_path: str | Path | None = None,
-        level: str | None = None,
-        step: Steps = None,
-    ) -> None:
-        """Construct the debugger.
-
-        Args:
-            config_path: a ``config.json``; the arguments behind it override it.
-            task: as in the file; statistics if there is none.
-            dump_path: as in the file; ``./msprobe_dump`` if there is none.
-            level: as in the file; mix if there is none.
-            step: as in the file; steps 0 and 1 if there is none.
-
-        Raises:
-            ConfigError: a value cannot be used.
-        """
-        debugger = make_debugger(
-            config_path, task=task, dump_path=dump_path, level=level, step=step
-        )
-        self._steps = TrainerSteps(debugger)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
