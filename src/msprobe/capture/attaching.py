@@ -26,7 +26,7 @@ _MOST_STEPS: Final = 1_000_000
 
 
 class Announcement(msgspec.Struct):
-    """What a session says of itself.
+    """State of a session that can be attached to.
 
     Attributes:
         dump_path: where it records.
@@ -48,7 +48,7 @@ class Attachable:
 
     def __init__(self, dump_path: Path) -> None:
         """Announce the session; do nothing where that is not possible."""
-        self._said = Announcement(str(dump_path))
+        self._announced = Announcement(str(dump_path))
         self._until = 0
         self._process = os.getpid()
         self._folder: Path | None = None
@@ -79,8 +79,8 @@ class Attachable:
             found = msgspec.json.decode(request.read_bytes(), type=_Request)
             request.unlink()
             self._until = step + min(max(found.steps, 0), _MOST_STEPS)
-            self._said.step = step
-            self._said.requests += 1
+            self._announced.step = step
+            self._announced.requests += 1
             self._announce(request.parent)
         except (OSError, msgspec.MsgspecError) as error:
             logger.warning("a request of msprobe attach cannot be used: %s", reason(error))
@@ -89,11 +89,11 @@ class Attachable:
         logger.info("msprobe attach: recording steps %d to %d", step, self._until - 1)
 
     def _announce(self, folder: Path) -> None:
-        _write(folder / f"{self._process}.json", msgspec.json.encode(self._said))
+        _write(folder / f"{self._process}.json", msgspec.json.encode(self._announced))
 
 
 def announcement(process: int) -> Announcement:
-    """Return what the session in a process says of itself.
+    """Return the announcement of the session in a process.
 
     Raises:
         UsageError: there is none that can be asked.

@@ -40,7 +40,7 @@ _ELEMENTWISE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What decides about the error that a result may have.
+    """Quantities that decide the allowed error of a result.
 
     Attributes:
         dtype: type of the result.

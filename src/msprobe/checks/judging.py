@@ -323,7 +323,7 @@ def _with_factor(judgement: Judgement, found: Array, expected: Array, budget: Bu
 
 
 def _simple(factor: float, tolerance: float) -> float:
-    """Return the whole number, or its inverse, that a factor stands for."""
+    """Return the whole number, or its inverse, that is meant by a factor."""
     for candidate in (round(factor), 1 / round(1 / factor) if abs(factor) < 1 else 0.0):
         if candidate and abs(candidate - factor) <= tolerance * abs(candidate):
             return float(candidate)

@@ -34,7 +34,7 @@ class ScriptError(MsprobeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptions:
-    """What the script of a call shows.
+    """Content of the script of a call.
 
     Attributes:
         backward: its gradients instead of its results.

@@ -280,7 +280,7 @@ class CallVerifier:
 
 
 class _Rank:
-    """What all calls of a rank have in common."""
+    """Settings that all calls of a rank share."""
 
     def __init__(self, view: RankView) -> None:
         self.view = view

@@ -44,14 +44,14 @@ def run(options: argparse.Namespace) -> int:
         request(process, options.steps)
     until = time.monotonic() + options.wait
     for process, requests in before.items():
-        while (said := announcement(process)).requests == requests:
+        while (announced := announcement(process)).requests == requests:
             if time.monotonic() > until:
                 raise UsageError(
                     f"process {process} began no step within {options.wait} s; it will record the "
                     "next ones when it does"
                 )
             time.sleep(_POLL_S)
-        last = said.step + options.steps - 1
-        steps = f"step {last}" if last == said.step else f"steps {said.step} to {last}"
-        print(f"process {process} records {steps} into {said.dump_path}")
+        last = announced.step + options.steps - 1
+        steps = f"step {last}" if last == announced.step else f"steps {announced.step} to {last}"
+        print(f"process {process} records {steps} into {announced.dump_path}")
     return 0

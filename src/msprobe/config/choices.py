@@ -90,7 +90,7 @@ class DataModeWord(StrEnum):
 
 
 class GradLevel(StrEnum):
-    """What the gradient probe keeps: statistics and a checksum, signs, or signs and intervals."""
+    """Levels of the gradient probe: statistics and a checksum, signs, or signs and intervals."""
 
     L0 = "L0"
     L1 = "L1"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison found, at the nodes of the two graphs.
+"""Findings of a comparison, at the nodes of the two graphs.
 
 Pairs of calls, statuses and origins are those of `compare/`. Here they are put at nodes, and
 counted upward, so that each box says what the calls inside of it hold.
@@ -31,7 +31,7 @@ _BY_ORIGIN: Final = {
 
 @dataclass(slots=True)
 class HalfResult:
-    """What was found at one record.
+    """Findings at one record.
 
     Attributes:
         severity: how much it asks for a look.
@@ -81,7 +81,7 @@ class Tally:
 
 @dataclass(slots=True, kw_only=True)
 class NodeResults:
-    """What was found at the nodes of one graph; all lists are by number of the node.
+    """Findings at the nodes of one graph; all lists are by number of the node.
 
     Attributes:
         matches: the node of the other graph; -1 for none.

@@ -56,7 +56,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """What is known of the calls of a rank.
+    """Calls of a rank, and their places in the model.
 
     Attributes:
         parents: record name → the record that it ran inside, or None; in call order.

@@ -38,7 +38,7 @@ _NOTHING: Final = ("", "null", "None", "N/A", "-1")
 
 
 class Verdict(NamedTuple):
-    """What a comparison of msprobe found at a record."""
+    """Finding of a comparison of msprobe at a record."""
 
     status: str
     origin: str | None

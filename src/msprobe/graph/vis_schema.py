@@ -3,7 +3,7 @@
 
 Numbers are stored as numbers, names once. What programs for mindstudio-probe's files ask for, the
 table ``tb_nodes`` with everything as text, is a view of these tables. It may be written to: its
-triggers keep what was changed, as a pair of nodes that somebody matched by hand.
+triggers keep what was changed, as a pair of nodes matched by hand.
 """
 
 from __future__ import annotations

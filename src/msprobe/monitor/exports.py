@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a run in formats of other programs, and make runs of theirs."""
+"""Write a run in formats of other programs, and read their files as a run."""
 
 from __future__ import annotations
 

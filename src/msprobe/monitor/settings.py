@@ -169,7 +169,7 @@ class MonitorKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """What is collected of one stream.
+    """Settings of one stream.
 
     Attributes:
         ops: the operations.

@@ -88,7 +88,7 @@ class RecordedCall:
 
     @property
     def operator(self) -> Operator:
-        """What is known of the function."""
+        """Facts about the function."""
         if self.class_name is not None:
             return operator_named(self.class_name)
         is_mindspore = self.framework == "mindspore"

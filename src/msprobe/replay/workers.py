@@ -37,7 +37,7 @@ _PROGRAM: Final = "from msprobe.replay.workers import serve; serve({})"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a task may use.
+    """Limits of a task.
 
     Attributes:
         seconds: wall-clock time.
@@ -108,7 +108,7 @@ def _add(workers: dict[Connection, _Worker], worker: _Worker, waiting: deque[Tas
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What came from a process: finished tasks, and whether it goes on."""
+    """Results of a process: finished tasks, and whether it goes on."""
 
     tasks: list[tuple[Task, Any]] = field(default_factory=list)
     is_alive: bool = True

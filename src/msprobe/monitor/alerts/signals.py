@@ -10,7 +10,7 @@ from msprobe.monitor.alerts.series import Series
 
 
 class Sign(StrEnum):
-    """What is remarkable about a series."""
+    """Kinds of unusual behaviour of a series."""
 
     NOT_FINITE = "not_finite"
     ROSE = "rose"

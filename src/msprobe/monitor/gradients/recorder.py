@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gradient probes of both frameworks share: steps of optimizers, selection, the writer."""
+"""Common part of the gradient probes of both frameworks: steps, selection, the writer."""
 
 from __future__ import annotations
 

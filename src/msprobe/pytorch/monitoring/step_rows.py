@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured in one step, on its way to the recorder's thread, where it becomes rows."""
+"""Measurements of one step, on their way to the recorder's thread, where they become rows."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class _Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What a script is made of.
+    """Parts of a script.
 
     Attributes:
         shown: the call.
