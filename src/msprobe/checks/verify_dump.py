@@ -192,6 +192,22 @@ def verify_dump(
     return VerifiedDump(path=dump.path, calls=found, notes=tuple(notes))
 
 
+def verify_calls(
+    tasks: Sequence[CallTask], *, limits: Limits | None = None
+) -> Mapping[CallTask, CallReport]:
+    """Return the judgements of single calls, made in one process of their own.
+
+    Args:
+        tasks: the calls.
+        limits: time and memory of each call.
+
+    Raises:
+        UnsupportedError: the framework of a dump cannot be replayed here.
+    """
+    start = partial(CallVerifier, "cpu", ())
+    return dict(_reports(tasks, start, 1, limits, lambda done, total: None))
+
+
 def _places(
     dump: Dump, selection: Selection, notes: list[str]
 ) -> Iterator[tuple[int, RankKey, RankView, list[CallTask]]]:

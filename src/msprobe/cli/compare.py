@@ -181,6 +181,7 @@ def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:
         processing=_path(options.config),
         workers=options.workers,
         scheduler=options.scheduler,
+        verify=options.verify,
         show_progress=not options.quiet and sys.stderr.isatty(),
     )
     notes = [*given.notes, *_notes(given, options)]

@@ -147,6 +147,12 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scheduler", metavar="ADDRESS", help="a dask cluster to work on, tcp://host:port"
     )
+    group.add_argument(
+        "--no-verify",
+        dest="verify",
+        action="store_false",
+        help="do not compute calls again in float64 to see which side errs",
+    )
 
 
 def _add_former(parser: argparse.ArgumentParser) -> None:

@@ -26,6 +26,8 @@ class CompareOptions:
         processing: YAML file of matrices to multiply tensors with before they are compared.
         workers: threads or tasks at once; None for one per core.
         scheduler: address of a dask scheduler, None to compute here.
+        verify: whether calls that differ without a reason are computed again in float64, to
+            see which side errs.
         show_progress: whether to draw a progress bar on stderr.
     """
 
@@ -40,6 +42,7 @@ class CompareOptions:
     processing: Path | None = None
     workers: int | None = None
     scheduler: str | None = None
+    verify: bool = True
     show_progress: bool = False
 
     @property

@@ -143,9 +143,9 @@ def compare_replicas(
         target=str(path),
         reference=str(path),
         notes=said,
-        elapsed_s=time.perf_counter() - began,
         bytes_read=work.bytes_read,
     )
+    summary["elapsed_s"] = round(time.perf_counter() - began, 3)
     summary["replicas"] = list(replica_findings(comparisons, set()))
     return CompareResult(comparisons=comparisons, summary=summary)
 

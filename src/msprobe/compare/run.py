@@ -54,6 +54,7 @@ def compare_dumps(
     processing: PathLike | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
+    verify: bool = True,
     show_progress: bool = False,
 ) -> CompareResult:
     """Compare two dumps: do they differ, where first, and which call began it.
@@ -80,6 +81,8 @@ def compare_dumps(
         processing: YAML file of matrices to multiply tensors with before they are compared.
         workers: threads; None for one per core.
         scheduler: address of a dask cluster that does the work, ``tcp://host:port``.
+        verify: whether calls whose results differ without a reason are computed again in
+            float64, in a process of their own, to see which side errs; only of tensors.
         show_progress: whether to draw a progress bar on stderr.
 
     Returns:
@@ -103,6 +106,7 @@ def compare_dumps(
         processing=_path(processing),
         workers=workers,
         scheduler=scheduler,
+        verify=verify,
         show_progress=show_progress,
     )
     from msprobe.compare.set_aside import SetAside
@@ -174,9 +178,10 @@ def run_comparison(
             target=str(target),
             reference=str(reference),
             notes=[*comparer.notes, *comparer.unused_globs(), *comparer.left_out.notes()],
-            elapsed_s=time.perf_counter() - began,
             bytes_read=comparer.bytes_read,
+            verify=options.verify,
         )
+    summary["elapsed_s"] = round(time.perf_counter() - began, 3)
     if comparer.replicas is not None:
         summary["replicas"] = comparer.replicas
     return CompareResult(

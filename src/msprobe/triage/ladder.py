@@ -378,6 +378,8 @@ class _Ladder:
         yield RungResult(rung=last, answer=Answer.DIFFERS, words=_first_words(summary))
         if has_call:
             yield from self._module_and_call(step, verdict, kind)
+            if "L0" not in self._levels(step):
+                yield _own_error(summary)
 
     def _compare_from(self, step: int) -> Mapping[str, Any]:
         """Return the comparison of a step; with later ones if it differs by rounding alone."""
@@ -421,12 +423,7 @@ class _Ladder:
     def _module_and_call(
         self, step: int, verdict: Mapping[str, Any], kind: VerdictClass
     ) -> Iterator[RungResult]:
-        levels = {
-            view.head.level
-            for pair in self._runs.views
-            if pair.step == step
-            for view in (pair.target, pair.reference)
-        }
+        levels = self._levels(step)
         where, sentence = verdict["where"], verdict["sentence"]
         answer = Answer.DIFFERS if kind in _WITHOUT_REASON else Answer.EXPLAINS
         source = f" ({where['source']})" if where["source"] else ""
@@ -441,12 +438,29 @@ class _Ladder:
             words = f"the difference begins in {module}{source}"
             yield RungResult(rung=Rung.MODULE, answer=Answer.DIFFERS, words=words)
         yield RungResult(rung=Rung.CALL, answer=answer, words=sentence)
-        yield unknown(
-            Rung.OWN_ERROR,
-            "whether the call errs by itself needs it to be computed again, which msprobe cannot "
-            "do yet",
-            "compute the call in higher precision from its recorded inputs (task tensor)",
-        )
+
+    def _levels(self, step: int) -> set[str]:
+        return {
+            view.head.level
+            for pair in self._runs.views
+            if pair.step == step
+            for view in (pair.target, pair.reference)
+        }
+
+
+def _own_error(summary: Mapping[str, Any]) -> RungResult:
+    """Return whether the call that is blamed errs by itself."""
+    own = summary["introduced"][0]["own_error"] if summary["introduced"] else None
+    if own is not None and own["is_judged"]:
+        answer = Answer.EXPLAINS if own["at_fault"] else Answer.DIFFERS
+        return RungResult(rung=Rung.OWN_ERROR, answer=answer, words=own["words"])
+    if own is not None:
+        return unknown(Rung.OWN_ERROR, own["words"], "try msprobe verify on both recordings")
+    if class_of(summary["verdict"]) in _WITHOUT_REASON and summary["mode"] != "tensor":
+        words = "its tensors were not recorded"
+    else:
+        words = "no call is blamed that can be computed again"
+    return unknown(Rung.OWN_ERROR, words, "record the call with task tensor in both runs")
 
 
 def _lack(facts: RunFacts, lacking: Sequence[str], advice: str) -> tuple[str, str]:

@@ -143,8 +143,7 @@ def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:
 def culprit_words(culprit: Culprit) -> str:
     """Return a culprit as a cause in words."""
     row = culprit.row
-    source = f" ({culprit.source})" if culprit.source else ""
-    where = f"{row.pair.name}{source}, step {culprit.comparison.step}"
+    where = culprit_place(culprit)
     slot = row.value.slot
     reason = row.reason
     if not row.pair.is_matched:
@@ -160,6 +159,12 @@ def culprit_words(culprit: Culprit) -> str:
         return f"{slot} of {where}: {reason}" if slot else f"{where}: {reason}"
     size = "" if row.error is None else f" by {row.error:.2g}"
     return f"{slot} of {where} differs{size}, though what the call was given agrees"
+
+
+def culprit_place(culprit: Culprit) -> str:
+    """Return a culprit's record, its source line and its step, in words."""
+    source = f" ({culprit.source})" if culprit.source else ""
+    return f"{culprit.row.pair.name}{source}, step {culprit.comparison.step}"
 
 
 def _other_call(culprit: Culprit) -> str:

@@ -16,6 +16,7 @@ from msprobe.compare.training.differences import Effect, FactDifference, Moment,
 from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.verdicts.culprit_classes import (
     class_of,
+    culprit_place,
     culprit_words,
     is_ruled_by_mode,
     is_without_reason,
@@ -24,6 +25,7 @@ from msprobe.compare.verdicts.culprit_classes import (
 )
 from msprobe.compare.verdicts.next_steps import for_culprit
 from msprobe.compare.verdicts.observations import GradientFactor, LateCall, StepObservations
+from msprobe.compare.verdicts.own_error import key_of
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
@@ -305,16 +307,27 @@ class _Search:
         elif verdict in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED):
             confidence = Confidence.POSSIBLE
         moment = self._moment(culprit)
+        own = self._findings.own_errors.get(key_of(culprit))
+        evidence = []
+        if own is not None:
+            evidence.append(own.words)
+            if own.is_judged and own.at_fault and verdict is not VerdictClass.SETTINGS:
+                if verdict is VerdictClass.UNEXPLAINED:
+                    verdict = VerdictClass.KERNEL
+                words = own.verdict_words(culprit_place(culprit))
+                confidence = Confidence.PROVED if own.is_certain else Confidence.LIKELY
         late = None
         if culprit.row.cause is Cause.ACCUMULATED:
             late = self._late_call(culprit.comparison.step, culprit.comparison.rank)
         if late is not None and late.source:
             next_steps.insert(0, f"look at {late.source}")
+        if late is not None:
+            evidence.append(late.words)
         return self._findings.conclude(
             verdict,
             words,
             confidence,
-            evidence=[] if late is None else [late.words],
+            evidence=evidence,
             where=Where(
                 step=culprit.comparison.step,
                 rank=culprit.comparison.rank,

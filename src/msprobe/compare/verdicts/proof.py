@@ -9,8 +9,8 @@ the differences of its inputs, along the data flow up to values that agree. Ever
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -116,6 +116,17 @@ class Proof:
     def is_rounding(self) -> bool:
         """Whether every difference is explained by rounding, perhaps of a coarser type."""
         return self.total == 0
+
+    def without(self, records: Collection[str]) -> Proof:
+        """Return it without the calls of some records, whose results are known to be right."""
+        right = [
+            jump
+            for jump in self.jumps
+            if jump.record in records and jump.kind in (JumpKind.CALL, JumpKind.SIZE)
+        ]
+        left = tuple(jump for jump in self.jumps if jump not in right)
+        worst = max(left, key=_height, default=None) if self.worst in right else self.worst
+        return replace(self, jumps=left, total=self.total - len(right), worst=worst)
 
 
 def prove(comparison: RankComparison) -> Proof:

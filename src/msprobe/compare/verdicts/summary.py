@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -14,9 +14,11 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.across import Across
+from msprobe.compare.verdicts.computed_again import needs_own_errors, with_own_errors
 from msprobe.compare.verdicts.find_verdict import find_verdict
 from msprobe.compare.verdicts.next_steps import SHOWN_INPUTS, notes_on
 from msprobe.compare.verdicts.observations import StepObservations, observe
+from msprobe.compare.verdicts.own_error import CulpritKey, OwnErrors, key_of
 from msprobe.compare.verdicts.proof import Jump, Proof
 from msprobe.compare.verdicts.ranking import (
     Culprit,
@@ -109,8 +111,8 @@ class Summary:
         target: str,
         reference: str,
         notes: Iterable[str] = (),
-        elapsed_s: float = 0.0,
         bytes_read: int = 0,
+        verify: bool = False,
     ) -> dict[str, Any]:
         """Return the summary, ready for JSON.
 
@@ -118,8 +120,8 @@ class Summary:
             target: path of the target, as the user gave it.
             reference: path of the reference, as the user gave it.
             notes: further notes for the user.
-            elapsed_s: how long it took.
             bytes_read: how many bytes of tensors were read.
+            verify: whether calls may be computed again, to see which side errs.
         """
         from msprobe import __version__
 
@@ -127,23 +129,30 @@ class Summary:
         culprits = rank_culprits(self._culprits)
         counts = _total([part["counts"] for part in parts], Status)
         origins = _total([part["origins"] for part in parts], Origin)
-        entries = [_introduced(culprit) for culprit in culprits[:_MOST_LISTED]]
-        verdict = find_verdict(
-            Findings(
-                counts=counts,
-                mode=self._mode,
-                culprits=culprits,
-                inputs=self._inputs,
-                has_same_data=self._training.has_same_data(),
-                split=self._training.split,
-                facts=self._training.differences(),
-                steps=self._steps,
-                changed_steps=frozenset(self._training.changed_steps),
-                scope=self._scope.words(),
-                paired=self._scope.paired,
-                meanings=self._training.meanings,
-            )
+        findings = Findings(
+            counts=counts,
+            mode=self._mode,
+            culprits=culprits,
+            inputs=self._inputs,
+            has_same_data=self._training.has_same_data(),
+            split=self._training.split,
+            facts=self._training.differences(),
+            steps=self._steps,
+            changed_steps=frozenset(self._training.changed_steps),
+            scope=self._scope.words(),
+            paired=self._scope.paired,
+            meanings=self._training.meanings,
         )
+        verdict = find_verdict(findings)
+        if verify and needs_own_errors(verdict, culprits):
+            findings = with_own_errors(findings)
+            verdict = find_verdict(findings)
+            culprits = list(findings.culprits)
+            self._add_proofs(findings.steps)
+        own = findings.own_errors
+        entries = [
+            _introduced(culprit, own.get(key_of(culprit))) for culprit in culprits[:_MOST_LISTED]
+        ]
         firsts = [found for part in parts if (found := part["first_difference"]) is not None]
         return {
             "schema_version": SCHEMA_VERSION,
@@ -164,7 +173,9 @@ class Summary:
             ),
             "introduced": entries,
             "introduced_total": len(culprits),
-            "culprit_groups": [_group(group) for group in culprit_groups(culprits)[:_MOST_LISTED]],
+            "culprit_groups": [
+                _group(group, own) for group in culprit_groups(culprits)[:_MOST_LISTED]
+            ],
             "unmatched": {
                 "target": self._unmatched["target"],
                 "reference": self._unmatched["reference"],
@@ -173,9 +184,14 @@ class Summary:
             "comparisons": parts,
             "next_steps": list(verdict.next),
             "notes": list(dict.fromkeys([*notes, *self._notes])),
-            "elapsed_s": round(elapsed_s, 3),
+            "elapsed_s": 0.0,
             "bytes_read": bytes_read,
         }
+
+    def _add_proofs(self, steps: Sequence[StepObservations]) -> None:
+        """Take in the proofs of steps, without the differences that own errors explain."""
+        for part, observed in zip(self._parts, steps, strict=True):
+            part["proof"] = None if observed.proof is None else _proof(observed.proof)
 
 
 def _part(comparison: RankComparison) -> dict[str, Any]:
@@ -255,7 +271,7 @@ def _difference(comparison: RankComparison, row: Row) -> dict[str, Any]:
     }
 
 
-def _introduced(culprit: Culprit) -> dict[str, Any]:
+def _introduced(culprit: Culprit, own: OwnErrors | None = None) -> dict[str, Any]:
     comparison, row = culprit.comparison, culprit.row
     return {
         "name": row.pair.name,
@@ -271,11 +287,12 @@ def _introduced(culprit: Culprit) -> dict[str, Any]:
         "order": row.pair.position,
         "cause": None if row.cause is None else str(row.cause),
         "reason": row.reason,
+        "own_error": None if own is None else own.as_json(),
     }
 
 
-def _group(group: CulpritGroup) -> dict[str, Any]:
-    first = _introduced(group.culprits[0])
+def _group(group: CulpritGroup, own: Mapping[CulpritKey, OwnErrors]) -> dict[str, Any]:
+    first = _introduced(group.culprits[0], own.get(key_of(group.culprits[0])))
     return {
         "count": group.count,
         "kind": group.kind,

@@ -11,6 +11,7 @@ from msprobe.compare.model import Mode
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.verdicts.observations import StepObservations
+from msprobe.compare.verdicts.own_error import CulpritKey, OwnErrors
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 
@@ -109,6 +110,7 @@ class Findings:
         scope: how the two dumps differ in what was recorded.
         paired: operations with a partner, and the smaller number of operations of the two sides.
         meanings: numbers that factors of gradients may come from, by step and rank.
+        own_errors: errors of calls against float64, of those that were computed again.
     """
 
     counts: Mapping[str, int]
@@ -123,6 +125,7 @@ class Findings:
     scope: Sequence[str] = ()
     paired: tuple[int, int] = (0, 0)
     meanings: Mapping[tuple[int, int | str], Meanings] = field(default_factory=dict)
+    own_errors: Mapping[CulpritKey, OwnErrors] = field(default_factory=dict)
 
     def conclude(
         self,
