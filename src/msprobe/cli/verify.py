@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from msprobe.dump.dump_steps import Dump
 
 RESULT_FILE: Final = "verify.json"
+PAGE_FILE: Final = "verify.html"
 _SCRIPTS: Final = 3
 EXIT_FOUND: Final = 1
 EXIT_UNJUDGED: Final = 2
@@ -43,6 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("csv", "xlsx", "parquet"),
         help="also write a table, a row for each result, to verify.csv and so on in DIR",
+    )
+    parser.add_argument(
+        "--html", action="store_true", help=f"also write a page to click through, {PAGE_FILE}"
     )
     add_steps(parser)
     add_ranks(parser)
@@ -94,8 +98,11 @@ def run(options: argparse.Namespace) -> int:
     """Verify a dump and print the answer."""
     from msprobe.checks.verify_dump import Selection, verify_dump
     from msprobe.dump.reader import open_dump
+    from msprobe.errors import UsageError
     from msprobe.replay.workers import Limits
 
+    if options.html and options.output is None:
+        raise UsageError("--html needs a folder for its page: -o DIR")
     memory = None if options.memory is None else int(options.memory * 1e9)
     dump = open_dump(options.dump)
     with _progress() as progress:
@@ -126,16 +133,19 @@ def run(options: argparse.Namespace) -> int:
 def _show(found: VerifiedDump, options: argparse.Namespace) -> None:
     from msprobe.checks.verify_json import verify_json
     from msprobe.checks.verify_lines import answer_lines
+    from msprobe.checks.verify_page import write_verify_page
     from msprobe.checks.verify_table import verify_table
     from msprobe.cli.terminal import make_console, print_json, print_lines
     from msprobe.files import write_report
     from msprobe.json_text import strict_json
     from msprobe.report.table_files import write_table
 
-    path = None
+    paths = []
     if options.output is not None:
         text = strict_json(verify_json(found), indent=None)
-        path = write_report(options.output / RESULT_FILE, text)
+        paths.append(write_report(options.output / RESULT_FILE, text))
+        if options.html:
+            paths.append(write_verify_page(found, options.output / PAGE_FILE))
         if options.format is not None:
             write_table(verify_table(found), options.output / RESULT_FILE[:-5], options.format)
     if options.json:
@@ -143,7 +153,7 @@ def _show(found: VerifiedDump, options: argparse.Namespace) -> None:
         return
     console = make_console()
     print_lines(console, answer_lines(found))
-    if path is not None:
+    for path in paths:
         console.print(f"  details: {path}", style="dim")
 
 

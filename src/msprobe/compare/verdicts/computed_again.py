@@ -67,6 +67,10 @@ def may_be_judged(culprit: Culprit) -> bool:
     row = culprit.row
     if culprit.comparison.mode is not Mode.TENSOR or not row.pair.is_matched:
         return False
+    if any(
+        side.level == "L2" for side in (culprit.comparison.target, culprit.comparison.reference)
+    ):
+        return False
     if culprit.kind not in ("forward", "backward") or row.cause is not None:
         return False
     if class_of(culprit) not in _CLASSES:
