@@ -67,6 +67,8 @@ SETUPS: Final = (
     Setup("gpt", "mix", max_ratio=0.40, max_slowdown=1.24),
     Setup("gpt", "mix", "md5", max_ratio=0.50),
     Setup("gpt", "mix", "tensor", max_ratio=0.50, max_disk_ratio=0.75),
+    Setup("gpt", "L1", "nan_check", max_slowdown=1.10),
+    Setup("gpt", "mix", "overflow_check"),
     Setup("gpt-bf16", "L0"),
     Setup("gpt-bf16", "L1", max_slowdown=1.45),
     Setup("gpt-bf16", "mix"),
@@ -79,6 +81,8 @@ SETUPS: Final = (
     Setup("small-ops", "L0", max_ratio=0.25),
     Setup("small-ops", "L1", max_ratio=0.18, max_slowdown=4.0),
     Setup("small-ops", "mix", max_ratio=0.14),
+    Setup("small-ops", "L1", "nan_check", max_slowdown=3.5),
+    Setup("small-ops", "mix", "overflow_check"),
 )
 IDLE_CASES: Final = ("gpt", "small-ops")
 MAX_STATISTICS_MEMORY_BYTES: Final = 256 << 20

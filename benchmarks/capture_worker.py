@@ -32,7 +32,11 @@ from bench_models import Workload, build
 
 def config_of(level: str, task: str, dump_path: Path) -> dict[str, object]:
     """The same configuration for every tool; `risk_level` makes all of them record everything."""
-    section = {
+    sections: dict[str, dict[str, object]] = {
+        "overflow_check": {"overflow_nums": -1},
+        "nan_check": {"stop_on": "never"},
+    }
+    section = sections.get(task) or {
         "scope": [],
         "list": [],
         "data_mode": ["all"],

@@ -199,6 +199,7 @@ static double f16_value(uint16_t bits)
 typedef void (*block_fn)(const void *block, size_t n, struct total *t);
 typedef void (*fold_fn)(const void *block, size_t n, double *sums);
 typedef size_t (*below_fn)(const void *block, size_t n, uint64_t limit);
+typedef uint64_t (*greatest_fn)(const void *block, size_t n);
 
 struct kernels {
     const char *name;
@@ -207,6 +208,7 @@ struct kernels {
         fold_f64;
     void (*project)(double *sums, size_t n, struct projections *projections);
     below_fn below_16, below_32, below_64;
+    greatest_fn greatest_16, greatest_32, greatest_64;
 };
 
 #define KERNELS(isa)                                                                            \
@@ -214,7 +216,8 @@ struct kernels {
      block_u16_##isa, block_i32_##isa, block_u32_##isa, block_i64_##isa, block_u64_##isa,       \
      block_bool_##isa, fold_i8_##isa, fold_u8_##isa, fold_i16_##isa, fold_u16_##isa,            \
      fold_i32_##isa, fold_u32_##isa, fold_i64_##isa, fold_u64_##isa, fold_f32_##isa,            \
-     fold_f64_##isa, project_##isa, below_16_##isa, below_32_##isa, below_64_##isa}
+     fold_f64_##isa, project_##isa, below_16_##isa, below_32_##isa, below_64_##isa,        \
+     greatest_16_##isa, greatest_32_##isa, greatest_64_##isa}
 
 /* Ascending: the last one that works here is taken. */
 static const struct kernels ALL_KERNELS[] = {
@@ -1263,6 +1266,79 @@ static int measure(int kind, const char *start, int ndim, const int64_t *shape,
     return 0;
 }
 
+/* ---- the greatest magnitude ------------------------------------------------------------------ */
+
+struct greatest {
+    greatest_fn of;
+    uint64_t bits, enough; /* nothing more is read when the bits reach `enough` */
+};
+
+static void greatest_block(const void *block, size_t n, void *state)
+{
+    struct greatest *greatest = state;
+    if (greatest->bits >= greatest->enough) return;
+    uint64_t bits = greatest->of(block, n);
+    if (bits > greatest->bits) greatest->bits = bits;
+}
+
+/* The type of the parts of a complex number, or the type itself. */
+static int part_kind(int kind)
+{
+    return kind == K_C32 ? K_F16 : kind == K_C64 ? K_F32 : kind == K_C128 ? K_F64 : kind;
+}
+
+static double greatest_in(const struct layout *layout, const struct kind *kind, size_t n)
+{
+    struct greatest greatest = {NULL, 0, (uint64_t)kind->inf_key};
+    greatest.of = kind->category == FLOAT16   ? chosen.greatest_16
+                  : kind->category == FLOAT32 ? chosen.greatest_32
+                                              : chosen.greatest_64;
+    if (n * layout->itemsize < GIL_RELEASE_BYTES) {
+        walk(layout, BLOCK_BYTES, greatest_block, &greatest);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        walk(layout, BLOCK_BYTES, greatest_block, &greatest);
+        Py_END_ALLOW_THREADS
+    }
+    return value_of_key(kind, (int64_t)greatest.bits);
+}
+
+/* See `largest` in _native_api.h. */
+static int largest(int kind, const char *start, int ndim, const int64_t *shape,
+                   const int64_t *strides, Py_ssize_t size_bytes, double *out)
+{
+    *out = 0;
+    enum category category = KINDS[kind].category;
+    if (category == COUNTED && !KINDS[kind].fold_offset) {
+        struct msprobe_measures measures;
+        if (measure(kind, start, ndim, shape, strides, size_bytes, -1, NULL, &measures) < 0)
+            return -1;
+        if (measures.nan > 0) *out = NAN;
+        else if (measures.inf > 0) *out = INFINITY;
+        else if (measures.count > 0) *out = fmax(fabs(measures.max), fabs(measures.min));
+        return 0;
+    }
+    if (category != COMPLEX && category > FLOAT64) return 0;
+    int64_t sizes[MAX_DIMS], steps[MAX_DIMS];
+    int part = part_kind(kind);
+    if (part != kind) { /* a last dimension of the two parts */
+        if (ndim == MAX_DIMS) {
+            PyErr_SetString(PyExc_ValueError, "too many dimensions");
+            return -1;
+        }
+        for (int i = 0; i < ndim; i++) sizes[i] = shape[i], steps[i] = 2 * strides[i];
+        sizes[ndim] = 2, steps[ndim] = 1;
+        ndim++, shape = sizes, strides = steps;
+    }
+    struct layout layout;
+    Py_ssize_t n = read_buffer(&layout, part, start, ndim, shape, strides, size_bytes);
+    if (n > 0) {
+        layout.is_in_order = 0; /* long rows are read where they lie */
+        *out = greatest_in(&layout, &KINDS[part], (size_t)n);
+    }
+    return n < 0 ? -1 : 0;
+}
+
 /* Copy a tuple of sizes; -1 with an exception. */
 static int read_sizes(PyObject *tuple, int64_t *sizes)
 {
@@ -1388,7 +1464,7 @@ static struct msprobe_kind kind_at(int index)
 }
 
 static const struct msprobe_native_api API = {MSPROBE_NATIVE_API_VERSION, KIND_COUNT, kind_at,
-                                              statistics, measure};
+                                              statistics, measure, largest};
 
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_native", "One-pass statistics and stack keys.", -1, METHODS,

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define MSPROBE_NATIVE_API "msprobe.capture._native.API"
-#define MSPROBE_NATIVE_API_VERSION 3
+#define MSPROBE_NATIVE_API_VERSION 4
 #define MSPROBE_MAX_DIMS 64
 
 struct msprobe_kind {
@@ -42,6 +42,11 @@ struct msprobe_native_api {
     int (*measure)(int kind, const char *start, int ndim, const int64_t *shape,
                    const int64_t *strides, Py_ssize_t size_bytes, double threshold,
                    double *bins, struct msprobe_measures *out);
+    /* The greatest magnitude of the elements, of complex ones of their parts: NaN or infinite where
+     * there is a NaN or an infinity, of which no more is said; 0 of integers, which are not read.
+     * 0, or -1 with an exception as above. */
+    int (*largest)(int kind, const char *start, int ndim, const int64_t *shape,
+                   const int64_t *strides, Py_ssize_t size_bytes, double *out);
 };
 
 #endif

@@ -358,6 +358,23 @@ BELOW_BLOCK(below_16, uint16_t, 0x7fff)
 BELOW_BLOCK(below_32, uint32_t, 0x7fffffff)
 BELOW_BLOCK(below_64, uint64_t, (uint64_t)INT64_MAX)
 
+/* The greatest bits of the magnitudes: those of a NaN are above those of an infinity. */
+#define GREATEST_BLOCK(NAME, TYPE, MAGNITUDE)                                                   \
+    TARGET static uint64_t ISA(NAME)(const void *block, size_t n)                               \
+    {                                                                                           \
+        const TYPE *p = block;                                                                  \
+        TYPE greatest = 0;                                                                      \
+        for (size_t i = 0; i < n; i++) {                                                        \
+            TYPE bits = (TYPE)(p[i] & MAGNITUDE);                                               \
+            greatest = bits > greatest ? bits : greatest;                                       \
+        }                                                                                       \
+        return greatest;                                                                        \
+    }
+
+GREATEST_BLOCK(greatest_16, uint16_t, 0x7fff)
+GREATEST_BLOCK(greatest_32, uint32_t, 0x7fffffff)
+GREATEST_BLOCK(greatest_64, uint64_t, (uint64_t)INT64_MAX)
+
 /* Add up the elements of at most a sign block that have equal signs, for the types whose own
  * reduction does not project. `sums` gets min(n, SIGN_PERIOD) numbers. */
 #define FOLD(NAME, TYPE, WIDE)                                                                  \
@@ -411,6 +428,7 @@ TARGET static void ISA(project)(double *sums, size_t n, struct projections *proj
 
 #undef SUM_BLOCK
 #undef BELOW_BLOCK
+#undef GREATEST_BLOCK
 #undef FOLD
 #undef MAX_FLOATS
 #undef MIN_FLOATS

@@ -20,6 +20,7 @@ from msprobe.dump.records import TensorRecord
 
 if TYPE_CHECKING:
     from msprobe.capture.call import Draft
+    from msprobe.capture.value_states import ValueWatch
     from msprobe.capture.values import Found, Position
 
 # A tensor of whatever framework; only the adapter looks inside.
@@ -79,6 +80,14 @@ class Adapter(Protocol):
             arguments: how many positional arguments.
 
         Returns: None where they must be described one by one.
+        """
+
+    def value_watch(self, *, share: float, parameters: bool) -> ValueWatch | None:
+        """Return what asks whether values are finite without describing them; None: it cannot.
+
+        Args:
+            share: of the largest number of a type, from which a value is near it; 0 for none.
+            parameters: whether parameters among the arguments are read.
         """
 
     def private_copy(self, tensor: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from msprobe.dump.records import JsonTree, TensorRecord
 from msprobe.dump.writer import RankDump, TensorPayload
 
 if TYPE_CHECKING:
+    from msprobe.capture.stacks import Stack
     from msprobe.capture.statistics import Summary
 
 
@@ -32,6 +33,8 @@ class Draft(msgspec.Struct, eq=False):
         waiting: summaries that the device has not delivered yet, with the records to fill.
         held: copies of tensors put aside until it is known whether they are saved (overflow
             check), with record and path; None when nothing waits for such a decision.
+        parent: the record around its call, where a check is to name it.
+        stack: where it was called, under the same condition.
     """
 
     name: str
@@ -45,6 +48,8 @@ class Draft(msgspec.Struct, eq=False):
     error: BaseException | None = None
     waiting: list[Any] | None = None
     held: list[tuple[TensorPayload, TensorRecord, str]] | None = None
+    parent: str | None = None
+    stack: Stack | None = None
 
     def file_name(self, path: str, suffix: str | None = None) -> str:
         """Return the file name of the tensor at `path`, such as ``input.0``."""

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, Self
 
+from msprobe.capture.nan_check import NanCheck, NanFinding
 from msprobe.capture.session import Session, current_session, use_session
 from msprobe.config import (
     Config,
@@ -301,6 +302,27 @@ class DebuggerFront(ABC):
             return
         with lock:
             cls._place.save(cls._running().session, variable, name, save_backward)
+
+    @classmethod
+    def on_nan(cls, callback: Callable[[NanFinding], object] | None) -> None:
+        """Call a function with the first source of each step that has one (task ``nan_check``).
+
+        It is called as soon as the step has ended, from within `step`; an exception that it raises
+        leaves `step`, and so ends the training if nothing catches it.
+
+        Args:
+            callback: the function; None for none.
+
+        Raises:
+            UsageError: no debugger was constructed, or its task is another one.
+        """
+        with lock:
+            run = cls._running()
+            check = run.session.check
+            if not isinstance(check, NanCheck):
+                words = f'the task is "{run.config.task}"'
+                raise UsageError(f"on_nan() belongs to the task nan_check; {words}")
+            check.report = callback
 
     @classmethod
     def monitor(cls, watched: Any) -> None:

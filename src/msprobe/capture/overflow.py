@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import UNSET
@@ -16,23 +17,24 @@ logger = logging.getLogger(__name__)
 
 # The parts that a call received. A call whose received values are all finite is a source. Gradients
 # of parameters show no inputs: one is a source only where nothing overflowed before it in the step.
-_RECEIVED: Final = frozenset({"input_args", "input_kwargs", "parameters", "input"})
+RECEIVED: Final = frozenset({"input_args", "input_kwargs", "parameters", "input"})
 
 
 def overflowing(tree: JsonTree) -> bool:
     """Return whether a tensor record in `tree` holds NaN or infinities."""
-    return any(record.nan_count is not UNSET for record in _tensor_records(tree))
+    return any(record.nan_count is not UNSET for record in tensor_records(tree))
 
 
-def _tensor_records(tree: JsonTree) -> Iterator[TensorRecord]:
+def tensor_records(tree: JsonTree) -> Iterator[TensorRecord]:
+    """Yield the records of tensors in a part of a record."""
     if isinstance(tree, TensorRecord):
         yield tree
     elif isinstance(tree, Mapping):
         for value in tree.values():
-            yield from _tensor_records(value)
+            yield from tensor_records(value)
     elif isinstance(tree, list):
         for value in tree:
-            yield from _tensor_records(value)
+            yield from tensor_records(value)
 
 
 class OverflowCheck:
@@ -54,7 +56,11 @@ class OverflowCheck:
         self.sources = 0
         self.finished = False
 
-    def begin_step(self) -> None:
+    def wants(self, name: str) -> bool:
+        """Return False: only overflowing calls are kept."""
+        return False
+
+    def begin_step(self, step: int, results: Path) -> None:
         """Count the hits of another step."""
         self._earlier += self.hits
         self.hits = self.sources = 0
@@ -64,7 +70,7 @@ class OverflowCheck:
         held, draft.held = draft.held, None
         if self.finished or not draft.overflow:
             return False
-        received = [value for part, value in draft.parts.items() if part in _RECEIVED]
+        received = [value for part, value in draft.parts.items() if part in RECEIVED]
         is_source = not any(map(overflowing, received)) and (bool(received) or self.hits == 0)
         self._count(draft.name, is_source=is_source)
         draft.parts["overflow"] = "source" if is_source else "inherited"
@@ -85,7 +91,6 @@ class OverflowCheck:
             self.finished = True
             logger.info("overflow check ends: %d overflowing calls found", self._limit)
 
-
-def counts(check: OverflowCheck) -> dict[str, Any]:
-    """Return the counts for the account of a step."""
-    return {"overflows": check.hits, "overflow_sources": check.sources}
+    def end_step(self) -> dict[str, Any]:
+        """Return the counts for the account of the step."""
+        return {"overflows": self.hits, "overflow_sources": self.sources}

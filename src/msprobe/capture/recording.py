@@ -19,7 +19,6 @@ from msprobe.capture.backward_record import begin_parts, gradient_path, place, w
 from msprobe.capture.call import Call, Draft
 from msprobe.capture.events import CallSink
 from msprobe.capture.names import RECOMPUTE
-from msprobe.capture.overflow import OverflowCheck
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Describer, Found, Position
 from msprobe.config import DataMode
@@ -157,11 +156,21 @@ class Recording(CallSink):
         dump = self._dump
         if dump is None:
             return
-        if stack.index not in self._written_stacks:
+        if self._keeps_construct or call.draft is not None:
+            self._write_place(call, name, stack)
+        else:
+            self._write_stack(stack)
+
+    def _write_stack(self, stack: Stack) -> None:
+        if stack.index not in self._written_stacks and self._dump is not None:
             self._written_stacks.add(stack.index)
-            dump.put_frames(stack.index, stack.frames)
-        if not (self._keeps_construct or call.draft is not None):
+            self._dump.put_frames(stack.index, stack.frames)
+
+    def _write_place(self, call: Call, name: str, stack: Stack) -> None:
+        dump = self._dump
+        if dump is None:
             return
+        self._write_stack(stack)
         owner = stack.traits.owner
         if owner is not None and call.parent == owner and owner not in self._written_owners:
             self._written_owners.add(owner)
@@ -321,15 +330,18 @@ class Recording(CallSink):
 
     # -- records -------------------------------------------------------------------------------
 
-    def finish(self, draft: Draft) -> None:
-        """Hand a draft on unless nothing of it is kept."""
+    def finish(self, draft: Draft) -> bool:
+        """Hand a draft on unless nothing of it is kept; return whether it is or may be written."""
         if not draft.parts:
             self._step.account.skipped["outside scope"] += 1
-            return
-        self.hand_on(draft)
+            return False
+        return self.hand_on(draft)
 
-    def hand_on(self, draft: Draft) -> None:
-        """Write a draft, or let it wait for numbers that the device still computes."""
+    def hand_on(self, draft: Draft) -> bool:
+        """Write a draft, or let it wait for numbers that the device still computes.
+
+        Returns: whether it is or may be written.
+        """
         if draft.error is not None:
             self._failed("reading a tensor", draft.error)
             draft.error = None  # its traceback holds the tensor
@@ -337,10 +349,12 @@ class Recording(CallSink):
             self._deferred.append(draft)
             if len(self._deferred) >= _WAITING_LIMIT:
                 self.flush_deferred()
-            return
-        if self.keeps(draft):
-            self._write(draft, self._dump)
-            self._step.account.records += 1
+            return True
+        if not self.keeps(draft):
+            return False
+        self._write(draft, self._dump)
+        self._step.account.records += 1
+        return True
 
     def rewrite_recomputed(self) -> None:
         """Write the records of recomputed calls again; readers take the later one."""
@@ -363,8 +377,7 @@ class Recording(CallSink):
             self._failed("statistics from the device", error)
         if not drafts and resolve is None:
             return
-        self._step.account.records += len(drafts)
-        dump = self._dump
+        dump, account = self._dump, self._step.account
 
         def complete() -> None:
             try:
@@ -378,7 +391,9 @@ class Recording(CallSink):
                 except Exception as error:  # noqa: BLE001 - logged, and training goes on
                     self._failed("statistics from the device", error)
                 draft.waiting = None
-                self._write(draft, dump)
+                if self.keeps(draft):
+                    account.records += 1
+                    self._write(draft, dump)
 
         self._submit(complete)
 
@@ -404,27 +419,3 @@ class TensorRecording(Recording):
         if any(part in name for part in self._wanted):
             draft.files = self._dump
         return draft
-
-
-class OverflowRecording(Recording):
-    """Keeps only records in which a NaN or an infinity is seen, and saves their tensors."""
-
-    _has_more = True
-
-    def __init__(self, around: RecordingContext, check: OverflowCheck) -> None:
-        """Create it; `check` judges complete records."""
-        super().__init__(around)
-        self._check = check
-
-    def new_draft(self, name: str, order: int) -> Draft:
-        """Return a new record, whose tensors are put aside until it is judged."""
-        draft = super().new_draft(name, order)
-        draft.files, draft.held = self._dump, []
-        return draft
-
-    def keeps(self, draft: Draft) -> bool:
-        """Return whether a record overflows."""
-        return self._check.keeps(draft)
-
-    def write_interim(self, draft: Draft) -> None:
-        """Write nothing: incomplete records are not judged."""

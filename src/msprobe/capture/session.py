@@ -24,23 +24,21 @@ from msprobe.capture.attaching import Attachable
 from msprobe.capture.backward_passes import BackwardPasses
 from msprobe.capture.calls import Calls
 from msprobe.capture.facts import FactCollector, FactSink
-from msprobe.capture.overflow import OverflowCheck, counts
-from msprobe.capture.recording import (
-    OverflowRecording,
-    Recording,
-    RecordingContext,
-    TensorRecording,
-)
+from msprobe.capture.nan_check import NanCheck
+from msprobe.capture.overflow import OverflowCheck
+from msprobe.capture.recording import Recording, RecordingContext, TensorRecording
 from msprobe.capture.saved_values import SavedValues
 from msprobe.capture.selection import Selection
 from msprobe.capture.signature import StepSignatures
 from msprobe.capture.stacks import StackTable
 from msprobe.capture.values import Describer
+from msprobe.capture.watch_recording import WatchRecording
 from msprobe.config import (
     Config,
     DataMode,
     DumpSwitch,
     Level,
+    NanCheckSection,
     OverflowCheckSection,
     StatisticsSection,
     Task,
@@ -72,6 +70,7 @@ class Session:
         backward: is told of gradients; tells the sinks.
         recording: the sink that makes the records of the task.
         saved: makes the records of level debug.
+        check: judges the records of a task that keeps few; None for the others.
         signatures: makes the signature of each step; None for the tasks that record calls.
         facts: takes what happens around the calls.
         capturing: whether execution is between `start` and `stop`.
@@ -125,7 +124,7 @@ class Session:
             self.run_undo.callback(self._attachable.close)
         self._dead = False
         self._began = process_began()
-        self.overflow = _overflow_check(config)
+        self.check = _check_of(config)
         selection = _selection(config)
         around = RecordingContext(
             step=self.current,
@@ -136,7 +135,7 @@ class Session:
             submit=self._submit,
             failed=self.failed,
         )
-        self.recording = _recording_of(config, around, self.overflow)
+        self.recording = _recording_of(config, around, self.check)
         self.calls = Calls(self.current, selection, self.recording)
         self.backward = BackwardPasses(self.calls, adapter)
         self.saved = SavedValues(self.recording, self.current, adapter)
@@ -216,7 +215,7 @@ class Session:
             self.finished = True
             logger.info("all wanted steps are recorded: capture ends (last step %d)", last)
             return False
-        if self.overflow is not None and self.overflow.finished:
+        if self.check is not None and self.check.finished:
             self.finished = True
             return False
         if not self._is_asked_for() and not (
@@ -313,6 +312,11 @@ class Session:
         self.stop()
         self.attempt("step", self.step_undo.close)
         self._close_dump()
+
+    def tell_findings(self) -> None:
+        """Tell the user's callback what the step that ended has shown; its errors pass."""
+        if isinstance(self.check, NanCheck):
+            self.check.tell()
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -423,8 +427,9 @@ class Session:
         head = DumpHead(config.task, config.level, framework, began=self._began)
         calls = config.extra_info and config.level is not Level.DEBUG
         self.dump = self._writer.open(directory, head, extra_info=calls)
-        if self.overflow is not None:
-            self.overflow.begin_step()
+        if self.check is not None:
+            results = claim.dump_path / f"{config.task}_{claim.name}"
+            self.check.begin_step(self.step_number, results)
         self.recording.use(self.dump)
         self.facts.begin(self.step_number, self.dump)
 
@@ -465,8 +470,8 @@ class Session:
         fields[RUN_KEY] = RunTimes(self._began, time.time()).as_json()
         fields["write_errors"] = written.errors
         fields["linked_tensors"] = written.linked
-        if self.overflow is not None:
-            fields |= counts(self.overflow)
+        if self.check is not None:
+            fields |= self.attempt("check", self.check.end_step) or {}
         dump.write_account(fields)
         logger.info(account.line(facts))
         self.totals.add(account)
@@ -498,21 +503,33 @@ def _selection(config: Config) -> Selection:
 
 
 def _recording_of(
-    config: Config, around: RecordingContext, overflow: OverflowCheck | None
+    config: Config, around: RecordingContext, check: OverflowCheck | NanCheck | None
 ) -> Recording:
     """Return the sink that does the task."""
-    if overflow is not None:
-        return OverflowRecording(around, overflow)
+    section = config.section
+    if check is not None:
+        is_nan_check = isinstance(section, NanCheckSection)
+        share = section.near_overflow if isinstance(section, NanCheckSection) else 0.0
+        return WatchRecording(
+            around,
+            check,
+            around.adapter.value_watch(share=share, parameters=not is_nan_check),
+            sees_writes=config.level is not Level.L0,
+            saves=not is_nan_check,
+        )
     if config.task is Task.TENSOR:
         return TensorRecording(around)
-    if isinstance(config.section, StatisticsSection) and config.section.tensor_list:
-        return TensorRecording(around, config.section.tensor_list)
+    if isinstance(section, StatisticsSection) and section.tensor_list:
+        return TensorRecording(around, section.tensor_list)
     return Recording(around)
 
 
-def _overflow_check(config: Config) -> OverflowCheck | None:
-    if isinstance(config.section, OverflowCheckSection):
-        return OverflowCheck(config.section.overflow_nums)
+def _check_of(config: Config) -> OverflowCheck | NanCheck | None:
+    match config.section:
+        case OverflowCheckSection() as section:
+            return OverflowCheck(section.overflow_nums)
+        case NanCheckSection() as section:
+            return NanCheck(section)
     return None
 
 

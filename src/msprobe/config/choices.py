@@ -13,6 +13,7 @@ class Task(StrEnum):
     TENSOR = "tensor"
     STRUCTURE = "structure"
     OVERFLOW_CHECK = "overflow_check"
+    NAN_CHECK = "nan_check"
     SIGNATURE = "signature"
     EXCEPTION_DUMP = "exception_dump"
     GRAD_PROBE = "grad_probe"
@@ -77,6 +78,13 @@ class CheckMode(StrEnum):
     ALL = "all"
     AICORE = "aicore"
     ATOMIC = "atomic"
+
+
+class StopOn(StrEnum):
+    """When a search ends: with the step that has the first source, or never."""
+
+    FIRST_SOURCE = "first_source"
+    NEVER = "never"
 
 
 class DataModeWord(StrEnum):

@@ -23,6 +23,7 @@ from msprobe.config.choices import (
     Precision,
     RiskLevel,
     SignFormat,
+    StopOn,
     SummaryMode,
     Task,
 )
@@ -166,6 +167,35 @@ class OverflowCheckKeys(msgspec.Struct, frozen=True, kw_only=True):
     black_list: BlackList = []
 
 
+class NanCheckKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Task `nan_check`: where NaN and infinities begin, found as cheaply as possible."""
+
+    tensor_list: Annotated[
+        Names,
+        Meta(
+            description="Calls whose name contains one of these strings are always recorded, with "
+            "their tensors."
+        ),
+    ] = []
+    stop_on: Annotated[
+        StopOn,
+        Meta(
+            description="`first_source`: the search ends with the step in which a NaN or an "
+            "infinity begins. `never`: it goes on."
+        ),
+    ] = StopOn.FIRST_SOURCE
+    near_overflow: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Finite numbers from this share of the largest one of their type on are "
+            "reported, too; 0 for none.",
+        ),
+    ] = 0.9
+    black_list: BlackList = []
+
+
 class SignatureKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Task `signature`: a few numbers of each parameter and step, for `msprobe bisect`; no keys."""
 
@@ -233,8 +263,8 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Which calls to see: `L0` modules, `L1` APIs, `mix` both, `L2` the "
             "kernels that run beneath, `debug` only what you pass to `save()`. The task "
-            "`structure` works at L0 and mix, `overflow_check` at L0, L1 and mix; `signature` "
-            "records no calls, and the level does not matter."
+            "`structure` works at L0 and mix, `overflow_check` and `nan_check` at L0, L1 and "
+            "mix; `signature` records no calls, and the level does not matter."
         ),
     ] = Level.L1
     enable_dataloader: Annotated[
@@ -308,7 +338,7 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Also write `facts.json`: the training around the calls, such as settings, "
-            "data, optimizer steps."
+            "data, optimizer steps. The task `signature` always does, `nan_check` never."
         ),
     ] = True
     optimizer_apis: Annotated[
@@ -340,6 +370,7 @@ SectionKeys = (
     | TensorKeys
     | StructureKeys
     | OverflowCheckKeys
+    | NanCheckKeys
     | SignatureKeys
     | ExceptionDumpKeys
     | GradProbeKeys
@@ -352,6 +383,7 @@ SECTION_KEYS: Final[dict[Task, type[SectionKeys]]] = {
     Task.TENSOR: TensorKeys,
     Task.STRUCTURE: StructureKeys,
     Task.OVERFLOW_CHECK: OverflowCheckKeys,
+    Task.NAN_CHECK: NanCheckKeys,
     Task.SIGNATURE: SignatureKeys,
     Task.EXCEPTION_DUMP: ExceptionDumpKeys,
     Task.GRAD_PROBE: GradProbeKeys,

@@ -15,6 +15,7 @@ from msprobe.config.choices import DataModeWord, Level
 from msprobe.config.file_keys import (
     ExceptionDumpKeys,
     GradProbeKeys,
+    NanCheckKeys,
     OverflowCheckKeys,
     SectionKeys,
     SignatureKeys,
@@ -27,6 +28,7 @@ from msprobe.config.settings import (
     DataMode,
     ExceptionDumpSection,
     GradProbeSection,
+    NanCheckSection,
     OverflowCheckSection,
     Section,
     SignatureSection,
@@ -67,6 +69,14 @@ def build_section(
             return StructureSection(black_list=tuple(keys.black_list))
         case OverflowCheckKeys():
             return _overflow_check(keys, source=source)
+        case NanCheckKeys():
+            _warn_empty(keys.tensor_list, "nan_check.tensor_list", warnings)
+            return NanCheckSection(
+                tensor_list=tuple(keys.tensor_list),
+                stop_on=keys.stop_on,
+                near_overflow=keys.near_overflow,
+                black_list=tuple(keys.black_list),
+            )
         case SignatureKeys():
             return SignatureSection()
         case ExceptionDumpKeys():

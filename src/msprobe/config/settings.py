@@ -17,6 +17,7 @@ from msprobe.config.choices import (
     Precision,
     RiskLevel,
     SignFormat,
+    StopOn,
     SummaryMode,
     Task,
 )
@@ -110,6 +111,23 @@ class OverflowCheckSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NanCheckSection:
+    """Settings of the task `nan_check`.
+
+    Attributes:
+        tensor_list: parts of names; matching calls are always recorded, with their tensors.
+        stop_on: when the search ends.
+        near_overflow: share of the largest number of a type from which a value is near it; 0: none.
+        black_list: API names that are never looked at.
+    """
+
+    tensor_list: tuple[str, ...] = ()
+    stop_on: StopOn = StopOn.FIRST_SOURCE
+    near_overflow: float = 0.9
+    black_list: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignatureSection:
     """Settings of the task `signature`: no keys.
 
@@ -151,6 +169,7 @@ Section = (
     | TensorSection
     | StructureSection
     | OverflowCheckSection
+    | NanCheckSection
     | SignatureSection
     | ExceptionDumpSection
     | GradProbeSection

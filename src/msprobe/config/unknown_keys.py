@@ -17,7 +17,6 @@ OTHER_TASKS: Final[dict[str, str]] = {
     "use tensor to record the calls",
     "exception_dump": "use overflow_check, which records the calls that show a NaN or an infinity; "
     "it is for MindSpore at level L2",
-    "nan_check": "use overflow_check, which finds NaN and infinity on any device",
     "diff_check": "capture both runs, with summary_mode md5 for bit equality, and compare the "
     "dumps",
 }

@@ -45,6 +45,9 @@ class TensorRecord(msgspec.Struct):
         note: why a statistic is missing, in a few words (``meta``, ``released`` …).
         written: true for a tensor that the call overwrites without reading; it has no statistics.
         undefined: true for memory that nothing has filled yet; it has no values.
+        is_nan: whether there is a NaN or an infinity; only in the task ``nan_check``.
+        first_nonfinite: index of the first NaN, +Inf and -Inf, under ``nan``, ``inf``, ``-inf``;
+            only in the task ``nan_check``.
     """
 
     type: str
@@ -71,6 +74,8 @@ class TensorRecord(msgspec.Struct):
     note: str | UnsetType = UNSET
     written: bool | UnsetType = UNSET
     undefined: bool | UnsetType = UNSET
+    is_nan: bool | UnsetType = UNSET
+    first_nonfinite: dict[str, list[int]] | UnsetType = UNSET
 
 
 _FAST: Final = msgspec.json.Encoder()

@@ -170,6 +170,9 @@ class MindSporeAdapter:
     def record_gradients(self, arrived: Any, outputs: int, arguments: int) -> None:
         """Return None: gradients are described one by one."""
 
+    def value_watch(self, *, share: float, parameters: bool) -> None:
+        """Return None: values are described to learn whether they are finite."""
+
     def private_copy(self, tensor: Any) -> Any:
         """Return a copy of a gradient: where it lies, or as a NumPy array."""
         copy = self._device.copy(_stored(tensor)) if self._asks_device else None

@@ -269,6 +269,7 @@ class Run:
         if self._parts_session is not None:
             self._parts_session.step()
         self.session.step()
+        self.session.tell_findings()
 
 
 def _cells_of(models: Sequence[nn.Cell]) -> Iterator[nn.Cell]:

@@ -202,6 +202,7 @@ class Run:
         self.observer.next_step()
         if self.signatures is not None:
             self.signatures.next_step()
+        self.session.tell_findings()
 
 
 def as_models(model: Any) -> tuple[nn.Module, ...]:

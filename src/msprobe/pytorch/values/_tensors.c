@@ -27,6 +27,7 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -467,6 +468,10 @@ struct storage {
     PyObject *weak_ref;
     uint32_t epoch;
     uint8_t is_banned, was_born;
+    /* All of it was found sound (`check`) as elements of this kind, + 1, in this state. */
+    uint8_t sound_kind;
+    uint32_t sound_epoch;
+    int64_t sound_version;
 };
 
 /* A value, where it lies and in which state of the memory it was looked at. */
@@ -536,6 +541,7 @@ typedef struct {
     PyObject_HEAD
     struct table storages, known;
     int64_t last_id;
+    double share; /* of the largest number of a type, from which a value is near it */
     char active;
 } Memo;
 
@@ -767,7 +773,93 @@ done:
     return value;
 }
 
+/* ---- soundness ------------------------------------------------------------------------------- */
+
+/* States of a value, as in capture/value_states.py. */
+enum { SOUND, NEAR, NONFINITE };
+
+/* The largest finite number of a type; infinite of those whose values are never near it. */
+static double largest_of(int kind)
+{
+    static const struct {
+        const char *name;
+        double largest;
+    } LARGEST[] = {{"float32", FLT_MAX},   {"bfloat16", 0x1.fep127},  {"float16", 65504.0},
+                   {"float64", DBL_MAX},   {"complex64", FLT_MAX},    {"complex128", DBL_MAX},
+                   {"complex32", 65504.0}};
+    const char *name = native->kind(kind).name;
+    for (size_t i = 0; i < sizeof LARGEST / sizeof *LARGEST; i++)
+        if (strcmp(LARGEST[i].name, name) == 0) return LARGEST[i].largest;
+    return INFINITY;
+}
+
+/* Read the elements; their state, -1 with an exception. `is_whole` says whether they fill the
+ * storage. */
+static int read_state(const Memo *self, PyObject *tensor, const struct view *view,
+                      PyObject *storage, int *is_whole)
+{
+    int64_t size_bytes = take_int(PyObject_CallMethodNoArgs(storage, names.nbytes));
+    int64_t offset = take_int(PyObject_CallMethodNoArgs(tensor, names.storage_offset));
+    if (PyErr_Occurred()) return -1;
+    double greatest;
+    if (native->largest(view->kind, view->data, view->ndim, view->shape, view->strides,
+                        size_bytes - offset * (int64_t)view->itemsize, &greatest) < 0)
+        return -1;
+    *is_whole = view->count * (int64_t)view->itemsize == size_bytes && is_dense(view, 0);
+    if (!isfinite(greatest)) return NONFINITE;
+    return self->share > 0 && greatest >= self->share * largest_of(view->kind) ? NEAR : SOUND;
+}
+
+/* Return the state of a plain tensor, which is read unless its storage is known to be sound; -1,
+ * perhaps with an exception, of a tensor of which this module does not read the memory. */
+static int check(Memo *self, PyObject *tensor)
+{
+    struct view view;
+    if (read_view(tensor, &view) <= 0) return -1;
+    const char *name = native->kind(view.kind).name;
+    int is_float = *name == 'f' || *name == 'c' || strcmp(name, "bfloat16") == 0;
+    if (!is_float || !view.count) return SOUND;
+    PyObject *object;
+    uint64_t address = storage_address(tensor, &object);
+    if (!object) return -1;
+    struct storage *storage = NULL;
+    int64_t version = -1;
+    if (self->active && (PyObject *)Py_TYPE(tensor) == torch.tensor)
+        storage = table_get(&self->storages, address);
+    if (storage && storage->was_born && !storage->is_banned) version = version_of(tensor);
+    int state, is_whole;
+    if (version >= 0 && storage->sound_kind == view.kind + 1 &&
+        storage->sound_version == version && storage->sound_epoch == storage->epoch) {
+        state = SOUND;
+    } else {
+        state = read_state(self, tensor, &view, object, &is_whole);
+        if (state == SOUND && version >= 0 && is_whole) {
+            storage->sound_kind = (uint8_t)(view.kind + 1);
+            storage->sound_version = version;
+            storage->sound_epoch = storage->epoch;
+        }
+    }
+    Py_DECREF(object);
+    return state;
+}
+
+/* Return the state of a tensor, -1 where it is not read here, -2 with an exception. */
+static int check_or_leave(Memo *self, PyObject *tensor)
+{
+    int state = check(self, tensor);
+    if (state >= 0 || !PyErr_Occurred()) return state;
+    if (PyErr_ExceptionMatches(PyExc_MemoryError)) return -2;
+    PyErr_Clear(); /* no storage of its own, or one that was given back */
+    return -1;
+}
+
 /* ---- methods --------------------------------------------------------------------------------- */
+
+static PyObject *Memo_check(Memo *self, PyObject *tensor)
+{
+    int state = check_or_leave(self, tensor);
+    return state < -1 ? NULL : PyLong_FromLong(state);
+}
 
 /* Look at a tensor; None where it cannot be read, which another way of reading explains. */
 static PyObject *look_or_none(Memo *self, PyObject *tensor, int comes_in)
@@ -1007,6 +1099,74 @@ static PyObject *Memo_describe_gradients(Memo *self, PyObject *const *args, Py_s
     return raw;
 }
 
+/* Check an argument, appending a tensor with its place to `found`: the worse of `state` and its own,
+ * -1 where it is not read here, -2 with an exception. */
+static int check_argument(Memo *self, PyObject *value, PyObject *place, PyObject *found,
+                          int reads_parameters, int state)
+{
+    PyObject *kind = (PyObject *)Py_TYPE(value);
+    if (kind != torch.tensor && kind != torch.parameter) return state;
+    PyObject *pair = PyTuple_Pack(2, value, place);
+    int own = !pair || PyList_Append(found, pair) < 0 ? -2
+              : kind == torch.parameter && !reads_parameters ? SOUND
+                                                             : check_or_leave(self, value);
+    Py_XDECREF(pair);
+    return own < 0 ? own : own > state ? own : state;
+}
+
+static PyObject *Memo_check_call(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 4 || !PyTuple_Check(args[0]) || !PyList_CheckExact(args[2]) ||
+        (args[1] != Py_None && !PyDict_CheckExact(args[1]))) {
+        PyErr_SetString(PyExc_TypeError, "check_call(args, kwargs | None, found, parameters)");
+        return NULL;
+    }
+    PyObject *values = args[0], *keywords = args[1] == Py_None ? NULL : args[1], *found = args[2];
+    PyObject *key, *value;
+    int reads_parameters = PyObject_IsTrue(args[3]), state = SOUND;
+    Py_ssize_t position = 0, before = PyList_GET_SIZE(found);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
+        if (!may_be_plain(PyTuple_GET_ITEM(values, i))) return PyLong_FromLong(-1);
+    while (keywords && PyDict_Next(keywords, &position, &key, &value))
+        if (!PyUnicode_CheckExact(key) || !may_be_plain(value)) return PyLong_FromLong(-1);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values) && state >= 0; i++) {
+        PyObject *place = PyLong_FromSsize_t(i);
+        state = place ? check_argument(self, PyTuple_GET_ITEM(values, i), place, found,
+                                       reads_parameters, state)
+                      : -2;
+        Py_XDECREF(place);
+    }
+    position = 0;
+    while (state >= 0 && keywords && PyDict_Next(keywords, &position, &key, &value)) {
+        PyObject *place = PyTuple_Pack(1, key);
+        state = place ? check_argument(self, value, place, found, reads_parameters, state) : -2;
+        Py_XDECREF(place);
+    }
+    if (state == -1 && PyList_SetSlice(found, before, PY_SSIZE_T_MAX, NULL) < 0) state = -2;
+    return state < -1 ? NULL : PyLong_FromLong(state);
+}
+
+static PyObject *Memo_check_gradients(Memo *self, PyObject *arrived)
+{
+    PyObject *fast = PySequence_Fast(arrived, "needs a list or a tuple");
+    if (!fast) return NULL;
+    int states[2] = {SOUND, SOUND};
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); i++) {
+        PyObject *tensor, *side, *position;
+        int state = -2;
+        if (PyArg_ParseTuple(PySequence_Fast_GET_ITEM(fast, i), "OUO", &tensor, &side, &position))
+            state = check_or_leave(self, tensor);
+        if (state < 0) {
+            Py_DECREF(fast);
+            return state < -1 ? NULL : PyLong_FromLong(-1);
+        }
+        int *of_side = &states[PyUnicode_CompareWithASCIIString(side, "input") != 0];
+        if (state > *of_side) *of_side = state;
+    }
+    Py_DECREF(fast);
+    return PyLong_FromLong(states[0] | states[1] << 2);
+}
+
 static PyObject *Memo_born(Memo *self, PyObject *tensor)
 {
     enter(self, tensor, (PyObject *)Py_TYPE(tensor) == torch.tensor);
@@ -1094,6 +1254,16 @@ static PyMethodDef MEMO_METHODS[] = {
     {"describe_gradients", (PyCFunction)(void (*)(void))Memo_describe_gradients, METH_FASTCALL,
      "describe_gradients(arrived, outputs, arguments) -> JSON of a backward record as msgspec.Raw, "
      "from (tensor, side, index) of each gradient; None where one is no plain tensor"},
+    {"check", (PyCFunction)Memo_check, METH_O,
+     "check(tensor) -> state of a plain tensor on the CPU: 0 finite, 1 near the largest number of its "
+     "type, 2 NaN or infinities in it; -1 of any other tensor"},
+    {"check_call", (PyCFunction)(void (*)(void))Memo_check_call, METH_FASTCALL,
+     "check_call(args, kwargs | None, found, parameters) -> the worst state, each tensor appended to "
+     "`found` with its place; parameters are read if `parameters` is true; -1, with nothing appended, "
+     "where an argument is no plain tensor, number, text or None"},
+    {"check_gradients", (PyCFunction)Memo_check_gradients, METH_O,
+     "check_gradients(arrived) -> the worst states of (tensor, side, position): of the side 'input' "
+     "in the two lowest bits, of the other in the next two; -1 where one is no plain tensor"},
     {"born", (PyCFunction)Memo_born, METH_O,
      "born(tensor): an observed call made it, unless its storage is known to be older"},
     {"came_in", (PyCFunction)Memo_came_in, METH_O,
@@ -1113,6 +1283,8 @@ static PyMethodDef MEMO_METHODS[] = {
 
 static PyMemberDef MEMO_MEMBERS[] = {
     {"active", T_BOOL, offsetof(Memo, active), 0, "whether writes are being observed"},
+    {"share", T_DOUBLE, offsetof(Memo, share), 0,
+     "share of the largest number of a type from which `check` says that a value is near; 0: none is"},
     {NULL, 0, 0, 0, NULL},
 };
 

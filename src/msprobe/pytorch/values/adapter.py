@@ -43,6 +43,7 @@ from msprobe.pytorch.values.statistics import DeviceBatch, summarise
 from msprobe.pytorch.values.tensor_columns import KnownTensors
 from msprobe.pytorch.values.tensor_payload import snapshot
 from msprobe.pytorch.values.undefined_memory import UndefinedMemory
+from msprobe.pytorch.values.value_watch import TorchValueWatch, first_positions
 
 # Exact types whose every property can be read without a detour.
 TENSOR_TYPES: Final = (Tensor, Parameter)
@@ -76,7 +77,8 @@ class TorchAdapter:
         self._batch: DeviceBatch | None = None
         self._buffers = BufferPool()
         # Records then hold nothing but the memo's texts.
-        self._is_whole = not (self._md5 or self._slices)
+        self._locates = config.task is Task.NAN_CHECK
+        self._is_whole = not (self._md5 or self._slices or self._locates)
         self._dtype_names: dict[torch.dtype, str] = {}
 
     @property
@@ -167,6 +169,16 @@ class TorchAdapter:
             return None
         return self.memo.describe_gradients(arrived, outputs, arguments)
 
+    def value_watch(self, *, share: float, parameters: bool) -> TorchValueWatch:
+        """Return what asks whether values are finite; see `msprobe.capture.adapter.Adapter`."""
+        return TorchValueWatch(
+            self.memo,
+            summarise,
+            share=share,
+            reads_parameters=parameters,
+            waits=self._waits,
+        )
+
     def _record_plain(
         self, tensor: Tensor, draft: Draft, path: str, *, is_gradient: bool
     ) -> TensorRecord:
@@ -175,6 +187,8 @@ class TorchAdapter:
         value = self._value_of(tensor)
         record = self._new_record(tensor, value, False if is_gradient else tensor.requires_grad)
         take_summary(draft, record, value.summary)
+        if self._locates and value.summary.nonfinite is not None:
+            record.first_nonfinite = first_positions(tensor)
         self._keep(tensor, record, value, draft, path)
         return record
 

@@ -47,9 +47,35 @@ class Memo(Protocol):
 
     Attributes:
         active: whether they are; nothing is remembered otherwise.
+        share: of the largest number of a type, from which `check` says that a value is near it; 0
+            for none.
     """
 
     active: bool
+    share: float
+
+    def check(self, tensor: Tensor) -> int:
+        """Return the `State` of a plain tensor on the CPU, -1 of any other."""
+
+    def check_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, found: Found, parameters: bool
+    ) -> int:
+        """Return the worst `State` of the arguments; each tensor is appended to `found`.
+
+        -1, with nothing appended, where an argument is no plain tensor, number, text or None.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+            found: gets each tensor with its position.
+            parameters: whether parameters are read.
+        """
+
+    def check_gradients(self, arrived: Sequence[tuple[Tensor, str, Position]]) -> int:
+        """Return the worst states: of the side ``input`` in two bits, of the other in the next two.
+
+        -1 where one of the gradients is no plain tensor.
+        """
 
     def look(self, tensor: Tensor) -> Value | None:
         """Return the `Value` of a plain tensor on the CPU, made if need be, else None."""
@@ -117,6 +143,21 @@ class NoMemo:
     """The memo without the C extension: it knows nothing."""
 
     active = False
+    share = 0.0
+
+    def check(self, tensor: Tensor) -> int:
+        """Return -1."""
+        return -1
+
+    def check_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, found: Found, parameters: bool
+    ) -> int:
+        """Return -1."""
+        return -1
+
+    def check_gradients(self, arrived: Sequence[tuple[Tensor, str, Position]]) -> int:
+        """Return -1."""
+        return -1
 
     def look(self, tensor: Tensor) -> None:
         """Return None."""

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The task `nan_check`: where NaN and infinities begin, forward and backward.
+
+A call that receives finite values and gives others is a *source*. What follows has inherited them.
+Values with no NaN and no +Inf but with -Inf are masks, as far as anybody can tell: they are left
+out, and so is a call that was given a NaN or an infinity as a number.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+from msprobe.capture.call import Draft
+from msprobe.capture.overflow import RECEIVED
+from msprobe.capture.value_states import largest_of
+from msprobe.config import NanCheckSection, StopOn
+from msprobe.dump.records import JsonTree, TensorRecord
+from msprobe.files import write_whole
+from msprobe.plain_text import reason
+
+logger = logging.getLogger(__name__)
+
+# Findings of a run that are kept; a run with NaN everywhere has one for every call.
+_MOST_FINDINGS: Final = 10_000
+
+
+class FindingKind(StrEnum):
+    """How a call comes to a value that is not finite."""
+
+    SOURCE = "source"
+    """It received finite values."""
+    INHERITED = "inherited"
+    """A call before it in the step had such values."""
+    CAME_IN = "came in"
+    """It received them, and no call before it in the step had any: data or a parameter."""
+    ONLY_MINUS_INF = "only -Inf"
+    """It received finite values and gives -Inf, but no NaN and no +Inf."""
+    NEAR = "near overflow"
+    """All is finite; a result is near the largest number of its type, and no argument is."""
+
+
+_BEGINNINGS: Final = (FindingKind.SOURCE, FindingKind.CAME_IN)
+_SPREADING: Final = (*_BEGINNINGS, FindingKind.INHERITED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NanFinding:
+    """One call with a value that is not finite, or near overflow.
+
+    Attributes:
+        step: number of the step.
+        name: of the record.
+        kind: how it comes to the value.
+        value: which one, ``output.0``.
+        dtype: of the value.
+        shape: of the value.
+        nan: number of NaN; None where a device only said that something is not finite.
+        pos_inf: number of +Inf.
+        neg_inf: number of -Inf.
+        first: index of the first NaN, or else of the first +Inf or -Inf; None if unknown.
+        max: the largest value.
+        min: the smallest value.
+        module: the record of the module around it; None outside of modules.
+        line: file, line and function of the call.
+        received: the values that went in, in words.
+        order: place among the records of the step.
+    """
+
+    step: int
+    name: str
+    kind: FindingKind
+    value: str
+    dtype: str
+    shape: tuple[int, ...]
+    nan: int | None
+    pos_inf: int | None
+    neg_inf: int | None
+    first: tuple[int, ...] | None
+    max: float | None
+    min: float | None
+    module: str | None
+    line: str | None
+    received: str
+    order: int
+
+    def __str__(self) -> str:
+        """Return it as lines for the log."""
+        counts = ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf"))
+        said = ", ".join(f"{count} {what}" for count, what in counts if count)
+        if not said:
+            said = f"{self.min} to {self.max}"
+        place = f", the first at {list(self.first)}" if self.first is not None else ""
+        shape = f"{self.dtype} {list(self.shape)}"
+        lines = [f"step {self.step}: {self.name}", f"  {self.value}: {said}{place} ({shape})"]
+        if self.received:
+            lines.append(f"  given: {self.received}")
+        if self.module is not None:
+            lines.append(f"  in {self.module}")
+        if self.line is not None:
+            lines.append(f"  at {self.line}")
+        return "\n".join(lines)
+
+
+COLUMNS: Final = tuple(one.name for one in fields(NanFinding))
+Report = Callable[[NanFinding], object]
+
+
+class NanCheck:
+    """Judges the records of a run.
+
+    Attributes:
+        finished: whether the search is over.
+        report: is called with the first source of each step; None for no one.
+    """
+
+    def __init__(self, section: NanCheckSection) -> None:
+        """Create it for the settings of the task."""
+        self.finished = False
+        self.report: Report | None = None
+        self._section = section
+        self._step = 0
+        self._results: Path | None = None
+        self._findings: list[NanFinding] = []
+        self._counts: Counter[FindingKind] = Counter()
+        self._left_out = 0
+        self._of_step: list[NanFinding] = []
+        self._to_report: NanFinding | None = None
+
+    def wants(self, name: str) -> bool:
+        """Return whether `tensor_list` wants a call."""
+        return any(part in name for part in self._section.tensor_list)
+
+    def begin_step(self, step: int, results: Path) -> None:
+        """Begin a step.
+
+        Args:
+            step: its number.
+            results: path of the files of results, without a suffix.
+        """
+        self._step, self._results = step, results
+        self._of_step = []
+
+    def keeps(self, draft: Draft) -> bool:
+        """Judge a finished draft; the tensors of one that `tensor_list` wants are saved."""
+        held, draft.held = draft.held, None
+        values = list(_values(draft.parts))
+        for _, _, record in values:
+            record.is_nan = _is_nonfinite(record)
+        finding = None if self.finished else self._judge(draft, values)
+        if finding is not None:
+            self._of_step.append(finding)
+            draft.parts["finding"] = str(finding.kind)
+        is_kept = finding is not None or self.wants(draft.name)
+        for payload, record, path in (held or ()) if is_kept else ():
+            draft.save(payload, record, path)
+        return is_kept
+
+    def _judge(self, draft: Draft, values: list[_Value]) -> NanFinding | None:
+        given = [record for is_given, _, record in values if is_given]
+        results = [(path, record) for is_given, path, record in values if not is_given]
+        is_bad = _is_bad if "input_args" in draft.parts else _is_nonfinite  # no gradient is a mask
+        bad = [(path, record) for path, record in results if is_bad(record)]
+        is_given_bad = any(map(is_bad, given))
+        had_before = any(one.kind in _SPREADING for one in self._of_step)
+        if is_given_bad:
+            kind = FindingKind.INHERITED if had_before else FindingKind.CAME_IN
+            bad = bad or [(path, one) for is_in, path, one in values if is_in and is_bad(one)]
+        elif bad:
+            if _is_asked_for(draft.parts):
+                return None
+            has_inputs = any(part in RECEIVED for part in draft.parts)
+            is_later = had_before and not has_inputs  # gradients of parameters
+            kind = FindingKind.INHERITED if is_later else FindingKind.SOURCE
+        elif bad := [(path, one) for path, one in results if _is_nonfinite(one)]:
+            if any(map(_is_nonfinite, given)) or _is_asked_for(draft.parts):
+                return None
+            kind = FindingKind.ONLY_MINUS_INF
+        else:
+            bad = [(path, one) for path, one in results if self._is_near(one)]
+            if not bad or any(map(self._is_near, given)):
+                return None
+            kind = FindingKind.NEAR
+        return self._finding(draft, kind, *bad[0])
+
+    def _is_near(self, record: TensorRecord) -> bool:
+        share, largest = self._section.near_overflow, largest_of(record.dtype)
+        if not share or largest is None or _is_nonfinite(record):
+            return False
+        ends = [end for end in (record.max, record.min) if isinstance(end, float)]
+        # The smallest number there is fills masks.
+        return any(share * largest <= abs(end) and end != -largest for end in ends)
+
+    def _finding(
+        self, draft: Draft, kind: FindingKind, path: str, record: TensorRecord
+    ) -> NanFinding:
+        first = record.first_nonfinite
+        places = {} if first is UNSET else first
+        place = next((places[name] for name in ("nan", "inf", "-inf") if name in places), None)
+        stack = draft.stack
+        return NanFinding(
+            step=self._step,
+            name=draft.name,
+            kind=kind,
+            value=path,
+            dtype=record.dtype,
+            shape=tuple(record.shape),
+            nan=_or_none(record.nan_count),
+            pos_inf=_or_none(record.pos_inf_count),
+            neg_inf=_or_none(record.neg_inf_count),
+            first=None if place is None else tuple(place),
+            max=_number(record.max),
+            min=_number(record.min),
+            module=draft.parent,
+            line=None if stack is None or not stack.frames else " ".join(stack.frames[0].split()),
+            received=_in_words(draft.parts),
+            order=draft.order,
+        )
+
+    # -- the end of a step ---------------------------------------------------------------------
+
+    def end_step(self) -> dict[str, Any]:
+        """Log the first source of the step, write results; return counts for the account."""
+        found = sorted(self._of_step, key=lambda one: one.order)
+        self._of_step = []
+        room = max(0, _MOST_FINDINGS - len(self._findings))
+        self._left_out += len(found[room:])
+        self._findings += found[:room]
+        counts = Counter(one.kind for one in found)
+        self._counts += counts
+        first = _first(found)
+        if first is not None:
+            logger.warning("%s", _announced(first, found))
+            if self._section.stop_on is StopOn.FIRST_SOURCE:
+                self.finished = True
+                logger.info("nan_check ends with step %d", self._step)
+        elif found:
+            logger.info("%s in %d calls, first %s", found[0].kind, len(found), found[0])
+        self._to_report = first
+        if found:
+            self._write()
+        return {"nan_check": {str(kind): counts[kind] for kind in FindingKind}}
+
+    def tell(self) -> None:
+        """Call `report` with the first finding of the step that ended, once; its errors pass."""
+        first, self._to_report = self._to_report, None
+        if first is not None and self.report is not None:
+            self.report(first)
+
+    def _write(self) -> None:
+        """Write the findings so far: a table, and a summary beside it."""
+        if self._results is None:
+            return
+        text = io.StringIO()
+        table = csv.writer(text)
+        table.writerow(COLUMNS)
+        table.writerows([asdict(one)[name] for name in COLUMNS] for one in self._findings)
+        first = _first(self._findings)
+        summary = {
+            "findings": {str(kind): self._counts[kind] for kind in FindingKind},
+            "left_out": self._left_out,
+            "first": None if first is None else asdict(first),
+        }
+        content = msgspec.json.format(msgspec.json.encode(summary), indent=2)
+        try:
+            write_whole(self._results.with_suffix(".csv"), [text.getvalue().encode()])
+            write_whole(self._results.with_suffix(".json"), [content])
+        except OSError as error:
+            logger.warning("%s.csv cannot be written: %s", self._results, reason(error))
+
+
+_Value = tuple[bool, str, TensorRecord]
+_SHOWN_PARTS: Final = {"input_args": "input", "input_kwargs": "kwargs"}
+_MOST_SHOWN: Final = 6
+
+
+def _values(parts: Mapping[str, JsonTree]) -> Iterator[_Value]:
+    """Yield the tensors of a record: whether it was given, its path, and its record."""
+    for part, tree in parts.items():
+        for path, record in _tensors(tree, _SHOWN_PARTS.get(part, part)):
+            yield part in RECEIVED, path, record
+
+
+def _tensors(tree: JsonTree, path: str) -> Iterator[tuple[str, TensorRecord]]:
+    if isinstance(tree, TensorRecord):
+        yield path, tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _tensors(value, f"{path}.{key}")
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from _tensors(value, f"{path}.{index}")
+
+
+def _is_nonfinite(record: TensorRecord) -> bool:
+    if record.nan_count is not UNSET:
+        return True
+    ends = (record.max, record.min)
+    return any(isinstance(end, float) and not math.isfinite(end) for end in ends)
+
+
+def _is_bad(record: TensorRecord) -> bool:
+    """Return whether there is a NaN or +Inf; -Inf alone may be a mask."""
+    if record.nan_count is not UNSET:
+        return bool(record.nan_count or record.pos_inf_count)
+    return isinstance(record.max, float) and not (record.max < math.inf)
+
+
+def _is_asked_for(parts: Mapping[str, JsonTree]) -> bool:
+    """Return whether a call was given a NaN or an infinity as a number."""
+    given = [parts.get(part) for part in ("input_args", "input_kwargs")]
+    return any(map(_holds_nonfinite_number, given))
+
+
+def _holds_nonfinite_number(tree: JsonTree) -> bool:
+    if isinstance(tree, Mapping):
+        if set(tree) == {"type", "value"}:
+            value = tree["value"]
+            return isinstance(value, float) and not math.isfinite(value)
+        return any(map(_holds_nonfinite_number, tree.values()))
+    return isinstance(tree, list) and any(map(_holds_nonfinite_number, tree))
+
+
+def _in_words(parts: Mapping[str, JsonTree]) -> str:
+    """Return the values that went in, a few of them."""
+    given = [(path, record) for is_given, path, record in _values(parts) if is_given]
+    said = [
+        f"{path} {record.dtype} {list(record.shape)} from {record.min} to {record.max}"
+        for path, record in given[:_MOST_SHOWN]
+    ]
+    if len(given) > _MOST_SHOWN:
+        said.append(f"{len(given) - _MOST_SHOWN} more")
+    return "; ".join(said)
+
+
+def _first(found: list[NanFinding]) -> NanFinding | None:
+    """Return the first finding that explains the others."""
+    return next((one for one in found if one.kind in _BEGINNINGS), None)
+
+
+def _announced(first: NanFinding, found: list[NanFinding]) -> str:
+    """Return the first finding of a step in words, with what led to it."""
+    how = "begins here" if first.kind is FindingKind.SOURCE else "came in from outside"
+    later = sum(one.kind in _SPREADING for one in found) - 1
+    lines = [f"NaN or Inf {how} ({later} more calls show one)", str(first)]
+    kinds = (FindingKind.ONLY_MINUS_INF, FindingKind.NEAR)
+    before = [one for one in found if one.kind in kinds and one.order < first.order]
+    if before:
+        lines.append(f"  before it, {before[-1].kind}: {before[-1].name} ({before[-1].value})")
+    return "\n".join(lines)
+
+
+def _or_none(count: int | msgspec.UnsetType) -> int | None:
+    return None if count is UNSET else count
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

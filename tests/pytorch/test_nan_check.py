@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The task nan_check names the call in which a NaN or an infinity begins."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from builders.recordings import Recording, recording
+
+pytestmark = pytest.mark.torch
+
+INFINITY = float("inf")
+NAN = float("nan")
+
+
+class Root(nn.Module):
+    """Takes a root, whose slope is infinite at zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sqrt(x)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = Root()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).abs() * 0).sum()
+
+
+def rows(run: Recording) -> list[dict[str, str]]:
+    """The table of results."""
+    with (run.folder / "nan_check_rank.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_healthy_steps_record_nothing_and_say_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.LayerNorm(4))
+    with recording(tmp_path, "mix", "nan_check") as run:
+        for _ in range(2):
+            with run.step_of(model):
+                model(torch.randn(2, 4)).sum().backward()
+        assert run.records(0) == run.records(1) == {}
+        assert set(run.account(1)["nan_check"].values()) == {0}
+    assert not (tmp_path / "nan_check_rank.csv").exists()
+    assert not [one for one in caplog.records if one.levelname == "WARNING"]
+
+
+def test_the_first_source_is_told_with_module_line_and_what_went_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Logs(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.log(x - 2)
+
+    model = nn.Sequential(nn.Identity(), Logs())
+    with recording(tmp_path, "mix", "nan_check") as run:
+        with run.step_of(model):
+            torch.relu(model(torch.tensor([[1.0, 3.0], [4.0, -5.0]])))
+        records, found = run.records(), rows(run)
+    assert next(iter(records)) == "Torch.log.0.forward"
+    output = records["Torch.log.0.forward"]["output"][0]
+    assert output["is_nan"] is True
+    assert output["nan_count"] == 2
+    assert output["first_nonfinite"] == {"nan": [0, 0]}
+    assert output["requires_grad"] is False
+    given = records["Torch.log.0.forward"]["input_args"][0]
+    assert given["is_nan"] is False
+    assert (given["Max"], given["Min"]) == (2.0, -7.0)
+    assert found[0]["kind"] == "source"
+    assert found[0]["module"] == "Module.1.Logs.forward.0"
+    assert "test_nan_check.py" in found[0]["line"]
+    assert {one["kind"] for one in found[3:]} == {"inherited"}
+    assert "NaN or Inf begins here" in caplog.text
+    assert "output.0: 2 NaN, the first at [0, 0]" in caplog.text
+    assert "from -7.0 to 2.0" in caplog.text
+    summary = json.loads((tmp_path / "nan_check_rank.json").read_text())
+    assert summary["first"]["name"] == "Torch.log.0.forward"
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_nan_that_is_born_in_backward_is_found(level: str, tmp_path: Path) -> None:
+    with recording(tmp_path, level, "nan_check") as run:
+        model = Net()
+        with run.step_of(model):
+            model(torch.ones(2, 4)).backward()
+        found = rows(run)
+    source = "Module.second.Root.backward.0" if level == "L0" else "Torch.sqrt.0.backward"
+    assert (found[0]["name"], found[0]["kind"], found[0]["value"]) == (source, "source", "output.0")
+    assert found[0]["pos_inf"] == "8"
+    assert {one["kind"] for one in found[1:]} <= {"inherited", "source"}
+
+
+def test_a_bfloat16_overflow_is_found(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "nan_check") as run:
+        with run.step_of():
+            large = torch.full((4,), 3e38, dtype=torch.bfloat16)
+            torch.relu(large * 0.5) * 4
+        found = rows(run)
+    kinds = [(one["name"], one["kind"]) for one in found if one["kind"] == "source"]
+    assert kinds == [("Tensor.__mul__.1.forward", "source")]
+
+
+def test_bad_data_and_bad_parameters_came_in(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "nan_check", section={"stop_on": "never"}) as run:
+        model = nn.Linear(2, 2)
+        with run.step_of():
+            torch.nn.functional.linear(torch.tensor([[NAN, 1.0]]), model.weight)
+        with torch.no_grad():
+            model.weight[0, 0] = NAN
+        with run.step_of():
+            model(torch.ones(1, 2))
+        kinds = {(one["step"], one["name"], one["kind"]) for one in rows(run)}
+    assert kinds == {
+        ("0", "Functional.linear.0.forward", "came in"),
+        ("1", "Functional.linear.0.forward", "came in"),
+    }
+
+
+def test_masks_and_infinities_that_were_asked_for_are_no_findings(tmp_path: Path) -> None:
+    with recording(tmp_path, "mix", "nan_check", section={"stop_on": "never"}) as run:
+        model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        mask = nn.Transformer.generate_square_subsequent_mask(4)
+        with run.step_of(model):
+            scores = torch.randn(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), -INFINITY)
+            torch.softmax(scores + torch.full((4, 4), torch.finfo(torch.float32).min), -1)
+            model(torch.randn(2, 4, 8), src_mask=mask).sum().backward()
+        assert run.records() == {}
+
+
+def test_a_value_near_the_largest_number_is_noted(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "nan_check") as run:
+        with run.step_of():
+            torch.relu(torch.tensor([600.0], dtype=torch.float16) * 100)
+        with run.step_of():
+            torch.relu(torch.tensor([500.0], dtype=torch.float16) * 100)
+        found = rows(run)
+    assert [(one["name"], one["kind"]) for one in found] == [
+        ("Tensor.__mul__.0.forward", "near overflow")
+    ]
+    assert found[0]["max"] == "60000.0"
+
+
+def test_the_search_ends_with_the_step_of_the_first_source(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "nan_check") as run:
+        with run.step_of():
+            torch.log(torch.tensor([-1.0]))
+        run.debugger.start()
+        assert torch._C._len_torch_function_stack() == 0
+        run.debugger.stop()
+        run.debugger.step()
+        assert run.steps() == ["step0"]
+
+
+def test_a_callback_gets_the_first_source_and_may_end_the_training(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "nan_check") as run:
+        told = []
+        run.debugger.on_nan(told.append)
+        with run.step_of():
+            torch.log(torch.tensor([-1.0]))
+        assert [(one.name, one.step) for one in told] == [("Torch.log.0.forward", 0)]
+
+    def stop(finding: object) -> None:
+        raise ArithmeticError(finding)
+
+    with recording(tmp_path / "second", "L1", "nan_check") as run:
+        run.debugger.on_nan(stop)
+        with pytest.raises(ArithmeticError), run.step_of():
+            torch.log(torch.tensor([-1.0]))
+
+
+def test_listed_calls_are_always_recorded_with_their_tensors(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "nan_check", section={"tensor_list": ["relu"]}) as run:
+        with run.step_of():
+            x = torch.ones(3, requires_grad=True)
+            torch.relu(torch.tanh(x)).sum().backward()
+        records = run.records()
+        assert list(records) == ["Torch.relu.0.forward", "Torch.relu.0.backward"]
+        given = records["Torch.relu.0.forward"]["input_args"][0]
+        assert given["is_nan"] is False
+        saved = torch.load(run.place() / "dump_tensor_data" / given["data_name"])
+        assert torch.equal(saved, torch.tanh(x.detach()))
+
+
+def test_writes_that_are_not_announced_are_seen(tmp_path: Path) -> None:
+    """A value that was sound once is read again when it may have been written."""
+    with recording(tmp_path, "L1", "nan_check") as run:
+        with run.step_of():
+            x = torch.ones(4) + 0
+            torch.relu(x)
+            x.numpy()[2] = NAN
+            torch.tanh(x)
+        found = rows(run)
+    assert [(one["name"], one["kind"]) for one in found] == [("Torch.tanh.0.forward", "came in")]
+    assert found[0]["first"] == "(2,)"
+
+
+def test_in_place_calls_show_what_they_received(tmp_path: Path) -> None:
+    with recording(tmp_path, "mix", "nan_check") as run:
+        with run.step_of(nn.Identity()):
+            torch.full((3,), -1.0).sqrt_()
+        record = run.records()["Tensor.sqrt_.0.forward"]
+    assert record["finding"] == "source"
+    assert record["input_args"][0]["Max"] == -1.0
