@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of facts.json and of signatures: CPU time of steps with and without them, taken in turns.
+"""Cost of facts.json, of signatures and of noise: CPU time of steps taken in turns.
 
     python benchmarks/facts.py                  # GPT at mix, stop() on either side of the optimizer
     python benchmarks/facts.py --case small-ops --level L0
@@ -36,6 +36,7 @@ VARIANTS: Final[dict[str, tuple[dict[str, Any] | None, bool]]] = {
     "stop behind the optimizer": ({}, True),
     "stop behind, its APIs recorded": ({"optimizer_apis": True}, True),
     "task signature": ({"task": "signature"}, True),
+    "task noise_floor": ({"task": "noise_floor"}, True),
 }
 WARM_UP: Final = 2
 

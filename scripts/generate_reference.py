@@ -65,6 +65,7 @@ _LEVELS: Final = """\
 |---|---|---|---|---|---|
 | `statistics`, `tensor` | yes | yes | yes | yes, without `scope` | yes, without any selection |
 | `structure` | yes | mix is used | yes, the default | mix is used | mix is used |
+| `noise_floor` | yes | yes | yes | yes, without `scope` | refused |
 | `overflow_check` | yes | yes | yes | refused | refused |
 
 At level debug only what you pass to `save()` is recorded: `scope`, `list` and `tensor_list` have

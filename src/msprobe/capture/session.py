@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from msprobe.config import (
     DumpSwitch,
     Level,
     NanCheckSection,
+    NoiseFloorSection,
     OverflowCheckSection,
     StatisticsSection,
     Task,
@@ -424,7 +426,13 @@ class Session:
         directory = rank_directory(claim.dump_path, self.step_number, claim.name)
         config = self.config
         framework = self.adapter.framework
-        head = DumpHead(config.task, config.level, framework, began=self._began)
+        head = DumpHead(
+            config.task,
+            config.level,
+            framework,
+            began=self._began,
+            noise_seed=noise_seed(config),
+        )
         calls = config.extra_info and config.level is not Level.DEBUG
         self.dump = self._writer.open(directory, head, extra_info=calls)
         if self.check is not None:
@@ -531,6 +539,17 @@ def _check_of(config: Config) -> OverflowCheck | NanCheck | None:
         case NanCheckSection() as section:
             return NanCheck(section)
     return None
+
+
+def noise_seed(config: Config) -> int | None:
+    """Return the seed of the moves of operators; None where the task makes none.
+
+    All ranks have the same one: replicas that run the same operators stay replicas.
+    """
+    section = config.section
+    if not isinstance(section, NoiseFloorSection):
+        return None
+    return zlib.crc32(os.fsencode(config.dump_path)) if section.seed is None else section.seed
 
 
 @dataclass(slots=True)

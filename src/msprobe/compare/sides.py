@@ -23,6 +23,8 @@ from msprobe.operators.operator import Operator
 MINDSPORE: Final = "mindspore"
 
 _VALUE_TASKS: Final = ("statistics", "tensor", "overflow_check", "")
+NOISE_FLOOR: Final = "noise_floor"
+"""The task whose recordings measure noise, and are not compared as ordinary ones."""
 # A statistics dump with checksums has one at nearly every tensor.
 _TENSORS_TO_LOOK_AT: Final = 64
 
@@ -224,6 +226,12 @@ class Side:
 
     def _find_mode(self) -> Mode:
         task = self.view.head.task
+        if task == NOISE_FLOOR:
+            raise UnsupportedError(
+                f"{self.view.records_path}: task {task} moved the results of operators; such a "
+                "recording measures the noise of a reference: msprobe compare TARGET REFERENCE "
+                "--noise"
+            )
         if task not in _VALUE_TASKS:
             raise UnsupportedError(
                 f'{self.view.records_path}: "task" is {task!r}, which keeps no values to compare; '

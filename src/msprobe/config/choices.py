@@ -17,6 +17,7 @@ class Task(StrEnum):
     SIGNATURE = "signature"
     EXCEPTION_DUMP = "exception_dump"
     GRAD_PROBE = "grad_probe"
+    NOISE_FLOOR = "noise_floor"
 
 
 class Level(StrEnum):

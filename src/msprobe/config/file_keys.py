@@ -232,6 +232,22 @@ class GradProbeKeys(msgspec.Struct, frozen=True, kw_only=True):
     ] = SignFormat.PACKED
 
 
+class NoiseFloorKeys(StatisticsKeys, frozen=True, kw_only=True):
+    """Task `noise_floor`: as `statistics`, of a training whose operators are moved by rounding."""
+
+    seed: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                description="Seed of the moves; absent to take one from `dump_path`. Recordings "
+                "that are compared with each other need different ones.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
 class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Keys at the top of the file, for every task."""
 
@@ -374,6 +390,7 @@ SectionKeys = (
     | SignatureKeys
     | ExceptionDumpKeys
     | GradProbeKeys
+    | NoiseFloorKeys
 )
 
 EMPTY_IS_DEFAULT: Final = ("task", "level")
@@ -387,4 +404,5 @@ SECTION_KEYS: Final[dict[Task, type[SectionKeys]]] = {
     Task.SIGNATURE: SignatureKeys,
     Task.EXCEPTION_DUMP: ExceptionDumpKeys,
     Task.GRAD_PROBE: GradProbeKeys,
+    Task.NOISE_FLOOR: NoiseFloorKeys,
 }

@@ -39,7 +39,9 @@ _LEVELS: Final[dict[Task, tuple[Level, ...]]] = {
     Task.SIGNATURE: tuple(Level),
     Task.EXCEPTION_DUMP: (Level.L2,),
     Task.GRAD_PROBE: tuple(Level),
+    Task.NOISE_FLOOR: (Level.L0, Level.L1, Level.L2, Level.MIX),
 }
+_OF_PYTORCH: Final = (Task.SIGNATURE, Task.NOISE_FLOOR)
 _KERNEL_TASKS: Final = (Task.OVERFLOW_CHECK, Task.EXCEPTION_DUMP)
 """Tasks that at level L2 are for frameworks which dump kernels by themselves."""
 
@@ -166,7 +168,7 @@ def _resolve(draft: _Draft, file: Path | None) -> Config:
 def _resolve_task(draft: _Draft) -> Task:
     value = draft.values.get("task", Task.STATISTICS.value)
     # Only MindSpore dumps kernels by itself.
-    without = (Task.SIGNATURE,) if draft.dumps_kernels else (Task.EXCEPTION_DUMP,)
+    without = _OF_PYTORCH if draft.dumps_kernels else (Task.EXCEPTION_DUMP,)
     known = tuple(task for task in Task if task not in without)
     if isinstance(value, str) and value in OTHER_TASKS and value not in known:
         hint = (
@@ -174,8 +176,8 @@ def _resolve_task(draft: _Draft) -> Task:
             f'a section "{value}" may stay in the file'
         )
         raise ConfigError("task", value, known, source=draft.source("task"), hint=hint)
-    if value == Task.SIGNATURE and value not in known:
-        hint = "task signature is for PyTorch"
+    if value in _OF_PYTORCH and value not in known:
+        hint = f"task {value} is for PyTorch"
         raise ConfigError("task", value, known, source=draft.source("task"), hint=hint)
     return parse_choice(value, Task, "task", source=draft.source("task"), without=without)
 

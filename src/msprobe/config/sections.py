@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from msprobe.config.file_keys import (
     ExceptionDumpKeys,
     GradProbeKeys,
     NanCheckKeys,
+    NoiseFloorKeys,
     OverflowCheckKeys,
     SectionKeys,
     SignatureKeys,
@@ -29,6 +31,7 @@ from msprobe.config.settings import (
     ExceptionDumpSection,
     GradProbeSection,
     NanCheckSection,
+    NoiseFloorSection,
     OverflowCheckSection,
     Section,
     SignatureSection,
@@ -61,6 +64,8 @@ def build_section(
         ConfigError: values that are not allowed together, or out of range.
     """
     match keys:
+        case NoiseFloorKeys():
+            return _noise_floor(keys, level, source=source, warnings=warnings)
         case StatisticsKeys():
             return _statistics(keys, level, source=source, warnings=warnings)
         case TensorKeys():
@@ -85,10 +90,25 @@ def build_section(
             return _grad_probe(keys, source=source)
 
 
+def _noise_floor(
+    keys: NoiseFloorKeys, level: Level, *, source: str | Path, warnings: list[str]
+) -> NoiseFloorSection:
+    seed = None if keys.seed is UNSET else keys.seed
+    if seed is not None and not 0 <= seed <= _MAX_INDEX:
+        raise ConfigError("noise_floor.seed", seed, "from 0 to 2**63 - 1", source=source)
+    shared = _statistics(keys, level, source=source, warnings=warnings, section="noise_floor")
+    values = {field.name: getattr(shared, field.name) for field in fields(shared)}
+    return NoiseFloorSection(**values, seed=seed)
+
+
 def _statistics(
-    keys: StatisticsKeys, level: Level, *, source: str | Path, warnings: list[str]
+    keys: StatisticsKeys,
+    level: Level,
+    *,
+    source: str | Path,
+    warnings: list[str],
+    section: str = "statistics",
 ) -> StatisticsSection:
-    section = "statistics"
     scope, names = _selection(keys, section, level, source=source, warnings=warnings)
     tensor_list = tuple(keys.tensor_list)
     if tensor_list and level is Level.DEBUG:

@@ -164,6 +164,17 @@ class GradProbeSection:
     black_list: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseFloorSection(StatisticsSection):
+    """Settings of the task `noise_floor`; see `StatisticsSection` for the others.
+
+    Attributes:
+        seed: of the moves; None takes it from the output folder.
+    """
+
+    seed: int | None = None
+
+
 Section = (
     StatisticsSection
     | TensorSection
@@ -173,6 +184,7 @@ Section = (
     | SignatureSection
     | ExceptionDumpSection
     | GradProbeSection
+    | NoiseFloorSection
 )
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The append-only journal of a dump that is being captured: one JSON array a line.
 
-    ["head", {"version", "task", "level", "framework", "dump_data_dir", "extra_info", "began"}]
+    ["head", {"version", "task", "level", "framework", "dump_data_dir", "extra_info", "began",
+             "noise_seed"}]
     ["r", order, name, data]              a record
     ["c", call order, name, parent, stack]  a call; parent and stack may be null
     ["s", stack, [frames]]                the frames of a stack
@@ -60,6 +61,7 @@ class DumpHead:
         extra_info: whether ``stack.json`` and ``construct.json`` belong to the dump. Filled in by
             the writer.
         began: when the process loaded msprobe, in seconds since 1970; only journals hold it.
+        noise_seed: of the moves of operators in the task ``noise_floor``; None for all others.
     """
 
     task: str
@@ -68,6 +70,7 @@ class DumpHead:
     dump_data_dir: str | None = None
     extra_info: bool = True
     began: float | None = None
+    noise_seed: int | None = None
 
 
 @dataclass(slots=True)

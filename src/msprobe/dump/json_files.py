@@ -203,6 +203,8 @@ def _opening(head: DumpHead) -> bytes:
         "framework": head.framework,
         "dump_data_dir": head.dump_data_dir,
     }
+    if head.noise_seed is not None:
+        fields["noise_seed"] = head.noise_seed
     return json.dumps(fields, separators=(",", ":")).encode()[:-1] + b',"data":{'
 
 

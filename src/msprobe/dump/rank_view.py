@@ -223,6 +223,7 @@ class RankView:
             level=fields.get("level", ""),
             framework=fields.get("framework", "") or _guess_framework(self._index),
             dump_data_dir=data_dir if isinstance(data_dir, str) else None,
+            noise_seed=seed if isinstance(seed := fields.get("noise_seed"), int) else None,
         )
 
     @cached_property

@@ -131,6 +131,7 @@ class Operator:
         reorders: it can hand on the same elements in another order.
         may_vary: on an accelerator it may give other last bits in every run.
         communication: how it moves values between ranks; None for everything else.
+        selects: its results are numbers among its inputs and constants, perhaps with another sign.
     """
 
     name: str
@@ -150,6 +151,12 @@ class Operator:
     reorders: bool = False
     may_vary: bool = False
     communication: Communication | None = None
+    selects: bool = False
+
+    @property
+    def rounds(self) -> bool:
+        """Whether its results are rounded, apart from a change of their type."""
+        return not (self.selects or self.family in (Family.MOVING, Family.DISCRETE))
 
     def named(self, name: str) -> Operator:
         """Return the same facts under another name."""

@@ -141,15 +141,21 @@ TABLE: Final = (
         Family.KINKED,
         _LOW,
         kin="clamp",
+        selects=True,
     ),
-    _ops("amax:reduce_max max:argmax_with_value maximum", Family.KINKED, kin="amax"),
-    _ops("amin:reduce_min min:argmin_with_value minimum", Family.KINKED, kin="amin"),
+    _ops("amax:reduce_max max:argmax_with_value maximum", Family.KINKED, kin="amax", selects=True),
+    _ops("amin:reduce_min min:argmin_with_value minimum", Family.KINKED, kin="amin", selects=True),
     _ops("prelu", Family.KINKED, arguments="input weight"),
     _ops("rrelu", Family.KINKED, draws_random=True),
     _ops(
-        """relu relu6 leaky_relu hardtanh hardsigmoid:hsigmoid abs=absolute threshold fmax fmin
-        hardshrink softshrink max_pool1d max_pool2d:max_pool max_pool3d adaptive_max_pool1d
-        adaptive_max_pool2d adaptive_max_pool3d l1_loss smooth_l1_loss huber_loss
+        """relu relu6 hardtanh abs=absolute threshold fmax fmin hardshrink max_pool1d
+        max_pool2d:max_pool max_pool3d adaptive_max_pool1d adaptive_max_pool2d
+        adaptive_max_pool3d max_pool2d_with_indices max_pool3d_with_indices""",
+        Family.KINKED,
+        selects=True,
+    ),
+    _ops(
+        """leaky_relu hardsigmoid:hsigmoid softshrink l1_loss smooth_l1_loss huber_loss
         hinge_embedding_loss margin_ranking_loss triplet_margin_loss
         clip_grad_norm:clip_by_global_norm:clip_by_norm clip_grad_value""",
         Family.KINKED,

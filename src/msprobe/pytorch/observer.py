@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from msprobe.capture.headroom import Headroom
-from msprobe.capture.session import Session
+from msprobe.capture.session import Session, noise_seed
 from msprobe.capture.token_range import TokenGate
 from msprobe.config import CompileMode, Level, Task
 from msprobe.pytorch.apis.api_table import ApiTable
@@ -32,6 +32,7 @@ from msprobe.pytorch.interception.function_mode import ApiObserver, torch_redisp
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.kernels import ApisAboveKernels, KernelObserver
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
+from msprobe.pytorch.interception.noise import NoiseMode
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.model_contents import Prefixed
@@ -91,6 +92,8 @@ class Observer:
         if level is Level.L2:
             self.apis = self._observer_of(ApisAboveKernels(table), redispatch)
             self.kernels = KernelObserver(session, adapter, table)
+        seed = noise_seed(session.config)
+        self._noise = None if seed is None else NoiseMode(session, seed)
         self._records_modules = level in (Level.L0, Level.MIX, Level.L2)
         self._drafts = FactDrafts(adapter.known)
         self._optimizers = OptimizerSteps(session, self._go_to_sleep, self._drafts)
@@ -186,6 +189,8 @@ class Observer:
             session.attempt("hooking collectives", self._install_collectives, self.collectives)
         if self.kernels is not None:
             session.attempt("dispatch mode", self.kernels.install)
+        if self._noise is not None:  # below the mode that records kernels
+            session.attempt("noise", self._noise.install)
         if self.apis is not None:
             session.attempt("function mode", self._install_mode, self.apis)
             session.attempt("hooking autograd", self._install_diversions, self.apis)
@@ -222,6 +227,9 @@ class Observer:
         if self.kernels is not None:
             self.kernels.suspend()
             back.callback(self.kernels.resume)
+        if self._noise is not None:
+            self._noise.suspend()
+            back.callback(self._noise.resume)
 
     def _install_modules(self, token_range: tuple[int, int] | None) -> None:
         session = self._session
@@ -289,6 +297,8 @@ class Observer:
         self._adapter.memo.next_step()
         if self.kernels is not None:
             self.kernels.next_step()
+        if self._noise is not None:
+            self._noise.next_step()
         if self.apis is not None and _graph_task() == -1:
             mode_stack.remove(self.apis)  # left behind by a stop inside a backward pass
 

@@ -43,11 +43,9 @@ from msprobe.pytorch.values.unread import UnreadTensors
 _graph_task: Final = torch._C._current_graph_task_id
 
 # Markers of torch's profiler, debuggers and scripting: they compute nothing.
-_PLUMBING: Final = frozenset({"profiler", "prim", "debug_mode_ops", "streams"})
+PLUMBING: Final = frozenset({"profiler", "prim", "debug_mode_ops", "streams"})
 # Their results are complete only after a wait.
-_UNFINISHED: Final = frozenset(
-    {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
-)
+UNFINISHED: Final = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 _TRACED: Final = frozenset({"FakeTensor", "FunctionalTensor"})
 _NO_CALL: Final = ApiEntry(prefix="Aten", api="", action=Action.METADATA)
 _NOTE: Final = (
@@ -168,12 +166,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             kwargs = {}
         session, left = self._session, self._left
         is_left = left.threads and left.is_left_here()
-        if (
-            is_left
-            or not session.observing
-            or not isinstance(func, OpOverload)
-            or _is_traced(types)
-        ):
+        if is_left or not session.observing or not isinstance(func, OpOverload) or is_traced(types):
             return func(*args, **kwargs)
         kernel = quietly(session, "kernel", self._kernel, func)
         call = None
@@ -237,7 +230,7 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             return
         if kernel.is_finished:
             if result is None and kernel.written:
-                result = tuple(_argument(args, kwargs, *place) for place in kernel.written)
+                result = tuple(argument_of(args, kwargs, *place) for place in kernel.written)
             calls.outputs(call, unread.in_result(kernel.entry, args, kwargs, result))
         elif call.keeps_outputs:
             calls.fact(call, "output", [None])
@@ -259,16 +252,17 @@ class KernelObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         return _Kernel(
             entry=entry,
             overload=func._overloadname,
-            is_wanted=func.namespace not in _PLUMBING and not is_excluded,
-            is_finished=func.namespace not in _UNFINISHED,
+            is_wanted=func.namespace not in PLUMBING and not is_excluded,
+            is_finished=func.namespace not in UNFINISHED,
             written=written_arguments([func]),
         )
 
 
-def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], index: int, name: str) -> Any:
+def argument_of(args: Sequence[Any], kwargs: Mapping[str, Any], index: int, name: str) -> Any:
+    """Return the argument of an operator at a position or by its name."""
     return args[index] if index < len(args) else kwargs.get(name)
 
 
-def _is_traced(types: Sequence[type]) -> bool:
+def is_traced(types: Sequence[type]) -> bool:
     """Return whether the operator does not run now: our own must not run in its place either."""
     return is_tracing() or any(kind.__name__ in _TRACED for kind in types)
