@@ -48,6 +48,15 @@ _functions_enabled: Final = torch._C._is_torch_function_enabled
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 _RESULT_ENTRIES: Final = frozenset({torch.autograd.grad})
 
+CallRunner = Callable[[Call, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Runs the function of an observed call, and returns the output that the program goes on with.
+
+It gets the call, the function, its arguments and its keyword arguments, and calls the function once
+as the program would: an exception of the function is the program's own. What it does beyond that
+belongs inside `quietly`, where nothing is observed or recorded; functions that it calls there again
+draw the same random numbers inside `RandomReplay.again`.
+"""
+
 
 class OpenCall:
     """State of an API call between its begin and its end.
@@ -76,6 +85,8 @@ class ApiObserver(TorchFunctionMode):
         session: receives the events.
         left: takes the mode away.
         memory: receives the effects of calls on memory.
+        runner: runs the functions of calls in place of this mode; None for the tasks that only
+            read. Calls that are not observed (`Calls` numbers none for them) never reach it.
     """
 
     def __init__(
@@ -104,6 +115,7 @@ class ApiObserver(TorchFunctionMode):
             partial(mode_stack.is_installed, self), partial(mode_stack.remove, self)
         )
         self.memory = MemoryEffects(adapter)
+        self.runner: CallRunner | None = None
         self._table = table
         self._recomputations = recomputations
         self._shared = shared
@@ -150,8 +162,12 @@ class ApiObserver(TorchFunctionMode):
         frame = _caller(sys._getframe(1))
         with_grad = _is_grad_enabled()
         opened = quietly(session, "api begin", self._begin, entry, frame, with_grad, args, kwargs)
+        runner = self.runner
         try:
-            result = func(*args, **kwargs)
+            if runner is None or opened is None:
+                result = func(*args, **kwargs)
+            else:
+                result = runner(opened.call, func, args, kwargs)
         except BaseException as error:
             # Only to note it: the user's exception goes on unchanged.
             if opened is not None:

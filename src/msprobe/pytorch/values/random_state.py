@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Note whether a call drew random numbers, and from which state, without drawing any."""
+"""Note whether a call drew random numbers, and from which state; draw the same ones again."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -60,6 +60,31 @@ class RandomWatch:
                 drawn[device] = _save(before, call, device, dump)
         if drawn:
             calls.fact(call, "rng", drawn)
+
+
+class RandomReplay:
+    """The random state before a call: running the call again then draws the same numbers."""
+
+    __slots__ = ("_before", "_generators")
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Read the states of the generators that a call with these arguments may use."""
+        self._generators = _generators(args, kwargs)
+        self._before = [generator.get_state() for generator in self._generators]
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Go back to these states; the present ones return at the end."""
+        now = [generator.get_state() for generator in self._generators]
+        self._set(self._before)
+        try:
+            yield
+        finally:
+            self._set(now)
+
+    def _set(self, states: Sequence[Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
 
 
 def _save(state: Tensor, call: Call, device: str, dump: RankDump) -> TensorRecord:
