@@ -12,7 +12,10 @@ from msprobe.errors import ConfigError, MsprobeError
 
 LINEAR = "Functional.linear.0.forward"
 MODULE = "Module.fc.Linear.forward.0"
-TASKS = "use one of statistics, tensor, structure, overflow_check, signature, grad_probe"
+TASKS = (
+    "use one of statistics, tensor, structure, overflow_check, signature, grad_probe, "
+    "free_benchmark"
+)
 LEVELS = "use one of L0, L1, L2, mix, debug"
 API_RULE = "use an API name such as Functional.linear.0.forward"
 MODULE_RULE = "use a module name such as Module.fc.Linear.forward.0"
@@ -25,10 +28,55 @@ REFUSED_CONFIGS = [
     ({"task": ["tensor"]}, "task", f'is ["tensor"]; {TASKS}'),
     ({"task": "run_ut"}, "task", '("run_ut" is not a capture task: it checks the APIs of a finish'),
     ({"task": "acc_check"}, "task", '("acc_check" is not a capture task: it checks the APIs of a'),
-    ({"task": "free_benchmark"}, "task", '("free_benchmark" is not a capture task: it perturbs'),
     ({"task": "exception_dump"}, "task", "is not a capture task: use overflow_check"),
     ({"task": "nan_check"}, "task", 'a section "nan_check" may stay in the file'),
     ({"task": "diff_check"}, "task", "is not a capture task: capture both runs"),
+    (
+        {"task": "free_benchmark", "level": "L0"},
+        "level",
+        'is "L0"; use one of L1, mix (task free_benchmark does not work at level L0)',
+    ),
+    (
+        {"task": "free_benchmark", "free_benchmark": {"mode": "noise"}},
+        "free_benchmark.mode",
+        'is "noise"; use one of high_precision, ulp_noise, relative_noise, permute, rerun, cpu',
+    ),
+    (
+        {"task": "free_benchmark", "free_benchmark": {"handler_type": "fix"}},
+        "free_benchmark.handler_type",
+        'is "fix"; use "check", or "fix" with high_precision or cpu_reference (with "ulp_noise" ',
+    ),
+    (
+        {"task": "free_benchmark", "free_benchmark": {"fuzz_device": "cpu"}},
+        "free_benchmark.fuzz_device",
+        'is "cpu"; use "same" or "npu", the device where the call ran (the mode is "ulp_noise"',
+    ),
+    (
+        {
+            "task": "free_benchmark",
+            "free_benchmark": {"pert_mode": "to_cpu", "fuzz_device": "npu"},
+        },
+        "free_benchmark.fuzz_device",
+        'is "npu"; use "cpu" (the mode is "to_cpu"',
+    ),
+    (
+        {"task": "free_benchmark", "free_benchmark": {"mode": "rerun", "pert_mode": "to_cpu"}},
+        "free_benchmark.mode",
+        'is "rerun"; use the same as "pert_mode", which is "to_cpu"',
+    ),
+    (
+        {"task": "free_benchmark", "free_benchmark": {"if_preheat": "yes"}},
+        "free_benchmark.if_preheat",
+        'is "yes"',
+    ),
+    (
+        {
+            "task": "free_benchmark",
+            "free_benchmark": {"if_preheat": True, "fuzz_stage": "backward"},
+        },
+        "free_benchmark.if_preheat",
+        'is true; use false, or true with handler_type "check" and fuzz_stage "forward"',
+    ),
     ({"level": "l1"}, "level", f'is "l1"; {LEVELS} (write "L1")'),
     ({"level": "MIX"}, "level", f'is "MIX"; {LEVELS} (write "mix")'),
     ({"level": "L3"}, "level", f'is "L3"; {LEVELS}'),

@@ -43,7 +43,7 @@ def test_enum_members_are_words(load):
 
 
 def test_a_bad_value_in_the_file_does_not_matter_when_an_argument_replaces_it(load, tmp_path):
-    bad = {"task": "free_benchmark", "level": "L7", "step": "x", "dump_path": 5}
+    bad = {"task": "run_ut", "level": "L7", "step": "x", "dump_path": 5}
     config = load(bad, task="tensor", level="L1", step=[0], dump_path=tmp_path)
     assert (config.task, config.level, config.step) == (Task.TENSOR, Level.L1, (0,))
 

@@ -15,9 +15,12 @@ from msprobe.config import (
     Device,
     ExceptionDumpSection,
     FileFormat,
+    FreeBenchmarkSection,
     Level,
     OverflowCheckSection,
+    Perturbation,
     Precision,
+    Preheat,
     RiskLevel,
     Slice,
     StatisticsSection,
@@ -371,3 +374,31 @@ def test_kernel_tasks_are_for_frameworks_that_dump_kernels(config_file, tmp_path
     assert (config.task, config.level) == (Task.OVERFLOW_CHECK, Level.L2)
     with pytest.raises(ConfigError, match='"level" is "L2"'):
         load_config(path, task="overflow_check", level="L2")
+
+
+@pytest.mark.parametrize(
+    ("keys", "mode"),
+    [
+        ({}, Perturbation.ULP_NOISE),
+        ({"mode": "rerun"}, Perturbation.RERUN),
+        ({"pert_mode": "no_change", "fuzz_device": "npu"}, Perturbation.RERUN),
+        ({"mode": "improve_precision"}, Perturbation.HIGH_PRECISION),
+        ({"pert_mode": "high_precision", "fuzz_device": "same"}, Perturbation.HIGH_PRECISION),
+        ({"mode": "cpu_reference", "pert_mode": "to_cpu"}, Perturbation.CPU_REFERENCE),
+        ({"pert_mode": "to_cpu", "fuzz_device": "cpu"}, Perturbation.CPU_REFERENCE),
+        ({"pert_mode": "bit_noise"}, Perturbation.ULP_NOISE),
+        ({"pert_mode": "add_noise"}, Perturbation.RELATIVE_NOISE),
+        ({"pert_mode": "change_value"}, Perturbation.PERMUTE),
+    ],
+)
+def test_a_perturbation_has_two_names_under_two_keys(load, keys, mode):
+    section = load({"task": "free_benchmark", "free_benchmark": keys}).section
+    assert isinstance(section, FreeBenchmarkSection)
+    assert section.mode is mode
+
+
+def test_preheat_may_be_a_word_and_limits_of_zero_are_none(load):
+    keys = {"if_preheat": "True", "preheat_step": 3, "max_sample": 2, "max_bytes": 0}
+    section = load({"task": "free_benchmark", "free_benchmark": keys}).section
+    assert section.preheat == Preheat(steps=3, max_sample=2)
+    assert (section.max_bytes, section.max_calls, section.every_n) == (None, None, 1)

@@ -24,6 +24,7 @@ from msprobe.capture.adapter import Adapter
 from msprobe.capture.attaching import Attachable
 from msprobe.capture.backward_passes import BackwardPasses
 from msprobe.capture.calls import Calls
+from msprobe.capture.events import CallSink
 from msprobe.capture.facts import FactCollector, FactSink
 from msprobe.capture.nan_check import NanCheck
 from msprobe.capture.overflow import OverflowCheck
@@ -32,12 +33,14 @@ from msprobe.capture.saved_values import SavedValues
 from msprobe.capture.selection import Selection
 from msprobe.capture.signature import StepSignatures
 from msprobe.capture.stacks import StackTable
+from msprobe.capture.task_files import TaskFiles
 from msprobe.capture.values import Describer
 from msprobe.capture.watch_recording import WatchRecording
 from msprobe.config import (
     Config,
     DataMode,
     DumpSwitch,
+    FreeBenchmarkSection,
     Level,
     NanCheckSection,
     NoiseFloorSection,
@@ -73,7 +76,8 @@ class Session:
         recording: the sink that makes the records of the task.
         saved: makes the records of level debug.
         check: judges the records of a task that keeps few; None for the others.
-        signatures: makes the signature of each step; None for the tasks that record calls.
+        signatures: makes the signature of each step; None for other tasks.
+        files: of a task that writes no dump, but files of its own; None for the others.
         facts: takes what happens around the calls.
         capturing: whether execution is between `start` and `stop`.
         observing: whether calls are observed now: capturing, and inside the token range.
@@ -138,11 +142,13 @@ class Session:
             failed=self.failed,
         )
         self.recording = _recording_of(config, around, self.check)
-        self.calls = Calls(self.current, selection, self.recording)
+        sink = CallSink() if config.task is Task.FREE_BENCHMARK else self.recording
+        self.calls = Calls(self.current, selection, sink)
         self.backward = BackwardPasses(self.calls, adapter)
         self.saved = SavedValues(self.recording, self.current, adapter)
         self.facts = FactCollector(is_wanted=config.facts)
         self.signatures = StepSignatures() if config.task is Task.SIGNATURE else None
+        self.files: TaskFiles | None = self.signatures
         atexit.register(self.close)
 
     # -- state ---------------------------------------------------------------------------------
@@ -159,8 +165,8 @@ class Session:
 
     def begin_at(self, step: int) -> None:
         """Make `step` the first one; a step already begun ends, and its folder goes if empty."""
-        if self.signatures is not None:
-            self.signatures.continue_at(step)
+        if self.files is not None:
+            self.files.continue_at(step)
             self._end_step()
         dump = self.dump
         if dump is not None:
@@ -299,8 +305,8 @@ class Session:
         self._dead = True
         if self._writer is not None:
             self._writer.close()
-        if self.signatures is not None:
-            self.signatures.close()
+        if self.files is not None:
+            self._guarded("close", self.files.close)
         for claim in self._claims.values():
             claim.release()
         self._claims.clear()
@@ -347,7 +353,7 @@ class Session:
     def failed(self, where: str, error: BaseException) -> None:
         """Note that msprobe's own code failed; the user's program goes on."""
         kind = f"{where}: {type(error).__name__}"
-        errors = self.account.errors if self.signatures is None else self.totals.errors
+        errors = self.account.errors if self.files is None else self.totals.errors
         errors[kind] += 1
         if errors[kind] == 1:
             logger.warning("capture failed in %s: %s; the run goes on", where, error)
@@ -411,11 +417,12 @@ class Session:
         if self.dump is not None or self.facts.is_open:
             return
         self.totals.has_opened = True
-        if self.signatures is not None:
+        if self.files is not None:
             claim = self._claim(rank)
-            begin = self.signatures.begin
-            self._guarded("signature", lambda: begin(claim.dump_path, claim.name))
-            self.facts.begin(self.step_number, self.signatures)
+            begin = self.files.begin
+            self._guarded(str(self.config.task), lambda: begin(claim.dump_path, claim.name))
+            if self.signatures is not None:
+                self.facts.begin(self.step_number, self.signatures)
             return
         if self._writer is None:
             self._writer = DumpWriter()
@@ -450,9 +457,9 @@ class Session:
         return claim
 
     def _close_dump(self) -> None:
-        if self.signatures is not None:
+        if self.files is not None:
             self._guarded("step", self.facts.finish)
-            self._guarded("signature", self.signatures.write)
+            self._guarded(str(self.config.task), self.files.write)
             return
         dump = self.dump
         if dump is None:
@@ -506,6 +513,14 @@ def _selection(config: Config) -> Selection:
             data_mode=section.data_mode,
             expands_modules=config.level is Level.MIX,
             only_tree=only_tree,
+        )
+    if isinstance(section, FreeBenchmarkSection):
+        return Selection(
+            name_filters=section.name_filters,
+            scope=section.scope,
+            black_list=section.black_list,
+            data_mode=DataMode(backward=False),
+            expands_modules=config.level is Level.MIX,
         )
     return Selection(black_list=section.black_list, data_mode=DataMode(), only_tree=only_tree)
 

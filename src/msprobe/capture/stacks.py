@@ -105,7 +105,15 @@ def calling_frame() -> FrameType:
 class StackTable:
     """All stacks of a run, by key."""
 
-    __slots__ = ("_by_frames", "_by_key", "_classify", "_is_machinery", "_lines", "_made")
+    __slots__ = (
+        "_by_frames",
+        "_by_index",
+        "_by_key",
+        "_classify",
+        "_is_machinery",
+        "_lines",
+        "_made",
+    )
 
     def __init__(
         self,
@@ -121,6 +129,7 @@ class StackTable:
         self._classify = classify
         self._is_machinery = is_machinery
         self._by_key: dict[int, Stack] = {}
+        self._by_index: dict[int, Stack] = {}
         self._by_frames: dict[tuple[str, ...], Stack] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._made = 0
@@ -133,8 +142,13 @@ class StackTable:
             return known
         stack = self._walk(frame)
         if len(self._by_key) < _MAX_STACKS:
-            self._by_key[key] = stack
+            self._by_key[key] = self._by_index[stack.index] = stack
         return stack
+
+    def frames(self, index: int | None) -> tuple[str, ...]:
+        """Return the frames of the stack with an index; none where it is not known any more."""
+        found = None if index is None else self._by_index.get(index)
+        return () if found is None else found.frames
 
     def of(self, frames: tuple[str, ...]) -> Stack:
         """Return a stack of frames that were found in another way than by running, formatted."""

@@ -18,6 +18,7 @@ class Task(StrEnum):
     EXCEPTION_DUMP = "exception_dump"
     GRAD_PROBE = "grad_probe"
     NOISE_FLOOR = "noise_floor"
+    FREE_BENCHMARK = "free_benchmark"
 
 
 class Level(StrEnum):
@@ -111,3 +112,64 @@ class SignFormat(StrEnum):
 
     PACKED = "packed"
     NPY = "npy"
+
+
+class Perturbation(StrEnum):
+    """How a call is run again: in which precision, or with what change of its inputs."""
+
+    HIGH_PRECISION = "high_precision"
+    ULP_NOISE = "ulp_noise"
+    RELATIVE_NOISE = "relative_noise"
+    PERMUTE = "permute"
+    RERUN = "rerun"
+    CPU_REFERENCE = "cpu_reference"
+
+
+class PerturbationWord(StrEnum):
+    """Names of the perturbations in `config.json`: first ours, then those of mindstudio-probe."""
+
+    HIGH_PRECISION = "high_precision"
+    ULP_NOISE = "ulp_noise"
+    RELATIVE_NOISE = "relative_noise"
+    PERMUTE = "permute"
+    RERUN = "rerun"
+    CPU_REFERENCE = "cpu_reference"
+    IMPROVE_PRECISION = "improve_precision"
+    BIT_NOISE = "bit_noise"
+    ADD_NOISE = "add_noise"
+    CHANGE_VALUE = "change_value"
+    NO_CHANGE = "no_change"
+    TO_CPU = "to_cpu"
+
+    @property
+    def perturbation(self) -> Perturbation:
+        """The perturbation that is meant."""
+        return list(Perturbation)[list(PerturbationWord).index(self) % len(Perturbation)]
+
+
+class Handler(StrEnum):
+    """Treatment of a perturbed call: compare the two results, or go on with the better one."""
+
+    CHECK = "check"
+    FIX = "fix"
+
+
+class Stage(StrEnum):
+    """Part of a call that is perturbed."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class FuzzDevice(StrEnum):
+    """Where perturbed calls run: `cpu` for the reference on the CPU, else where the call ran."""
+
+    NPU = "npu"
+    CPU = "cpu"
+    SAME = "same"
+
+
+class FuzzLevel(StrEnum):
+    """Which calls are perturbed: APIs."""
+
+    L1 = "L1"

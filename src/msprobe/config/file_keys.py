@@ -18,11 +18,16 @@ from msprobe.config.choices import (
     DataModeWord,
     Device,
     FileFormat,
+    FuzzDevice,
+    FuzzLevel,
     GradLevel,
+    Handler,
     Level,
+    PerturbationWord,
     Precision,
     RiskLevel,
     SignFormat,
+    Stage,
     StopOn,
     SummaryMode,
     Task,
@@ -248,6 +253,81 @@ class NoiseFloorKeys(StatisticsKeys, frozen=True, kw_only=True):
     ) = UNSET
 
 
+class FreeBenchmarkKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Task `free_benchmark`: run operators again, slightly changed, and see what becomes of it."""
+
+    scope: Scope = []
+    list: NameFilters = []
+    black_list: BlackList = []
+    mode: (
+        Annotated[
+            PerturbationWord,
+            Meta(
+                description="What is changed when a call runs again: `high_precision`, `ulp_noise` "
+                "(the default), `relative_noise`, `permute`, `rerun`, `cpu_reference`."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    pert_mode: (
+        Annotated[
+            PerturbationWord,
+            Meta(
+                description="Same as `mode`, as mindstudio-probe spells it: `improve_precision`, "
+                "`bit_noise`, `add_noise`, `change_value`, `no_change`, `to_cpu`. Both keys take "
+                "the names of either."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    handler_type: Annotated[
+        Handler,
+        Meta(
+            description="`check` compares and leaves the training bit-identical. `fix` goes on "
+            "with the result of `high_precision` or `cpu_reference`: this changes the training."
+        ),
+    ] = Handler.CHECK
+    fuzz_stage: Annotated[
+        Stage, Meta(description="`forward`: results are compared; `backward`: input gradients.")
+    ] = Stage.FORWARD
+    fuzz_level: Annotated[FuzzLevel, Meta(description="Only `L1`: calls of APIs.")] = FuzzLevel.L1
+    fuzz_device: (
+        Annotated[
+            FuzzDevice,
+            Meta(
+                description="`cpu` with `cpu_reference`; `npu` or `same` with the other modes: the "
+                "device where the call ran, whatever it is."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    if_preheat: Annotated[
+        bool | Annotated[str, Meta(pattern="^(?i:true|false)$")],
+        Meta(
+            description="Begin with steps that only learn, from a sample of the calls, how much "
+            "each API amplifies while it agrees with a CPU reference; only with `check`, `forward`."
+        ),
+    ] = False
+    preheat_step: Annotated[int, Meta(ge=1, description="Number of the steps that learn.")] = 15
+    max_sample: Annotated[
+        int, Meta(ge=1, description="Calls of one API that a step of these learns from, at most.")
+    ] = 20
+    every_n: Annotated[
+        int, Meta(ge=1, description="Perturb every n-th selected call of an API.")
+    ] = 1
+    max_calls_per_api: Annotated[
+        int, Meta(ge=0, description="Perturb at most this many calls of an API a step; 0: all.")
+    ] = 0
+    max_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Leave out calls whose inputs are larger; at stage `backward` also those "
+            "for which inputs of more bytes would be kept at a time. 0: no limit.",
+        ),
+    ] = 4 << 30
+
+
 class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Keys at the top of the file, for every task."""
 
@@ -281,6 +361,9 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
             "kernels that run beneath, `debug` only what you pass to `save()`. The task "
             "`structure` works at L0 and mix, `overflow_check` and `nan_check` at L0, L1 and "
             "mix; `signature` records no calls, and the level does not matter."
+            "`structure` works at L0 and mix, `overflow_check` at L0, L1 and mix, "
+            "`free_benchmark` at L1 and mix; `signature` records no calls, and the level does "
+            "not matter."
         ),
     ] = Level.L1
     enable_dataloader: Annotated[
@@ -391,6 +474,7 @@ SectionKeys = (
     | ExceptionDumpKeys
     | GradProbeKeys
     | NoiseFloorKeys
+    | FreeBenchmarkKeys
 )
 
 EMPTY_IS_DEFAULT: Final = ("task", "level")
@@ -405,4 +489,5 @@ SECTION_KEYS: Final[dict[Task, type[SectionKeys]]] = {
     Task.EXCEPTION_DUMP: ExceptionDumpKeys,
     Task.GRAD_PROBE: GradProbeKeys,
     Task.NOISE_FLOOR: NoiseFloorKeys,
+    Task.FREE_BENCHMARK: FreeBenchmarkKeys,
 }

@@ -40,6 +40,7 @@ _LEVELS: Final[dict[Task, tuple[Level, ...]]] = {
     Task.EXCEPTION_DUMP: (Level.L2,),
     Task.GRAD_PROBE: tuple(Level),
     Task.NOISE_FLOOR: (Level.L0, Level.L1, Level.L2, Level.MIX),
+    Task.FREE_BENCHMARK: (Level.L1, Level.MIX),
 }
 _OF_PYTORCH: Final = (Task.SIGNATURE, Task.NOISE_FLOOR)
 _KERNEL_TASKS: Final = (Task.OVERFLOW_CHECK, Task.EXCEPTION_DUMP)

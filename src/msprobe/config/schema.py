@@ -50,5 +50,7 @@ def _add_values(key: dict[str, Any], *values: str | None) -> None:
     """Let a key have further values."""
     if "type" in key:
         key["type"] = [key["type"], "null"]
+    elif "anyOf" in key:
+        key["anyOf"].append({"enum": list(values)})
     else:
         key["anyOf"] = [{"$ref": key.pop("$ref")}, {"enum": list(values)}]

@@ -12,9 +12,18 @@ from typing import Final
 from msgspec import UNSET
 
 from msprobe.api_prefixes import API_PREFIXES
-from msprobe.config.choices import DataModeWord, Level
+from msprobe.config.choices import (
+    DataModeWord,
+    FuzzDevice,
+    Handler,
+    Level,
+    Perturbation,
+    PerturbationWord,
+    Stage,
+)
 from msprobe.config.file_keys import (
     ExceptionDumpKeys,
+    FreeBenchmarkKeys,
     GradProbeKeys,
     NanCheckKeys,
     NoiseFloorKeys,
@@ -29,10 +38,12 @@ from msprobe.config.file_keys import (
 from msprobe.config.settings import (
     DataMode,
     ExceptionDumpSection,
+    FreeBenchmarkSection,
     GradProbeSection,
     NanCheckSection,
     NoiseFloorSection,
     OverflowCheckSection,
+    Preheat,
     Section,
     SignatureSection,
     Slice,
@@ -88,6 +99,8 @@ def build_section(
             return ExceptionDumpSection(black_list=tuple(keys.black_list))
         case GradProbeKeys():
             return _grad_probe(keys, source=source)
+        case FreeBenchmarkKeys():
+            return _free_benchmark(keys, level, source=source, warnings=warnings)
 
 
 def _noise_floor(
@@ -170,8 +183,58 @@ def _grad_probe(keys: GradProbeKeys, *, source: str | Path) -> GradProbeSection:
     )
 
 
+def _free_benchmark(
+    keys: FreeBenchmarkKeys, level: Level, *, source: str | Path, warnings: list[str]
+) -> FreeBenchmarkSection:
+    section = "free_benchmark"
+    scope, names = _selection(keys, section, level, source=source, warnings=warnings)
+    word = _perturbation(keys, source=source)
+    preheats = str(keys.if_preheat).lower() == "true"
+    replacing = (Perturbation.HIGH_PRECISION, Perturbation.CPU_REFERENCE)
+    if keys.handler_type is Handler.FIX and word.perturbation not in replacing:
+        hint = f'with "{word}" there is no better result to go on with'
+        rule = f'"check", or "fix" with {" or ".join(replacing)}'
+        raise ConfigError(
+            f"{section}.handler_type", keys.handler_type.value, rule, source=source, hint=hint
+        )
+    if preheats and (keys.handler_type is Handler.FIX or keys.fuzz_stage is Stage.BACKWARD):
+        rule = 'false, or true with handler_type "check" and fuzz_stage "forward"'
+        raise ConfigError(f"{section}.if_preheat", keys.if_preheat, rule, source=source)
+    return FreeBenchmarkSection(
+        scope=scope,
+        name_filters=names,
+        black_list=tuple(keys.black_list),
+        word=word,
+        handler=keys.handler_type,
+        stage=keys.fuzz_stage,
+        preheat=Preheat(steps=keys.preheat_step, max_sample=keys.max_sample) if preheats else None,
+        every_n=keys.every_n,
+        max_calls=keys.max_calls_per_api or None,
+        max_bytes=keys.max_bytes or None,
+    )
+
+
+def _perturbation(keys: FreeBenchmarkKeys, *, source: str | Path) -> PerturbationWord:
+    """Return the perturbation, named by one of two keys and borne out by the device."""
+    given = [one for one in (keys.mode, keys.pert_mode) if one is not UNSET]
+    if len({one.perturbation for one in given}) > 1:
+        rule = f'the same as "pert_mode", which is "{keys.pert_mode}"; one of the two is enough'
+        raise ConfigError("free_benchmark.mode", str(keys.mode), rule, source=source)
+    word = given[-1] if given else PerturbationWord.ULP_NOISE
+    if keys.fuzz_device is UNSET:
+        return word
+    on_cpu = word.perturbation is Perturbation.CPU_REFERENCE
+    if on_cpu != (keys.fuzz_device is FuzzDevice.CPU):
+        rule = '"cpu"' if on_cpu else '"same" or "npu", the device where the call ran'
+        hint = f'the mode is "{word}"; leave fuzz_device out if in doubt'
+        raise ConfigError(
+            "free_benchmark.fuzz_device", keys.fuzz_device.value, rule, source=source, hint=hint
+        )
+    return word
+
+
 def _selection(
-    keys: StatisticsKeys | TensorKeys,
+    keys: StatisticsKeys | TensorKeys | FreeBenchmarkKeys,
     section: str,
     level: Level,
     *,

@@ -13,10 +13,14 @@ from msprobe.config.choices import (
     Device,
     FileFormat,
     GradLevel,
+    Handler,
     Level,
+    Perturbation,
+    PerturbationWord,
     Precision,
     RiskLevel,
     SignFormat,
+    Stage,
     StopOn,
     SummaryMode,
     Task,
@@ -175,6 +179,53 @@ class NoiseFloorSection(StatisticsSection):
     seed: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preheat:
+    """Steps that learn how much each API amplifies in a sound training.
+
+    Attributes:
+        steps: how many.
+        max_sample: calls of one API that a step learns from, at most.
+    """
+
+    steps: int = 15
+    max_sample: int = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeBenchmarkSection:
+    """Settings of the task `free_benchmark`.
+
+    Attributes:
+        scope: see `StatisticsSection`.
+        name_filters: see `StatisticsSection`.
+        black_list: API names that are never perturbed.
+        word: the perturbation as the file names it.
+        handler: compare, or go on with the better result.
+        stage: results or input gradients.
+        preheat: None to judge from the first step on.
+        every_n: perturb every n-th call of an API.
+        max_calls: of an API in one step; None for all.
+        max_bytes: of inputs; None for no limit.
+    """
+
+    scope: tuple[str, str] | None = None
+    name_filters: tuple[str, ...] = ()
+    black_list: tuple[str, ...] = ()
+    word: PerturbationWord = PerturbationWord.ULP_NOISE
+    handler: Handler = Handler.CHECK
+    stage: Stage = Stage.FORWARD
+    preheat: Preheat | None = None
+    every_n: int = 1
+    max_calls: int | None = None
+    max_bytes: int | None = 4 << 30
+
+    @property
+    def mode(self) -> Perturbation:
+        """The perturbation."""
+        return self.word.perturbation
+
+
 Section = (
     StatisticsSection
     | TensorSection
@@ -185,6 +236,7 @@ Section = (
     | ExceptionDumpSection
     | GradProbeSection
     | NoiseFloorSection
+    | FreeBenchmarkSection
 )
 
 

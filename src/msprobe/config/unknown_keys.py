@@ -13,8 +13,6 @@ from msprobe.config.choices import Task
 OTHER_TASKS: Final[dict[str, str]] = {
     "run_ut": "it checks the APIs of a finished dump; capture with statistics or tensor first",
     "acc_check": "it checks the APIs of a finished dump; capture with statistics or tensor first",
-    "free_benchmark": "it perturbs inputs during training, which a capture never does; "
-    "use tensor to record the calls",
     "exception_dump": "use overflow_check, which records the calls that show a NaN or an infinity; "
     "it is for MindSpore at level L2",
     "diff_check": "capture both runs, with summary_mode md5 for bit equality, and compare the "

@@ -12,12 +12,13 @@ from torch import nn
 
 from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
-from msprobe.config import Config, GradProbeSection, Level
+from msprobe.config import Config, FreeBenchmarkSection, GradProbeSection, Level
 from msprobe.errors import ConfigError, UsageError
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.interception.function_mode import torch_redispatch
 from msprobe.pytorch.interception.hidden_calls import HiddenApis
 from msprobe.pytorch.observer import Observer
+from msprobe.pytorch.perturbation.runner import Perturbation
 from msprobe.pytorch.training.dataloader_steps import LoopFollower
 from msprobe.pytorch.training.gradient_probe import GradientProbe
 from msprobe.pytorch.training.model_contents import NamedModels, numbered
@@ -75,6 +76,9 @@ class Run:
         self.gradient_probe: GradientProbe | None = None
         if isinstance(section, GradProbeSection):
             self.gradient_probe = GradientProbe(self.session, config, section)
+        if isinstance(section, FreeBenchmarkSection) and self.observer.apis is not None:
+            perturbation = Perturbation(self.session, section, self.table)
+            self.session.files = self.observer.apis.runner = perturbation
         self._models = NamedModels()
         self.start_state = StartState(self.session, self.adapter.known)
         apis = self.observer.apis

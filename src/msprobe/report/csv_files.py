@@ -24,7 +24,7 @@ _TEXTS_TO_REMEMBER: Final = 20_000
 _LONGEST_TO_REMEMBER: Final = 200
 
 
-def write_csv(table: Table, path: Path) -> list[Path]:
+def write_csv(table: Table, path: Path, *, warns: bool = True) -> list[Path]:
     """Write a table as one csv file, or as several where it has too many rows.
 
     Infinite numbers get a leading space: without it, spreadsheets show ``-inf`` as an error.
@@ -32,6 +32,7 @@ def write_csv(table: Table, path: Path) -> list[Path]:
     Args:
         table: the table.
         path: the file; several are called ``{stem}_part_1.csv`` and so on.
+        warns: whether to say so if there is a file of that name.
 
     Returns:
         The files.
@@ -46,7 +47,9 @@ def write_csv(table: Table, path: Path) -> list[Path]:
         target = path if parts == 1 else path.with_name(f"{path.stem}_part_{number}{path.suffix}")
         line = _Lines().line
         cells_of_rows = (cells for cells, _ in islice(rows, MAX_ROWS))
-        paths.append(write_report(target, map(line, chain([table.columns], cells_of_rows))))
+        paths.append(
+            write_report(target, map(line, chain([table.columns], cells_of_rows)), warns=warns)
+        )
     return paths
 
 

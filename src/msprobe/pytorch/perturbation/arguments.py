@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CallCopy`: a call that can be run again, after the program's own run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from msprobe.operators.operator import Operator
+from msprobe.pytorch.replay.rebuilding import converted
+from msprobe.pytorch.values.random_state import RandomReplay
+from msprobe.pytorch.values.tensor_search import tensors_in
+
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+_FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_COMPLEX: Final = frozenset({torch.complex64, torch.complex128})
+Function = Callable[..., Any]
+
+
+class SkippedError(Exception):
+    """A call is not perturbed; the message is the reason."""
+
+
+def is_real(tensor: Tensor) -> bool:
+    """Return whether a tensor has real floating-point elements that can be perturbed."""
+    return tensor.dtype in _FLOATS
+
+
+def is_float(tensor: Tensor) -> bool:
+    """Return whether a tensor has floating-point or complex elements that can be perturbed."""
+    return tensor.dtype in _FLOATS or tensor.dtype in _COMPLEX
+
+
+class CallCopy:
+    """A function and its arguments, as the call receives them.
+
+    Arguments that the call may write are copied, the others are shared with the program.
+
+    Attributes:
+        function: the function.
+        operator: facts about it.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        writes: whether the function may write its arguments.
+        size_bytes: of the tensors among them.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        operator: Operator,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        writes: bool,
+        max_bytes: int | None = None,
+    ) -> None:
+        """Take the arguments.
+
+        Args:
+            function: the function.
+            operator: facts about it.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            writes: whether it may write its arguments.
+            max_bytes: of all tensors among them; None for no limit.
+
+        Raises:
+            SkippedError: the call cannot be run again, or is too large.
+        """
+        found: list[Any] = []
+        tensors_in(args, kwargs, found)
+        self._tensors = [tensor for tensor, _ in found]
+        for tensor in self._tensors:
+            if type(tensor) not in _PLAIN:
+                raise SkippedError("tensors of a class of their own")
+            if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+                raise SkippedError("sparse, nested or meta tensors")
+        self.size_bytes = sum(one.numel() * one.element_size() for one in self._tensors)
+        if max_bytes is not None and self.size_bytes > max_bytes:
+            raise SkippedError("larger than max_bytes")
+        self.function = function
+        self.operator = operator
+        self.writes = writes
+        self._random = RandomReplay(args, kwargs)
+        self._autocast = _autocast_of(self._tensors)
+        self.args: list[Any] = converted(list(args), _copied if writes else _detached)
+        self.kwargs: dict[str, Any] = converted(dict(kwargs), _copied if writes else _detached)
+        self._versions = [] if writes else list(map(_version, self._tensors))
+
+    @property
+    def autocast_types(self) -> list[torch.dtype]:
+        """The types that autocast computed in; empty where it was off."""
+        return [dtype for _, dtype in self._autocast]
+
+    def check_unchanged(self) -> None:
+        """Make sure that the arguments are what the call received.
+
+        Raises:
+            SkippedError: something wrote into a tensor that is shared with the program.
+        """
+        if self._versions and self._versions != list(map(_version, self._tensors)):
+            raise SkippedError("an argument was written meanwhile")
+
+    @property
+    def floats(self) -> list[Tensor]:
+        """The floating-point and complex tensors among the arguments."""
+        return [one for one in self._tensors if is_float(one)]
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, plain: bool = False) -> Any:
+        """Return the function's result for other arguments, with the call's random numbers.
+
+        Args:
+            args: positional arguments; those that the function writes are copies.
+            kwargs: keyword arguments.
+            plain: whether to leave the program's autocast.
+
+        Raises:
+            SkippedError: the function fails, perhaps for lack of memory.
+        """
+        try:
+            with self._random.again(), self._casting(plain):
+                result = self.function(*args, **kwargs)
+        except Exception as exc:
+            raise SkippedError(f"cannot be run again: {type(exc).__name__}") from exc
+        return args[0] if result is None and args else result
+
+    def again(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments for one more run; the function may write into them."""
+        if not self.writes:
+            return self.args, self.kwargs
+        return converted(self.args, _copied), converted(self.kwargs, _copied)
+
+    @contextmanager
+    def _casting(self, plain: bool) -> Iterator[None]:
+        """Autocast as it was at the call, without its cache: that belongs to the program."""
+        with ExitStack() as stack:
+            for device, dtype in self._autocast:
+                stack.enter_context(
+                    torch.autocast(device, dtype=dtype, enabled=not plain, cache_enabled=False)
+                )
+            yield
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _detached(value: Any, _place: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _copied(value: Any, _place: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _autocast_of(tensors: Sequence[Tensor]) -> list[tuple[str, torch.dtype]]:
+    """Return the devices for which autocast is on, and its types."""
+    devices = {tensor.device.type for tensor in tensors} | {"cpu"}
+    found = []
+    for device in sorted(devices):
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            found.append((device, torch.get_autocast_dtype(device)))
+    return found

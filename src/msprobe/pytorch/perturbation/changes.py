@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure how two results of a call differ.
+
+Most calls need the norms of the result and of the difference, and no more. Only where these are
+remarkable, or not finite, elements are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from msprobe.checks.perturbation import WORST_ELEMENT, Change, digits_limits
+from msprobe.numerics.number_types import epsilon_of
+from msprobe.pytorch.perturbation.arguments import is_float
+from msprobe.pytorch.values.tensor_search import output_slots
+
+_norm = torch.linalg.vector_norm
+_INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return ``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def epsilon(dtype: torch.dtype) -> float:
+    """Return the distance from 1 to the next number."""
+    return epsilon_of(dtype_name(dtype))
+
+
+def paired(result: Any, changed: Any) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the tensors of two results of one function, with their places."""
+    slots = zip(output_slots(result), output_slots(changed), strict=False)
+    for index, (one, other) in enumerate(slots):
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            yield index, one.detach(), other.detach()
+
+
+def float_changes(result: Any, changed: Any) -> Iterator[Change]:
+    """Yield how the floating-point results of a function differ; integers may jump."""
+    for index, one, other in paired(result, changed):
+        if is_float(one) and is_float(other):
+            yield change_of(index, one, other)
+
+
+def change_of(index: int, result: Tensor, changed: Tensor) -> Change:
+    """Return how a result differs from that of the perturbed call."""
+    found = Change(
+        output_index=index,
+        dtype=dtype_name(result.dtype),
+        shape=tuple(result.shape),
+        count=result.numel(),
+    )
+    if result.shape != changed.shape:
+        return replace(found, reshaped=tuple(changed.shape))
+    if not found.count:
+        return found
+    if changed.dtype != result.dtype:
+        # Of a half type and float32, the difference keeps the finer one's digits.
+        result = result.to(torch.promote_types(result.dtype, changed.dtype))
+        changed = changed.to(device=result.device, dtype=result.dtype)
+    difference = changed - result
+    wide = torch.float64 if result.dtype in (torch.float64, torch.complex128) else torch.float32
+    if result.dtype.is_complex:
+        difference, result = (
+            torch.view_as_real(difference),
+            torch.view_as_real(result.resolve_conj()),
+        )
+        changed = torch.view_as_real(changed.resolve_conj())
+    size, moved, peak = _sizes(result, difference, wide)
+    if not math.isfinite(size + moved):
+        found = _with_nonfinite(found, result, changed)
+        sound = result.isfinite() & changed.isfinite()
+        result = torch.where(sound, result, 0).double()
+        difference = torch.where(sound, changed.double() - result, 0)
+        size, moved, peak = _sizes(result, difference, torch.float64)
+    eps = epsilon_of(found.dtype)
+    if not size:
+        return replace(found, relative=math.inf if moved else 0.0, cancels=True)
+    found = replace(found, relative=moved / size)
+    rms = size / math.sqrt(result.numel())
+    if peak <= eps * rms * WORST_ELEMENT * digits_limits(eps / 2)[0] and not found.nonfinite:
+        return found
+    return _with_elements(found, result.double(), difference.double(), rms, eps)
+
+
+def _sizes(result: Tensor, difference: Tensor, wide: torch.dtype) -> tuple[float, float, float]:
+    """Return the norms of result and difference, and the largest difference, in one read."""
+    found = torch.stack(
+        [
+            _norm(result, dtype=wide),
+            _norm(difference, dtype=wide),
+            _norm(difference, math.inf).to(wide),
+        ]
+    )
+    size, moved, peak = found.tolist()
+    return size, moved, peak
+
+
+def _with_nonfinite(found: Change, result: Tensor, changed: Tensor) -> Change:
+    """Add how many elements are NaN or infinite on one side only, or not the same infinity."""
+    same = (result == changed) | (result.isnan() & changed.isnan())
+    odd = ~same & ~(result.isfinite() & changed.isfinite())
+    count = int(odd.sum())
+    return replace(
+        found, nonfinite=count, first=int(odd.reshape(-1).int().argmax()) if count else None
+    )
+
+
+def _with_elements(
+    found: Change, result: Tensor, difference: Tensor, rms: float, eps: float
+) -> Change:
+    """Add the change of the worst element, in units in the last place and as a ratio."""
+    sizes, moved = result.abs(), difference.abs()
+    _, exponent = torch.frexp(sizes.clamp_min(rms))
+    ulps = moved / torch.ldexp(torch.full_like(sizes, eps), exponent - 1)
+    worst = float(ulps.max())
+    floor = rms * math.sqrt(eps)
+    changed = result + difference
+    smaller = torch.minimum(sizes, changed.abs()).clamp_min(floor)
+    larger = torch.maximum(sizes, changed.abs()).clamp_min(floor)
+    flips = bool(((result * changed) < -(floor**2)).any())
+    first = found.first
+    return replace(
+        found,
+        worst_ulp=worst,
+        ratio=float((larger / smaller).max()) - 1.0,
+        flips=flips,
+        first=int(ulps.reshape(-1).argmax()) if first is None else first,
+    )
+
+
+def bit_changes(result: Any, again: Any) -> Iterator[Change]:
+    """Yield how many elements of a function's results differ in any bit, and where first."""
+    for index, one, other in paired(result, again):
+        found = Change(
+            output_index=index,
+            dtype=dtype_name(one.dtype),
+            shape=tuple(one.shape),
+            count=one.numel(),
+            differing=0,
+        )
+        if one.shape != other.shape or one.dtype != other.dtype:
+            yield replace(found, reshaped=tuple(other.shape))
+            continue
+        first, second = _bits(one), _bits(other)
+        if torch.equal(first, second):
+            yield found
+            continue
+        different = (first != second).reshape(-1)
+        if one.dtype.is_complex:
+            different = different.reshape(-1, 2).any(1)
+        detail = next(float_changes(one, other), found)
+        yield replace(
+            detail,
+            output_index=index,
+            differing=int(different.sum()),
+            first=int(different.int().argmax()),
+        )
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the elements as integers of the same bits."""
+    if tensor.dtype.is_complex:
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.dtype.is_floating_point:
+        return tensor.resolve_neg().contiguous().view(_INTEGERS[tensor.element_size()])
+    return tensor

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Perturbation`: the task `free_benchmark`, which runs calls of a training again, changed.
+
+It is the runner of the function mode. The training is bit-identical with `check`: calls run again
+after the program's own run, without gradients, on inputs that are shared or copied, and with the
+random state restored. `fix` goes on with the better result, and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from msprobe.capture.call import Call
+from msprobe.capture.session import Session
+from msprobe.checks.perturbation import Judged
+from msprobe.checks.perturbation_results import (
+    PerturbationResults,
+    PerturbationRun,
+    PerturbedCall,
+)
+from msprobe.config import FreeBenchmarkSection, Stage
+from msprobe.dump.stack_frames import user_line
+from msprobe.operators.lookup import operator_of
+from msprobe.pytorch.apis.api_rules import ApiEntry, WriteEffect
+from msprobe.pytorch.apis.api_table import ApiTable
+from msprobe.pytorch.interception.guard import quietly
+from msprobe.pytorch.perturbation.arguments import CallCopy, Function, SkippedError
+from msprobe.pytorch.perturbation.examination import REFERENCES, examine
+
+logger = logging.getLogger(__name__)
+
+_functorch_active: Final = torch._C._are_functorch_transforms_active
+_WHERE: Final = "perturbation"
+
+
+class Perturbation:
+    """Runs the calls of a training again, and keeps what is found.
+
+    It also is the `TaskFiles` of its task.
+
+    Attributes:
+        session: the run.
+        results: what was found.
+    """
+
+    def __init__(self, session: Session, section: FreeBenchmarkSection, table: ApiTable) -> None:
+        """Create it; no file is touched before the first step.
+
+        Args:
+            session: the run.
+            section: the settings of the task.
+            table: facts about functions.
+        """
+        self.session = session
+        self._section = section
+        self._table = table
+        self._seen: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
+        self._has_begun = False
+        self._has_summary = False
+        self.results = PerturbationResults(
+            PerturbationRun(
+                mode=section.word,
+                stage=section.stage,
+                handler=section.handler,
+                judges_errors=section.mode in REFERENCES,
+            )
+        )
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def __call__(
+        self, call: Call, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the function of a call, and run it again if it is wanted."""
+        if not call.keeps_inputs:
+            return function(*args, **kwargs)
+        copy = quietly(self.session, _WHERE, self._copy, call, function, args, kwargs)
+        result = function(*args, **kwargs)
+        if copy is not None:
+            output = args[0] if result is None and args else result
+            quietly(self.session, _WHERE, self._examine, call, copy, output)
+        return result
+
+    def _copy(
+        self, call: Call, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallCopy | None:
+        """Return the call, ready to run again; None where it is left out."""
+        entry = self._table.lookup(function)
+        if not self._is_sampled(entry.name):
+            return None
+        try:
+            copy = self._copied(entry, function, args, kwargs)
+        except SkippedError as exc:
+            self.results.skipped[str(exc)] += 1
+            return None
+        self._taken[entry.name] += 1
+        return copy
+
+    def _is_sampled(self, name: str) -> bool:
+        section, number = self._section, self._seen[name]
+        self._seen[name] = number + 1
+        if number % section.every_n:
+            self.results.skipped["not the n-th call"] += 1
+            return False
+        if section.max_calls is not None and self._taken[name] >= section.max_calls:
+            self.results.skipped["enough calls of the API in this step"] += 1
+            return False
+        return True
+
+    def _copied(
+        self, entry: ApiEntry, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallCopy:
+        operator = operator_of(entry.prefix, entry.api)
+        if _functorch_active():
+            raise SkippedError("inside a functional transform")
+        if operator.reads_shape_only or operator.allocates:
+            raise SkippedError("makes a tensor, and reads none")
+        return CallCopy(
+            function,
+            operator,
+            args,
+            kwargs,
+            writes=_may_write(entry, args, kwargs),
+            max_bytes=self._section.max_bytes,
+        )
+
+    def _examine(self, call: Call, copy: CallCopy, result: Any) -> None:
+        self.report(call, lambda: examine(copy, result, self._section.mode))
+
+    def report(self, call: Call, judge: Callable[[], Iterable[Judged]]) -> None:
+        """Add what is found about a call, or why nothing is."""
+        try:
+            found = list(judge())
+        except SkippedError as exc:
+            self.results.skipped[str(exc)] += 1
+            return
+        self.results.examined += 1
+        is_backward = self._section.stage is Stage.BACKWARD
+        for one in found:
+            self.results.add(
+                PerturbedCall(
+                    step=call.step,
+                    name=call.backward_name if is_backward else call.forward_name,
+                    judged=one,
+                    module=call.parent or "",
+                    source=user_line(self.session.stacks.frames(call.stack)) or "",
+                )
+            )
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def begin(self, dump_path: Path, rank_name: str) -> None:
+        """Begin a step."""
+        self._has_begun = True
+        self._seen.clear()
+        self._taken.clear()
+        self.results.begin(dump_path / rank_name, self.session.adapter.current_rank() or 0)
+
+    def continue_at(self, step: int) -> None:
+        """Do nothing: findings of another step stay."""
+
+    def write(self) -> None:
+        """Bring the files up to date at the end of a step."""
+        if not self._has_begun:
+            return
+        self._has_begun = False
+        self.results.spent_s += self.session.account.spent_s
+        self.results.write()
+        config = self.session.config
+        if config.last_step is not None and self.session.step_number >= config.last_step:
+            self._summarise()
+
+    def close(self) -> None:
+        """Log the summary, if it was not logged."""
+        self._summarise()
+
+    def _summarise(self) -> None:
+        if not self._has_summary and self.results.examined + sum(self.results.skipped.values()):
+            self._has_summary = True
+            self.results.log_summary()
+
+
+def _may_write(entry: ApiEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call may write its arguments: by its name, or by what it is told.
+
+    A flag that is passed by its position may be ``inplace``.
+    """
+    return (
+        entry.writes is not WriteEffect.NONE
+        or entry.bans
+        or bool(entry.foreign_writes)
+        or kwargs.get("out") is not None
+        or bool(kwargs.get("inplace"))
+        or any(one is True for one in args)
+    )

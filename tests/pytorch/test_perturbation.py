@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The task `free_benchmark` runs operators again with a change and finds those that mind."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import FAMILIES, REFERENCES, Fingerprint, differences, train
+from torch import Tensor, nn
+
+from builders.recordings import recording
+
+pytestmark = pytest.mark.torch
+
+MODES = ("high_precision", "ulp_noise", "relative_noise", "permute", "rerun", "cpu_reference")
+OLD = ("improve_precision", "bit_noise", "add_noise", "change_value", "no_change", "to_cpu")
+STEPS = 3
+# Each mode, on families that have dropout, in-place operators, autocast, checkpoints, accumulation.
+QUICK = {
+    ("conv_bn_inplace", "ulp_noise"),
+    ("accumulation_with_autocast", "high_precision"),
+    ("checkpointing", "ulp_noise"),
+    ("half_precision", "cpu_reference"),
+    ("random_everywhere", "rerun"),
+    ("prenorm_transformer", "permute"),
+    ("custom_functions", "relative_noise"),
+}
+CASES = [
+    pytest.param(family, mode, marks=() if (family, mode) in QUICK else pytest.mark.slow)
+    for family, mode in product(FAMILIES, MODES)
+]
+
+
+@functools.cache
+def reference(family: str) -> Fingerprint:
+    return train(REFERENCES[family](7), STEPS)
+
+
+def rows(folder: Path, rank: str = "rank") -> list[dict[str, str]]:
+    with (folder / rank / "free_benchmark.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def summary(folder: Path, rank: str = "rank") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / rank / "free_benchmark.json").read_text())
+    return found
+
+
+def perturbing(folder: Path, mode: str, level: str = "L1", **keys: Any) -> Any:
+    return recording(folder, level, "free_benchmark", section={"mode": mode} | keys)
+
+
+@pytest.mark.parametrize(("family", "mode"), CASES)
+def test_a_checked_training_is_bit_identical_and_a_healthy_one_has_no_findings(
+    family: str, mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with perturbing(tmp_path, mode, "mix") as run:
+        found = train(FAMILIES[family](7), STEPS, run.around)
+    assert differences(reference(family), found) == []
+    assert "capture failed" not in caplog.text
+    assert summary(tmp_path)["cost"]["calls_perturbed"] > 0
+    assert [row for row in rows(tmp_path) if row["severity"] != "note"] == []
+
+
+def test_files_have_the_documented_columns_first_and_no_dump_is_written(tmp_path: Path) -> None:
+    with perturbing(tmp_path, "ulp_noise") as run, run.step_of():
+        torch.log(1 + 1e-6 * torch.rand(50))
+    line = (tmp_path / "rank" / "free_benchmark.csv").read_text().splitlines()[0]
+    documented = "rank,pert_mode,stage,step,api_name,max_rel,dtype,shape,output_index,"
+    assert line.startswith(documented)
+    (row,) = rows(tmp_path)
+    assert (row["rank"], row["pert_mode"], row["stage"], row["step"]) == (
+        "0",
+        "ulp_noise",
+        "forward",
+        "0",
+    )
+    assert row["api_name"] == "Torch.log.0.forward"
+    assert row["severity"] == "warning"
+    assert row["source"].startswith("test_perturbation.py:")
+    assert not (tmp_path / "step0").exists()
+
+
+def test_the_call_that_loses_most_digits_is_ranked_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    x = torch.rand(8, 16)
+    with perturbing(tmp_path, "ulp_noise", step=[0]) as run, run.step_of():
+        hidden = torch.relu(x @ torch.rand(16, 16))
+        torch.softmax(3e5 + hidden, -1)
+        torch.exp(hidden)
+    calls = summary(tmp_path)["calls"]
+    assert calls[0]["api_name"] == "Torch.softmax.0.forward"
+    assert calls[0]["severity"] == "warning"
+    assert calls[0]["amplification"] > 100 * calls[1]["amplification"]
+    assert "1. Torch.softmax.0.forward, step 0, amplification" in caplog.text
+
+
+class Counter:
+    """State of a kernel that is not deterministic."""
+
+    calls = 0
+
+
+@torch.library.custom_op("msprobe_tests::racing_scatter", mutates_args=())
+def racing_scatter(source: Tensor, index: Tensor) -> Tensor:
+    """Adds in another order each time, as atomic additions do."""
+    Counter.calls += 1
+    order = torch.arange(len(index)) if Counter.calls % 2 else torch.arange(len(index)).flip(0)
+    result = torch.zeros(4, dtype=source.dtype)
+    for place in order.tolist():
+        result[index[place]] += source[place]
+    return result
+
+
+@torch.library.custom_op("msprobe_tests::softmax_of_seven", mutates_args=())
+def softmax_of_seven(x: Tensor) -> Tensor:
+    """Forgets the last column where a row has seven, in float32."""
+    if x.shape[-1] == 7 and x.dtype is torch.float32:
+        return torch.softmax(x.index_fill(-1, torch.tensor([6]), -9.0), -1)
+    return torch.softmax(x, -1)
+
+
+def test_a_nondeterministic_scatter_is_found_by_rerun(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    index, source = torch.randint(0, 4, (300,)), torch.randn(300)
+    with perturbing(tmp_path, "rerun") as run, run.step_of():
+        torch.relu(source)
+        racing_scatter(source, index)
+    (row,) = rows(tmp_path)
+    assert "racing_scatter" in row["api_name"]
+    assert row["severity"] == "warning"
+    assert 1 <= int(row["differing"]) <= 4
+    assert 0 <= int(row["first_place"]) <= 3
+
+
+@pytest.mark.parametrize("mode", ["high_precision", "cpu_reference", "improve_precision", "to_cpu"])
+def test_a_kernel_that_is_wrong_for_one_shape_is_found_by_a_reference(
+    mode: str, tmp_path: Path
+) -> None:
+    with perturbing(tmp_path, mode) as run, run.step_of():
+        for columns in (5, 6, 7, 8):
+            softmax_of_seven(torch.randn(3, columns))
+    (row,) = rows(tmp_path)
+    assert "softmax_of_seven.2" in row["api_name"]
+    assert row["severity"] == "error"
+    assert row["shape"] == "[3, 7]"
+    assert row["pert_mode"] == mode
+
+
+@pytest.mark.parametrize(("mode", "old"), list(zip(MODES, OLD, strict=True)))
+def test_old_names_do_the_same(mode: str, old: str, tmp_path: Path) -> None:
+    def calls(name: str, **keys: Any) -> list[dict[str, Any]]:
+        torch.manual_seed(0)
+        run_of = recording(tmp_path / name, "L1", "free_benchmark", section=keys)
+        with run_of as run, run.step_of():
+            torch.softmax(nn.functional.linear(torch.rand(4, 8), torch.rand(3, 8)), -1).sum()
+        found = summary(tmp_path / name)
+        assert found["mode"] == name
+        assert found["cost"]["calls_perturbed"] >= 3
+        without_source: list[dict[str, Any]] = found["calls"]
+        return without_source
+
+    device = "cpu" if old == "to_cpu" else "npu"
+    assert calls(mode, mode=mode) == calls(old, pert_mode=old, fuzz_device=device)
+
+
+def test_a_rounding_of_bfloat16_is_no_finding(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
+    model.to(torch.bfloat16)
+    with perturbing(tmp_path, "ulp_noise") as run, run.step_of():
+        nn.functional.cross_entropy(model(torch.randn(16, 32).bfloat16()), torch.arange(16) % 8)
+    assert rows(tmp_path) == []
+
+
+def test_another_pattern_of_nan_is_always_an_error(tmp_path: Path) -> None:
+    x = torch.tensor([1.0, 2.0, -1.0])
+    with perturbing(tmp_path, "ulp_noise") as run, run.step_of():
+        torch.log1p(x)
+        torch.log(x)
+    (row,) = rows(tmp_path)
+    assert row["api_name"] == "Torch.log1p.0.forward"
+    assert (row["severity"], row["nonfinite"], row["first_place"]) == ("error", "1", "2")
+
+
+def test_inputs_that_a_call_changes_are_perturbed_as_they_were_before(tmp_path: Path) -> None:
+    x = 1 + 1e-6 * torch.rand(20)
+    out = torch.empty(20)
+    with perturbing(tmp_path, "ulp_noise") as run, run.step_of():
+        torch.log(x, out=out)
+        expected = out.clone()
+        x.log_()
+    assert torch.equal(x, expected)
+    found = {row["api_name"]: row["severity"] for row in rows(tmp_path)}
+    assert found == {"Torch.log.0.forward": "warning", "Tensor.log_.0.forward": "warning"}
+
+
+def test_permuting_leaves_alone_what_depends_on_order(tmp_path: Path) -> None:
+    x = torch.rand(4, 6)
+    with perturbing(tmp_path, "permute") as run, run.step_of():
+        x.sum(1), x.mean(), torch.softmax(x, 0), x @ x.T, torch.cumsum(x, 0), x.exp()
+    found = summary(tmp_path)
+    names = {call["api_name"].split(".")[1] for call in found["calls"]}
+    assert names == {"sum", "mean", "softmax", "__matmul__"}
+    assert rows(tmp_path) == []
+
+
+def test_list_scope_and_limits_choose_the_calls(tmp_path: Path) -> None:
+    x = torch.rand(4)
+
+    def names(name: str, **keys: Any) -> list[str]:
+        with perturbing(tmp_path / name, "ulp_noise", **keys) as run:
+            for _ in range(2):
+                with run.step_of():
+                    for _ in range(4):
+                        torch.exp(x)
+                        torch.sin(x)
+        found = summary(tmp_path / name)
+        assert found["steps"] == 2
+        return sorted(call["api_name"] for call in found["calls"])
+
+    assert names("list", list=["sin"]) == [f"Torch.sin.{i}.forward" for i in range(4)]
+    scope = ["Torch.exp.1.forward", "Torch.exp.2.forward"]
+    assert names("scope", scope=scope) == [*scope, "Torch.sin.1.forward"]
+    every = ["Torch.exp.0.forward", "Torch.exp.2.forward"]
+    assert names("every", every_n=2, black_list=["sin"]) == every
+    assert names("most", max_calls_per_api=1, list=["exp"]) == ["Torch.exp.0.forward"]
+    assert names("bytes", max_bytes=15) == []
+
+
+def test_steps_and_ranks_choose_when_calls_are_perturbed(tmp_path: Path) -> None:
+    with recording(
+        tmp_path, "L1", "free_benchmark", section={"mode": "rerun"}, step=[1], rank=[0]
+    ) as run:
+        for _ in range(3):
+            with run.step_of():
+                torch.exp(torch.ones(2))
+    found = summary(tmp_path)
+    assert found["steps"] == 1
+    assert {call["step"] for call in found["calls"]} == {1}
