@@ -65,7 +65,8 @@ def test_a_checked_training_is_bit_identical_and_a_healthy_one_has_no_findings(
         found = train(FAMILIES[family](7), STEPS, run.around)
     assert differences(reference(family), found) == []
     assert "capture failed" not in caplog.text
-    assert summary(tmp_path)["cost"]["calls_perturbed"] > 0
+    cost = summary(tmp_path)["cost"]
+    assert cost["calls_perturbed"] + sum(cost["calls_left_out"].values()) > 0
     assert [row for row in rows(tmp_path) if row["severity"] != "note"] == []
 
 
@@ -247,3 +248,90 @@ def test_steps_and_ranks_choose_when_calls_are_perturbed(tmp_path: Path) -> None
     found = summary(tmp_path)
     assert found["steps"] == 1
     assert {call["step"] for call in found["calls"]} == {1}
+
+
+# -- backward --------------------------------------------------------------------------------------
+
+QUICK_BACKWARD = {
+    ("conv_bn_inplace", "rerun"),
+    ("checkpointing", "ulp_noise"),
+    ("accumulation_with_autocast", "high_precision"),
+    ("random_everywhere", "ulp_noise"),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "mode"),
+    [
+        pytest.param(*case, marks=() if case in QUICK_BACKWARD else pytest.mark.slow)
+        for case in product(FAMILIES, ("high_precision", "ulp_noise", "rerun", "cpu_reference"))
+    ],
+)
+def test_a_training_with_checked_gradients_is_bit_identical(
+    family: str, mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with perturbing(tmp_path, mode, "mix", fuzz_stage="backward") as run:
+        found = train(FAMILIES[family](7), STEPS, run.around)
+    assert differences(reference(family), found) == []
+    assert "capture failed" not in caplog.text
+    assert [row for row in rows(tmp_path) if row["severity"] != "note"] == []
+
+
+class WrongSquare(torch.autograd.Function):
+    """Its derivative is half as large as it should be, for rows of seven in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        is_wrong = x.shape[-1] == 7 and x.dtype is torch.float32
+        return gradient * x if is_wrong else 2 * gradient * x
+
+
+@torch.library.custom_op("msprobe_tests::square", mutates_args=())
+def square(x: Tensor) -> Tensor:
+    return x * x
+
+
+def _square_backward(ctx: Any, gradient: Tensor) -> Tensor:
+    return WrongSquare.backward(ctx, gradient)
+
+
+square.register_autograd(
+    _square_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
+def test_a_wrong_derivative_is_found_in_the_backward_stage(tmp_path: Path) -> None:
+    with perturbing(tmp_path, "high_precision", fuzz_stage="backward") as run, run.step_of():
+        for columns in (6, 7):
+            x = torch.randn(2, columns, requires_grad=True)
+            square(x).sin().sum().backward()
+            assert x.grad is not None
+    (row,) = rows(tmp_path)
+    assert "square.1.backward" in row["api_name"]
+    assert (row["stage"], row["severity"], row["shape"]) == ("backward", "error", "[2, 7]")
+
+
+def test_an_ill_conditioned_gradient_is_ranked_first(tmp_path: Path) -> None:
+    x = (1 - 1e-6 * torch.rand(20)).requires_grad_()
+    with perturbing(tmp_path, "ulp_noise", fuzz_stage="backward") as run, run.step_of():
+        torch.asin(torch.sigmoid(x) * 0 + x).sum().backward()
+    calls = summary(tmp_path)["calls"]
+    assert calls[0]["api_name"] == "Torch.asin.0.backward"
+    assert calls[0]["severity"] != "none"
+
+
+def test_inputs_kept_for_the_backward_stage_are_bounded(tmp_path: Path) -> None:
+    x = torch.rand(10, requires_grad=True)
+    with perturbing(tmp_path, "rerun", fuzz_stage="backward", max_bytes=100) as run:
+        for _ in range(2):
+            with run.step_of():
+                (x.exp() + x.sin() + x.cos()).sum().backward()
+    cost = summary(tmp_path)["cost"]
+    assert cost["calls_left_out"]["inputs beyond max_bytes would be kept"] >= 4
+    assert cost["calls_perturbed"] == 4

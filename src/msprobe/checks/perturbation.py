@@ -57,7 +57,8 @@ class Change:
         differing: elements that differ in any bit; None where they were not counted.
         first: place of the first of these, or of those, in C order; None without one.
         count: number of elements.
-        cancels: whether the result is zero throughout, so that no change is relative to it.
+        size: root mean square of the result; None where it is not known.
+        cancels: whether the result is zero, or nothing but roundings of what it was made of.
         reshaped: shape of the perturbed result, where it is another one.
     """
 
@@ -72,6 +73,7 @@ class Change:
     differing: int | None = None
     first: int | None = None
     count: int = 0
+    size: float | None = None
     cancels: bool = False
     reshaped: tuple[int, ...] | None = None
 
@@ -129,7 +131,7 @@ def judged_change(
         severity = Severity.ERROR
         detail = f"{change.nonfinite} elements are NaN or infinite on one side only"
     elif change.cancels and change.relative:
-        severity, detail = Severity.NOTE, "the result is zero, its inputs cancel exactly"
+        severity, detail = Severity.NOTE, "the result is no more than rounding: its inputs cancel"
     elif decisive >= note:
         severity = Severity.WARNING if decisive >= warning else Severity.NOTE
         lost = math.log2(decisive) / -math.log2(unit) if math.isfinite(decisive) else 1.0

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from msprobe.operators.operator import Operator
+from msprobe.dump.values import PartPath
+from msprobe.operators.operator import Family, Operator
 from msprobe.pytorch.replay.rebuilding import converted
 from msprobe.pytorch.values.random_state import RandomReplay
 from msprobe.pytorch.values.tensor_search import tensors_in
@@ -18,6 +20,10 @@ from msprobe.pytorch.values.tensor_search import tensors_in
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _COMPLEX: Final = frozenset({torch.complex64, torch.complex128})
+_ARGS: Final = ("args",)
+_KWARGS: Final = ("kwargs",)
+# Functions that choose another kernel where gradients are needed.
+_CHOOSE_KERNELS: Final = (Family.ATTENTION, Family.COMPOSITE, Family.OTHER)
 Function = Callable[..., Any]
 
 
@@ -47,6 +53,8 @@ class CallCopy:
         kwargs: keyword arguments.
         writes: whether the function may write its arguments.
         size_bytes: of the tensors among them.
+        needs_grad: whether gradients may flow to its arguments.
+        drew_random: whether the program's run drew random numbers, if that was noted.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class CallCopy:
         kwargs: Mapping[str, Any],
         *,
         writes: bool,
+        with_grad: bool,
         max_bytes: int | None = None,
     ) -> None:
         """Take the arguments.
@@ -67,35 +76,43 @@ class CallCopy:
             args: positional arguments.
             kwargs: keyword arguments.
             writes: whether it may write its arguments.
+            with_grad: whether the program calls it with gradients on.
             max_bytes: of all tensors among them; None for no limit.
 
         Raises:
             SkippedError: the call cannot be run again, or is too large.
         """
-        found: list[Any] = []
-        tensors_in(args, kwargs, found)
-        self._tensors = [tensor for tensor, _ in found]
-        for tensor in self._tensors:
+        tensors = _tensors_of(args, kwargs)
+        for tensor in tensors:
             if type(tensor) not in _PLAIN:
                 raise SkippedError("tensors of a class of their own")
             if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
                 raise SkippedError("sparse, nested or meta tensors")
-        self.size_bytes = sum(one.numel() * one.element_size() for one in self._tensors)
+        self.size_bytes = sum(one.numel() * one.element_size() for one in tensors)
         if max_bytes is not None and self.size_bytes > max_bytes:
             raise SkippedError("larger than max_bytes")
+        self.needs_grad = with_grad and any(one.requires_grad for one in tensors)
         self.function = function
         self.operator = operator
         self.writes = writes
+        self.drew_random = False
         self._random = RandomReplay(args, kwargs)
-        self._autocast = _autocast_of(self._tensors)
-        self.args: list[Any] = converted(list(args), _copied if writes else _detached)
-        self.kwargs: dict[str, Any] = converted(dict(kwargs), _copied if writes else _detached)
+        self._autocast = _autocast_of(tensors)
+        self._needing: set[PartPath] = set()
+        self.args: list[Any] = converted(list(args), self._taken, _ARGS)
+        self.kwargs: dict[str, Any] = converted(dict(kwargs), self._taken, _KWARGS)
+        # Without their places in the graph, which a hook in the graph must not hold.
+        self._tensors = _tensors_of(self.args, self.kwargs)
         self._versions = [] if writes else list(map(_version, self._tensors))
 
     @property
     def autocast_types(self) -> list[torch.dtype]:
         """The types that autocast computed in; empty where it was off."""
         return [dtype for _, dtype in self._autocast]
+
+    def note_random(self) -> None:
+        """Note whether the call drew random numbers: the program has just run it."""
+        self.drew_random = self._random.has_moved
 
     def check_unchanged(self) -> None:
         """Make sure that the arguments are what the call received.
@@ -111,23 +128,56 @@ class CallCopy:
         """The floating-point and complex tensors among the arguments."""
         return [one for one in self._tensors if is_float(one)]
 
-    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, plain: bool = False) -> Any:
+    def run(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        plain: bool = False,
+        leaves: list[Tensor] | None = None,
+    ) -> Any:
         """Return the function's result for other arguments, with the call's random numbers.
 
         Args:
             args: positional arguments; those that the function writes are copies.
             kwargs: keyword arguments.
             plain: whether to leave the program's autocast.
+            leaves: gets the leaves that gradients are wanted of; None for no gradients.
 
         Raises:
             SkippedError: the function fails, perhaps for lack of memory.
         """
+        with_graph = leaves is not None or (
+            self.needs_grad and not plain and self.operator.family in _CHOOSE_KERNELS
+        )
         try:
-            with self._random.again(), self._casting(plain):
+            with self._random.again(), self._casting(plain), _graph(is_on=with_graph):
+                if with_graph:
+                    take = partial(self._leaf, [] if leaves is None else leaves)
+                    args, kwargs = (
+                        converted(list(args), take, _ARGS),
+                        converted(dict(kwargs), take, _KWARGS),
+                    )
                 result = self.function(*args, **kwargs)
         except Exception as exc:
             raise SkippedError(f"cannot be run again: {type(exc).__name__}") from exc
         return args[0] if result is None and args else result
+
+    def _taken(self, value: Any, place: PartPath) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value.requires_grad:
+            self._needing.add(place)
+        return value.detach().clone() if self.writes else value.detach()
+
+    def _leaf(self, leaves: list[Tensor], value: Any, place: PartPath) -> Any:
+        """Return an argument that requires a gradient if it does so in the program."""
+        if place not in self._needing:
+            return value
+        leaf = value.detach().requires_grad_()
+        leaves.append(leaf)
+        # An in-place function must not write into a leaf.
+        return leaf.clone() if self.writes else leaf
 
     def again(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments for one more run; the function may write into them."""
@@ -146,12 +196,28 @@ class CallCopy:
             yield
 
 
+@contextmanager
+def _graph(*, is_on: bool) -> Iterator[None]:
+    """Build a graph, as the program does, that its hooks on saved tensors do not learn of."""
+    if not is_on:
+        yield
+        return
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
+        yield
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    found: list[Any] = []
+    tensors_in(args, kwargs, found)
+    return [tensor for tensor, _ in found]
+
+
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _detached(value: Any, _place: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _copied(value: Any, _place: Any) -> Any:

@@ -83,11 +83,17 @@ def change_of(index: int, result: Tensor, changed: Tensor) -> Change:
     eps = epsilon_of(found.dtype)
     if not size:
         return replace(found, relative=math.inf if moved else 0.0, cancels=True)
-    found = replace(found, relative=moved / size)
-    rms = size / math.sqrt(result.numel())
-    if peak <= eps * rms * WORST_ELEMENT * digits_limits(eps / 2)[0] and not found.nonfinite:
+    scale = size / math.sqrt(result.numel())
+    found = replace(found, relative=moved / size, size=scale)
+    if peak <= eps * scale * WORST_ELEMENT * digits_limits(eps / 2)[0] and not found.nonfinite:
         return found
-    return _with_elements(found, result.double(), difference.double(), rms, eps)
+    return _with_elements(found, result.double(), difference.double(), scale, eps)
+
+
+def rms(tensor: Tensor) -> float:
+    """Return the root mean square of the elements, computed in float64."""
+    wide = torch.complex128 if tensor.dtype.is_complex else torch.float64
+    return float(_norm(tensor, dtype=wide)) / math.sqrt(max(tensor.numel(), 1))
 
 
 def _sizes(result: Tensor, difference: Tensor, wide: torch.dtype) -> tuple[float, float, float]:
@@ -114,14 +120,14 @@ def _with_nonfinite(found: Change, result: Tensor, changed: Tensor) -> Change:
 
 
 def _with_elements(
-    found: Change, result: Tensor, difference: Tensor, rms: float, eps: float
+    found: Change, result: Tensor, difference: Tensor, scale: float, eps: float
 ) -> Change:
     """Add the change of the worst element, in units in the last place and as a ratio."""
     sizes, moved = result.abs(), difference.abs()
-    _, exponent = torch.frexp(sizes.clamp_min(rms))
+    _, exponent = torch.frexp(sizes.clamp_min(scale))
     ulps = moved / torch.ldexp(torch.full_like(sizes, eps), exponent - 1)
     worst = float(ulps.max())
-    floor = rms * math.sqrt(eps)
+    floor = scale * math.sqrt(eps)
     changed = result + difference
     smaller = torch.minimum(sizes, changed.abs()).clamp_min(floor)
     larger = torch.maximum(sizes, changed.abs()).clamp_min(floor)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from torch import Tensor
@@ -13,12 +14,14 @@ from msprobe.checks.judging import Judgement, judge
 from msprobe.checks.perturbation import (
     Change,
     Judged,
+    digits_limits,
     judged_change,
     judged_reference,
     judged_rerun,
 )
 from msprobe.config import Perturbation
 from msprobe.dump.tensor_files import StoredTensor
+from msprobe.operators.operator import Family
 from msprobe.pytorch.perturbation.arguments import CallCopy, SkippedError, is_float
 from msprobe.pytorch.perturbation.changes import (
     bit_changes,
@@ -26,6 +29,7 @@ from msprobe.pytorch.perturbation.changes import (
     epsilon,
     float_changes,
     paired,
+    rms,
 )
 from msprobe.pytorch.perturbation.modes import Trial, trial_of
 from msprobe.pytorch.replay.noise import NoiseMode
@@ -35,6 +39,9 @@ from msprobe.replay.runner import Noise
 # Errors up to so many units in the last place, at the root mean square of a result, need no
 # reference with random errors: any budget allows them.
 _SMALL: Final = 4.0
+# Of differences and averages: a result so many roundings large is none of their digits.
+_CANCELLED: Final = 32.0
+_CANCELLING: Final = (Family.ADDITIVE, Family.AVERAGING, Family.NORMALISING, Family.OTHER)
 REFERENCES: Final = (Perturbation.HIGH_PRECISION, Perturbation.CPU_REFERENCE)
 """Perturbations whose result is better than that of the call."""
 
@@ -57,6 +64,8 @@ def examine(
         SkippedError: the change says nothing about this call, or the call cannot be run again.
     """
     call.check_unchanged()
+    if mode in REFERENCES and call.drew_random:
+        raise SkippedError("random numbers, which other types and devices draw otherwise")
     trial = trial_of(call, mode)
     changed = trial.restored(call.run(trial.args, trial.kwargs, plain=trial.plain))
     yield from judged(call, trial, mode, result, changed, learned)
@@ -92,11 +101,24 @@ def judged(
         for change in float_changes(result, changed):
             unit = max(trial.unit, unit_of(change.dtype))
             yield judged_change(
-                change,
+                replace(change, cancels=change.cancels or _is_noise(call, change, unit)),
                 input_change=trial.input_change,
                 unit=unit,
                 learned=learned(change.dtype),
             )
+
+
+def _is_noise(call: CallCopy, change: Change, unit: float) -> bool:
+    """Return whether a result is no larger than roundings of what it was made of.
+
+    The mean of a normalised tensor is zero, and so is much of a gradient.
+    """
+    if change.relative < digits_limits(unit)[1] * unit:
+        return False
+    if change.size is None or call.operator.family not in _CANCELLING:
+        return False
+    largest = max(float(rms(one)) for one in call.floats if one.numel())
+    return change.size <= _CANCELLED * unit * largest
 
 
 def _held_against(
@@ -168,12 +190,16 @@ def _judgement(
 def _disturbed(call: CallCopy, trial: Trial, noise: Noise) -> Any:
     """Return the result of the call in high precision, with random errors in each step."""
     mode = NoiseMode(noise)
-
-    def changed(value: Any, _place: Any) -> Any:
-        if isinstance(value, Tensor):
-            return mode.disturbed(value) if is_float(value) else value.clone()
-        return value
-
-    args, kwargs = converted(trial.args, changed), converted(trial.kwargs, changed)
     with mode:
-        return call.run(args, kwargs, plain=True)
+        return call.run(disturbed(trial.args, mode), disturbed(trial.kwargs, mode), plain=True)
+
+
+def disturbed(value: Any, mode: NoiseMode) -> Any:
+    """Return copies of nested arguments, with random errors in floating-point elements."""
+
+    def changed(one: Any, _place: Any) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        return mode.disturbed(one) if is_float(one) else one.clone()
+
+    return converted(value, changed)

@@ -31,6 +31,11 @@ from msprobe.pytorch.apis.api_rules import ApiEntry, WriteEffect
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.perturbation.arguments import CallCopy, Function, SkippedError
+from msprobe.pytorch.perturbation.backward import (
+    Gradients,
+    examine_gradients,
+    when_gradients_come,
+)
 from msprobe.pytorch.perturbation.examination import REFERENCES, examine
 
 logger = logging.getLogger(__name__)
@@ -62,6 +67,7 @@ class Perturbation:
         self._table = table
         self._seen: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
+        self._kept_bytes = 0
         self._has_begun = False
         self._has_summary = False
         self.results = PerturbationResults(
@@ -81,22 +87,23 @@ class Perturbation:
         """Run the function of a call, and run it again if it is wanted."""
         if not call.keeps_inputs:
             return function(*args, **kwargs)
-        copy = quietly(self.session, _WHERE, self._copy, call, function, args, kwargs)
+        with_grad = torch.is_grad_enabled()
+        copy = quietly(self.session, _WHERE, self._copy, function, args, kwargs, with_grad)
         result = function(*args, **kwargs)
         if copy is not None:
             output = args[0] if result is None and args else result
-            quietly(self.session, _WHERE, self._examine, call, copy, output)
+            quietly(self.session, _WHERE, self._ran, call, copy, output)
         return result
 
     def _copy(
-        self, call: Call, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], with_grad: bool
     ) -> CallCopy | None:
         """Return the call, ready to run again; None where it is left out."""
         entry = self._table.lookup(function)
         if not self._is_sampled(entry.name):
             return None
         try:
-            copy = self._copied(entry, function, args, kwargs)
+            copy = self._copied(entry, function, args, kwargs, with_grad)
         except SkippedError as exc:
             self.results.skipped[str(exc)] += 1
             return None
@@ -115,7 +122,12 @@ class Perturbation:
         return True
 
     def _copied(
-        self, entry: ApiEntry, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        entry: ApiEntry,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        with_grad: bool,
     ) -> CallCopy:
         operator = operator_of(entry.prefix, entry.api)
         if _functorch_active():
@@ -128,13 +140,35 @@ class Perturbation:
             args,
             kwargs,
             writes=_may_write(entry, args, kwargs),
+            with_grad=with_grad,
             max_bytes=self._section.max_bytes,
         )
 
-    def _examine(self, call: Call, copy: CallCopy, result: Any) -> None:
-        self.report(call, lambda: examine(copy, result, self._section.mode))
+    def _ran(self, call: Call, copy: CallCopy, result: Any) -> None:
+        """Examine a call that the program has run, now or in its backward pass."""
+        mode = self._section.mode
+        if mode in REFERENCES:
+            copy.note_random()
+        if self._section.stage is Stage.FORWARD:
+            self._report(call, lambda: examine(copy, result, mode))
+        elif copy.needs_grad:
+            self._wait_for_gradients(call, copy, result)
 
-    def report(self, call: Call, judge: Callable[[], Iterable[Judged]]) -> None:
+    def _wait_for_gradients(self, call: Call, copy: CallCopy, result: Any) -> None:
+        limit = self._section.max_bytes
+        if limit is not None and self._kept_bytes + copy.size_bytes > limit:
+            self.results.skipped["inputs beyond max_bytes would be kept"] += 1
+            return
+        if when_gradients_come(result, Waiting(self, call, copy)):
+            self._kept_bytes += copy.size_bytes
+
+    def take_gradients(self, call: Call, copy: CallCopy, incoming: Gradients) -> None:
+        """Examine the backward pass of a call, inside of it."""
+        self._kept_bytes -= copy.size_bytes
+        if call.step == self.session.step_number and self._has_begun:
+            self._report(call, lambda: examine_gradients(copy, incoming, self._section.mode))
+
+    def _report(self, call: Call, judge: Callable[[], Iterable[Judged]]) -> None:
         """Add what is found about a call, or why nothing is."""
         try:
             found = list(judge())
@@ -161,6 +195,7 @@ class Perturbation:
         self._has_begun = True
         self._seen.clear()
         self._taken.clear()
+        self._kept_bytes = 0
         self.results.begin(dump_path / rank_name, self.session.adapter.current_rank() or 0)
 
     def continue_at(self, step: int) -> None:
@@ -185,6 +220,25 @@ class Perturbation:
         if not self._has_summary and self.results.examined + sum(self.results.skipped.values()):
             self._has_summary = True
             self.results.log_summary()
+
+
+class Waiting:
+    """Waits for the gradients of a call's results; holds its inputs until then."""
+
+    __slots__ = ("_call", "_copy", "_owner")
+
+    def __init__(self, owner: Perturbation, call: Call, copy: CallCopy) -> None:
+        """Hand the gradients to `owner` when they come."""
+        self._owner = owner
+        self._call = call
+        self._copy: CallCopy | None = copy
+
+    def __call__(self, incoming: Gradients) -> None:
+        """Take the gradients of the first backward pass."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            owner = self._owner
+            quietly(owner.session, _WHERE, owner.take_gradients, self._call, copy, incoming)
 
 
 def _may_write(entry: ApiEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -72,6 +72,12 @@ class RandomReplay:
         self._generators = _generators(args, kwargs)
         self._before = [generator.get_state() for generator in self._generators]
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether numbers were drawn since then."""
+        now = [generator.get_state() for generator in self._generators]
+        return not all(map(torch.equal, self._before, now))
+
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Go back to these states; the present ones return at the end."""
