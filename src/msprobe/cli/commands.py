@@ -102,6 +102,12 @@ COMMANDS: Final = (
         "find where NaN and Inf begin in a dump, across ranks",
         aliases=("nan-analyze",),  # its name in mindstudio-probe 8
     ),
+    Command(
+        "determinism",
+        Group.CHECK,
+        "run a script twice: is it deterministic, and if not, which call is the first",
+        takes_program=True,
+    ),
     Command("verify", Group.CHECK, "judge every call of one dump against float64"),
     Command("op-script", Group.CHECK, "write a recorded call as a script for a bug report"),
     Command(

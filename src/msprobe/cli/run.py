@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from msprobe.cli.options import add_output, number_list
+from msprobe.cli.options import add_output, number_list, whole_number
 
 _EXAMPLES: Final = """\
 examples:
@@ -41,6 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="[MOD:]FUNC",
         help="each call of this function is a step, whatever optimizers do",
     )
+    add("--seed", type=whole_number, metavar="N", help="seed Python, NumPy and PyTorch first")
+    add("--deterministic", action="store_true", help="prefer deterministic kernels")
     rest = argparse.REMAINDER
     add("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module, as python -m")
     add("program", nargs=rest, metavar="SCRIPT ARGS", help="the script and its arguments")
@@ -72,6 +74,8 @@ def run(options: argparse.Namespace) -> Callable[[], int]:
         rank=options.rank,
         name_filters=options.list,
         scope=options.scope,
+        seed=options.seed,
+        deterministic=options.deterministic,
     )
     words, is_module = options.program, options.module is not None
     if is_module:

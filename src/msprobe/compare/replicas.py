@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msprobe.collectives.calls import is_communication
+from msprobe.compare.call_differences import Key, value_key
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import (
     Match,
@@ -64,7 +65,6 @@ _PARTING: Final = {
     "reduced gradients": (Role.PARAMETER_GRAD,),
 }
 
-Key = tuple[object, ...]
 Place = tuple[str, str]
 
 
@@ -266,7 +266,7 @@ def _guessed_parameters(side: Side, names: Iterable[str]) -> dict[Place, Value]:
         for value in side.values(name):
             if not value.is_tensor:
                 continue
-            key = _value_key(value)
+            key = value_key(value)
             if value.role is Role.OUTPUT:
                 seen.add(key)
             elif value.requires_grad and key not in seen:
@@ -290,7 +290,7 @@ def _are_replicas(values: Mapping[Place, Value], others: Mapping[Place, Value]) 
 
 
 def _are_similar(a: Value, b: Value, tolerance: float = _SIMILAR) -> bool:
-    if _value_key(a) == _value_key(b):
+    if value_key(a) == value_key(b):
         return True
     pairs = [(a.max, b.max), (a.min, b.min), (a.norm, b.norm)]
     for x, y in pairs:
@@ -299,17 +299,6 @@ def _are_similar(a: Value, b: Value, tolerance: float = _SIMILAR) -> bool:
         if not abs(x - y) <= tolerance * max(abs(x), abs(y)):
             return False
     return True
-
-
-def _value_key(value: Value) -> Key:
-    """Return a key that is equal for two values exactly if they are equal in all the dump has."""
-    if not value.is_tensor:
-        return (value.type, repr(value.value))
-    if value.md5 is not None:
-        return (value.dtype, value.shape, value.md5)
-    # As text, NaN is equal to itself.
-    numbers = (value.max, value.min, value.mean, value.norm)
-    return (value.dtype, value.shape, *map(repr, numbers))
 
 
 def _compare_pair(group: ReplicaGroup, rank: RankKey, side: Side, first: Side) -> RankComparison:
@@ -383,7 +372,7 @@ class _Checker:
             return False
         taken = [(a, b) for a, b in zip(values, others, strict=True) if a.role is not Role.OUTPUT]
         tensors = sum(a.is_tensor for a, _ in taken)
-        if not tensors or any(a is not b and _value_key(a) != _value_key(b) for a, b in taken):
+        if not tensors or any(a is not b and value_key(a) != value_key(b) for a, b in taken):
             return False
         if parsed.kind not in (RecordKind.FORWARD, RecordKind.BACKWARD):
             return False

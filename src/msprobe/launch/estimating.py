@@ -3,28 +3,22 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, Final
+from typing import Final
 
 import msgspec
 
 from msprobe.dump import layout
 from msprobe.errors import UsageError
+from msprobe.launch.child import last_words, run_child
 
-_POLL_S: Final = 0.05
-_PATIENCE_S: Final = 10.0
 # The first step of a program also warms up; the second one is like those that follow.
 _STEPS: Final = "0-1"
 _MEASURED: Final = 1
-_LAST_LINES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +69,15 @@ def estimate(
         options = ["--level", level, "--task", task, "--step", _STEPS, "--output", name]
         command = [sys.executable, "-m", "msprobe", "run", *options, *["-m"][: int(is_module)]]
         with TemporaryFile() as output:
-            memory = _run([*command, *words], folder, output, timeout_s)
+            child = run_child(
+                [*command, *words],
+                output,
+                is_done=lambda: _account(folder, _MEASURED) is not None,
+                timeout_s=timeout_s,
+            )
             found = _last_step(folder)
             if found is None:
-                raise UsageError(f"{words[0]}: no step was recorded; {_told(output)}")
+                raise UsageError(f"{words[0]}: no step was recorded; {last_words(output)}")
         step, account = found
         return Estimate(
             level=level,
@@ -86,43 +85,8 @@ def estimate(
             records=account.records,
             capture_s=account.capture_ms / 1e3,
             size_bytes=_size(step),
-            memory_bytes=memory,
+            memory_bytes=child.memory_bytes,
         )
-
-
-def _run(command: list[str], folder: Path, output: IO[bytes], timeout_s: float) -> int | None:
-    """Run a command until the measured step is on disk; return its largest memory."""
-    memory = None
-    until = time.monotonic() + timeout_s
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-    ) as child:
-        try:
-            while child.poll() is None and _account(folder, _MEASURED) is None:
-                if time.monotonic() > until:
-                    raise UsageError(
-                        f"no step ended within {timeout_s:.0f} s: give more time with --timeout"
-                    )
-                memory = _peak_memory(child.pid) or memory
-                time.sleep(_POLL_S)
-        finally:
-            _end(child)
-    return memory
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a process, and its children where the system can."""
-    if sys.platform == "win32":
-        child.kill()
-        return
-    for kind in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(child.pid, kind)
-            child.wait(_PATIENCE_S)
-        except (ProcessLookupError, PermissionError):
-            return
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def _last_step(folder: Path) -> tuple[Path, _Account] | None:
@@ -141,19 +105,3 @@ def _account(folder: Path, step: int) -> tuple[Path, _Account] | None:
 def _size(folder: Path) -> int:
     files = [path.stat() for path in folder.rglob("*") if path.is_file()]
     return sum({(each.st_dev, each.st_ino): each.st_size for each in files}.values())
-
-
-def _peak_memory(process: int) -> int | None:
-    """Return the largest memory of a process so far, on Linux."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return None
-    sizes = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(sizes[0]) << 10 if sizes else None
-
-
-def _told(output: IO[bytes]) -> str:
-    output.seek(0)
-    lines = output.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
-    return "its last words were: " + " | ".join(lines) if lines else "it printed nothing"

@@ -54,6 +54,8 @@ class Settings:
         rank: numbers and ranges.
         name_filters: the key ``list``.
         scope: first and last record.
+        seed: seeds Python, NumPy and PyTorch when the program imports the latter.
+        deterministic: prefer deterministic kernels.
     """
 
     config: Path | None = None
@@ -64,6 +66,8 @@ class Settings:
     rank: list[str] | None = None
     name_filters: list[str] | None = None
     scope: list[str] | None = None
+    seed: int | None = None
+    deterministic: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of `load_config`."""
@@ -110,6 +114,7 @@ class Launch:
             raise UsageError(f"{COMMAND}: name the script to run, as in {COMMAND} train.py")
         name, *self._arguments = words
         _refuse_other_commands(name if is_module else Path(name).name)
+        self._settings = settings
         self._config = load_config(settings.config, **settings.arguments())
         refuse_kept(self._config.dump_path, overwrite=self._config.overwrite)
         self._program = module(name) if is_module else script(Path(name))
@@ -150,7 +155,9 @@ class Launch:
 
     def _observe(self, _: ModuleType) -> None:
         from msprobe.pytorch.debugger import follow_script
+        from msprobe.pytorch.training.seed import fix_chance
 
+        fix_chance(self._settings.seed, deterministic=self._settings.deterministic)
         self._follower = follow_script(self._config, has_step_function=self._steps is not None)
 
     def _step(self, function: Callable[..., Any]) -> Callable[..., Any]:

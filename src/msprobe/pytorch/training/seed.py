@@ -64,6 +64,25 @@ def seed_all(
         logger.info("seed_all(): dropout passes its input through; rm_dropout=False keeps it")
 
 
+def fix_chance(seed: int | None, *, deterministic: bool) -> None:
+    """Seed Python, NumPy and torch, and prefer deterministic kernels; either only if asked for.
+
+    Args:
+        seed: 0 to 2**32 - 1; None seeds nothing.
+        deterministic: torch warns where it has no deterministic kernel.
+
+    Raises:
+        ConfigError: the seed is out of range.
+    """
+    if seed is not None:
+        check_arguments(seed)
+        seed_python_and_numpy(seed)
+        torch.manual_seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        _make_cuda_reproducible()
+
+
 def remove_dropout() -> None:
     """Let dropout pass its input through, in existing models and new ones.
 

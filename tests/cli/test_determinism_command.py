@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`msprobe determinism`: scripts are run twice, and the first call that differs is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from msprobe.cli import main
+
+pytest.importorskip("torch")
+
+SCRIPT = """
+    import sys
+    import torch
+    from torch import nn
+
+    if "seeded" in sys.argv:
+        torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(0.1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    names = {"red", "green", "blue", "black", "white"} if "sets" in sys.argv else "red"
+    scale = 1 + sum(place * ord(name[0]) * len(name) for place, name in enumerate(names))
+    for step in range(2000):
+        net(torch.ones(64, 4) * scale).square().mean().backward()
+        optimizer.step()
+    raise SystemExit("it was not stopped")
+"""
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text(dedent(SCRIPT))
+    (tmp_path / "empty.py").write_text("print('nothing to train')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+
+
+def test_unseeded_dropout_is_named_and_the_recordings_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["determinism", "--json", "-o", "kept", "train.py"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["deterministic"]
+    assert found["first"]["source"] == "seed"
+    assert found["first"]["record"] == "Functional.dropout.0.forward"
+    assert found["first"]["line"] == "train.py:16"
+    assert found["first"]["module"] == "1"
+    assert main(["compare", "kept/first", "kept/second", "--exit-code", "-q"]) == 1
+
+
+@pytest.mark.slow
+def test_a_seeded_script_is_deterministic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["determinism", "train.py", "seeded"]) == 0
+    assert "deterministic" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_seeds_are_confirmed_by_an_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["determinism", "--confirm", "--json", "train.py"]) == 1
+    found = json.loads(capsys.readouterr().out)["first"]
+    assert (found["source"], found["confirmed_by"]) == ("seed", "seed")
+
+
+@pytest.mark.slow
+def test_the_order_of_sets_is_confirmed_as_the_environment(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["determinism", "--confirm", "--json", "train.py", "seeded", "sets"]) == 1
+    found = json.loads(capsys.readouterr().out)["first"]
+    assert (found["source"], found["confirmed_by"]) == ("environment", "hash_seed")
+
+
+def test_a_script_without_steps_is_an_error_with_its_last_words(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["determinism", "empty.py"]) == 2
+    assert "nothing to train" in capfd.readouterr().err
+
+
+def test_a_script_that_is_missing_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["determinism", "train.yp"]) == 2
+    assert "train.yp" in capfd.readouterr().err
