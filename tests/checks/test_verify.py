@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,6 +190,69 @@ def test_custom_functions_and_operators_are_run_again(tmp_path: Path) -> None:
     assert "Autograd.Doubled.0.forward" in names
     assert "verify_test.tripled.0.forward" in names
     assert found.judged == len(found.calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("os.mkdir", ["{folder}"]),
+        ("Torch.save", ["text", "{folder}"]),
+        ("Aten.save", ["text", "{folder}"]),
+        ("Torch.from_file", ["{folder}", True, 8]),
+        ("Aten.from_file", ["{folder}", True, 8]),
+        ("VF.from_file", ["{folder}", True, 8]),
+    ],
+)
+def test_a_foreign_dump_runs_no_function_but_those_of_tensors(
+    name: str, arguments: list[Any], tmp_path: Path
+) -> None:
+    folder = recorded(tmp_path / "dump", lambda: F.relu(torch.ones(3)))
+    made = tmp_path / "made"
+    path = folder / "step0" / "rank" / "dump.json"
+    tree = json.loads(path.read_text())
+    record = tree["data"].pop("Functional.relu.0.forward")
+    record["input_kwargs"] = {}
+    record["input_args"] = [
+        {"type": type(one).__name__, "value": str(made) if one == "{folder}" else one}
+        for one in arguments
+    ]
+    tree["data"] = {f"{name}.0.forward": record}
+    path.write_text(json.dumps(tree))
+
+    (call,) = verified(folder).calls
+
+    assert call.report.reason is Reason.UNKNOWN
+    assert not made.exists()
+
+
+def test_no_function_hides_in_a_type(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, lambda: torch.ones(3).to(torch.float64))
+    path = folder / "step0" / "rank" / "dump.json"
+    text = re.sub(
+        r'(?<="torch.dtype",)(\s*"value":\s*)"torch.float64"', r'\1"torch.load"', path.read_text()
+    )
+    path.write_text(text)
+
+    (call,) = (call for call in verified(folder).calls if call.report.name.startswith("Tensor.to"))
+
+    assert call.report.reason is Reason.ARGUMENT
+
+
+def test_functions_of_a_module_are_run_where_the_user_names_it(tmp_path: Path) -> None:
+    (tmp_path / "named_library.py").write_text("def doubled(x):\n    return x * 2\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        library = importlib.import_module("named_library")
+        with observed(tmp_path / "dump", Setting("L1", "tensor")) as run:
+            run.debugger.register_custom_api(library, "doubled")
+            with run.step_of(None):
+                library.doubled(torch.ones(3))
+        dump = open_dump(tmp_path / "dump")
+        before = verify_dump(dump, workers=0)
+        after = verify_dump(dump, workers=0, imports=["named_library"])
+
+    assert call_of(before, "named_library.doubled.0.forward").report.reason is Reason.UNKNOWN
+    assert call_of(after, "named_library.doubled.0.forward").report.verdict is Verdict.EXACT
 
 
 def test_of_two_functions_with_one_name_the_recorded_one_is_run(tmp_path: Path) -> None:

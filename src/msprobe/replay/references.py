@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, TypeVar, cast
 
 from msprobe.errors import ConfigFileError, UnsupportedError, UsageError
@@ -66,6 +67,8 @@ class Golden:
         return self.function
 
 
+# Modules that the user named.
+_IMPORTED: Final[set[str]] = set()
 # Functions of users, and those that come with msprobe.
 _REGISTERED: Final[dict[str, Golden]] = {}
 _BUILTIN: Final[dict[str, Golden]] = {}
@@ -175,6 +178,13 @@ def import_definitions(name: str) -> None:
         import_module(name)
     except ImportError as exc:
         raise UnsupportedError(f"{name} cannot be imported: {exc}") from exc
+    _IMPORTED.add(name)
+
+
+def imported_module(name: str) -> ModuleType | None:
+    """Return a module that the user named to `import_definitions`, or one below it."""
+    is_named = any(name == one or name.startswith(one + ".") for one in _IMPORTED)
+    return sys.modules.get(name) if is_named else None
 
 
 def load_goldens(path: str | Path) -> None:

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the function that a record's name means.
 
-Names are looked up in PyTorch's own modules and in operators that are loaded already: nothing is
-imported because a dump names it.
+A dump may come from anywhere, so a name in it must never reach a function that does more than
+compute. Names are looked up among PyTorch's functions of tensors, in operators that are loaded
+already, and in modules that the user named.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any, Final
 
 import torch
 import torch._VF
 import torch.nn.functional
+from torch.overrides import get_testing_overrides
+
+from msprobe.replay.references import imported_module
 
 Function = Callable[..., Any]
 
@@ -37,6 +39,8 @@ _PLACES: Final = {
 }
 # Methods that only move a tensor to another device.
 _MOVES: Final = frozenset(("cpu", "cuda", "npu", "xpu", "mps", "hpu", "mlu", "pin_memory"))
+# Functions and operators that open the file which their argument names.
+_OPEN_FILES: Final = frozenset(("from_file", "save"))
 
 
 def function_path(prefix: str, api: str, function: Function) -> str | None:
@@ -52,7 +56,7 @@ def function_path(prefix: str, api: str, function: Function) -> str | None:
             return f"{_place_name(place)}.{api}"
     if prefix in _PLACES or prefix == "Autograd":
         return None
-    module = sys.modules.get(prefix)
+    module = imported_module(prefix)
     is_plain = module is not None and getattr(module, api, None) is function
     return f"{prefix}.{api}" if is_plain else f"torch.ops.{prefix}.{api}"
 
@@ -69,9 +73,10 @@ def _place_name(place: Any) -> str:
     return str(place.__name__).replace("torch._C._VariableFunctions", "torch")
 
 
-@cache
 def functions_named(prefix: str, api: str) -> tuple[Function, ...]:
     """Return all functions that may have made a record, the likeliest first; empty for none."""
+    if api in _OPEN_FILES:
+        return ()
     if prefix == "Tensor" and api in _MOVES:
         return (_copy,)
     found: dict[int, Function] = {}
@@ -86,13 +91,18 @@ def _lookup(prefix: str, api: str) -> Iterator[Function]:
             one.apply for one in _subclasses(torch.autograd.Function) if one.__name__ == api
         )
         return
-    places = _PLACES.get(prefix)
-    if places is None:
-        places = (_operators(prefix), sys.modules.get(prefix))
-    for place in places:
+    for place in _PLACES.get(prefix, (_operators(prefix), imported_module(prefix))):
         function = getattr(place, api, None)
-        if callable(function) and not isinstance(function, type):
+        if not callable(function) or isinstance(function, type):
+            continue
+        if place is not torch or _is_of_tensors(api, function):
             yield function
+
+
+def _is_of_tensors(api: str, function: Function) -> bool:
+    """Return whether a function of `torch` takes or makes tensors: others load or set things."""
+    own = getattr(torch._C._VariableFunctions, api, None)
+    return function is own or function in get_testing_overrides()
 
 
 def _subclasses(kind: Any) -> Iterator[Any]:
@@ -103,7 +113,8 @@ def _subclasses(kind: Any) -> Iterator[Any]:
 
 def _operators(namespace: str) -> Any:
     """Return the custom operators of a namespace; None for a name that is none."""
-    return getattr(torch.ops, namespace) if namespace.isidentifier() else None
+    found = getattr(torch.ops, namespace) if namespace.isidentifier() else None
+    return found if _is_operator(found) else None
 
 
 def _copy(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:

@@ -318,7 +318,8 @@ def _functions(call: RecordedCall) -> Sequence[Function]:
         raise CannotReplayError(Reason.NO_OUTPUT, "memory that nothing was written to")
     functions = functions_named(call.prefix, call.api)
     if not functions:
-        raise CannotReplayError(Reason.UNKNOWN, call.function)
+        detail = f"{call.function}; --import names the module that defines it"
+        raise CannotReplayError(Reason.UNKNOWN, detail)
     return functions
 
 

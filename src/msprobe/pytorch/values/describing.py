@@ -10,7 +10,7 @@ import torch
 from torch._C import _functorch
 
 from msprobe.dump.records import JsonTree
-from msprobe.dump.value_types import Maker
+from msprobe.dump.value_types import Maker, NotRebuildableError
 
 _TYPE_NAMES: Final = {
     "DTensor": "torch.distributed.tensor.DTensor",
@@ -101,7 +101,10 @@ def _describe_distributed(value: Any, kind: type) -> JsonTree:
 def _named(tree: dict[str, Any]) -> Any:
     """Return the attribute of torch that a form names: a dtype, a layout, a memory format."""
     name = str(tree.get("value", tree.get("format"))).removeprefix("torch.")
-    return getattr(torch, name)
+    found = getattr(torch, name)
+    if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+        raise NotRebuildableError(f"torch.{name} is no {tree['type']}")
+    return found
 
 
 MAKERS: Final[Mapping[str, Maker]] = {
