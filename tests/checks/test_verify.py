@@ -136,6 +136,22 @@ def test_statistics_are_judged_on_generated_data(tmp_path: Path) -> None:
     assert not any(call.is_fault for call in found.calls)
 
 
+def test_a_call_without_arguments_is_not_judged_as_recorded(tmp_path: Path) -> None:
+    found = verified(recorded(tmp_path, lambda: torch.arange(5), "statistics"))
+
+    assert [call.report.generated for call in found.calls] == [True]
+
+
+def test_an_empty_argument_hides_no_wrong_result(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, lambda: torch.cat([torch.ones(0, 4), torch.ones(2, 4)]))
+    damage(folder, "Torch.cat.0.forward.output.0", lambda value: value * 2)
+
+    call = call_of(verified(folder), "Torch.cat.0.forward")
+
+    assert call.report.verdict is Verdict.WRONG
+    assert not call.report.generated
+
+
 def test_calls_that_cannot_be_replayed_are_listed_with_their_reason(tmp_path: Path) -> None:
     folder = recorded(tmp_path, lambda: F.relu(torch.ones(3)))
     (folder / "step0/rank/dump_tensor_data/Functional.relu.0.forward.input.0.pt").unlink()

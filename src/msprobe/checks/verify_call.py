@@ -87,7 +87,8 @@ class CallReport:
         reason: why nothing could be judged; None where something was.
         detail: the same in words.
         by: what computed the reference: a type, or the name of a reference function.
-        generated: arguments were made from statistics; the results judged are those of a new run.
+        generated: elements of arguments or results were not recorded: arguments were made from
+            statistics, the results judged are those of a new run.
         elapsed_s: time spent.
     """
 
@@ -195,7 +196,8 @@ class _Verification:
             reason=reason,
             detail=detail,
             by=self._reference.by,
-            generated=self._tensors.generated,
+            generated=self._tensors.generated
+            or (self._rerun is not None and not self._options.rerun),
         )
 
     def _drawn(self) -> float | None:

@@ -65,8 +65,8 @@ def answer_lines(found: VerifiedDump) -> Iterator[Text]:
     if generated:
         yield Text()
         yield Text(
-            f"  generated data: {_count(generated)} without recorded elements; their arguments "
-            "were made from statistics, and the results judged are those of a new run here",
+            f"  generated data: {_count(generated)} without recorded elements; arguments were made "
+            "from statistics, and the results judged are those of a new run here",
             "yellow",
         )
     yield Text()

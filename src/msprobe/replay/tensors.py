@@ -47,14 +47,18 @@ class TensorSource:
         name = tree.get("data_name")
         if isinstance(name, str):
             return _in_recorded_type(self._view.tensor(name), tree)
-        self.generated = True
+        self.generated |= not _is_empty(tree)
         number = tree.get("value_id")  # of all appearances of one value in the step
         which = f"{self._call}:{place}" if number is None else str(number)
         return generate(tree, zlib.crc32(f"{self._seed}:{which}".encode()))
 
     def has_values(self, tree: Mapping[str, Any]) -> bool:
-        """Return whether the dump has the elements of a tensor."""
-        return isinstance(tree.get("data_name"), str)
+        """Return whether the dump has the elements of a tensor, or there are none."""
+        return isinstance(tree.get("data_name"), str) or _is_empty(tree)
+
+
+def _is_empty(tree: Mapping[str, Any]) -> bool:
+    return 0 in (tree.get("shape") or ())
 
 
 def _in_recorded_type(stored: StoredTensor, tree: Mapping[str, Any]) -> StoredTensor:
