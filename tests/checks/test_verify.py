@@ -17,8 +17,9 @@ import torch.nn.functional as F  # noqa: N812
 from builders.recordings import Setting, observed
 from msprobe import open_dump
 from msprobe.checks.judging import Verdict
-from msprobe.checks.verify_dump import VerifiedCall, VerifiedDump, verify_dump
+from msprobe.checks.verify_dump import Selection, VerifiedCall, VerifiedDump, verify_dump
 from msprobe.cli import main
+from msprobe.errors import UsageError
 from msprobe.replay.runner import Reason
 
 pytestmark = pytest.mark.torch
@@ -150,6 +151,26 @@ def test_an_empty_argument_hides_no_wrong_result(tmp_path: Path) -> None:
 
     assert call.report.verdict is Verdict.WRONG
     assert not call.report.generated
+
+
+def test_gradients_without_their_call_are_counted(tmp_path: Path) -> None:
+    def program() -> None:
+        F.relu(torch.ones(3, requires_grad=True)).sum().backward()
+
+    folder = recorded(tmp_path, program)
+    path = folder / "step0" / "rank" / "dump.json"
+    tree = json.loads(path.read_text())
+    del tree["data"]["Functional.relu.0.forward"]
+    path.write_text(json.dumps(tree))
+
+    assert "1 records of gradients are not judged" in "".join(verified(folder).notes)
+
+
+def test_a_selection_of_nothing_is_refused(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, lambda: F.relu(torch.ones(3)))
+    for selection in (Selection(steps=[7]), Selection(names=["gelu"]), Selection(scope=("a", "b"))):
+        with pytest.raises(UsageError, match="no call is selected; it has steps 0"):
+            verify_dump(open_dump(folder), selection=selection, workers=0)
 
 
 def test_calls_that_cannot_be_replayed_are_listed_with_their_reason(tmp_path: Path) -> None:

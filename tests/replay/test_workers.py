@@ -10,7 +10,7 @@ import pytest
 
 from msprobe.errors import UnsupportedError
 from msprobe.replay.runner import Reason
-from msprobe.replay.workers import Crash, Limits, run_isolated
+from msprobe.replay.workers import Crash, Limits, run_tasks
 
 # Each task is an expression that the process evaluates.
 EVALUATE: Final = partial(eval, "eval")
@@ -19,7 +19,7 @@ HANG: Final = "__import__('time').sleep(60)"
 
 
 def answers(tasks: list[str], **options: Any) -> dict[str, Any]:
-    return dict(run_isolated(tasks, EVALUATE, **options))
+    return dict(run_tasks(tasks, EVALUATE, **options))
 
 
 def test_a_crash_is_one_row() -> None:
@@ -55,4 +55,4 @@ def test_an_error_of_a_task_is_one_row() -> None:
 
 def test_a_process_that_cannot_start_is_an_error() -> None:
     with pytest.raises(UnsupportedError, match="no_such"):
-        list(run_isolated(["1"], partial(eval, "no_such")))
+        list(run_tasks(["1"], partial(eval, "no_such")))

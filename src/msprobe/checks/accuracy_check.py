@@ -22,7 +22,7 @@ from msprobe.errors import ConfigError, UsageError
 from msprobe.replay.recorded_calls import call_names, recorded_call
 from msprobe.replay.runner import runner_for
 from msprobe.replay.tensors import TensorSource
-from msprobe.replay.workers import Crash, Limits, run_isolated
+from msprobe.replay.workers import Crash, Limits, run_tasks
 from msprobe.yaml_nodes import nearest
 
 SECTIONS: Final = ("acc_check", "run_ut")
@@ -222,7 +222,7 @@ def run_check(
     devices: Sequence[str] = ("",),
     workers: int = 1,
     limits: Limits | None = None,
-    progress: Callable[[], object] | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> CheckTally:
     """Check calls and append their rows to the files; those that the files have are left out.
 
@@ -233,7 +233,7 @@ def run_check(
         devices: words for the devices, dealt out in turn.
         workers: number of processes; 0 to work in this one.
         limits: of each call.
-        progress: called after each call.
+        progress: called with the numbers of calls done and of all that were left.
 
     Raises:
         ReportWriteError: a file cannot be written.
@@ -245,18 +245,12 @@ def run_check(
     left = [name for name in names if call_name(name) not in files.done]
     tasks = [(name, devices[number % len(devices)]) for number, name in enumerate(left)]
     start = partial(start_checks, plan, max(workers, 1))
-    answers: Iterator[tuple[Task, CheckedCall | Crash]]
-    if workers == 0:
-        check = start()
-        answers = ((task, check(task)) for task in tasks)
-    else:
-        answers = run_isolated(tasks, start, count=workers, limits=limits)
-    for (name, _), found in answers:
+    answers = run_tasks(tasks, start, count=workers, limits=limits)
+    for done, ((name, _), found) in enumerate(answers, 1):
         call = _crashed(name, found) if isinstance(found, Crash) else found
         files.add(call.result, [row.detail for row in call.rows])
         tally.add(call)
-        if progress is not None:
-            progress()
+        progress(done, len(tasks))
     files.put_in_order([call_name(name) for name in names])
     return tally
 

@@ -21,7 +21,7 @@ from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.replay.recorded_calls import recorded_call
 from msprobe.replay.runner import runner_for
 from msprobe.replay.tensors import TensorSource
-from msprobe.replay.workers import Crash, Limits, run_isolated
+from msprobe.replay.workers import Crash, Limits, run_tasks
 
 
 class OverflowKind(StrEnum):
@@ -105,12 +105,7 @@ def find_overflows(
     """
     start = partial(start_overflows, plan, max(workers, 1))
     tasks = [(name, device) for name in names]
-    answers: Iterator[tuple[Task, Overflow | Crash]]
-    if workers == 0:
-        work = start()
-        answers = ((task, work(task)) for task in tasks)
-    else:
-        answers = run_isolated(tasks, start, count=workers, limits=limits)
+    answers = run_tasks(tasks, start, count=workers, limits=limits)
     for (name, _), answer in answers:
         if isinstance(answer, Crash):
             yield call_name(name), Overflow(OverflowKind.UNKNOWN, answer.reason)

@@ -16,14 +16,15 @@ from msprobe.checks.verify_call import CallReport, ResultRow, VerifyOptions, ver
 from msprobe.dump.dump_steps import Dump, RankKey
 from msprobe.dump.facts import Facts
 from msprobe.dump.rank_view import RankView
+from msprobe.dump.record_names import forward_name
 from msprobe.dump.stack_frames import user_line
-from msprobe.errors import DumpFormatError, MsprobeError
+from msprobe.errors import DumpFormatError, MsprobeError, UsageError
 from msprobe.operators.operator import Family
 from msprobe.replay.recorded_calls import call_names, recorded_call
 from msprobe.replay.references import import_definitions
 from msprobe.replay.runner import Reason, Runner, runner_for
 from msprobe.replay.tensors import TensorSource
-from msprobe.replay.workers import Crash, Limits, run_isolated
+from msprobe.replay.workers import Crash, Limits, run_tasks
 
 # Calls for which a further process is worth its start.
 _CALLS_A_PROCESS: Final = 200
@@ -170,12 +171,15 @@ def verify_dump(
     Raises:
         UnsupportedError: the framework of the dump cannot be replayed here.
         DumpFormatError: the file of records is damaged.
+        UsageError: the selection matches no call.
     """
     wanted = selection or Selection()
     found: list[VerifiedCall] = []
     notes: list[str] = []
     places = list(_places(dump, wanted, notes))
     tasks = [task for _, _, _, tasks in places for task in tasks]
+    if not tasks and wanted != Selection():
+        raise UsageError(f"{dump.path}: no call is selected; it has {_extent(dump)}")
     start = partial(CallVerifier, device, tuple(imports))
     reports = dict(_reports(tasks, start, workers, limits, progress))
     for number, key, view, own in places:
@@ -208,6 +212,11 @@ def verify_calls(
     return dict(_reports(tasks, start, 1, limits, lambda done, total: None))
 
 
+def _extent(dump: Dump) -> str:
+    ranks = dict.fromkeys(str(key) for step in dump.steps.values() for key in step.ranks)
+    return f"steps {', '.join(map(str, dump.steps))} and ranks {', '.join(ranks)}"
+
+
 def _places(
     dump: Dump, selection: Selection, notes: list[str]
 ) -> Iterator[tuple[int, RankKey, RankView, list[CallTask]]]:
@@ -222,11 +231,23 @@ def _places(
             reason = view.incomplete_reason
             if reason is not None:
                 notes.append(f"step {number}, rank {key}: {reason}")
+            alone = sum(1 for _ in _gradients_alone(view))
+            if alone:
+                text = f"{alone} records of gradients are not judged: their calls have no record"
+                notes.append(f"step {number}, rank {key}: {text}")
             names = selection.of(call_names(view))
             if view.head.level == "mix":  # the calls inside of modules are there, too
                 names = [name for name in names if not view.records.parsed(name).is_module]
             folder, file = str(view.directory), view.records_path.name
             yield number, key, view, [CallTask(folder, file, name) for name in names]
+
+
+def _gradients_alone(view: RankView) -> Iterator[str]:
+    """Yield the records of gradients whose call has no forward record."""
+    for name in view.records:
+        forward = forward_name(view.records.parsed(name))
+        if forward is not None and forward not in view.records:
+            yield name
 
 
 def _reports(
@@ -239,12 +260,7 @@ def _reports(
     """Yield the report of each call."""
     count = _process_count(len(tasks)) if workers is None else workers
     start = partial(verifier, max(count, 1))
-    if count == 0:
-        work = start()
-        answers: Iterator[tuple[CallTask, CallReport | Crash]]
-        answers = ((task, work(task)) for task in tasks)
-    else:
-        answers = run_isolated(tasks, start, count=count, limits=limits)
+    answers = run_tasks(tasks, start, count=count, limits=limits)
     for done, (task, answer) in enumerate(answers, 1):
         progress(done, len(tasks))
         if isinstance(answer, Crash):

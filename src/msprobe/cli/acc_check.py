@@ -250,7 +250,7 @@ def _run(
     from msprobe.replay.workers import Limits
     from msprobe.report.call_progress import call_progress
 
-    with call_progress(len(names) - len(files.done)) as progress:
+    with call_progress() as progress:
         return run_check(
             plan,
             names,

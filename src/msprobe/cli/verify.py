@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from msprobe.cli.options import (
@@ -19,8 +18,6 @@ from msprobe.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from msprobe.checks.verify_dump import VerifiedDump
     from msprobe.dump.dump_steps import Dump
 
@@ -100,12 +97,13 @@ def run(options: argparse.Namespace) -> int:
     from msprobe.dump.reader import open_dump
     from msprobe.errors import UsageError
     from msprobe.replay.workers import Limits
+    from msprobe.report.call_progress import call_progress
 
     if options.html and options.output is None:
         raise UsageError("--html needs a folder for its page: -o DIR")
     memory = None if options.memory is None else int(options.memory * 1e9)
     dump = open_dump(options.dump)
-    with _progress() as progress:
+    with call_progress() as progress:
         found = verify_dump(
             dump,
             selection=Selection(
@@ -169,24 +167,3 @@ def _write_scripts(dump: Dump, found: VerifiedDump, options: argparse.Namespace)
     for path in write_worst_scripts(dump, found.worst, folder, options.scripts):
         if not options.json:
             make_console().print(f"  script: {path}", style="dim")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], object]]:
-    """Context with a bar on stderr, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, total: None
-        return
-    with Progress(
-        *Progress.get_default_columns()[:2],
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    ) as progress:
-        task = progress.add_task("verifying", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

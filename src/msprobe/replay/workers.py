@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run_isolated`: tasks in processes that may crash, hang, or run out of memory.
+"""`run_tasks`: tasks in processes that may crash, hang, or run out of memory.
 
 Each process does one task at a time and answers it. A process that ends instead costs the task that
 it was at: the row says how it ended, another process goes on with the rest.
@@ -61,21 +61,25 @@ class Crash:
     detail: str
 
 
-def run_isolated(
+def run_tasks(
     tasks: Sequence[Task], start: Start, *, count: int = 1, limits: Limits | None = None
 ) -> Iterator[tuple[Task, Any]]:
-    """Yield each task with its answer, in any order.
+    """Yield each task with its answer, in any order; a `Crash` where it ended its process.
 
     Args:
         tasks: what can be pickled.
         start: called once in each process; returns the function that does a task. A function of a
             module, or a `functools.partial` of one.
-        count: number of processes.
+        count: number of processes; 0 to work in this one, where a crash ends it all.
         limits: of each task.
 
     Raises:
         UnsupportedError: a process cannot even start.
     """
+    if count == 0:
+        work = start()
+        yield from ((task, work(task)) for task in tasks)
+        return
     waiting = deque(tasks)
     found = limits or Limits()
     workers: dict[Connection, _Worker] = {}
@@ -190,7 +194,7 @@ def _how(code: int) -> tuple[Reason, str]:
 
 
 def serve(descriptor: int) -> None:
-    """Do tasks until the other end closes: what a process of `run_isolated` runs."""
+    """Do tasks until the other end closes: what a process of `run_tasks` runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(descriptor)
     start, limits = pickle.loads(connection.recv_bytes())

@@ -15,23 +15,18 @@ _SECONDS_BETWEEN_LINES: Final = 30.0
 
 
 @contextmanager
-def call_progress(total: int) -> Iterator[Callable[[], None]]:
+def call_progress() -> Iterator[Callable[[int, int], None]]:
     """Show how many calls are done, how many a second, and the time left.
 
-    Args:
-        total: number of calls.
-
     Yields:
-        A function to be called after each call.
+        A function to be called after each call, with the numbers of calls done and of all.
     """
     is_terminal = sys.stderr.isatty()
     between = _SECONDS_BETWEEN if is_terminal else _SECONDS_BETWEEN_LINES
     begin = last = time.monotonic()
-    done = 0
 
-    def advance() -> None:
-        nonlocal done, last
-        done += 1
+    def advance(done: int, total: int) -> None:
+        nonlocal last
         now = time.monotonic()
         if now - last >= between and done < total:
             last = now
