@@ -7,6 +7,7 @@ import json
 import math
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,23 @@ def test_incidents_are_written_told_and_end_the_training(tmp_path: Path) -> None
     assert bodies[0]["sentence"] == written["sentence"]
     assert len(reasons) == 1
     assert "NaN or Inf: run loss" in reasons[0]
+
+
+def test_a_file_that_cannot_be_written_keeps_no_incident_from_ending_the_training(
+    tmp_path: Path,
+) -> None:
+    def spoil(values: Step, step: int, rank: int) -> None:
+        if step >= BAD:
+            values["run"]["value"]["loss"] = math.nan
+
+    reasons: list[str] = []
+    gone = tmp_path / "gone"
+    (listener,) = listeners_of({"stop_on": "critical"}, gone, 0, stop=reasons.append)
+    for step, blocks in groupby(run_of(spoil, steps=BAD + 2), key=lambda rows: rows.step):
+        for rows in blocks:
+            listener.take(rows)
+        listener.end_step(step, 0.0)
+    assert len(reasons) == 1
 
 
 def test_stored_run_is_judged_as_a_live_one() -> None:

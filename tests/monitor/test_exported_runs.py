@@ -114,6 +114,40 @@ def test_foreign_files_are_refused(tmp_path: Path, name: str) -> None:
         import_run(tmp_path / "missing", tmp_path / "out")
 
 
+@pytest.mark.parametrize("text", ["name,step,norm\na,x,1\n", "name,step,norm\na,,1\n"])
+def test_a_csv_file_without_steps_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x-rank0-00000000" / "actv_0-0.csv"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(MonitorFormatError):
+        import_run(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("change", ["target_id = 99", "step = 'x'", "norm = 'x'", "rank = 'x'"])
+def test_a_damaged_trend_db_is_refused(folder: Path, tmp_path: Path, change: str) -> None:
+    with msprobe.open_monitor(folder) as run:
+        (path,) = export(run, tmp_path, ExportFormat.TREND_DB)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"UPDATE trend_data SET {change} WHERE step = 3")
+    with pytest.raises(MonitorFormatError):
+        import_run(path, tmp_path / "out")
+
+
+def test_absent_values_are_no_events(tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    blank = ("", "")
+    layout = Layout("actv", ("mean",), ("a", "b"), (0, 0), (0, 0), blank, blank)
+    with RunWriter(tmp_path / "run", 0, {}) as writer:
+        writer.append(Rows(layout, 0, 0, 0, 0.0, np.array([[1.0, MISSING]])))
+    with msprobe.open_monitor(tmp_path / "run") as run:
+        export(run, tmp_path / "tb", ExportFormat.TENSORBOARD)
+    (path,) = (tmp_path / "tb" / "rank0" / "actv").iterdir()
+    values = [
+        one for event in loader.EventFileLoader(str(path)).Load() for one in event.summary.value
+    ]
+    assert [one.tag for one in values] == ["vp0:a/mean"]
+
+
 def test_tensorboard_events(folder: Path, tmp_path: Path) -> None:
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
     with msprobe.open_monitor(folder) as run:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -242,3 +243,24 @@ def test_a_full_disk_is_told_and_leaves_what_was_written(tmp_path: Path) -> None
     last = int(run.stdout.splitlines()[-2])
     with msprobe.open_monitor(tmp_path) as stored:
         assert stored.steps() == list(range(last + 1))
+
+
+def test_nothing_is_written_behind_a_part_of_a_block(tmp_path: Path) -> None:
+    """The disk was full for a while: closing the writer must not go on in the middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    writer = RunWriter(tmp_path, 0, {})
+    writer.append(rows(0, np.zeros((2, 2)), layout()))
+    writer.flush()
+    try:
+        size = (tmp_path / "rank0.rows").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, before[1]))
+        writer.append(rows(1, np.zeros((2, 2)), layout()))
+        with pytest.raises(MonitorWriteError):
+            writer.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    writer.close()
+    with msprobe.open_monitor(tmp_path) as run:
+        assert run.steps() == [0]

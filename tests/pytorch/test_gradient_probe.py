@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -203,6 +204,46 @@ def test_comparison_finds_the_step_and_parameter(tmp_path: Path, capsys: Any) ->
     assert verdicts["2.weight"]["verdict"] == "suspicious"
     assert verdicts["2.bias"]["verdict"] == "pass"
     assert (out / "rank0" / "similarities.html").stat().st_size > 50_000
+
+
+def negate(step: int, model: nn.Module) -> None:
+    model[0].bias.grad = -model[0].bias.grad.abs() - 1
+
+
+def zero(step: int, model: nn.Module) -> None:
+    negate(step, model)
+    if step == 1:
+        model[0].bias.grad *= 0
+
+
+def spoil_with_nan(step: int, model: nn.Module) -> None:
+    negate(step, model)
+    if step == 1:
+        model[0].bias.grad *= torch.nan
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"), [(zero, "with zero as a sign falls by 1"), (spoil_with_nan, "5 elements")]
+)
+def test_gradients_that_are_positive_nowhere_are_told_apart(
+    spoil: Spoil, words: str, tmp_path: Path
+) -> None:
+    target, reference = (record(tmp_path / one.__name__, one, 2) for one in (spoil, negate))
+    (found,) = GradComparator.compare_distributed(target, reference, tmp_path / "out")
+    (one,) = found.suspicious
+    assert one.name == "0.bias"
+    assert one.suspicion.step == 1
+    assert words in one.suspicion.reason
+
+
+def test_a_rank_of_one_run_and_a_cut_file_are_said(tmp_path: Path) -> None:
+    both = [record(tmp_path / name) for name in "ab"]
+    shutil.copytree(both[0] / "rank0", both[0] / "rank1")
+    cut = both[0] / "rank0" / "step1" / "gradients.npz"
+    cut.write_bytes(cut.read_bytes()[:-40])
+    (found,) = GradComparator.compare_distributed(*both, tmp_path / "out")
+    assert found.missing[0] == "rank 1: in one run only"
+    assert str(cut) in found.missing[1]
 
 
 def test_equal_runs_pass(tmp_path: Path, capsys: Any) -> None:

@@ -291,6 +291,8 @@ def test_configure_and_stop_hold_from_the_next_step(tmp_path: Path) -> None:
     assert ops == {0: ["norm"], 1: ["norm"], 2: ["max"], 5: ["min"]}
     with pytest.raises(ConfigError, match="step_interval"):
         monitor.configure(step_interval=0)
+    with pytest.raises(ConfigError, match="cc_codeline"):
+        monitor.configure(cc_distribution={"enable": True, "cc_codeline": ["("]})
 
 
 def test_the_file_is_followed_and_never_written(

@@ -46,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
 def _print(rank: RankSimilarity) -> None:
     count = len(rank.parameters) - 1
     verdict = f"{len(rank.suspicious)} suspicious" if rank.suspicious else "pass"
+    if not count:
+        verdict = "nothing compared"
     print(f"{rank.rank}: {verdict}; {count} parameters, {len(rank.steps)} steps")
     for one in rank.suspicious[:_LINES]:
         if one.suspicion is not None:

@@ -150,9 +150,11 @@ def _blocks(path: Path, rank: int) -> Iterator[Rows]:
     ops = [name for name in table.columns if name not in _FIXED]
     try:
         numbers = table.select(pl.col(op).cast(pl.Float64) for op in ops)
+        plain = table.select(_columns(table)).with_columns(numbers)
     except pl.exceptions.PolarsError as error:
         raise MonitorFormatError(path, "holds values that are no numbers") from error
-    plain = table.select(_columns(table)).with_columns(numbers)
+    if plain["step"].has_nulls():
+        raise MonitorFormatError(path, "has a row without a step")
     for (step, micro_step), part in plain.group_by("step", "micro_step", maintain_order=True):
         yield _rows(part, stream, tuple(ops), rank, int(step), int(micro_step))
 

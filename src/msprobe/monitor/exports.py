@@ -11,6 +11,7 @@ from msprobe.errors import MonitorFormatError, UnsupportedError
 from msprobe.files import report_file
 from msprobe.monitor.csv_files import DIGITS, is_csv_folder, read_csv, write_csv
 from msprobe.monitor.reader import MonitorRun
+from msprobe.monitor.rows import is_missing
 from msprobe.monitor.trend_db import SUFFIX, read_trend_db, write_trend_db
 
 
@@ -134,7 +135,8 @@ def _put_events(writer: Any, rows: Any) -> None:
     for op, values in zip(layout.ops, rows.values, strict=True):
         found = [
             Summary.Value(tag=f"{tag}/{op}", simple_value=float(value))
-            for tag, value in zip(tags, values, strict=True)
+            for tag, value, gone in zip(tags, values, is_missing(values), strict=True)
+            if not gone
         ]
         summary = Summary(value=found)
         writer.add_event(Event(wall_time=rows.time, step=rows.step, summary=summary))

@@ -293,6 +293,8 @@ def _check_words(keys: MonitorKeys, source: Path | str) -> None:
     for name in keys.streams:
         if name not in known:
             raise ConfigError(f"streams.{name}", name, known, source=source)
+    for pattern in keys.cc_distribution.cc_codeline:
+        _compiled("cc_distribution.cc_codeline", pattern, source)
     for name in keys.l2_targets:
         if name not in _FEATURES:
             raise ConfigError(f"l2_targets.{name}", name, list(_FEATURES), source=source)
@@ -346,12 +348,15 @@ def _targets(keys: MonitorKeys, stream: Stream) -> tuple[re.Pattern[str], ...]:
 
 
 def _pattern(text: str, source: Path | str) -> re.Pattern[str]:
+    expression = text[3:] if text.startswith("re:") else fnmatch.translate(text)
+    return _compiled("include", expression, source)
+
+
+def _compiled(key: str, text: str, source: Path | str) -> re.Pattern[str]:
     try:
-        return re.compile(text[3:] if text.startswith("re:") else fnmatch.translate(text))
+        return re.compile(text)
     except re.error as error:
-        raise ConfigError("include", text, f"a regular expression: {error}", source=source) from (
-            error
-        )
+        raise ConfigError(key, text, f"a regular expression: {error}", source=source) from error
 
 
 _SQUASHED: Final = tuple(

@@ -102,20 +102,21 @@ class RunWriter:
         """Write everything so far; a process that is killed afterwards loses none of it.
 
         Raises:
-            MonitorWriteError: the disk refuses. Nothing of the step is then in the index.
+            MonitorWriteError: the disk refuses. What is not in the index then is lost: the file may
+                have a part of it, behind which nothing can be written.
         """
         if not self._entries:
             return
-        entries = np.concatenate(self._entries)
+        entries, content = np.concatenate(self._entries), b"".join(self._pieces)
         entries["check"] = check_of(entries)
-        try:
-            _write_all(self._file, b"".join(self._pieces))
-            _write_all(self._index, entries.tobytes())
-        except OSError as error:
-            raise self._failed(error) from error
         self._pieces.clear()
         self._entries.clear()
         self._waiting_bytes = 0
+        try:
+            _write_all(self._file, content)
+            _write_all(self._index, entries.tobytes())
+        except OSError as error:
+            raise self._failed(error) from error
 
     def close(self) -> None:
         """Write what waits and close the files; a second call does nothing."""

@@ -154,7 +154,7 @@ def read_trend_db(source: Path, folder: Path) -> Path:
     try:
         with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as database:
             _copy(database, source, folder)
-    except (sqlite3.Error, UnicodeError) as error:
+    except (sqlite3.Error, UnicodeError, LookupError, TypeError, ValueError) as error:
         raise MonitorFormatError(source, f"is no {SUFFIX} of a monitor: {error}") from error
     return folder
 

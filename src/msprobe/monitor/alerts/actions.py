@@ -129,9 +129,12 @@ class IncidentFile:
         self._path = path
 
     def __call__(self, incident: Incident) -> None:
-        """Append the incident as it is now."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(strict_json(incident.as_json(), indent=None))
+        """Append the incident as it is now; a failure is logged once, and other actions follow."""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(strict_json(incident.as_json(), indent=None))
+        except OSError as exc:
+            warn_once(logger, self._path, "%s: %s", self._path, exc.strerror or exc)
 
 
 class Webhook:

@@ -8,12 +8,13 @@ import io
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -42,9 +43,10 @@ _RANK_FOLDER: Final = re.compile(r"rank(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """One recorded gradient; norm and projections are absent in files of mindstudio-probe."""
+    """One recorded gradient; files of mindstudio-probe have its signs alone."""
 
     signs: Signs
+    nonfinite: int = 0
     norm: float = math.nan
     projections: Floats | None = None
 
@@ -65,6 +67,7 @@ class ParameterSimilarity:
         three_states: the same, with zero as a sign of its own; where known.
         cosines: of the gradients, estimated; where known.
         length_ratios: norm in the target over that in the reference; where known.
+        nonfinite: numbers of NaN and Inf in target and reference, where they differ.
     """
 
     name: str
@@ -72,19 +75,32 @@ class ParameterSimilarity:
     three_states: dict[int, float] = field(default_factory=dict)
     cosines: dict[int, float] = field(default_factory=dict)
     length_ratios: dict[int, float] = field(default_factory=dict)
+    nonfinite: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def suspicion(self) -> Suspicion | None:
-        """The first step that the 0.97 and 0.03 rule finds; None without."""
-        steps = sorted(self.similarity)
-        if steps and self.similarity[steps[0]] < LEAST_AT_START:
-            start = self.similarity[steps[0]]
-            return Suspicion(steps[0], f"similarity {start:.4g} is below {LEAST_AT_START}")
-        for before, step in pairwise(steps):
-            drop = self.similarity[before] - self.similarity[step]
-            if drop > LARGEST_DROP:
-                return Suspicion(step, f"similarity falls by {drop:.4g}, over {LARGEST_DROP}")
-        return None
+        """The first step with other NaN and Inf, or that the 0.97 and 0.03 rule finds."""
+        found = [
+            *(_of_counts(step, *counts) for step, counts in self.nonfinite.items()),
+            *_of_similarity(self.similarity, "similarity"),
+            *_of_similarity(self.three_states, "similarity with zero as a sign"),
+        ]
+        return min(found, key=lambda one: one.step, default=None)
+
+
+def _of_counts(step: int, target: int, reference: int) -> Suspicion:
+    return Suspicion(step, f"{target} elements are NaN or infinite, {reference} in the reference")
+
+
+def _of_similarity(values: Mapping[int, float], what: str) -> Iterator[Suspicion]:
+    steps = sorted(values)
+    if steps and values[steps[0]] < LEAST_AT_START:
+        start = values[steps[0]]
+        yield Suspicion(steps[0], f"{what} {start:.4g} is below {LEAST_AT_START}")
+    for before, step in pairwise(steps):
+        drop = values[before] - values[step]
+        if drop > LARGEST_DROP:
+            yield Suspicion(step, f"{what} falls by {drop:.4g}, over {LARGEST_DROP}")
 
 
 @dataclass(slots=True)
@@ -130,12 +146,13 @@ class GradComparator:
         both = sorted(set(ranks[0]) & set(ranks[1]))
         if not both:
             raise DumpFormatError(path1, f"has no rank folder that {path2} has as well")
-        return [
-            GradComparator.compare(
-                ranks[0][rank], ranks[1][rank], Path(output_dir) / f"rank{rank}", pictures=pictures
-            )
-            for rank in both
-        ]
+        alone = [f"rank {rank}: in one run only" for rank in sorted(set(ranks[0]) ^ set(ranks[1]))]
+        found = []
+        for rank in both:
+            folders, output = (ranks[0][rank], ranks[1][rank]), Path(output_dir) / f"rank{rank}"
+            found.append(_compare_and_write(*folders, output, pictures=pictures, missing=alone))
+            alone = []
+        return found
 
     @staticmethod
     def compare(
@@ -146,11 +163,19 @@ class GradComparator:
         Raises:
             DumpFormatError: no step is in both.
         """
-        found = compare_rank(Path(path1), Path(path2))
-        _write(found, Path(output_dir), (str(path1), str(path2)))
-        if pictures:
-            _draw(found, Path(output_dir) / "similarities_picture")
-        return found
+        folders = Path(path1), Path(path2)
+        return _compare_and_write(*folders, Path(output_dir), pictures=pictures, missing=[])
+
+
+def _compare_and_write(
+    target: Path, reference: Path, output: Path, *, pictures: bool, missing: list[str]
+) -> RankSimilarity:
+    found = compare_rank(target, reference)
+    found.missing[:0] = missing
+    _write(found, output, (str(target), str(reference)))
+    if pictures:
+        _draw(found, output / "similarities_picture")
+    return found
 
 
 def _rank_folders(path: Path) -> dict[int, Path]:
@@ -213,6 +238,8 @@ def _compare_step(
             continue
         one = parameters.setdefault(name, ParameterSimilarity(name))
         one.similarity[step] = a.signs.similarity(b.signs)
+        if a.nonfinite != b.nonfinite:
+            one.nonfinite[step] = a.nonfinite, b.nonfinite
         states = a.signs.three_state_similarity(b.signs)
         if states is not None:
             one.three_states[step] = states
@@ -232,14 +259,14 @@ def _read_step(folder: Path, missing: list[str]) -> dict[str, _Recorded]:
     try:
         if path.exists():
             found = _read_sketches(path)
-    except (OSError, ValueError, KeyError) as exc:
+    except (OSError, ValueError, LookupError, TypeError, BadZipFile) as exc:
         missing.append(f"{path}: {exc}")
     for file in sorted(folder.glob("*.npy")):
         if file.stem in found:
             continue
         try:
             positive = np.load(file, allow_pickle=False)
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, EOFError) as exc:
             missing.append(f"{file}: {exc}")
             continue
         packed = np.packbits(positive.reshape(-1).astype(np.bool_))
@@ -249,16 +276,23 @@ def _read_step(folder: Path, missing: list[str]) -> dict[str, _Recorded]:
 
 def _read_sketches(path: Path) -> dict[str, _Recorded]:
     found = {}
-    with np.load(path, allow_pickle=False) as arrays:
+    # NumPy does not close a file that it cannot read.
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         for key in arrays.files:
             name, _, part = key.rpartition("/")
             if part != "facts":
                 continue
             facts = read_facts(arrays[key])
-            signs = Signs(
-                arrays[f"{name}/positive"], arrays[f"{name}/zero"], math.prod(facts["shape"])
+            count = math.prod(facts["shape"])
+            signs = Signs(arrays[f"{name}/positive"], arrays[f"{name}/zero"], count)
+            if {signs.positive.size, signs.zero.size} != {-(-count // 8)}:
+                raise ValueError(f"{name} has signs of another size")
+            found[name] = _Recorded(
+                signs,
+                facts["nan"] + facts["inf"],
+                float(facts["norm"]),
+                arrays[f"{name}/projections"],
             )
-            found[name] = _Recorded(signs, float(facts["norm"]), arrays[f"{name}/projections"])
     return found
 
 

@@ -194,8 +194,9 @@ class TrainerMon:
         Raises:
             ConfigError: a value cannot be used.
         """
-        self._raw = {**self._raw, **keys}
-        self._next_settings = make_settings(self._raw)
+        raw = {**self._raw, **keys}
+        self._next_settings = make_settings(raw)
+        self._raw = raw
         _tell_warnings(self._next_settings)
 
     def stop(self) -> None:
@@ -399,6 +400,7 @@ class TrainerMon:
     def _latest(self, stream: Stream) -> Metrics:
         if self._collector is None or self._collector.latest is None:
             return {}
+        self.recorder.wait()  # its thread fetches the numbers of accelerators
         found: Metrics = {}
         for rows in self._collector.latest.rows(Layouts(), _rank(), now()):
             if rows.layout.stream == stream:
