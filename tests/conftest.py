@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--overwrite", action="store_true", help="write golden files anew instead of comparing"
     )
+
+
+def pytest_collection_finish() -> None:
+    """Take the many objects of imported modules and collected tests out of the collector's sight.
+
+    They live until the end, and it would look at them again and again.
+    """
+    gc.freeze()
 
 
 @pytest.fixture

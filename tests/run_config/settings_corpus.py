@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from msprobe.config_check import ConfigChecker
 from msprobe.run_config.conclusion import Kind
 
-# Everything that a plant may change; the program has no arguments of its own.
+# Everything that a plant may change; the program has one argument of its own.
 BASE: Mapping[str, Any] = {
     "seed": 7, "python_seed": 7, "numpy_seed": 7, "extra_draw": False, "width": 8,
     "p": 0.1, "eps": 1e-5, "momentum": 0.1, "bias": True, "act": torch.relu, "negative_slope": 0.01,
@@ -90,7 +90,7 @@ def _train(path: Path, settings: Mapping[str, Any]) -> None:
     random.seed(settings["python_seed"])
     np.random.seed(settings["numpy_seed"])  # noqa: NPY002 - what scripts share
     torch.manual_seed(settings["seed"])
-    given = argparse.Namespace(**(settings["arguments"] or {}))
+    given = argparse.Namespace(epochs=1, **(settings["arguments"] or {}))
     if settings["extra_draw"]:
         torch.rand(1)
     net = Net(settings).to(settings["dtype"])

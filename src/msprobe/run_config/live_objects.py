@@ -33,20 +33,15 @@ def live_objects(*recognisers: Callable[[type], str | None]) -> Kinds:
     kinds: dict[type, str | None] = {}
     found: dict[str, list[Any]] = {}
     for generation in (2, 1, 0):
-        for one in gc.get_objects(generation):
-            of_type = type(one)
-            if of_type not in kinds:
-                answers = (recognise(of_type) for recognise in recognisers)
-                kinds[of_type] = next((kind for kind in answers if kind is not None), None)
-            kind = kinds[of_type]
-            if kind is not None:
-                found.setdefault(kind, []).append(one)
+        objects = gc.get_objects(generation)
+        for of_type in set(map(type, objects)) - kinds.keys():
+            answers = (recognise(of_type) for recognise in recognisers)
+            kinds[of_type] = next((kind for kind in answers if kind is not None), None)
+        sought = {of_type: kind for of_type, kind in kinds.items() if kind is not None}
+        for one in objects if sought else ():
+            if type(one) in sought:
+                found.setdefault(sought[type(one)], []).append(one)
     return found
-
-
-def is_instance_of(of_type: type, *names: str) -> bool:
-    """Return whether a class, or one that it inherits from, has one of these full names."""
-    return any(f"{one.__module__}.{one.__qualname__}" in names for one in of_type.__mro__)
 
 
 def plain_settings(

@@ -26,7 +26,7 @@ from msprobe.run_config.arguments import (
     settings_in_files,
 )
 from msprobe.run_config.command_options import options_of
-from msprobe.run_config.live_objects import Kinds, is_instance_of
+from msprobe.run_config.live_objects import Kinds
 from msprobe.run_config.user_code import is_users_module
 
 _MEGATRON_MODULES: Final = ("megatron.training.global_vars", "megatron.training", "megatron")
@@ -57,25 +57,24 @@ class _Source(StrEnum):
 
 
 _CLASSES: Final = {
-    _Source.NAMESPACE: ("argparse.Namespace",),
-    _Source.TREE: ("omegaconf.dictconfig.DictConfig",),
-    _Source.LIGHTNING: (
-        "lightning.pytorch.trainer.trainer.Trainer",
-        "pytorch_lightning.trainer.trainer.Trainer",
-    ),
-    _Source.ACCELERATE: ("accelerate.accelerator.Accelerator",),
-    _Source.DEEPSPEED: ("deepspeed.runtime.engine.DeepSpeedEngine",),
+    "argparse.Namespace": _Source.NAMESPACE,
+    "omegaconf.dictconfig.DictConfig": _Source.TREE,
+    "lightning.pytorch.trainer.trainer.Trainer": _Source.LIGHTNING,
+    "pytorch_lightning.trainer.trainer.Trainer": _Source.LIGHTNING,
+    "accelerate.accelerator.Accelerator": _Source.ACCELERATE,
+    "deepspeed.runtime.engine.DeepSpeedEngine": _Source.DEEPSPEED,
+    "transformers.training_args.TrainingArguments": _Source.DATACLASS,
 }
 
 
 def kind_of_arguments(of_type: type) -> str | None:
     """Return the kind of the objects of a class that hold arguments; None for all others."""
-    for kind, names in _CLASSES.items():
-        if is_instance_of(of_type, *names):
+    for one in of_type.__mro__:
+        kind = _CLASSES.get(f"{one.__module__}.{one.__qualname__}")
+        if kind is not None:
             return kind
-    is_settings = is_instance_of(of_type, "transformers.training_args.TrainingArguments")
     is_users = dataclasses.is_dataclass(of_type) and is_users_module(of_type.__module__)
-    return _Source.DATACLASS if is_settings or is_users else None
+    return _Source.DATACLASS if is_users else None
 
 
 def program_arguments(objects: Kinds) -> dict[str, JsonTree]:
