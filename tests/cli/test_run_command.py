@@ -12,6 +12,7 @@ from textwrap import dedent
 
 import pytest
 
+from builders.warm_python import run_warm
 from msprobe import open_dump
 from msprobe.cli import main
 from msprobe.dump.facts import Ending, OptimizerStep, Scaler, Schedule
@@ -72,6 +73,11 @@ def record(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]
     return start(folder, "-m", "msprobe", "run", "--out", "dump", *words)
 
 
+def record_warm(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Record a program for which it is all the same when PyTorch is imported."""
+    return run_warm("-m", "msprobe", "run", "--out", "dump", *words, cwd=folder)
+
+
 def view(folder: Path, step: int) -> RankView:
     return open_dump(folder / "dump").step(step).rank()
 
@@ -128,7 +134,7 @@ def test_records_are_those_of_an_edited_script(tmp_path: Path) -> None:
         .replace("print(step,", "debugger.step()\n        print(step,")
     )
     write(tmp_path, edited, "edited.py")
-    assert start(tmp_path, "edited.py").returncode == 0
+    assert run_warm("edited.py", cwd=tmp_path, text="from stdin").returncode == 0
     assert record(tmp_path, "--level", "L0", "--step", "all", "train.py").returncode == 0
     for step in range(3):
         pair = [open_dump(tmp_path / name).step(step).rank() for name in ("dump", "by_hand")]
@@ -222,7 +228,7 @@ def test_two_models_keep_their_names_from_step_to_step(tmp_path: Path) -> None:
             of_make.zero_grad()
         """,
     )
-    assert record(tmp_path, "--step", "all", "train.py").returncode == 0
+    assert record_warm(tmp_path, "--step", "all", "train.py").returncode == 0
     judging = [f"Module.1.{name}.forward" for name in ("0.Linear", "1.Linear", "Sequential")]
     first = [f"{name}.{call}" for call in range(2) for name in judging]
     for step in (0, 2):
@@ -247,7 +253,7 @@ def test_a_closure_belongs_to_the_step_of_its_optimizer(tmp_path: Path) -> None:
             optimizer.step(closure)
         """,
     )
-    assert record(tmp_path, "train.py").returncode == 0
+    assert record_warm(tmp_path, "train.py").returncode == 0
     assert steps_of(tmp_path) == [0, 1]
     facts = view(tmp_path, 1).facts
     assert facts is not None
@@ -268,7 +274,7 @@ def test_a_scaler_that_skips_the_optimizer_ends_the_step(tmp_path: Path) -> None
             scaler.update()
         """,
     )
-    assert record(tmp_path, "--step", "all", "train.py").returncode == 0
+    assert record_warm(tmp_path, "--step", "all", "train.py").returncode == 0
     assert steps_of(tmp_path) == [0, 1, 2]
     facts = view(tmp_path, 0).facts
     assert facts is not None
@@ -288,7 +294,7 @@ def test_without_an_optimizer_each_call_is_a_step(tmp_path: Path) -> None:
                 print(net(torch.ones(1, 3)).argmax().item())
         """,
     )
-    assert record(tmp_path, "--step", "all", "train.py").returncode == 0
+    assert record_warm(tmp_path, "--step", "all", "train.py").returncode == 0
     assert steps_of(tmp_path) == [0, 1, 2]
     assert len(modules_of(tmp_path, 1)) == 3
 
@@ -316,7 +322,9 @@ STEPS = """
 
 def test_a_named_function_is_the_step(tmp_path: Path) -> None:
     write(tmp_path, STEPS)
-    done = record(tmp_path, "--step", "all", "--step-function", "Trainer.train_step", "train.py")
+    done = record_warm(
+        tmp_path, "--step", "all", "--step-function", "Trainer.train_step", "train.py"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Two optimizer steps.\n"
     assert steps_of(tmp_path) == [0, 1]
@@ -334,7 +342,7 @@ def test_a_function_of_a_module_is_the_step(tmp_path: Path) -> None:
             Trainer().train_step(torch.ones(2, 3))
         """,
     )
-    done = record(tmp_path, "--step-function", "training:Trainer.train_step", "train.py")
+    done = record_warm(tmp_path, "--step-function", "training:Trainer.train_step", "train.py")
     assert done.returncode == 0, done.stderr
     assert steps_of(tmp_path) == [0, 1]
 
@@ -356,7 +364,7 @@ def test_a_script_with_the_three_lines_keeps_the_steps_of_the_command(tmp_path: 
             debugger.step()
         """,
     )
-    done = record(tmp_path, "train.py")
+    done = record_warm(tmp_path, "train.py")
     assert done.returncode == 0
     assert "start() is skipped" in done.stderr
     assert steps_of(tmp_path) == [0, 1]

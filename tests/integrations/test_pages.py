@@ -6,12 +6,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from builders.warm_python import run_warm
 from msprobe import open_dump
 from msprobe.dump.facts import Ending, OptimizerStep
 
@@ -38,14 +37,7 @@ def run(folder: Path, page: str, **environment: str) -> list[str]:
     assert script is not None
     folder.mkdir()
     (folder / "train.py").write_text(script[1])
-    done = subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_warm("train.py", cwd=folder, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if line.startswith("weights")]
 

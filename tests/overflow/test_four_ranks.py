@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from builders.warm_python import WarmProcess
 from msprobe.overflow.analysis import analyze_overflow
 from msprobe.overflow.findings import Source, StepFindings
 
@@ -188,16 +187,14 @@ CASES = {
 
 def run_ranks(folder: Path, size: int, names: Iterable[str]) -> None:
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(folder), ",".join(names)],
+        WarmProcess(
+            *("-c", SCRIPT, folder, ",".join(names)),
             env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(size)},
-            stderr=subprocess.PIPE,
         )
         for rank in range(size)
     ]
-    for process in processes:
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors.decode()
+    for done in [process.wait(240) for process in processes]:
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from builders.warm_python import WarmProcess
 from msprobe.overflow.analysis import analyze_overflow
 from msprobe.overflow.findings import Source
 
@@ -48,16 +47,14 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("way", ["all_reduce", "send"])
 def test_the_rank_and_call_that_made_it_are_named(tmp_path: Path, culprit: int, way: str) -> None:
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(tmp_path), str(culprit), way],
+        WarmProcess(
+            *("-c", SCRIPT, tmp_path, str(culprit), way),
             env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2"},
-            stderr=subprocess.PIPE,
         )
         for rank in (0, 1)
     ]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors.decode()
+    for done in [process.wait() for process in processes]:
+        assert done.returncode == 0, done.stderr
     (step,) = analyze_overflow(tmp_path / "dump")
     (first,) = step.first
     assert (first.place.rank, first.place.name) == (culprit, "Torch.log.0.forward")

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import pickle
-import subprocess
 import sys
 import traceback
 import zlib
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
+from builders.warm_python import WarmProcess
 from msprobe.pytorch.apis.api_rules import Action
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.distributed.process_groups import COLLECTIVES, describe_group, hook_collectives
@@ -435,23 +435,9 @@ SCENARIOS = [name.removeprefix("scenario_") for name in globals() if name.starts
 def scenario(tmp_path_factory):
     """Run all scenarios in two processes; return how to get what each rank wrote for one."""
     folder = tmp_path_factory.mktemp("scenarios")
-    command = [sys.executable, __file__, str(folder)]
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in (0, 1)
-    ]
-    outputs = []
-    for worker in workers:
-        try:
-            outputs.append(worker.communicate(timeout=120)[0].decode())
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            outputs.append(worker.communicate()[0].decode())
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    workers = [WarmProcess(__file__, folder, str(rank), env=environment) for rank in (0, 1)]
+    outputs = [worker.output() for worker in workers]
 
     def results(name):
         paths = [folder / f"{name}.{rank}.json" for rank in (0, 1)]

@@ -2,7 +2,6 @@
 """Forked children record nothing and leave the parent's dump alone; other threads are counted."""
 
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -16,6 +15,7 @@ from torch.autograd import Function
 from torch.utils.data import DataLoader, Dataset
 
 from builders.recordings import Setting, observed, read
+from builders.warm_python import run_warm
 
 pytestmark = pytest.mark.torch
 
@@ -98,13 +98,7 @@ def test_a_forked_child_that_uses_the_debugger_and_exits_normally_does_no_harm(t
         debugger.step()
         """
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_warm("-c", script, tmp_path)
     assert done.returncode == 0, done.stderr
     names = list(read(tmp_path, 0, "rank", "dump.json")["data"])
     assert [name for name in names if "ones" not in name] == [
@@ -181,12 +175,8 @@ if os.fork() == 0:
     sys.exit(0)
 os.wait()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path), called],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_warm("-c", script, tmp_path, called)
+    assert done.returncode == 0
     assert done.stderr.count("start() was never called") == (called == "")
     assert done.stderr.count("step() was never called") == (called == "start")
 

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
+from builders.warm_python import run_warm
 from msprobe import open_dump
 from msprobe.dump.repair import repair_dump
 
@@ -28,8 +27,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("task", ["statistics", "tensor"])
 def test_what_was_recorded_before_a_kill_is_there(tmp_path, task):
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), task]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_warm("-c", SCRIPT, tmp_path, task)
     assert done.returncode == -signal.SIGKILL, done.stderr
     (rank,) = open_dump(tmp_path).steps[0].ranks.values()
     expected = {
@@ -59,8 +57,7 @@ net(torch.ones(3, 4))
 
 
 def test_what_was_given_to_the_call_that_a_process_died_in_is_kept(tmp_path):
-    command = [sys.executable, "-c", KILLED_INSIDE, str(tmp_path)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert run_warm("-c", KILLED_INSIDE, tmp_path).returncode == -signal.SIGKILL
     name = "Module.1.Dies.forward.0"
     view = open_dump(tmp_path).step(0).rank()
     assert name not in view.records

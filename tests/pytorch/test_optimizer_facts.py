@@ -7,8 +7,6 @@ import copy
 import json
 import math
 import signal
-import subprocess
-import sys
 import zlib
 
 import pytest
@@ -17,6 +15,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import msprobe
+from builders.warm_python import run_warm
 from msprobe.capture.session import reset_session
 from msprobe.dump.facts import Clip, Ending, OptimizerStep, Scaler, Schedule
 from msprobe.pytorch import PrecisionDebugger
@@ -614,8 +613,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_process_keeps_the_optimizer_step(tmp_path):
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_warm("-c", KILLED, tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     facts = facts_of(tmp_path)
     assert facts.ended.how is Ending.KILLED

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from builders.warm_python import run_warm
 from msprobe import open_dump
 from msprobe.cli import main
 
@@ -35,8 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "train.py", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return run_warm("train.py", *words, cwd=folder)
 
 
 def test_a_recording_is_replaced_with_one_warning(folder: Path) -> None:

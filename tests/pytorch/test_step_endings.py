@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 
 import msprobe
+from builders.warm_python import run_warm
 from msprobe.capture.session import reset_session
 from msprobe.dump.facts import Ended, Ending
 from msprobe.pytorch import PrecisionDebugger
@@ -251,16 +250,8 @@ _KILL = "import os, signal, time; time.sleep(1.5); os.kill(os.getpid(), signal.S
 
 def run_script(tmp_path, *, inside="pass", after="pass", config="{}"):
     (tmp_path / "config.json").write_text(config)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", _SCRIPT.format(inside=inside, after=after)),
-            *(str(tmp_path / "config.json"), str(tmp_path / "dump")),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stderr
+    program = _SCRIPT.format(inside=inside, after=after)
+    return run_warm("-c", program, tmp_path / "config.json", tmp_path / "dump").stderr
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import torch
 from torch import nn
 from training_runs import PLANTED, STEPS, Change, Training, train
 
+from builders.warm_python import run_warm
 from msprobe.capture.session import reset_session
 from msprobe.config import load_config
 from msprobe.dump.signature_file import FOLDER, SignatureFile
@@ -210,10 +208,7 @@ for step in range(100):
 
 
 def test_a_killed_process_keeps_its_finished_steps(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)], check=False, env=os.environ
-    )
-    assert process.returncode == -signal.SIGKILL
+    assert run_warm("-c", KILLED, tmp_path).returncode == -signal.SIGKILL
     assert steps_of(tmp_path) == [0, 1, 2, 3, 4]
 
 

@@ -8,8 +8,6 @@ What a rank found is written before the process group is torn down.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -19,6 +17,8 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from builders.warm_python import WarmProcess
 
 from .training import Fingerprint, TrainCase, seed_everything
 
@@ -221,30 +221,14 @@ def run_ranks(
     meeting.unlink(missing_ok=True)
     arguments = [[str(rank), str(ranks), str(folder)] for rank in range(ranks)]
     program = _PROLOGUE.format(tests=_TESTS, options=json.dumps(json.dumps(options or {})))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program + code, *argument],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for argument in arguments
-    ]
-    outputs = [_output_of(process) for process in processes]
+    processes = [WarmProcess("-c", program + code, *argument) for argument in arguments]
+    outputs = [process.output() for process in processes]
     reports = [folder / f"report{rank}.json" for rank in range(ranks)]
     # A process group may abort while it is torn down; by then the report is already written.
     # Where one rank fails the others wait for it in vain: only all outputs together tell why.
     missing = [rank for rank, report in enumerate(reports) if not report.exists()]
     assert not missing, f"ranks {missing} did not report:\n" + "\n-----\n".join(outputs)
     return [json.loads(report.read_text()) for report in reports]
-
-
-def _output_of(process: subprocess.Popen[str]) -> str:
-    try:
-        return process.communicate(timeout=120)[0]
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.communicate()[0]
 
 
 def join(rank: int, ranks: int, folder: Path) -> None:
