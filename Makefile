@@ -81,12 +81,16 @@ $(VENV)/.ready: $(VENV)/.torch $(MADE_FROM)
 	$(PIP) install --quiet --editable . $(if $(strip $(TORCH)),'$(TORCH)')
 	@touch $@
 
-$(VENV)/.ready-dev: $(VENV)/.ready
+$(VENV)/.ready-dev: $(VENV)/.torch $(MADE_FROM)
 	$(PIP) install --quiet --editable '.[dev]' $(if $(strip $(TORCH)),'$(TORCH)')
-	@touch $@
+	@touch $(VENV)/.ready $@
 
 # MindSpore needs an older NumPy than the rest, and cannot share a process with PyTorch.
-$(MSVENV)/.ready: $(MADE_FROM)
+$(MSVENV)/.mindspore:
 	@test -x $(MSVENV)/bin/python || $(PYTHON) -m venv $(MSVENV) || { rm -rf $(MSVENV); exit 1; }
+	$(MSVENV)/bin/python -m pip --disable-pip-version-check install --quiet '$(MINDSPORE)' 'numpy<2'
+	@touch $@
+
+$(MSVENV)/.ready: $(MSVENV)/.mindspore $(MADE_FROM)
 	$(MSVENV)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[test]' '$(MINDSPORE)' 'numpy<2'
 	@touch $@
