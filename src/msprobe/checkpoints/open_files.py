@@ -2,7 +2,7 @@
 """Reads ranges of files, with few system calls for many small ranges that follow each other.
 
 Files stay open between reads, a few in each thread, and small ranges come out of a larger one that
-is kept. Before each read the file is asked whether it is still the same.
+is kept. Before each read from the disk the file is asked whether it is still the same.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ def read_elements(path: Path, offset: int, dtype: np.dtype[Any], count: int) -> 
     """
     size = count * dtype.itemsize
     try:
-        file = _OPEN.file(path)
         if size <= _SMALL_BYTES:
-            content = file.small(offset, size)
+            content = _OPEN.ahead(path, offset, size) or _OPEN.file(path).small(offset, size)
             if len(content) == size:
                 return np.frombuffer(content, dtype)
         else:
             found = np.empty(count, dtype)
-            if file.read_into(offset, found.view(np.uint8).data):
+            if _OPEN.file(path).read_into(offset, found.view(np.uint8).data):
                 return found
     except OSError as exc:
         raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
@@ -59,12 +58,16 @@ class _File:
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
 
-    def small(self, offset: int, size: int) -> bytes:
+    def ahead(self, offset: int, size: int) -> bytes:
+        """Return bytes that were read before; nothing if they were not all."""
         begin = offset - self._start
-        if begin < 0 or begin + size > len(self._ahead):
-            self._ahead = os.pread(self._descriptor, _AHEAD_BYTES, offset)
-            self._start, begin = offset, 0
-        return self._ahead[begin : begin + size]
+        is_there = begin >= 0 and begin + size <= len(self._ahead)
+        return self._ahead[begin : begin + size] if is_there else b""
+
+    def small(self, offset: int, size: int) -> bytes:
+        self._ahead = os.pread(self._descriptor, _AHEAD_BYTES, offset)
+        self._start = offset
+        return self._ahead[:size]
 
     def read_into(self, offset: int, view: memoryview) -> bool:
         """Fill a buffer; return whether the file had as many bytes."""
@@ -82,6 +85,10 @@ class _OpenFiles(threading.local):
 
     def __init__(self) -> None:
         self._files: dict[Path, _File] = {}
+
+    def ahead(self, path: Path, offset: int, size: int) -> bytes:
+        found = self._files.get(path)
+        return b"" if found is None else found.ahead(offset, size)
 
     def file(self, path: Path) -> _File:
         identity = FileIdentity.of(os.stat(path))  # noqa: PTH116 (twice as fast)

@@ -32,6 +32,10 @@ ByteOrder = Literal["big", "little"]
 Locate = Callable[[str], tuple[int, int]]
 """Returns where a storage begins in the file and how many bytes it has, by its key."""
 
+_Children = Iterator[tuple[Any, Any]]
+"""Keys and values of a container, one after the other: lists of all would double the memory."""
+
+_END: Final = object()
 _TENSOR_FUNCTIONS: Final = ("torch._utils.", "torch._tensor.")
 _DENSE: Final = "torch._utils._rebuild_tensor"
 _SPARSE: Final = "torch._utils._rebuild_sparse_tensor"
@@ -97,77 +101,80 @@ class _Walk:
         self._around: dict[int, KeyPath] = {}
 
     def run(self, root: KeyPath, tree: Any) -> None:
-        waiting: list[tuple[KeyPath, Any]] = [(root, tree)]
+        outermost: _Children = iter([(None, tree)])
+        within = [(root, id(tree), outermost)]
         for _ in range(_MAX_NODES):
-            if not waiting:
-                return
-            path, node = waiting.pop()
-            if isinstance(node, _End):
-                del self._around[node.container]
+            around, container, children = within[-1]
+            key, node = next(children, (None, _END))
+            if node is _END:
+                within.pop()
+                if not within:
+                    return
+                del self._around[container]
                 continue
-            children = self._visit(path, node)
-            if children:
+            path = root if children is outermost else (*around, key)
+            found = self._visit(path, node)
+            if found is not None:
                 if len(path) > _MAX_DEPTH:
                     problem = f"nested deeper than {_MAX_DEPTH} levels"
                     raise CheckpointFormatError(self._file, problem)
                 self._around[id(node)] = path
-                waiting.append((path, _End(id(node))))
-                waiting += [((*path, key), child) for key, child in reversed(children)]
+                within.append((path, id(node), found))
         raise CheckpointFormatError(self._file, f"unfolds into more than {_MAX_NODES:,} values")
 
-    def _visit(self, path: KeyPath, node: Any) -> list[tuple[Any, Any]]:
+    def _visit(self, path: KeyPath, node: Any) -> _Children | None:
         """Keep an entry, or return the children of a container with their keys."""
         if id(node) in self._around:
             within = path_name(self._around[id(node)]) or "the whole"
             self._keep_value(path, GlobalName(f"again {within}"))
-            return []
+            return None
         if isinstance(node, _LITERALS):
             self._keep_value(path, node)
-            return []
+            return None
         if isinstance(node, Described):
             return self._visit_described(path, node)
         if isinstance(node, PersistentId):
             self._keep_storage(path, node)
-            return []
+            return None
         if isinstance(node, (list, tuple)) and all(isinstance(each, _LITERALS) for each in node):
             self._keep_value(path, tuple(node))
-            return []
+            return None
         if isinstance(node, (dict, list, tuple)) and node:
-            return [(_plain_key(key), value) for key, value in _entries(node)]
+            return ((_plain_key(key), value) for key, value in _entries(node))
         if not isinstance(node, (dict, GlobalName)):
             raise CheckpointFormatError(self._file, f"{path_name(path)}: damaged pickle")
         self._keep_value(path, node)
-        return []
+        return None
 
-    def _visit_described(self, path: KeyPath, node: Described) -> list[tuple[Any, Any]]:
+    def _visit_described(self, path: KeyPath, node: Described) -> _Children | None:
         if node.name.startswith(_TENSOR_FUNCTIONS):
             return self._visit_tensor(path, node)
         try:
             found = simplified(node)
         except ObjectArrayError as exc:
-            return [("shape", exc.shape), ("items", exc.items)]
+            return iter([("shape", exc.shape), ("items", exc.items)])
         except UnknownArrayError as exc:
             self._leave_out(path, str(exc))
-            return []
+            return None
         if isinstance(found, np.ndarray):
             self._keep_array(path, found)
-            return []
-        return _parts(node) if found is node else self._visit(path, found)
+            return None
+        return iter(_parts(node)) if found is node else self._visit(path, found)
 
-    def _visit_tensor(self, path: KeyPath, node: Described) -> list[tuple[Any, Any]]:
+    def _visit_tensor(self, path: KeyPath, node: Described) -> _Children | None:
         try:
             self.content.parameters.append(self._tensors.parameter(self._free(path), node))
         except SpecialTensorError as exc:
             if node.name == _SPARSE:
-                return _sparse_parts(node)
+                return iter(_sparse_parts(node))
             if isinstance(node.arguments, tuple) and not node.name.startswith(_DENSE):
-                return _parts(node)
+                return iter(_parts(node))
             self._leave_out(path, str(exc))
         if node.name == _SUBCLASS and len(node.arguments) > 3:
             attributes = node.arguments[3]
             if isinstance(attributes, dict) and attributes:
-                return [(_plain_key(key), value) for key, value in attributes.items()]
-        return []
+                return ((_plain_key(key), value) for key, value in attributes.items())
+        return None
 
     def _keep_value(self, path: KeyPath, content: Any) -> None:
         path = self._free(path)
@@ -209,13 +216,6 @@ class _Walk:
             found = (*path, f"#{number}")
         self._seen.add(found)
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Behind the last child of a container."""
-
-    container: int
 
 
 def stored_elements(storage_type: Any) -> str:
@@ -286,6 +286,7 @@ class _Tensors:
         self._path = path
         self._locate = locate
         self._byte_order = byte_order
+        self._stored_types: dict[str, np.dtype[Any]] = {}
 
     def parameter(self, path: KeyPath, tensor: Described) -> Parameter:
         """Return a parameter.
@@ -343,7 +344,9 @@ class _Tensors:
         )
 
     def _stored_type(self, dtype: str) -> np.dtype[Any]:
-        return storage_dtype(dtype).newbyteorder(self._byte_order)
+        if dtype not in self._stored_types:
+            self._stored_types[dtype] = storage_dtype(dtype).newbyteorder(self._byte_order)
+        return self._stored_types[dtype]
 
     def _span(self, layout: Layout) -> Span:
         offset, size_bytes = self._locate(layout.key)

@@ -6,7 +6,6 @@ The pickle in the archive is read as data. Tensors of one storage share its byte
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +36,6 @@ def read_torch_file(path: Path, directory: Directory | None = None) -> TorchFile
             archive = open_torch_archive(file, directory)
             tree = read_pickle(archive.pickle(MAX_PICKLE_BYTES))
 
-            @cache
             def locate(key: str) -> tuple[int, int]:
                 start, entry = archive.storage(key)
                 return start, entry.size

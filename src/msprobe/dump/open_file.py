@@ -128,9 +128,15 @@ class OpenFile:
             raise DumpFormatError(self.name, f"ends at byte {self.size}, before byte {end}")
         if length <= _NEAR_BYTES // 8:
             return self._read_near(offset, length)
-        content = bytearray(length)
-        self.read_into(offset, content)
-        return bytes(content)
+        try:
+            content = os.pread(self._descriptor, length, offset)
+        except OSError as exc:
+            raise DumpFormatError(self.name, f"cannot be read: {reason(exc)}") from exc
+        if len(content) < length:  # as from 2 GiB on: the system reads less at once
+            rest = bytearray(length - len(content))
+            self.read_into(offset + len(content), rest)
+            content += rest
+        return content
 
     def _read_near(self, offset: int, length: int) -> bytes:
         """Return few bytes out of a larger range that is kept: others near by often follow."""

@@ -64,7 +64,7 @@ def read_pickle(pickled: bytes | BinaryIO, references: list[PersistentId] | None
     Raises:
         ValueError: it is damaged, or uses opcodes that no known program writes.
     """
-    machine = _Machine([] if references is None else references)
+    machine = _Machine(references)
     try:
         if isinstance(pickled, bytes) and b"\\" not in pickled:
             return machine.run(pickled)
@@ -78,8 +78,10 @@ def read_pickle(pickled: bytes | BinaryIO, references: list[PersistentId] | None
 
 
 class _Machine:
-    def __init__(self, references: list[PersistentId]) -> None:
+    def __init__(self, references: list[PersistentId] | None) -> None:
         self._references = references
+        # Shapes and strides of one dimension: a model has many tensors and few different ones.
+        self._sizes: dict[int, tuple[int]] = {}
         self._stack: list[Any] = []
         # Programs number what they keep from 0 on; other numbers go into the dict.
         self._memo: list[Any] = []
@@ -184,8 +186,18 @@ class _Machine:
         return at
 
     def plain_single(self, _: bytes, at: int) -> int:
-        self._stack[-1] = (self._stack[-1],)
+        last = self._stack[-1]
+        is_size = type(last) is int
+        self._stack[-1] = self._sizes.setdefault(last, (last,)) if is_size else (last,)
         return at
+
+    def plain_pair(self, _: bytes, at: int) -> int:
+        self._stack[-2:] = ((self._stack[-2], self._stack[-1]),)
+        return at
+
+    def number(self, pickled: bytes, at: int) -> int:
+        self._stack.append(int.from_bytes(pickled[at : at + 2], "little"))
+        return at + 2
 
     def plain_reduce(self, _: bytes, at: int) -> int:
         self.reduce(None)
@@ -213,10 +225,12 @@ class _Machine:
         return self._memo[number] if 0 <= number < len(self._memo) else self._far[number]
 
     def _to_mark(self) -> list[Any]:
-        items: list[Any] = []
-        while (item := self._stack.pop()) is not _MARK:
-            items.append(item)
-        items.reverse()
+        stack = self._stack
+        begin = len(stack) - 1
+        while stack[begin] is not _MARK:  # without a mark, an IndexError in the end
+            begin -= 1
+        items = stack[begin + 1 :]
+        del stack[begin:]
         return items
 
     def global_(self, argument: Any) -> None:
@@ -254,7 +268,8 @@ class _Machine:
             self._stack.append(value[1])
             return
         reference = PersistentId(value)
-        self._references.append(reference)
+        if self._references is not None:
+            self._references.append(reference)
         self._stack.append(reference)
 
     def set_item(self, _: Any) -> None:
@@ -328,12 +343,14 @@ _FREQUENT: Final[dict[str, _Step]] = {
     "q": _Machine.put,
     "r": _Machine.put_long,
     "K": _Machine.small_number,
+    "M": _Machine.number,
     "X": _Machine.text,
     "t": _Machine.plain_tuple,
     "(": _Machine.plain_mark,
     "\x89": _Machine.plain_false,
     ")": _Machine.plain_empty,
     "\x85": _Machine.plain_single,
+    "\x86": _Machine.plain_pair,
     "R": _Machine.plain_reduce,
     "Q": _Machine.plain_reference,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, chain
 from operator import mul
 from typing import Any, Final, NamedTuple
@@ -181,20 +182,34 @@ def read_layout(tree: Any, *, accepts_subclasses: bool = False) -> Layout:
     if dtype not in STORAGE_TYPES:
         raise SpecialTensorError(f"holds elements of an unusual type ({dtype})")
     flags = metadata[0] if metadata and isinstance(metadata[0], dict) else {}
-    sizes, steps = tuple(map(_size, shape)), tuple(map(_size, stride))
+    extent = _extent(tuple(map(_size, shape)), tuple(map(_size, stride)))
     return Layout(
         key=key,
         dtype=dtype,
         offset=_size(offset),
-        shape=sizes,
-        stride=steps,
+        shape=extent.shape,
+        stride=extent.stride,
         conjugate=flags.get("conj") is True,
         negative=flags.get("neg") is True,
         storage_type=STORAGE_TYPES[dtype],
         itemsize=item_size(dtype),
-        count=math.prod(sizes),
-        is_row_major=_is_row_major(sizes, steps),
+        count=extent.count,
+        is_row_major=extent.is_row_major,
     )
+
+
+class _Extent(NamedTuple):
+    """Shape and strides, and what follows from them."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    count: int
+    is_row_major: bool
+
+
+@lru_cache(maxsize=1024)  # the tensors of a model have few shapes
+def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> _Extent:
+    return _Extent(shape, stride, math.prod(shape), _is_row_major(shape, stride))
 
 
 def storage_type_name(storage_type: Any) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msprobe.dump.crc import crc32
@@ -63,7 +63,10 @@ class Entry(NamedTuple):
     place: int = -1
 
 
-def read_directory(file: OpenFile | FileWindow) -> dict[bytes, list[Entry]]:
+Directory = Mapping[bytes, Sequence[Entry]]
+
+
+def read_directory(file: OpenFile | FileWindow) -> Directory:
     """Return the entries of an archive by name; a damaged one may hold a name twice.
 
     Raises:
@@ -72,9 +75,6 @@ def read_directory(file: OpenFile | FileWindow) -> dict[bytes, list[Entry]]:
     """
     usual = _read_usual_directory(file)
     return _read_any_directory(file) if usual is None else usual
-
-
-Directory = Mapping[bytes, Sequence[Entry]]
 
 
 def stored_entry(file: OpenFile | FileWindow, directory: Directory, name: bytes) -> Entry:
@@ -144,7 +144,7 @@ def content_offset(file: OpenFile | FileWindow, name: bytes, entry: Entry) -> in
     return start
 
 
-def _read_usual_directory(file: OpenFile | FileWindow) -> dict[bytes, list[Entry]] | None:
+def _read_usual_directory(file: OpenFile | FileWindow) -> Directory | None:
     if file.size < _END.size:
         return None
     end = file.size - _END.size
@@ -158,25 +158,52 @@ def _read_usual_directory(file: OpenFile | FileWindow) -> dict[bytes, list[Entry
     if count < 0 or start + length > end:
         return None
     text = file.read(start, length)
-    entries: dict[bytes, list[Entry]] = {}
+    places: dict[bytes, tuple[int, ...]] = {}
     at = 0
     for _ in range(count):
         if at + _CENTRAL.size > length:
             return None
         (
-            magic, _, _, flags, method, _, _, checksum, packed, size, name_length, extra_length,
+            magic, _, _, _, _, _, _, _, _, size, name_length, extra_length,
             comment_length, _, _, _, offset,
         ) = _CENTRAL.unpack_from(text, at)  # fmt: skip
         name = text[at + _CENTRAL.size : at + _CENTRAL.size + name_length]
-        place = start + at
-        at += _CENTRAL.size + name_length + extra_length + comment_length
         if magic != b"PK\1\2" or _UNKNOWN_32 in (size, offset) or not name.isascii():
             return None
-        is_stored = method == 0 and packed == size and not flags & _ENCRYPTED
-        entry = Entry(checksum, size, offset, is_stored, place)
-        entries.setdefault(name, []).append(entry)
+        places[name] = (*places[name], at) if name in places else (at,)
+        at += _CENTRAL.size + name_length + extra_length + comment_length
     # A remainder, or a gap that hides the 64-bit form's true numbers, is left to zipfile.
-    return entries if at == length and _is_end_of_directory(file, start + length, end) else None
+    if at != length or not _is_end_of_directory(file, start + length, end):
+        return None
+    return _UsualDirectory(text, start, places)
+
+
+class _UsualDirectory(Directory):
+    """Entries made when asked for: those of an archive of 100,000 tensors take 40 MB."""
+
+    def __init__(self, text: bytes, start: int, places: Mapping[bytes, tuple[int, ...]]) -> None:
+        self._text = text
+        self._start = start
+        self._places = places
+
+    def __getitem__(self, name: bytes) -> Sequence[Entry]:
+        return [self._entry(at) for at in self._places[name]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def _entry(self, at: int) -> Entry:
+        (
+            _, _, _, flags, method, _, _, checksum, packed, size, _, _, _, _, _, _, offset,
+        ) = _CENTRAL.unpack_from(self._text, at)  # fmt: skip
+        is_stored = method == 0 and packed == size and not flags & _ENCRYPTED
+        return Entry(checksum, size, offset, is_stored, self._start + at)
 
 
 def _read_long_end(file: OpenFile | FileWindow, end: int) -> tuple[int, int, int]:
