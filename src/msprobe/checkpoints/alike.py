@@ -96,23 +96,32 @@ Pair = tuple[Parameter, Parameter]
 """A target parameter and the reference parameter that it was."""
 
 
-def pair_alike(
+def pair_by_values(added: Sequence[Parameter], removed: Sequence[Parameter]) -> list[Pair]:
+    """Return pairs of parameters that were renamed and changed a little.
+
+    Args:
+        added: parameters that only the target has.
+        removed: parameters that only the reference has.
+    """
+    targets, references = _by_shape(added), _by_shape(removed)
+    pairs: list[Pair] = []
+    for shape in targets.keys() & references.keys():
+        pairs += _pairs_by_values(targets[shape], references[shape])
+    return pairs
+
+
+def pair_by_names(
     added: Sequence[Parameter], removed: Sequence[Parameter], known: Iterable[Pair]
 ) -> list[Pair]:
-    """Return pairs of parameters that were renamed and changed.
+    """Return pairs of parameters that were renamed, and whose values tell nothing.
 
     Args:
         added: parameters that only the target has.
         removed: parameters that only the reference has.
         known: pairs that were found before; their modules tell where other parameters are.
     """
-    targets, references = _by_shape(added), _by_shape(removed)
-    pairs: list[Pair] = []
-    for shape in targets.keys() & references.keys():
-        pairs += _pairs_by_values(targets[shape], references[shape])
-    pairs += _pairs_by_module([*known, *pairs], *_left(added, removed, pairs))
-    pairs += _pairs_by_names(*_left(added, removed, pairs))
-    return pairs
+    pairs = _pairs_by_module(known, added, removed)
+    return pairs + _pairs_by_names(*_left(added, removed, pairs))
 
 
 def _left(
@@ -126,7 +135,7 @@ def _left(
 
 
 def _pairs_by_module(
-    known: Sequence[Pair], added: Sequence[Parameter], removed: Sequence[Parameter]
+    known: Iterable[Pair], added: Sequence[Parameter], removed: Sequence[Parameter]
 ) -> list[Pair]:
     """Pair parameters that have one name (``bias``) in two modules of which others are pairs."""
     modules = {one.name.rpartition(".")[0]: other.name.rpartition(".")[0] for one, other in known}

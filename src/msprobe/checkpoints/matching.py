@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
-from msprobe.checkpoints.alike import pair_alike
+from msprobe.checkpoints.alike import pair_by_names, pair_by_values
 from msprobe.checkpoints.changes import Relation
 from msprobe.checkpoints.key_paths import KeyPath, path_name
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
@@ -119,17 +119,19 @@ class _Leftovers:
         self._find_tied([*paired, *self.pairs])
         if self.added and self.removed:
             self._find_joined()
-            known = [
-                (pair.target, pair.reference)
-                for pair in self.pairs
-                if pair.target is not None and pair.reference is not None
-            ]
-            self._take(pair_alike(self.added, self.removed, known), Relation.ALIKE)
+            self._take(pair_by_values(self.added, self.removed), Relation.ALIKE)
+            # Before names: matrices of the other orientation often have the shape of another kind.
             turned = pair_transposed(self.added, self.removed)
             self._take(
                 [(item, other) for item, each in turned if (other := transposed(each)) is not None],
                 Relation.TRANSPOSED,
             )
+            known = [
+                (pair.target, pair.reference)
+                for pair in self.pairs
+                if pair.target is not None and pair.reference is not None
+            ]
+            self._take(pair_by_names(self.added, self.removed, known), Relation.ALIKE)
 
     def _take(self, pairs: Iterable[tuple[Parameter, Parameter]], relation: Relation) -> None:
         pairs = list(pairs)

@@ -38,6 +38,7 @@ _Children = Iterator[tuple[Any, Any]]
 _END: Final = object()
 _TENSOR_FUNCTIONS: Final = ("torch._utils.", "torch._tensor.")
 _DENSE: Final = "torch._utils._rebuild_tensor"
+_PARAMETER: Final = "torch._utils._rebuild_parameter"
 _SPARSE: Final = "torch._utils._rebuild_sparse_tensor"
 _SUBCLASS: Final = "torch._tensor._rebuild_from_type_v2"
 # A tensor that repeats few stored elements (``expand``) may pretend to be of any size.
@@ -170,6 +171,8 @@ class _Walk:
             if isinstance(node.arguments, tuple) and not node.name.startswith(_DENSE):
                 return iter(_parts(node))
             self._leave_out(path, str(exc))
+        if _is_frozen(node):
+            return iter([("requires_grad", False)])
         if node.name == _SUBCLASS and len(node.arguments) > 3:
             attributes = node.arguments[3]
             if isinstance(attributes, dict) and attributes:
@@ -269,6 +272,12 @@ def _is_empty(value: Any) -> bool:
     if isinstance(value, Described):
         return not value.state and not value.items and not any(value.arguments or ())
     return not value
+
+
+def _is_frozen(node: Described) -> bool:
+    """Return whether a tensor is a parameter that takes no part in the training."""
+    is_parameter = node.name.startswith(_PARAMETER) and isinstance(node.arguments, tuple)
+    return is_parameter and node.arguments[1:2] == (False,)
 
 
 def _sparse_parts(node: Described) -> list[tuple[Any, Any]]:
