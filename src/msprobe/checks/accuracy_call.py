@@ -30,7 +30,7 @@ from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.runner import Runner
-from msprobe.replay.tensors import TensorSource
+from msprobe.replay.tensors import CallTensors, TensorSource
 
 _STATUS: Final = {
     Verdict.EXACT: Status.PASS,
@@ -121,7 +121,7 @@ def check_call(
     rows = tuple(seen.row(row, report) for row in report.rows)
     found = CheckedCall(result=_result(call, report, rows), rows=rows, device=options.device)
     if options.error_data is not None and found.status in (Status.WARNING, Status.ERROR):
-        _save(options.error_data, call, tensors, seen.tensors)
+        save_tensors(options.error_data, call, tensors, seen.tensors)
     return found
 
 
@@ -263,13 +263,19 @@ def _result(call: RecordedCall, report: CallReport, rows: tuple[SidedRow, ...]) 
     )
 
 
-def _save(
+def save_tensors(
     directory: Path,
     call: RecordedCall,
-    tensors: TensorSource,
+    tensors: CallTensors,
     outputs: dict[str, tuple[StoredTensor, StoredTensor]],
 ) -> None:
     """Save inputs and both results of a call, under the documented names.
+
+    Args:
+        directory: made when needed.
+        call: the call.
+        tensors: has its arguments.
+        outputs: results and their references by name, such as ``Torch.add.0.forward.output.0``.
 
     Raises:
         ReportWriteError: a file cannot be written.

@@ -22,6 +22,7 @@ from typing import Final
 
 from msprobe.dump.formats.dtypes import COMPLEX_PARTS, FLOATS, FloatFormat
 from msprobe.numerics.number_types import epsilon_of
+from msprobe.operators.lookup import differentiated
 from msprobe.operators.operator import Family, Operator
 
 RESULT_ROUNDINGS: Final = 4.0
@@ -137,6 +138,7 @@ def budget_of(
         operands: shapes of the tensors that it was made of.
         is_gradient: the result is a gradient, whose shares may have been added up.
     """
+    operator, is_gradient = with_direction(operator, is_gradient=is_gradient)
     exact = operator.family in _EXACT and unit <= unit_of(dtype) and not is_gradient
     return Budget(
         dtype=dtype,
@@ -146,6 +148,17 @@ def budget_of(
         exact=exact,
         steps=_STEPS.get(operator.family, STEP_ROUNDINGS),
     )
+
+
+def with_direction(operator: Operator, *, is_gradient: bool) -> tuple[Operator, bool]:
+    """Return the operator of the forward pass, and whether the result is its gradient.
+
+    Args:
+        operator: of a call; ``convolution_backward`` is that of a gradient.
+        is_gradient: whether the result was made by a backward pass of the call.
+    """
+    forward = differentiated(operator)
+    return (operator, is_gradient) if forward is None else (forward, True)
 
 
 def _sum_length(family: Family, shape: Sequence[int], operands: Sequence[Sequence[int]]) -> int:

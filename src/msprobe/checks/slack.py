@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.checks.budgets import with_direction
 from msprobe.operators.operator import Family, Operator
 
 _ACCUMULATION: Final = 2.0**-24
@@ -42,12 +43,16 @@ def absolute_slack(
     Returns:
         One number for all elements, one for each (flat), or None for none.
     """
+    operator, is_gradient = with_direction(operator, is_gradient=is_gradient)
     if reads_between(operator):
         widest = max((size for one in operands for size in one.shape), default=1)
         return unit * widest * _product_of_peaks(operands[:1])
     if operator.family is Family.LOGARITHMIC:
         # Gradients of losses are as small as the batch is large: their own size counts.
         return unit * (_peak(reference) if is_gradient else max(map(_peak, operands), default=0.0))
+    if is_gradient and _is_attention(operator):
+        # Where one key is left, the gradient of its weight is the difference of two equal sums.
+        return unit * _peak(reference)
     if operator.family is Family.LIPSCHITZ:
         return _elementwise(min(unit, _ACCUMULATION), operands, reference.shape)
     return None
@@ -57,6 +62,10 @@ def reads_between(operator: Operator) -> bool:
     """Return whether an operator interpolates between elements at computed coordinates."""
     name = operator.name.replace("_", "")
     return any(word in name for word in _SAMPLERS)
+
+
+def _is_attention(operator: Operator) -> bool:
+    return operator.family is Family.ATTENTION or "attention" in operator.name
 
 
 def _elementwise(

@@ -41,7 +41,7 @@ from msprobe.replay.runner import (
     Runner,
     Setting,
 )
-from msprobe.replay.tensors import TensorSource
+from msprobe.replay.tensors import CallTensors, TensorSource
 
 # Types that are finer resolve the place between two pixels.
 _FINE: Final = 2.0**-12
@@ -120,11 +120,13 @@ class VerifyOptions:
         device: where calls are run again whose results were not recorded.
         rerun: whether the results of a new run are judged even where the recorded ones are there.
         units: unit roundoff by family name, where a setting of the run made it coarser (TF32).
+        reference: how references are computed.
     """
 
     device: str = "cpu"
     rerun: bool = False
     units: Mapping[str, float] = field(default_factory=dict)
+    reference: Setting = REFERENCE
 
 
 def verify_call(
@@ -146,13 +148,35 @@ def verify_call(
     tensors.begin(call.name)
     begun = time.perf_counter()
     try:
-        prepared = runner.prepare(call, tensors)
-        report = _Verification(call, prepared, tensors, options, seen).report()
+        report = verify_prepared(call, runner.prepare(call, tensors), tensors, options, seen)
     except CannotReplayError as exc:
         report = CallReport(name=call.name, reason=exc.reason, detail=exc.detail)
     except MsprobeError as exc:
         report = CallReport(name=call.name, reason=Reason.DAMAGED, detail=str(exc))
     return replace(report, elapsed_s=time.perf_counter() - begun)
+
+
+def verify_prepared(
+    call: RecordedCall,
+    prepared: PreparedCall,
+    tensors: CallTensors,
+    options: VerifyOptions,
+    seen: Seen | None = None,
+) -> CallReport:
+    """Judge a call whose function and arguments are there.
+
+    Args:
+        call: the call.
+        prepared: the same, ready to run.
+        tensors: where its tensors come from.
+        options: how to verify.
+        seen: is given each judged row with the tensor in question and the reference.
+
+    Raises:
+        CannotReplayError: it cannot be run again.
+        DumpFormatError: a tensor file is damaged.
+    """
+    return _Verification(call, prepared, tensors, options, seen).report()
 
 
 Seen = Callable[[ResultRow, StoredTensor, StoredTensor], None]
@@ -166,7 +190,7 @@ class _Verification:
         self,
         call: RecordedCall,
         prepared: PreparedCall,
-        tensors: TensorSource,
+        tensors: CallTensors,
         options: VerifyOptions,
         seen: Seen | None,
     ) -> None:
@@ -175,7 +199,7 @@ class _Verification:
         self._prepared = prepared
         self._tensors = tensors
         self._options = options
-        self._reference = prepared.run(REFERENCE)
+        self._reference = prepared.run(options.reference)
         self._probes: dict[tuple[float, float], list[Replay]] = {}
         self._rerun: Replay | None = None
         self._unit = self._computing_unit()
@@ -208,7 +232,8 @@ class _Verification:
         """
         if not self._call.operator.draws_random:
             return None
-        again = self._prepared.run(replace(REFERENCE, seed=REFERENCE.seed + 1), backward=False)
+        setting = self._options.reference
+        again = self._prepared.run(replace(setting, seed=setting.seed + 1), backward=False)
         outputs = self._reference.outputs
         if all(_is_same(one, again.outputs.get(place)) for place, one in outputs.items()):
             return None
@@ -392,7 +417,7 @@ class _Verification:
         seed = zlib.crc32(self._call.name.encode())
         while len(known) < count:
             noise = Noise(part.unit, seed + len(known), part.largest, part.smallest)
-            known.append(self._prepared.run(Setting(noise=noise)))
+            known.append(self._prepared.run(replace(self._options.reference, noise=noise)))
         found = (part.result_of(replay, place) for replay in known)
         return [one for one in found if one is not None]
 

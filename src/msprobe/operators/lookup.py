@@ -41,6 +41,7 @@ _COMMUTING_REFLECTED: Final = frozenset(f"r{name}" for name in ("add", "mul", "a
 # Additions to the names of MindSpore's primitives; those with ``Ext`` take PyTorch's arguments.
 _EXTENSION: Final = re.compile(r"ext(view)?$")
 _DECORATION: Final = re.compile(r"^inplace|(view|prim|v\d)$")
+_BACKWARD: Final = re.compile(r"_?(native|cudnn|miopen|mkldnn)?(?P<forward>\w+?)backward(data)?")
 _JOINT: Final = re.compile(r"\s+(?=[=:])")
 _PARAMETERS: Final = {
     "gamma": "weight",
@@ -91,6 +92,18 @@ def operator_named(name: str) -> Operator:
     plain = _plain(name)
     word = _words().get(plain) or _words_of_mindspore().get(plain)
     return Operator(name=plain) if word is None else word.operator()
+
+
+@cache
+def differentiated(operator: Operator) -> Operator | None:
+    """Return the operator whose gradient another one computes; None for all others.
+
+    Below autograd gradients are operators of their own: ``convolution_backward``,
+    ``_log_softmax_backward_data``.
+    """
+    found = _BACKWARD.fullmatch(operator.name)
+    word = None if found is None else _words().get(found["forward"])
+    return None if word is None else word.operator()
 
 
 def operators() -> Iterator[Operator]:

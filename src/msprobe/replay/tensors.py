@@ -5,12 +5,35 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from msprobe.dump.formats.dtypes import FLOATS, item_size, normal_dtype
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.replay.generated import generate, narrow
+
+
+class CallTensors(Protocol):
+    """The tensors of one call.
+
+    Attributes:
+        generated: whether any of them was made from statistics.
+    """
+
+    generated: bool
+
+    def read(self, tree: Mapping[str, Any], place: str) -> StoredTensor:
+        """Return the elements of a tensor.
+
+        Args:
+            tree: its form.
+            place: where it is in the call.
+        """
+        ...
+
+    def has_values(self, tree: Mapping[str, Any]) -> bool:
+        """Return whether the recorded elements of a tensor are there."""
+        ...
 
 
 class TensorSource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import ExitStack
 from typing import Any, Final
 
 import torch
@@ -28,7 +29,7 @@ def run_eagerly(session: Session) -> bool:
     stays_compiled = session.config.compile is CompileMode.MODULES_ONLY
     if "torch._dynamo" not in sys.modules and not stays_compiled:
         return False
-    _silence_hook_warning(session)
+    silence_hook_warning(session.undo)
     if stays_compiled:
         return True
     from torch._dynamo import eval_frame
@@ -51,7 +52,8 @@ def run_eagerly(session: Session) -> bool:
     return False
 
 
-def _silence_hook_warning(session: Session) -> None:
+def silence_hook_warning(undo: ExitStack) -> None:
+    """Keep torch from warning of global hooks around compiled modules, until `undo` is closed."""
     warnings.filterwarnings("ignore", message=_HOOK_WARNING, category=UserWarning)
     ours = warnings.filters[0]
 
@@ -63,7 +65,7 @@ def _silence_hook_warning(session: Session) -> None:
                 warnings._filters_mutated()  # type: ignore[attr-defined]
                 return
 
-    session.undo.callback(restore)
+    undo.callback(restore)
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:

@@ -48,12 +48,16 @@ class RandomWatch:
             return generator.get_offset()
         return generator.get_state()
 
+    def changed(self) -> Iterator[tuple[Generator, Tensor | int]]:
+        """Yield the generators from which numbers were drawn, with their states before."""
+        for generator, before in zip(self._generators, self._before, strict=True):
+            if not _equal(before, self._state(generator)):
+                yield generator, before
+
     def report(self, call: Call, calls: Calls, dump: RankDump | None) -> None:
         """Record whether a call drew random numbers; `dump` gets the states that are kept."""
         drawn: dict[str, JsonTree] = {}
-        for generator, before in zip(self._generators, self._before, strict=True):
-            if _equal(before, self._state(generator)):
-                continue
+        for generator, before in self.changed():
             device = str(generator.device)
             drawn[device] = None
             if self._keeps_state and isinstance(before, Tensor) and dump is not None:

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`screened`: most calls are plainly right, and need none of the runs with random errors.
+
+The allowed error of `msprobe.checks.budgets` has a part that these runs measure: the change of each
+element by roundings. Here the size of the element's row (its last dimension) is taken in its place,
+except for operators that compute each element by itself. What that does not explain is judged in
+full. All passes over the elements are PyTorch's, on the device of the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+
+from msprobe.checks.budgets import (
+    RESULT_ROUNDINGS,
+    Budget,
+    budget_of,
+    computing_unit,
+    layout_of,
+    with_direction,
+)
+from msprobe.checks.judging import Judgement, Verdict
+from msprobe.checks.slack import absolute_slack
+from msprobe.checks.verify_call import CallReport, ResultRow
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.operators.operator import Family, Operator
+from msprobe.pytorch.live.live_call import LiveCall
+from msprobe.pytorch.replay.rebuilding import from_torch
+from msprobe.replay.runner import Setting
+
+# Families whose results have an error of the size of the element alone.
+_STRICT: Final = frozenset(
+    (
+        *(Family.MULTIPLYING, Family.PRODUCT, Family.MOVING),
+        *(Family.KINKED, Family.DISCRETE, Family.EXPONENTIAL),
+    )
+)
+
+
+# Families that make one number of many.
+_REDUCING: Final = frozenset((Family.NORMALISING, Family.AVERAGING, Family.ADDITIVE))
+
+
+def screened(call: LiveCall, setting: Setting, units: Mapping[str, float]) -> CallReport | None:
+    """Return the report of a call whose results are plainly right; None for all others.
+
+    Args:
+        call: the call.
+        setting: how its reference is computed.
+        units: unit roundoff by family name, where a setting of the run made it coarser.
+
+    Raises:
+        CannotReplayError: the reference cannot be computed.
+    """
+    references, by = call.results(setting)
+    pairs = [
+        (("output", *place), call.tensors.tensor(form))
+        for place, form in call.outputs()
+        if call.tensors.has_values(form)
+    ]
+    if not pairs or setting.dtype != by:
+        return None
+    types = [normal_dtype(str(one.dtype)) for _, one in pairs]
+    operator, is_gradient = with_direction(call.call.operator, is_gradient=False)
+    unit = max(computing_unit(types), units.get(operator.family, 0.0))
+    operands = list(call.tensors.all()[: -len(pairs)])
+    rows = []
+    for (place, found), dtype in zip(pairs, types, strict=True):
+        reference = references.get(place)
+        if reference is None or reference.shape != found.shape:
+            return None
+        budget = budget_of(
+            operator,
+            dtype,
+            unit=unit,
+            shape=found.shape,
+            operands=[one.shape for one in operands],
+            is_gradient=is_gradient,
+        )
+        own = found.detach().to(reference.device)
+        judgement = _Result(own, reference, budget, call.call.operator, operands).judgement()
+        if judgement is None:
+            return None
+        rows.append(
+            ResultRow(
+                record=call.call.name,
+                slot=".".join(map(str, place)),
+                dtype=dtype,
+                shape=tuple(found.shape),
+                judgement=judgement,
+            )
+        )
+    return CallReport(name=call.call.name, rows=tuple(rows), by=by)
+
+
+class _Result:
+    """One result beside its reference."""
+
+    def __init__(
+        self,
+        found: torch.Tensor,
+        reference: torch.Tensor,
+        budget: Budget,
+        operator: Operator,
+        operands: Sequence[torch.Tensor],
+    ) -> None:
+        self._found, self._reference = found, reference
+        self._budget, self._operands = budget, operands
+        self._called = operator
+        self._operator, _ = with_direction(operator, is_gradient=False)
+
+    def judgement(self) -> Judgement | None:
+        """Return the judgement; None if it is not plainly right."""
+        found, reference, budget = self._found, self._reference, self._budget
+        if torch.equal(found, reference.to(found.dtype)):
+            return Judgement(verdict=Verdict.EXACT, count=found.numel())
+        if not found.dtype.is_floating_point:
+            return None
+        error = found.to(reference.dtype).sub_(reference).abs_()
+        sizes = reference.abs()
+        factor, floor = budget.result_factor, budget.floor
+        if self._operator.family in _STRICT:
+            allowed = sizes.mul_(factor).add_(floor)
+        else:
+            share = budget.step_factor * budget.unit
+            rows = self._row_sizes(sizes).mul_(share).add_(floor)
+            allowed = sizes.mul_(factor + share).add_(rows)
+        judgement = self._within(error, allowed)
+        if judgement is None and (slack := self._slack()) is not None:
+            judgement = self._within(error, allowed.add_(slack, alpha=RESULT_ROUNDINGS))
+        return judgement
+
+    def _within(self, error: torch.Tensor, allowed: torch.Tensor) -> Judgement | None:
+        """Return the judgement of errors that are allowed."""
+        found, reference = self._found.reshape(-1), self._reference.reshape(-1)
+        ratios = (error / allowed).reshape(-1)
+        worst = int(ratios.argmax())
+        ratio = float(ratios[worst])
+        if not ratio <= 1.0:  # NaN, too
+            return None
+        here, expected = float(found[worst]), float(reference[worst])
+        return Judgement(
+            verdict=Verdict.ROUNDING,
+            ratio=ratio,
+            ulps=_ulps(here, expected, self._budget),
+            error=abs(here - expected),
+            index=worst,
+            found=here,
+            expected=expected,
+            allowed=float(allowed.reshape(-1)[worst]),
+            count=found.numel(),
+        )
+
+    def _row_sizes(self, sizes: torch.Tensor) -> torch.Tensor:
+        """Return the size of each element's row, which stands for its condition."""
+        found = _root_mean_square(sizes, -1)
+        if self._operator.family.sums_products and sizes.dim() > 1:
+            columns, whole = (
+                _root_mean_square(sizes, -2),
+                _root_mean_square(sizes.reshape(-1), -1)[0],
+            )
+            both = found * columns / whole.clamp(min=self._budget.floor or 1e-300)
+            found = torch.maximum(torch.maximum(found, columns), both)
+        if "attention" in self._operator.name:
+            # Rows of gradients are differences of sums over all others.
+            found = torch.maximum(found, _root_mean_square(sizes.reshape(-1), -1)[0])
+        first = self._operands[0] if self._operands else sizes
+        if self._operator.family in _REDUCING and first.numel() > sizes.numel():
+            # A mean is as good as the numbers that it is made of.
+            inner = _root_mean_square(first.detach().to(sizes).reshape(-1), -1)[0]
+            found = torch.maximum(found, inner / math.sqrt(self._budget.length))
+        return found.clone()
+
+    def _slack(self) -> torch.Tensor | None:
+        """Return the error that numbers inside of the operator may leave in each element."""
+        floats = [one for one in self._operands if one.dtype.is_floating_point]
+        slack = absolute_slack(
+            self._called,
+            self._budget.unit,
+            [from_torch(one).values() for one in floats],
+            from_torch(self._reference).array,
+            is_gradient=False,
+        )
+        if slack is None:
+            return None
+        made = torch.as_tensor(slack, device=self._reference.device)
+        return made.reshape(self._reference.shape) if made.dim() else made
+
+
+def _root_mean_square(sizes: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the root mean square along a dimension, which stays."""
+    if sizes.dim() == 0:
+        return sizes
+    norm: torch.Tensor = torch.linalg.vector_norm(sizes, dim=dim, keepdim=True)
+    return norm / math.sqrt(max(sizes.shape[dim], 1))
+
+
+def _ulps(found: float, expected: float, budget: Budget) -> float:
+    """Return the error of the element that decided, in units in the last place."""
+    layout = layout_of(budget.dtype)
+    assert layout is not None
+    power = max(math.frexp(expected)[1] - 1 if expected else -1022, layout.min_exponent, -1022)
+    return abs(found - expected) / (math.ldexp(1.0, power) * layout.epsilon)

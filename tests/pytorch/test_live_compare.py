@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`live_compare`: planted faults are named, healthy models are not, the training stays the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from families import FAMILIES, REFERENCES, differences, train
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from builders.recordings import Setting, observed
+from msprobe.errors import UsageError
+from msprobe.pytorch import live_compare
+
+pytestmark = pytest.mark.torch
+
+
+@contextmanager
+def patched(operator: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Replace the kernel of an operator on the CPU."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl(operator, function, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def faults(check: Any) -> list[dict[str, str]]:
+    return [row for row in rows_of(check.table_path) if row["faults"] != "0"]
+
+
+def wrong_mm(a: Tensor, b: Tensor) -> Tensor:
+    out = torch.bmm(a[None], b[None])[0]
+    if a.dtype is torch.float32 and b.shape == (6, 5):
+        out[1, 2] *= 1.001
+    return out
+
+
+class Scorer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight  # the line of the fault
+
+
+def test_a_kernel_that_is_wrong_for_one_shape_is_named_with_module_and_line(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Scorer(4), nn.Linear(4, 6), Scorer(5))
+    x = torch.randn(8, 6)
+    check = live_compare(dump_path=tmp_path)
+    with patched("mm", wrong_mm), check:
+        model(x).sum().backward()
+    (found,) = faults(check)
+    line = Scorer.forward.__code__.co_firstlineno + 1
+    assert found["operator"] == "aten.mm.default"
+    assert (found["direction"], found["module"], found["verdict"]) == ("forward", "2", "wrong")
+    assert found["source"] == f"test_live_compare.py:{line}"
+    assert int(found["element"]) == 7
+    assert "1 suspicious or wrong; first: aten.mm.default (forward of 2, test" in check.summary()
+    summary = json.loads(check.table_path.with_suffix(".json").read_text())
+    assert [one["module"] for one in summary["findings"]] == ["2"]
+    saved = tmp_path / found["saved"]
+    expected = torch.load(next(saved.glob("*.output.bench.0.pt")))
+    wrong = torch.load(next(saved.glob("*.output.device.0.pt")))
+    assert expected.dtype is torch.float64
+    assert (wrong - expected).abs().argmax() == 7
+    given = [torch.load(saved / f"Aten.mm.{found['call'].split('.')[2]}.forward.input.{i}.pt")
+             for i in (0, 1)]  # fmt: skip
+    assert torch.allclose(given[0].double() @ given[1].double(), expected)
+
+
+def test_only_failing_calls_have_tensors(tmp_path: Path) -> None:
+    check = live_compare(dump_path=tmp_path)
+    with check:
+        nn.Linear(4, 4)(torch.randn(2, 4)).sum().backward()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "live_compare_rank0.csv",
+        "live_compare_rank0.json",
+    ]
+
+
+def test_values_below_one_are_judged(tmp_path: Path) -> None:
+    def half_more(x: Tensor) -> Tensor:
+        exact = 1 / (1 + torch.exp(-x))
+        return exact * 1.5 if x.dtype is torch.float32 else exact
+
+    check = live_compare(dump_path=tmp_path)
+    with patched("sigmoid", half_more), check:
+        torch.sigmoid(torch.linspace(-3, 3, 1000) * 0.1)
+    (found,) = faults(check)
+    assert (found["operator"], found["verdict"]) == ("aten.sigmoid.default", "wrong")
+    assert "1.5" in found["remark"]
+
+
+@pytest.mark.parametrize("bias", [-1e-3, 1e-3])
+def test_a_bias_is_judged_in_both_directions(tmp_path: Path, bias: float) -> None:
+    def biased(x: Tensor) -> Tensor:
+        exact = 2 / (1 + torch.exp(-2 * x)) - 1
+        return exact + bias if x.dtype is torch.float32 else exact
+
+    check = live_compare(dump_path=tmp_path)
+    with patched("tanh", biased), check:
+        torch.tanh(torch.randn(500))
+    assert [found["verdict"] for found in faults(check)] == ["wrong"]
+
+
+def test_a_fault_in_backward_is_named_by_the_place_of_the_forward_call(tmp_path: Path) -> None:
+    def wrong(grad: Tensor, out: Tensor) -> Tensor:
+        exact = grad * (1 - out * out)
+        return -exact if grad.dtype is torch.float32 else exact
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    check = live_compare(dump_path=tmp_path)
+    with patched("tanh_backward", wrong), check:
+        model(torch.randn(3, 4)).sum().backward()
+    found = faults(check)[0]
+    assert found["operator"] == "aten.tanh_backward.default"
+    assert (found["direction"], found["module"]) == ("backward", "1")
+    assert found["source"].startswith("test_live_compare.py:")
+
+
+def test_an_in_place_operator_is_judged_by_its_inputs_before(tmp_path: Path) -> None:
+    def wrong(x: Tensor, other: Tensor, alpha: float = 1) -> Tensor:
+        return x.copy_(torch.sub(x, other, alpha=-alpha) * (2 if x.dtype is torch.float32 else 1))
+
+    x = torch.randn(5)
+    check = live_compare(dump_path=tmp_path)
+    with check:
+        x.mul_(3).add_(x).clamp_(0)
+    assert faults(check) == []
+    with patched("add_.Tensor", wrong), check:
+        x.add_(torch.ones(5))
+    assert [found["operator"] for found in faults(check)] == ["aten.add_.Tensor"]
+
+
+def test_a_registered_reference_judges_a_custom_operator(tmp_path: Path) -> None:
+    from msprobe import golden
+
+    @torch.library.custom_op("live_tests::scale", mutates_args=())
+    def scale(x: Tensor, factor: float) -> Tensor:
+        return x * factor * 1.01
+
+    @golden("torch.ops.live_tests.scale")
+    def exact(x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    check = live_compare(dump_path=tmp_path)
+    with check:
+        scale(torch.randn(10), 2.0)
+    (found,) = faults(check)
+    assert found["operator"] == "live_tests.scale.default"
+
+
+def test_samples_filters_and_caps(tmp_path: Path) -> None:
+    def judged(**options: Any) -> tuple[int, Mapping[str, int]]:
+        check = live_compare(dump_path=tmp_path, **options)
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        with check:
+            for _ in range(10):
+                model(torch.randn(2, 4))
+        return check.results.judged, check.results.left_out
+
+    assert judged()[0] == 30
+    assert judged(every_n=10)[0] == 3
+    assert judged(max_calls=2)[0] == 4
+    assert judged(operators=["addmm"])[0] == 20
+    assert judged(modules=["2"])[0] == 10
+    assert judged(device="cuda")[0] == 0
+    assert judged(max_bytes=100)[1]["above the memory cap"] == 30
+    with pytest.raises(UsageError, match="cpu-float64"):
+        live_compare("float64")
+    with pytest.raises(UsageError, match="list of patterns"):
+        live_compare(operators="mm")
+
+
+def test_operators_are_left_out_by_their_schema(tmp_path: Path) -> None:
+    check = live_compare(dump_path=tmp_path)
+    with check:
+        x = torch.randn(4, 4)
+        torch.rand_like(x), torch.empty_like(x), x.t(), x.sum().item()
+        F.dropout(x, 0.5)
+    names = {row["operator"] for row in rows_of(check.table_path)}
+    assert names == {"aten.sum.default", "aten.div_.Scalar", "aten.mul.Tensor"}
+    assert check.results.left_out["drew random numbers"] >= 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_healthy_training_has_no_finding_and_keeps_its_bits(family: str, tmp_path: Path) -> None:
+    expected = train(REFERENCES[family](7), 2)
+    case = FAMILIES[family](7)
+    check = live_compare(dump_path=tmp_path, every_n=3)
+    with check:
+        found = train(case, 2)
+    assert check.results.judged >= 15
+    assert check.results.left_out.get("an error of msprobe", 0) == 0
+    assert faults(check) == []
+    assert differences(expected, found) == []
+
+
+def training(check: Any, *, autocast: bool) -> list[Tensor]:
+    torch.manual_seed(3)
+    inner = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Dropout(0.3))
+    model = nn.Sequential(nn.LayerNorm(8), inner, nn.Linear(16, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        x = torch.randn(6, 8)
+        with check, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            hidden = checkpoint(inner, model[0](x), use_reentrant=False)
+            model[2](hidden).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*model.parameters(), torch.get_rng_state(), torch.randn(3)]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_dropout_checkpoints_and_autocast_keep_their_bits(tmp_path: Path, autocast: bool) -> None:
+    expected = training(nullcontext(), autocast=autocast)
+    check = live_compare(dump_path=tmp_path)
+    found = training(check, autocast=autocast)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert check.results.judged > 60
+    assert faults(check) == []
+
+
+def test_beside_a_debugger_both_do_their_work(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    check = live_compare(dump_path=tmp_path / "live")
+    with observed(tmp_path / "dump", Setting("L1", "statistics")) as run:
+        for context in (nullcontext(), check):
+            with run.step_of(model), context:
+                model(torch.ones(2, 4)).sum().backward()
+    assert check.results.judged > 3
+    assert check.results.left_out.get("an error of msprobe", 0) == 0
+    assert list(run.records(0)) == list(run.records(1))
+
+
+def test_an_error_in_the_training_passes_and_the_table_is_written(tmp_path: Path) -> None:
+    check = live_compare(dump_path=tmp_path)
+
+    def step() -> None:
+        with check:
+            torch.randn(2, 3) @ torch.randn(3, 2)
+            torch.randn(2, 3) @ torch.randn(2, 3)
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        step()
+    assert [row["operator"] for row in rows_of(check.table_path)] == ["aten.mm.default"]
