@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from builders.recordings import Setting, observed
 from msprobe.errors import UsageError
-from msprobe.pytorch import live_compare
+from msprobe.pytorch import PtdbgDispatch, live_compare
 
 pytestmark = pytest.mark.torch
 
@@ -265,3 +265,77 @@ def test_an_error_in_the_training_passes_and_the_table_is_written(tmp_path: Path
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         step()
     assert [row["operator"] for row in rows_of(check.table_path)] == ["aten.mm.default"]
+
+
+def half(x: Tensor) -> Tensor:
+    exact = 1 / (1 + torch.exp(-x))
+    return exact * 0.5 if x.dtype is torch.float32 else exact
+
+
+def dispatched(folder: Path, **options: Any) -> tuple[PtdbgDispatch, list[dict[str, str]]]:
+    """Run a small model with a wrong sigmoid; return the object and the rows of results."""
+    found = PtdbgDispatch(dump_path=str(folder), **options)
+    with patched("sigmoid", half), found:
+        nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())(torch.randn(2, 4)).sum().backward()
+    return found, rows_of(next(found.folder.glob("accuracy_checking_result_*.csv")))
+
+
+def test_the_documented_dispatch_writes_its_files(tmp_path: Path) -> None:
+    from msprobe.pytorch.online_dispatch import PtdbgDispatch as Documented
+
+    assert Documented is PtdbgDispatch
+    found, results = dispatched(tmp_path, dump_mode="auto", tag="first", process_num=2)
+    assert found.folder.name.startswith("atat_first_rank0_2")
+    assert list(results[0]) == [
+        *("API name", "Forward Test Success", "Backward Test Success", "Message"),
+    ]
+    by_name = {row["API name"]: row for row in results}
+    assert by_name["addmm_0"]["Forward Test Success"] == "TRUE"
+    assert by_name["sigmoid_0"]["Forward Test Success"] == "FALSE"
+    assert "0.5" in by_name["sigmoid_0"]["Message"]
+    assert by_name["sigmoid_backward_0"]["Backward Test Success"] == "TRUE"
+    (sigmoid,) = [
+        row
+        for row in rows_of(next(found.folder.glob("accuracy_checking_details_*.csv")))
+        if row["Npu Name"].startswith("sigmoid_0")
+    ]
+    assert list(sigmoid) == [
+        *("Npu Name", "Bench Dtype", "NPU Dtype", "Shape", "error_balance", "max_abs_diff"),
+        *("max_abs_idx", "max_rel_diff", "max_rel_idx", "eb_thd", "error_thd", "Status", "Message"),
+    ]
+    assert sigmoid["Bench Dtype"] == "torch.float64"
+    assert float(sigmoid["max_rel_diff"]) == pytest.approx(0.5, abs=1e-6)
+    assert float(sigmoid["error_balance"]) < -0.1
+    assert sigmoid["Status"] == "FALSE"
+    assert sorted(
+        path.relative_to(found.folder).as_posix() for path in found.folder.rglob("*.npy")
+    ) == [
+        *("cpu/sigmoid_0_input.npy", "cpu/sigmoid_0_output.npy"),
+        *("npu/sigmoid_0_input.npy", "npu/sigmoid_0_output.npy"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "saved"),
+    [
+        ({}, set()),
+        ({"dump_mode": "list", "api_list": ["aten.addmm"]}, {"addmm_0"}),
+        ({"dump_mode": "all"}, {"addmm_0", "sigmoid_0", "sigmoid_backward_0"}),
+    ],
+)
+def test_the_dump_mode_says_whose_tensors_are_saved(
+    tmp_path: Path, options: dict[str, Any], saved: set[str]
+) -> None:
+    found, _ = dispatched(tmp_path, **options)
+    names = {path.name.partition("_input")[0] for path in found.folder.rglob("npu/*_input*.npy")}
+    assert names >= saved
+    assert saved or not names
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dump_mode": "some"}, {"dump_mode": "list"}, {"api_list": "add"}, {"process_num": -1}],
+)
+def test_wrong_arguments_of_the_dispatch_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="PtdbgDispatch"):
+        PtdbgDispatch(**options)

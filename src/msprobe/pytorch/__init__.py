@@ -11,12 +11,14 @@ from __future__ import annotations
 from msprobe.pytorch.comparing import compare, compare_distributed
 from msprobe.pytorch.debugger import PrecisionDebugger
 from msprobe.pytorch.live.live_compare import live_compare
+from msprobe.pytorch.live.ptdbg_dispatch import PtdbgDispatch
 from msprobe.pytorch.monitoring.trainer_mon import TrainerMon
 from msprobe.pytorch.single_module import module_dump, module_dump_end
 from msprobe.pytorch.training.seed import seed_all
 
 __all__ = [
     "PrecisionDebugger",
+    "PtdbgDispatch",
     "TrainerMon",
     "compare",
     "compare_distributed",

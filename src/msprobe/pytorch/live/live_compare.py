@@ -18,7 +18,13 @@ import torch
 from msprobe.checks.accuracy_call import save_tensors
 from msprobe.checks.judging import Verdict
 from msprobe.checks.live_results import JudgedCall, LiveResults
-from msprobe.checks.verify_call import CallReport, ResultRow, VerifyOptions, verify_prepared
+from msprobe.checks.verify_call import (
+    CallReport,
+    ResultRow,
+    Seen,
+    VerifyOptions,
+    verify_prepared,
+)
 from msprobe.dump.layout import safe_file_name
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.errors import MsprobeError, ReportWriteError, UsageError
@@ -134,7 +140,7 @@ class LiveCompare:
             raise UsageError("live_compare: the context is entered already")
         ensure_handler()
         self._is_on = True
-        self._undo.enter_context(_eager())
+        self._undo.enter_context(run_eagerly())
         self._undo.enter_context(self._mode)
         return self
 
@@ -155,7 +161,7 @@ class LiveCompare:
     @property
     def table_path(self) -> Path:
         """The table of this rank."""
-        return self.folder / f"live_compare_rank{_rank()}.csv"
+        return self.folder / f"live_compare_rank{this_rank()}.csv"
 
     def summary(self) -> str:
         """Return the answer in plain text: one sentence, then the worst places."""
@@ -180,14 +186,7 @@ class LiveCompare:
             if row.judgement.verdict in (Verdict.SUSPICIOUS, Verdict.WRONG):
                 seen[f"{row.record}.{row.slot}"] = (found, reference)
 
-        units = _units(call)
-        options = VerifyOptions(units=units, reference=self._setting)
-        try:
-            report = screened(call, self._setting, units) or verify_prepared(
-                call.call, call, call.tensors, options, keep
-            )
-        except CannotReplayError as exc:
-            report = CallReport(name=call.call.name, reason=exc.reason, detail=exc.detail)
+        report = call_report(call, self._setting, keep)
         judged = JudgedCall(
             operator=facts.overload,
             is_backward=place.is_backward,
@@ -200,7 +199,7 @@ class LiveCompare:
         if not new:
             return
         name = safe_file_name(call.call.name.removesuffix(".forward"))
-        saved = Path(f"rank{_rank()}") / f"step{judged.step}" / name
+        saved = Path(f"rank{this_rank()}") / f"step{judged.step}" / name
         if self._saves and self._save(self.folder / saved, call, seen):
             for row in new:
                 row.saved = str(saved)
@@ -217,7 +216,24 @@ class LiveCompare:
         return True
 
 
-def _eager() -> ExitStack:
+def call_report(call: LiveCall, setting: Setting, seen: Seen | None = None) -> CallReport:
+    """Return the judgements of a call.
+
+    Args:
+        call: the call.
+        setting: how its reference is computed.
+        seen: is given each row that was judged in full, with the tensor and its reference.
+    """
+    units = _units(call)
+    options = VerifyOptions(units=units, reference=setting)
+    try:
+        found = screened(call, setting, units)
+        return found or verify_prepared(call.call, call, call.tensors, options, seen)
+    except CannotReplayError as exc:
+        return CallReport(name=call.call.name, reason=exc.reason, detail=exc.detail)
+
+
+def run_eagerly() -> ExitStack:
     """Return a context in which compiled code runs eagerly: fused kernels have no operators."""
     found = ExitStack()
     if "torch._dynamo" in sys.modules:
@@ -239,7 +255,8 @@ def _units(call: LiveCall) -> Mapping[str, float]:
     return units
 
 
-def _rank() -> int:
+def this_rank() -> int:
+    """Return the rank of this process, 0 without a process group."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank()
