@@ -335,3 +335,79 @@ def test_inputs_kept_for_the_backward_stage_are_bounded(tmp_path: Path) -> None:
     cost = summary(tmp_path)["cost"]
     assert cost["calls_left_out"]["inputs beyond max_bytes would be kept"] >= 4
     assert cost["calls_perturbed"] == 4
+
+
+# -- fix -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["high_precision", "cpu_reference"])
+def test_fix_goes_on_with_the_better_result_and_its_graph(mode: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 7, requires_grad=True)
+    right = torch.softmax(x, -1)
+    with perturbing(tmp_path, mode, handler_type="fix") as run, run.step_of():
+        fixed = softmax_of_seven(x)
+        exact = torch.exp(x)
+    torch.testing.assert_close(fixed, right)
+    assert (fixed.dtype, fixed.device) == (x.dtype, x.device)
+    exact.sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().exp())
+    found = summary(tmp_path)
+    assert (found["handler"], found["cost"]["results_replaced"]) == ("fix", 2)
+
+
+@pytest.mark.parametrize("mode", ["high_precision", "cpu_reference"])
+def test_fix_of_the_backward_stage_goes_on_with_the_better_gradient(
+    mode: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, requires_grad=True)
+    fixing = perturbing(tmp_path, mode, handler_type="fix", fuzz_stage="backward")
+    with fixing as run, run.step_of():
+        result = square(x)
+        assert torch.equal(result, x * x)
+        result.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+
+
+def test_a_fixed_training_learns(tmp_path: Path) -> None:
+    with perturbing(tmp_path, "high_precision", handler_type="fix") as run:
+        train(FAMILIES["half_precision"](7), STEPS, run.around)
+        train(FAMILIES["conv_bn_inplace"](7), STEPS, run.around)
+    assert summary(tmp_path)["cost"]["results_replaced"] > 10
+
+
+# -- preheat ---------------------------------------------------------------------------------------
+
+
+def test_preheat_learns_what_sound_calls_amplify(tmp_path: Path) -> None:
+    x = 10 + 1e-2 * torch.rand(60)
+
+    def findings(name: str, **keys: Any) -> list[tuple[int, str]]:
+        with perturbing(tmp_path / name, "ulp_noise", **keys) as run:
+            for step in range(4):
+                with run.step_of():
+                    for _ in range(5):
+                        torch.exp(100 * torch.ones(3) - 10 * x[:3])
+                    x - 10
+                    if step == 3:
+                        x - 9.9999
+        return [(int(row["step"]), row["api_name"]) for row in rows(tmp_path / name)]
+
+    name = "Tensor.__sub__"
+    assert {one for _, one in findings("plain") if name in one} == {
+        f"{name}.{number}.forward" for number in (5, 6)
+    }
+    learned = findings("learned", if_preheat="true", preheat_step=3, max_sample=5)
+    assert learned == []
+    cost = summary(tmp_path / "learned")["cost"]
+    assert cost["calls_learned_from"] > 0
+
+
+def test_a_call_that_differs_from_its_reference_teaches_nothing(tmp_path: Path) -> None:
+    x = torch.randn(3, 7)
+    with perturbing(tmp_path, "ulp_noise", if_preheat=True, preheat_step=2) as run:
+        for _ in range(2):
+            with run.step_of():
+                softmax_of_seven(x)
+    assert summary(tmp_path)["cost"]["calls_learned_from"] == 0

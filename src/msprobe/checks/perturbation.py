@@ -195,3 +195,15 @@ def judged_reference(change: Change, judgement: Judgement | None, mode: Perturba
         severity=severity,
         detail=detail,
     )
+
+
+def judged_replacement(change: Change) -> Judged:
+    """Return how a result differs from the one that took its place."""
+    unit = epsilon_of(change.dtype) / 2
+    return Judged(
+        change=change,
+        input_change=unit,
+        amplification=change.relative / unit,
+        severity=Severity.NONE,
+        detail="replaced",
+    )

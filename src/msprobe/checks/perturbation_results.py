@@ -87,6 +87,7 @@ class PerturbationResults:
         skipped: calls of the run that were not perturbed, by reason.
         examined: calls that were.
         fixed: results that were replaced.
+        learned_from: calls of the steps that learn.
         spent_s: seconds of the training that went into it.
         worst: the worst result of each call, over all steps.
         counts: findings by severity.
@@ -103,6 +104,7 @@ class PerturbationResults:
         self.skipped: Counter[str] = Counter()
         self.examined = 0
         self.fixed = 0
+        self.learned_from = 0
         self.spent_s = 0.0
         self.worst: dict[str, PerturbedCall] = {}
         self.counts: Counter[Severity] = Counter()
@@ -140,7 +142,9 @@ class PerturbationResults:
             self._written = len(self._rows)
             table = Table(columns=COLUMNS, count=len(self._rows), rows=self._table_rows)
             write_csv(table, self._folder / CSV_FILE, warns=False)
-        write_report(self._folder / JSON_FILE, strict_json(self.as_json()), warns=False)
+        write_report(
+            self._folder / JSON_FILE, strict_json(self.as_json(), indent=None), warns=False
+        )
 
     def _table_rows(self) -> Iterator[TableRow]:
         for call in self._rows:
@@ -174,6 +178,7 @@ class PerturbationResults:
                 "spent_s": round(self.spent_s, 6),
                 "calls_perturbed": self.examined,
                 "calls_left_out": dict(self.skipped),
+                "calls_learned_from": self.learned_from,
                 "results_replaced": self.fixed,
             },
             "findings": {one.value: self.counts[one] for one in list(Severity)[:0:-1]},
@@ -187,6 +192,8 @@ class PerturbationResults:
         run = self._run
         found = [f"{self.counts[one]} {one}" for one in list(Severity)[:0:-1] if self.counts[one]]
         text = f"{run.mode}, {run.stage}: {self.examined} calls perturbed"
+        if self.learned_from:
+            text += f", {self.learned_from} learned from"
         if self.fixed:
             text += f", {self.fixed} results replaced"
         yield f"{text}; findings: {', '.join(found) or 'none'}; {self.spent_s:.1f} s spent"

@@ -200,6 +200,9 @@ def _free_benchmark(
     if preheats and (keys.handler_type is Handler.FIX or keys.fuzz_stage is Stage.BACKWARD):
         rule = 'false, or true with handler_type "check" and fuzz_stage "forward"'
         raise ConfigError(f"{section}.if_preheat", keys.if_preheat, rule, source=source)
+    if preheats and word.perturbation in (*replacing, Perturbation.RERUN):
+        warnings.append(f'"{section}.if_preheat" has no effect with "{word}", which learns nothing')
+        preheats = False
     return FreeBenchmarkSection(
         scope=scope,
         name_filters=names,

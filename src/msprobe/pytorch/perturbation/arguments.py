@@ -20,8 +20,9 @@ from msprobe.pytorch.values.tensor_search import tensors_in
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _COMPLEX: Final = frozenset({torch.complex64, torch.complex128})
-_ARGS: Final = ("args",)
-_KWARGS: Final = ("kwargs",)
+RANDOM: Final = "random numbers, which other types and devices draw otherwise"
+ARGS: Final = ("args",)
+KWARGS: Final = ("kwargs",)
 # Functions that choose another kernel where gradients are needed.
 _CHOOSE_KERNELS: Final = (Family.ATTENTION, Family.COMPOSITE, Family.OTHER)
 Function = Callable[..., Any]
@@ -44,14 +45,14 @@ def is_float(tensor: Tensor) -> bool:
 class CallCopy:
     """A function and its arguments, as the call receives them.
 
-    Arguments that the call may write are copied, the others are shared with the program.
+    Arguments that the call may write are copied, otherwise they are shared with the program.
 
     Attributes:
         function: the function.
         operator: facts about it.
         args: positional arguments.
         kwargs: keyword arguments.
-        writes: whether the function may write its arguments.
+        writes: whether the function is known to write some of its arguments.
         size_bytes: of the tensors among them.
         needs_grad: whether gradients may flow to its arguments.
         drew_random: whether the program's run drew random numbers, if that was noted.
@@ -65,6 +66,7 @@ class CallCopy:
         kwargs: Mapping[str, Any],
         *,
         writes: bool,
+        copies: bool,
         with_grad: bool,
         max_bytes: int | None = None,
     ) -> None:
@@ -75,7 +77,8 @@ class CallCopy:
             operator: facts about it.
             args: positional arguments.
             kwargs: keyword arguments.
-            writes: whether it may write its arguments.
+            writes: whether it is known to write some of its arguments.
+            copies: whether it may write or keep them.
             with_grad: whether the program calls it with gradients on.
             max_bytes: of all tensors among them; None for no limit.
 
@@ -95,15 +98,17 @@ class CallCopy:
         self.function = function
         self.operator = operator
         self.writes = writes
+        self._copies = writes or copies
         self.drew_random = False
         self._random = RandomReplay(args, kwargs)
         self._autocast = _autocast_of(tensors)
         self._needing: set[PartPath] = set()
-        self.args: list[Any] = converted(list(args), self._taken, _ARGS)
-        self.kwargs: dict[str, Any] = converted(dict(kwargs), self._taken, _KWARGS)
+        self._fixed: set[PartPath] = set()
+        self.args: list[Any] = converted(list(args), self._taken, ARGS)
+        self.kwargs: dict[str, Any] = converted(dict(kwargs), self._taken, KWARGS)
         # Without their places in the graph, which a hook in the graph must not hold.
         self._tensors = _tensors_of(self.args, self.kwargs)
-        self._versions = [] if writes else list(map(_version, self._tensors))
+        self._versions = [] if self._copies else list(map(_version, self._tensors))
 
     @property
     def autocast_types(self) -> list[torch.dtype]:
@@ -128,12 +133,18 @@ class CallCopy:
         """The floating-point and complex tensors among the arguments."""
         return [one for one in self._tensors if is_float(one)]
 
+    @property
+    def parameters(self) -> set[PartPath]:
+        """Where parameters of a model are among the arguments; empty without other floats."""
+        return self._fixed if len(self._fixed) < len(self.floats) else set()
+
     def run(
         self,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
         plain: bool = False,
+        same_kernel: bool = False,
         leaves: list[Tensor] | None = None,
     ) -> Any:
         """Return the function's result for other arguments, with the call's random numbers.
@@ -142,33 +153,41 @@ class CallCopy:
             args: positional arguments; those that the function writes are copies.
             kwargs: keyword arguments.
             plain: whether to leave the program's autocast.
+            same_kernel: whether it must take the kernel that the program's run took.
             leaves: gets the leaves that gradients are wanted of; None for no gradients.
 
         Raises:
             SkippedError: the function fails, perhaps for lack of memory.
         """
         with_graph = leaves is not None or (
-            self.needs_grad and not plain and self.operator.family in _CHOOSE_KERNELS
+            self.needs_grad and same_kernel and self.operator.family in _CHOOSE_KERNELS
         )
         try:
             with self._random.again(), self._casting(plain), _graph(is_on=with_graph):
                 if with_graph:
                     take = partial(self._leaf, [] if leaves is None else leaves)
                     args, kwargs = (
-                        converted(list(args), take, _ARGS),
-                        converted(dict(kwargs), take, _KWARGS),
+                        converted(list(args), take, ARGS),
+                        converted(dict(kwargs), take, KWARGS),
                     )
                 result = self.function(*args, **kwargs)
         except Exception as exc:
             raise SkippedError(f"cannot be run again: {type(exc).__name__}") from exc
         return args[0] if result is None and args else result
 
+    def run_as_given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the function's result in plain precision, connected to the arguments' graph."""
+        with self._random.again(), self._casting(plain=True):
+            return self.function(*args, **kwargs)
+
     def _taken(self, value: Any, place: PartPath) -> Any:
         if not isinstance(value, Tensor):
             return value
         if value.requires_grad:
             self._needing.add(place)
-        return value.detach().clone() if self.writes else value.detach()
+        if isinstance(value, torch.nn.Parameter):
+            self._fixed.add(place)
+        return value.detach().clone() if self._copies else value.detach()
 
     def _leaf(self, leaves: list[Tensor], value: Any, place: PartPath) -> Any:
         """Return an argument that requires a gradient if it does so in the program."""
@@ -177,11 +196,11 @@ class CallCopy:
         leaf = value.detach().requires_grad_()
         leaves.append(leaf)
         # An in-place function must not write into a leaf.
-        return leaf.clone() if self.writes else leaf
+        return leaf.clone() if self._copies else leaf
 
     def again(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments for one more run; the function may write into them."""
-        if not self.writes:
+        if not self._copies:
             return self.args, self.kwargs
         return converted(self.args, _copied), converted(self.kwargs, _copied)
 

@@ -17,9 +17,9 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from msprobe.checks.perturbation import Judged
 from msprobe.config import Perturbation
-from msprobe.pytorch.perturbation.arguments import CallCopy, SkippedError
-from msprobe.pytorch.perturbation.examination import REFERENCES, disturbed, judged
-from msprobe.pytorch.perturbation.modes import Trial, trial_of
+from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, SkippedError
+from msprobe.pytorch.perturbation.examination import disturbed, judged
+from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, trial_of
 from msprobe.pytorch.replay.noise import NoiseMode
 from msprobe.pytorch.values.tensor_search import output_slots
 from msprobe.replay.runner import Noise
@@ -59,7 +59,7 @@ def examine_gradients(call: CallCopy, incoming: Gradients, mode: Perturbation) -
     if mode is Perturbation.PERMUTE:
         raise SkippedError("inputs in another order have gradients in another order")
     if mode in REFERENCES and call.drew_random:
-        raise SkippedError("random numbers, which other types and devices draw otherwise")
+        raise SkippedError(RANDOM)
     args, kwargs = call.again()
     found = gradients_of(call, Trial(args, kwargs), incoming)
     trial = trial_of(call, mode)

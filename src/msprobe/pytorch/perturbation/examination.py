@@ -22,7 +22,7 @@ from msprobe.checks.perturbation import (
 from msprobe.config import Perturbation
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.operators.operator import Family
-from msprobe.pytorch.perturbation.arguments import CallCopy, SkippedError, is_float
+from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, SkippedError, is_float
 from msprobe.pytorch.perturbation.changes import (
     bit_changes,
     change_of,
@@ -31,7 +31,7 @@ from msprobe.pytorch.perturbation.changes import (
     paired,
     rms,
 )
-from msprobe.pytorch.perturbation.modes import Trial, trial_of
+from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, trial_of
 from msprobe.pytorch.replay.noise import NoiseMode
 from msprobe.pytorch.replay.rebuilding import converted, from_torch
 from msprobe.replay.runner import Noise
@@ -42,8 +42,6 @@ _SMALL: Final = 4.0
 # Of differences and averages: a result so many roundings large is none of their digits.
 _CANCELLED: Final = 32.0
 _CANCELLING: Final = (Family.ADDITIVE, Family.AVERAGING, Family.NORMALISING, Family.OTHER)
-REFERENCES: Final = (Perturbation.HIGH_PRECISION, Perturbation.CPU_REFERENCE)
-"""Perturbations whose result is better than that of the call."""
 
 Learned = Callable[[str], float]
 """Returns the amplification that sound runs of the API had in a type."""
@@ -65,9 +63,15 @@ def examine(
     """
     call.check_unchanged()
     if mode in REFERENCES and call.drew_random:
-        raise SkippedError("random numbers, which other types and devices draw otherwise")
+        raise SkippedError(RANDOM)
     trial = trial_of(call, mode)
-    changed = trial.restored(call.run(trial.args, trial.kwargs, plain=trial.plain))
+    again = call.run(
+        trial.args,
+        trial.kwargs,
+        plain=trial.plain,
+        same_kernel=mode in (Perturbation.RERUN, Perturbation.PERMUTE),
+    )
+    changed = trial.restored(again)
     yield from judged(call, trial, mode, result, changed, learned)
 
 

@@ -13,18 +13,24 @@ import torch
 from torch import Tensor
 
 from msprobe.config import Perturbation
-from msprobe.operators.operator import Family
-from msprobe.pytorch.perturbation.arguments import CallCopy, SkippedError, is_float
+from msprobe.dump.values import PartPath
+from msprobe.operators.operator import Family, Importance, Operator
+from msprobe.pytorch.perturbation.arguments import ARGS, KWARGS, CallCopy, SkippedError, is_float
 from msprobe.pytorch.perturbation.changes import epsilon
-from msprobe.pytorch.perturbation.reordering import reordered
+from msprobe.pytorch.perturbation.reordering import Arguments, reordered
+from msprobe.pytorch.perturbation.scratch import scratch
 from msprobe.pytorch.replay.rebuilding import converted
 
 # Of a quarter of a type's digits: far above its roundings, far below its numbers.
 _RELATIVE_SHARE: Final = 0.75
+REFERENCES: Final = (Perturbation.HIGH_PRECISION, Perturbation.CPU_REFERENCE)
+"""Perturbations whose result is better than that of the call."""
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _COMPLEX: Final = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _PARTS: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-_PERIOD: Final = 1 << 18
+# Elements that stay in the processor's cache; not a power of two, or rows of a tensor would get
+# the same noise.
+_PERIOD: Final = 15_991
 # Families whose results hold elements of their inputs, or choose among results.
 _NOT_SMOOTH: Final = (Family.MOVING, Family.DISCRETE)
 
@@ -55,6 +61,18 @@ class Trial:
     restored: Callable[[Any], Any] = unchanged
 
 
+def why_left_out(operator: Operator, mode: Perturbation) -> str | None:
+    """Return why calls of an operator are not perturbed; None if they are."""
+    if operator.reads_shape_only or operator.allocates:
+        return "makes a tensor, and reads none"
+    if operator.family is Family.MOVING and operator.importance is Importance.LOW:
+        return "only moves elements"
+    has_noise = mode is not Perturbation.RERUN and mode not in REFERENCES
+    if has_noise and operator.family in _NOT_SMOOTH:
+        return "results do not depend smoothly on inputs"
+    return None
+
+
 def trial_of(call: CallCopy, mode: Perturbation) -> Trial:
     """Return the call, changed.
 
@@ -67,10 +85,8 @@ def trial_of(call: CallCopy, mode: Perturbation) -> Trial:
     floats = call.floats
     if not floats:
         raise SkippedError("no floating-point inputs")
-    if mode in (Perturbation.HIGH_PRECISION, Perturbation.CPU_REFERENCE):
+    if mode in REFERENCES:
         return _raised(call, mode)
-    if call.operator.family in _NOT_SMOOTH:
-        raise SkippedError("results do not depend smoothly on inputs")
     unit = max(epsilon(one.dtype) for one in floats) / 2
     args, kwargs = call.again()
     if mode is Perturbation.PERMUTE:
@@ -80,11 +96,11 @@ def trial_of(call: CallCopy, mode: Perturbation) -> Trial:
         changed, restored = found
         return Trial(changed[0], changed[1], unit, unit, restored=restored)
     if mode is Perturbation.ULP_NOISE:
-        noise = Noise(lambda eps: eps / 2)
-        return Trial(noise.on(args), noise.on(kwargs), unit, unit)
+        noise = Noise(call, lambda eps: eps / 2)
+        return Trial(*noise.on(args, kwargs), unit, unit)
     size = (2 * unit) ** _RELATIVE_SHARE
-    noise = Noise(lambda eps: eps**_RELATIVE_SHARE)
-    return Trial(noise.on(args), noise.on(kwargs), size * math.sqrt(0.5), unit)
+    noise = Noise(call, lambda eps: eps**_RELATIVE_SHARE)
+    return Trial(*noise.on(args, kwargs), size * math.sqrt(0.5), unit)
 
 
 class Noise:
@@ -94,20 +110,27 @@ class Noise:
     above. The same elements move in each run, and equal arguments stay equal.
     """
 
-    def __init__(self, size: Callable[[float], float]) -> None:
-        """Move elements by `size` of the epsilon of their type, in parts of themselves.
+    def __init__(self, call: CallCopy, size: Callable[[float], float]) -> None:
+        """Move elements of a call's inputs.
 
-        Half of epsilon moves them to the next number of their type.
+        Args:
+            call: the call. Parameters of a model have no noise of earlier calls, and stay, unless
+                there are no other inputs.
+            size: returns by how much, in parts of an element, for the epsilon of its type; half of
+                that moves it to the next number.
         """
         self._size = size
+        self._spared = call.parameters
         self._known: dict[Any, Tensor] = {}
 
-    def on(self, value: Any) -> Any:
-        """Return nested arguments with their floating-point tensors changed."""
-        return converted(value, self._moved)
+    def on(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        """Return the arguments with their floating-point tensors changed."""
+        return converted(args, self._moved, ARGS), converted(kwargs, self._moved, KWARGS)
 
-    def _moved(self, value: Any, _place: Any) -> Any:
+    def _moved(self, value: Any, place: PartPath) -> Any:
         if not isinstance(value, Tensor) or not is_float(value) or not value.numel():
+            return value
+        if place in self._spared:
             return value
         key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
         known = self._known.get(key)
@@ -119,16 +142,14 @@ class Noise:
         dtype = _PARTS.get(value.dtype, value.dtype)
         factors = _factors(dtype, value.device, self._size(epsilon(dtype)))
         count = value.numel()
+        result = scratch(len(self._known), value)
         if count <= _PERIOD:
-            return value * factors[:count].view(value.shape)
-        if not value.is_contiguous():
-            repeated = factors.repeat(-(-count // _PERIOD))[:count]
-            return value * repeated.view(value.shape)
-        result = torch.empty_like(value)
-        source, target = value.view(-1), result.view(-1)
-        for start in range(0, count, _PERIOD):
-            part = slice(start, min(start + _PERIOD, count))
-            torch.mul(source[part], factors[: part.stop - start], out=target[part])
+            return torch.mul(value, factors[:count].view(value.shape), out=result)
+        source, target = value.reshape(-1), result.view(-1)
+        rest = count % _PERIOD
+        rows = slice(0, count - rest)
+        torch.mul(source[rows].view(-1, _PERIOD), factors, out=target[rows].view(-1, _PERIOD))
+        torch.mul(source[count - rest :], factors[:rest], out=target[count - rest :])
         return result
 
 
@@ -152,16 +173,23 @@ def _raised(call: CallCopy, mode: Perturbation) -> Trial:
     Raises:
         SkippedError: there is none.
     """
-    types = {one.dtype for one in call.floats}
-    if mode is Perturbation.CPU_REFERENCE:
-        to, device = torch.float64, torch.device("cpu")
-    else:
-        to, device = (torch.float32 if types & set(_HALVES) else torch.float64), None
-        if types <= {torch.float64, torch.complex128}:
-            raise SkippedError("already in float64")
-    raise_ = Raise(to, device)
+    wider = Raise(*raised_to(call, mode))
     args, kwargs = call.again()
-    return Trial(converted(args, raise_), converted(kwargs, raise_), plain=True)
+    return Trial(converted(args, wider), converted(kwargs, wider), plain=True)
+
+
+def raised_to(call: CallCopy, mode: Perturbation) -> tuple[torch.dtype, torch.device | None]:
+    """Return type and device of a call in higher precision; None for its own device.
+
+    Raises:
+        SkippedError: there is none.
+    """
+    if mode is Perturbation.CPU_REFERENCE:
+        return torch.float64, torch.device("cpu")
+    types = {one.dtype for one in call.floats}
+    if types <= {torch.float64, torch.complex128}:
+        raise SkippedError("already in float64")
+    return (torch.float32 if types & set(_HALVES) else torch.float64), None
 
 
 class Raise:

@@ -10,33 +10,40 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
-from msprobe.checks.perturbation import Judged
+from msprobe.checks.perturbation import Judged, Severity, judged_replacement
+from msprobe.checks.perturbation_preheat import Preheating
 from msprobe.checks.perturbation_results import (
     PerturbationResults,
     PerturbationRun,
     PerturbedCall,
 )
-from msprobe.config import FreeBenchmarkSection, Stage
+from msprobe.config import FreeBenchmarkSection, Handler, Stage
+from msprobe.config import Perturbation as Mode
 from msprobe.dump.stack_frames import user_line
 from msprobe.operators.lookup import operator_of
 from msprobe.pytorch.apis.api_rules import ApiEntry, WriteEffect
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.interception.guard import quietly
-from msprobe.pytorch.perturbation.arguments import CallCopy, Function, SkippedError
+from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, Function, SkippedError
 from msprobe.pytorch.perturbation.backward import (
     Gradients,
     examine_gradients,
+    gradients_of,
     when_gradients_come,
 )
-from msprobe.pytorch.perturbation.examination import REFERENCES, examine
+from msprobe.pytorch.perturbation.changes import float_changes
+from msprobe.pytorch.perturbation.examination import examine
+from msprobe.pytorch.perturbation.fixing import better_result, with_better_derivative
+from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, trial_of, why_left_out
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +72,7 @@ class Perturbation:
         self.session = session
         self._section = section
         self._table = table
+        self._preheating = Preheating(section.preheat) if section.preheat is not None else None
         self._seen: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
         self._kept_bytes = 0
@@ -89,11 +97,57 @@ class Perturbation:
             return function(*args, **kwargs)
         with_grad = torch.is_grad_enabled()
         copy = quietly(self.session, _WHERE, self._copy, function, args, kwargs, with_grad)
+        if copy is not None and self._section.handler is Handler.FIX:
+            return self._fixed(call, copy, args, kwargs)
         result = function(*args, **kwargs)
         if copy is not None:
             output = args[0] if result is None and args else result
             quietly(self.session, _WHERE, self._ran, call, copy, output)
         return result
+
+    def _fixed(
+        self, call: Call, copy: CallCopy, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the result of a call, with itself or its derivative in higher precision."""
+        mode, results = self._section.mode, self.results
+        if self._section.stage is Stage.BACKWARD:
+            if copy.writes or not copy.needs_grad:
+                return copy.function(*args, **kwargs)
+            take = Fixing(self, call, copy)
+            result = with_better_derivative(copy, args, kwargs, take)
+            quietly(self.session, _WHERE, copy.note_random)
+            return result
+        result = copy.function(*args, **kwargs)
+        quietly(self.session, _WHERE, copy.note_random)
+        try:
+            better = better_result(copy, result, args, kwargs, mode)
+        except SkippedError as exc:
+            results.skipped[str(exc)] += 1
+            return result
+        quietly(self.session, _WHERE, self._replaced, call, result, better)
+        return better
+
+    def _replaced(self, call: Call, result: Any, better: Any) -> None:
+        """Note a result that was replaced, and by how much it differs."""
+        self._report(call, lambda: map(judged_replacement, float_changes(result, better)))
+        self.results.fixed += 1
+
+    def better_gradients(
+        self, call: Call, copy: CallCopy, incoming: Gradients
+    ) -> Sequence[Tensor | None]:
+        """Return the gradients of a call's inputs in higher precision."""
+        args, kwargs = copy.again()
+        own = gradients_of(copy, Trial(args, kwargs), incoming)
+        if copy.drew_random:
+            self.results.skipped[RANDOM] += 1
+            return own
+        try:
+            better = gradients_of(copy, trial_of(copy, self._section.mode), incoming)
+        except SkippedError as exc:
+            self.results.skipped[str(exc)] += 1
+            return own
+        self._replaced(call, list(own), list(better))
+        return better
 
     def _copy(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], with_grad: bool
@@ -113,6 +167,9 @@ class Perturbation:
     def _is_sampled(self, name: str) -> bool:
         section, number = self._section, self._seen[name]
         self._seen[name] = number + 1
+        preheating = self._preheating
+        if preheating is not None and preheating.is_on:
+            return preheating.takes(name, number)
         if number % section.every_n:
             self.results.skipped["not the n-th call"] += 1
             return False
@@ -130,16 +187,18 @@ class Perturbation:
         with_grad: bool,
     ) -> CallCopy:
         operator = operator_of(entry.prefix, entry.api)
+        if (reason := why_left_out(operator, self._section.mode)) is not None:
+            raise SkippedError(reason)
         if _functorch_active():
             raise SkippedError("inside a functional transform")
-        if operator.reads_shape_only or operator.allocates:
-            raise SkippedError("makes a tensor, and reads none")
         return CallCopy(
             function,
             operator,
             args,
             kwargs,
-            writes=_may_write(entry, args, kwargs),
+            writes=_writes(entry, kwargs),
+            # Foreign operators may do anything; a flag in its position may be ``inplace``.
+            copies=entry.bans or any(one is True for one in args),
             with_grad=with_grad,
             max_bytes=self._section.max_bytes,
         )
@@ -149,10 +208,29 @@ class Perturbation:
         mode = self._section.mode
         if mode in REFERENCES:
             copy.note_random()
-        if self._section.stage is Stage.FORWARD:
+        preheating, api = self._preheating, call.forward_name.rsplit(".", 2)[0]
+        if preheating is not None and preheating.is_on:
+            self._learn(preheating, api, copy, result)
+        elif preheating is not None:
+            self._report(call, lambda: examine(copy, result, mode, preheating.expected_of(api)))
+        elif self._section.stage is Stage.FORWARD:
             self._report(call, lambda: examine(copy, result, mode))
         elif copy.needs_grad:
             self._wait_for_gradients(call, copy, result)
+
+    def _learn(self, preheating: Preheating, api: str, copy: CallCopy, result: Any) -> None:
+        """Learn from a call that agrees with its reference."""
+        try:
+            found = list(examine(copy, result, self._section.mode))
+            copy.note_random()
+            held = list(examine(copy, result, Mode.CPU_REFERENCE))
+        except SkippedError as exc:
+            self.results.skipped[str(exc)] += 1
+            return
+        if all(one.severity is Severity.NONE for one in held):
+            self.results.learned_from += 1
+            for one in found:
+                preheating.learn(api, one.change.dtype, one.amplification)
 
     def _wait_for_gradients(self, call: Call, copy: CallCopy, result: Any) -> None:
         limit = self._section.max_bytes
@@ -196,6 +274,8 @@ class Perturbation:
         self._seen.clear()
         self._taken.clear()
         self._kept_bytes = 0
+        if self._preheating is not None:
+            self._preheating.begin_step()
         self.results.begin(dump_path / rank_name, self.session.adapter.current_rank() or 0)
 
     def continue_at(self, step: int) -> None:
@@ -222,6 +302,32 @@ class Perturbation:
             self.results.log_summary()
 
 
+class Fixing:
+    """The derivative of a call in higher precision."""
+
+    def __init__(self, owner: Perturbation, call: Call, copy: CallCopy) -> None:
+        """Compute gradients by `owner`."""
+        self._owner = owner
+        self._call = call
+        self._copy = copy
+
+    def __call__(self, incoming: Gradients) -> Sequence[Tensor | None]:
+        """Return the gradients of the call's inputs.
+
+        Raises:
+            RuntimeError: they cannot be computed: the program has no gradients then.
+        """
+        owner = self._owner
+        work = owner.better_gradients
+        found = quietly(owner.session, _WHERE, work, self._call, self._copy, incoming)
+        if found is None:
+            raise RuntimeError(
+                f"msprobe cannot compute the gradients of {self._call.forward_name} again; leave "
+                'it out by the "black_list" of free_benchmark'
+            )
+        return found
+
+
 class Waiting:
     """Waits for the gradients of a call's results; holds its inputs until then."""
 
@@ -241,16 +347,11 @@ class Waiting:
             quietly(owner.session, _WHERE, owner.take_gradients, self._call, copy, incoming)
 
 
-def _may_write(entry: ApiEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a call may write its arguments: by its name, or by what it is told.
-
-    A flag that is passed by its position may be ``inplace``.
-    """
+def _writes(entry: ApiEntry, kwargs: dict[str, Any]) -> bool:
+    """Return whether a call writes arguments: by its name, or by what it is told."""
     return (
         entry.writes is not WriteEffect.NONE
-        or entry.bans
         or bool(entry.foreign_writes)
         or kwargs.get("out") is not None
         or bool(kwargs.get("inplace"))
-        or any(one is True for one in args)
     )
