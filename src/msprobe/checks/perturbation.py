@@ -25,6 +25,10 @@ WORST_ELEMENT: Final = 8.0
 """An element counts as its tensor does when it changes this many times as much."""
 
 
+class SkippedError(Exception):
+    """A call is not perturbed; the message is the reason."""
+
+
 class Severity(StrEnum):
     """How much a finding matters."""
 

@@ -176,7 +176,7 @@ def verify_dump(
     wanted = selection or Selection()
     found: list[VerifiedCall] = []
     notes: list[str] = []
-    places = list(_places(dump, wanted, notes))
+    places = list(selected_calls(dump, wanted, notes))
     tasks = [task for _, _, _, tasks in places for task in tasks]
     if not tasks and wanted != Selection():
         raise UsageError(f"{dump.path}: no call is selected; it has {_extent(dump)}")
@@ -217,7 +217,7 @@ def _extent(dump: Dump) -> str:
     return f"steps {', '.join(map(str, dump.steps))} and ranks {', '.join(ranks)}"
 
 
-def _places(
+def selected_calls(
     dump: Dump, selection: Selection, notes: list[str]
 ) -> Iterator[tuple[int, RankKey, RankView, list[CallTask]]]:
     """Yield the ranks of each step with their calls."""
@@ -258,7 +258,7 @@ def _reports(
     progress: Callable[[int, int], object],
 ) -> Iterator[tuple[CallTask, CallReport]]:
     """Yield the report of each call."""
-    count = _process_count(len(tasks)) if workers is None else workers
+    count = process_count(len(tasks)) if workers is None else workers
     start = partial(verifier, max(count, 1))
     answers = run_tasks(tasks, start, count=count, limits=limits)
     for done, (task, answer) in enumerate(answers, 1):
@@ -269,7 +269,8 @@ def _reports(
             yield task, answer
 
 
-def _process_count(calls: int) -> int:
+def process_count(calls: int) -> int:
+    """Return how many processes pay off for so many calls."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(cores or 1, -(-calls // _CALLS_A_PROCESS)))
 

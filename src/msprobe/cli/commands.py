@@ -109,6 +109,7 @@ COMMANDS: Final = (
         takes_program=True,
     ),
     Command("verify", Group.CHECK, "judge every call of one dump against float64"),
+    Command("perturb", Group.CHECK, "rank the calls of one dump by how they magnify rounding"),
     Command("op-script", Group.CHECK, "write a recorded call as a script for a bug report"),
     Command(
         "acc-check",

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from msprobe.checks.perturbation import SkippedError
 from msprobe.dump.values import PartPath
 from msprobe.operators.operator import Family, Operator
 from msprobe.pytorch.replay.rebuilding import converted
@@ -26,10 +27,6 @@ KWARGS: Final = ("kwargs",)
 # Functions that choose another kernel where gradients are needed.
 _CHOOSE_KERNELS: Final = (Family.ATTENTION, Family.COMPOSITE, Family.OTHER)
 Function = Callable[..., Any]
-
-
-class SkippedError(Exception):
-    """A call is not perturbed; the message is the reason."""
 
 
 def is_real(tensor: Tensor) -> bool:
@@ -118,6 +115,15 @@ class CallCopy:
     def note_random(self) -> None:
         """Note whether the call drew random numbers: the program has just run it."""
         self.drew_random = self._random.has_moved
+
+    def find_random(self) -> None:
+        """Run the call once more to note whether it draws random numbers; these stay drawn."""
+        args, kwargs = self.again()
+        try:
+            self.function(*args, **kwargs)
+        except Exception as exc:
+            raise SkippedError(f"cannot be run again: {type(exc).__name__}") from exc
+        self.note_random()
 
     def check_unchanged(self) -> None:
         """Make sure that the arguments are what the call received.

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
 
-from msprobe.checks.perturbation import Judged
+from msprobe.checks.perturbation import Judged, SkippedError
 from msprobe.config import Perturbation
-from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, SkippedError
+from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy
 from msprobe.pytorch.perturbation.examination import disturbed, judged
 from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, trial_of
 from msprobe.pytorch.replay.noise import NoiseMode

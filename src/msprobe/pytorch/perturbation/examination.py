@@ -14,6 +14,7 @@ from msprobe.checks.judging import Judgement, judge
 from msprobe.checks.perturbation import (
     Change,
     Judged,
+    SkippedError,
     digits_limits,
     judged_change,
     judged_reference,
@@ -22,7 +23,7 @@ from msprobe.checks.perturbation import (
 from msprobe.config import Perturbation
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.operators.operator import Family
-from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, SkippedError, is_float
+from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, is_float
 from msprobe.pytorch.perturbation.changes import (
     bit_changes,
     change_of,

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msprobe.checks.perturbation import SkippedError
 from msprobe.config import Perturbation
-from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, SkippedError, is_float
+from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, is_float
 from msprobe.pytorch.perturbation.modes import Raise, raised_to
 from msprobe.pytorch.replay.rebuilding import converted
 

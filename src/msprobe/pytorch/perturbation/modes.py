@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msprobe.checks.perturbation import SkippedError
 from msprobe.config import Perturbation
 from msprobe.dump.values import PartPath
 from msprobe.operators.operator import Family, Importance, Operator
-from msprobe.pytorch.perturbation.arguments import ARGS, KWARGS, CallCopy, SkippedError, is_float
+from msprobe.pytorch.perturbation.arguments import ARGS, KWARGS, CallCopy, is_float
 from msprobe.pytorch.perturbation.changes import epsilon
 from msprobe.pytorch.perturbation.reordering import Arguments, reordered
 from msprobe.pytorch.perturbation.scratch import scratch

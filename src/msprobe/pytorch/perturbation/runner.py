@@ -19,7 +19,7 @@ from torch import Tensor
 
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
-from msprobe.checks.perturbation import Judged, Severity, judged_replacement
+from msprobe.checks.perturbation import Judged, Severity, SkippedError, judged_replacement
 from msprobe.checks.perturbation_preheat import Preheating
 from msprobe.checks.perturbation_results import (
     PerturbationResults,
@@ -33,7 +33,7 @@ from msprobe.operators.lookup import operator_of
 from msprobe.pytorch.apis.api_rules import ApiEntry, WriteEffect
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.interception.guard import quietly
-from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, Function, SkippedError
+from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, Function
 from msprobe.pytorch.perturbation.backward import (
     Gradients,
     examine_gradients,

@@ -97,6 +97,7 @@ class TorchCall:
     Attributes:
         args: positional arguments, in the recorded types.
         kwargs: keyword arguments.
+        gradients: by backward record, the gradients of the results by place.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class TorchCall:
     ) -> None:
         self._call = call
         self._functions = list(functions)
-        self._gradients = gradients
+        self.gradients = gradients
         self._fallback: dict[str | None, str | None] = {}
         self.args: Sequence[Any] = args
         self.kwargs: Mapping[str, Any] = kwargs
@@ -160,7 +161,7 @@ class TorchCall:
             for args in _readings(self._call, self.args):
                 try:
                     replay = _Run(self._call, function, setting).run(
-                        args, self.kwargs, self._gradients if backward else {}
+                        args, self.kwargs, self.gradients if backward else {}
                     )
                 except CannotReplayError as exc:
                     error = error or exc
