@@ -326,6 +326,20 @@ class Session:
         if isinstance(self.check, NanCheck):
             self.check.tell()
 
+    # -- of tasks that write no dump -----------------------------------------------------------
+
+    def rank(self) -> int | None:
+        """Return the rank of this process, None without a process group."""
+        return self.adapter.current_rank()
+
+    def frames(self, stack: int | None) -> tuple[str, ...]:
+        """Return the frames of the stack with an index; none where it is not known any more."""
+        return self.stacks.frames(stack)
+
+    def spent_s(self) -> float:
+        """Return the seconds that the current step has cost so far."""
+        return self.account.spent_s
+
     # -- time ----------------------------------------------------------------------------------
 
     @contextmanager

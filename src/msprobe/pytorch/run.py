@@ -78,7 +78,8 @@ class Run:
             self.gradient_probe = GradientProbe(self.session, config, section)
         if isinstance(section, FreeBenchmarkSection) and self.observer.apis is not None:
             perturbation = Perturbation(self.session, section, self.table)
-            self.session.files = self.observer.apis.runner = perturbation
+            self.observer.apis.runner = perturbation
+            self.session.files = perturbation.task
         self._models = NamedModels()
         self.start_state = StartState(self.session, self.adapter.known)
         apis = self.observer.apis

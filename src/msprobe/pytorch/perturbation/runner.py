@@ -8,10 +8,7 @@ random state restored. `fix` goes on with the better result, and says so.
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -19,16 +16,11 @@ from torch import Tensor
 
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
-from msprobe.checks.perturbation import Judged, Severity, SkippedError, judged_replacement
+from msprobe.checks.perturbation import Severity, SkippedError, judged_replacement
 from msprobe.checks.perturbation_preheat import Preheating
-from msprobe.checks.perturbation_results import (
-    PerturbationResults,
-    PerturbationRun,
-    PerturbedCall,
-)
+from msprobe.checks.perturbation_task import PerturbationTask
 from msprobe.config import FreeBenchmarkSection, Handler, Stage
 from msprobe.config import Perturbation as Mode
-from msprobe.dump.stack_frames import user_line
 from msprobe.operators.lookup import operator_of
 from msprobe.pytorch.apis.api_rules import ApiEntry, WriteEffect
 from msprobe.pytorch.apis.api_table import ApiTable
@@ -45,8 +37,6 @@ from msprobe.pytorch.perturbation.examination import examine
 from msprobe.pytorch.perturbation.fixing import better_result, with_better_derivative
 from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, trial_of, why_left_out
 
-logger = logging.getLogger(__name__)
-
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 _WHERE: Final = "perturbation"
 
@@ -54,11 +44,9 @@ _WHERE: Final = "perturbation"
 class Perturbation:
     """Runs the calls of a training again, and keeps what is found.
 
-    It also is the `TaskFiles` of its task.
-
     Attributes:
         session: the run.
-        results: what was found.
+        task: chooses calls, and keeps what is found.
     """
 
     def __init__(self, session: Session, section: FreeBenchmarkSection, table: ApiTable) -> None:
@@ -72,20 +60,9 @@ class Perturbation:
         self.session = session
         self._section = section
         self._table = table
-        self._preheating = Preheating(section.preheat) if section.preheat is not None else None
-        self._seen: Counter[str] = Counter()
-        self._taken: Counter[str] = Counter()
         self._kept_bytes = 0
-        self._has_begun = False
-        self._has_summary = False
-        self.results = PerturbationResults(
-            PerturbationRun(
-                mode=section.word,
-                stage=section.stage,
-                handler=section.handler,
-                judges_errors=section.mode in REFERENCES,
-            )
-        )
+        self._kept_in: int | None = None
+        self.task = PerturbationTask(session, section)
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -109,7 +86,7 @@ class Perturbation:
         self, call: Call, copy: CallCopy, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return the result of a call, with itself or its derivative in higher precision."""
-        mode, results = self._section.mode, self.results
+        mode = self._section.mode
         if self._section.stage is Stage.BACKWARD:
             if copy.writes or not copy.needs_grad:
                 return copy.function(*args, **kwargs)
@@ -122,15 +99,15 @@ class Perturbation:
         try:
             better = better_result(copy, result, args, kwargs, mode)
         except SkippedError as exc:
-            results.skipped[str(exc)] += 1
+            self.task.skip(str(exc))
             return result
         quietly(self.session, _WHERE, self._replaced, call, result, better)
         return better
 
     def _replaced(self, call: Call, result: Any, better: Any) -> None:
         """Note a result that was replaced, and by how much it differs."""
-        self._report(call, lambda: map(judged_replacement, float_changes(result, better)))
-        self.results.fixed += 1
+        self.task.report(call, lambda: map(judged_replacement, float_changes(result, better)))
+        self.task.results.fixed += 1
 
     def better_gradients(
         self, call: Call, copy: CallCopy, incoming: Gradients
@@ -139,12 +116,12 @@ class Perturbation:
         args, kwargs = copy.again()
         own = gradients_of(copy, Trial(args, kwargs), incoming)
         if copy.drew_random:
-            self.results.skipped[RANDOM] += 1
+            self.task.skip(RANDOM)
             return own
         try:
             better = gradients_of(copy, trial_of(copy, self._section.mode), incoming)
         except SkippedError as exc:
-            self.results.skipped[str(exc)] += 1
+            self.task.skip(str(exc))
             return own
         self._replaced(call, list(own), list(better))
         return better
@@ -154,29 +131,15 @@ class Perturbation:
     ) -> CallCopy | None:
         """Return the call, ready to run again; None where it is left out."""
         entry = self._table.lookup(function)
-        if not self._is_sampled(entry.name):
+        if not self.task.is_sampled(entry.name):
             return None
         try:
             copy = self._copied(entry, function, args, kwargs, with_grad)
         except SkippedError as exc:
-            self.results.skipped[str(exc)] += 1
+            self.task.skip(str(exc))
             return None
-        self._taken[entry.name] += 1
+        self.task.take(entry.name)
         return copy
-
-    def _is_sampled(self, name: str) -> bool:
-        section, number = self._section, self._seen[name]
-        self._seen[name] = number + 1
-        preheating = self._preheating
-        if preheating is not None and preheating.is_on:
-            return preheating.takes(name, number)
-        if number % section.every_n:
-            self.results.skipped["not the n-th call"] += 1
-            return False
-        if section.max_calls is not None and self._taken[name] >= section.max_calls:
-            self.results.skipped["enough calls of the API in this step"] += 1
-            return False
-        return True
 
     def _copied(
         self,
@@ -208,13 +171,13 @@ class Perturbation:
         mode = self._section.mode
         if mode in REFERENCES:
             copy.note_random()
-        preheating, api = self._preheating, call.forward_name.rsplit(".", 2)[0]
+        preheating, api = self.task.preheating, call.forward_name.rsplit(".", 2)[0]
         if preheating is not None and preheating.is_on:
             self._learn(preheating, api, copy, result)
         elif preheating is not None:
-            self._report(call, lambda: examine(copy, result, mode, preheating.expected_of(api)))
+            self.task.report(call, lambda: examine(copy, result, mode, preheating.expected_of(api)))
         elif self._section.stage is Stage.FORWARD:
-            self._report(call, lambda: examine(copy, result, mode))
+            self.task.report(call, lambda: examine(copy, result, mode))
         elif copy.needs_grad:
             self._wait_for_gradients(call, copy, result)
 
@@ -225,81 +188,29 @@ class Perturbation:
             copy.note_random()
             held = list(examine(copy, result, Mode.CPU_REFERENCE))
         except SkippedError as exc:
-            self.results.skipped[str(exc)] += 1
+            self.task.skip(str(exc))
             return
         if all(one.severity is Severity.NONE for one in held):
-            self.results.learned_from += 1
+            self.task.results.learned_from += 1
             for one in found:
                 preheating.learn(api, one.change.dtype, one.amplification)
 
     def _wait_for_gradients(self, call: Call, copy: CallCopy, result: Any) -> None:
+        if self._kept_in != call.step:  # what an earlier step has left will not be examined
+            self._kept_in, self._kept_bytes = call.step, 0
         limit = self._section.max_bytes
         if limit is not None and self._kept_bytes + copy.size_bytes > limit:
-            self.results.skipped["inputs beyond max_bytes would be kept"] += 1
+            self.task.skip("inputs beyond max_bytes would be kept")
             return
         if when_gradients_come(result, Waiting(self, call, copy)):
             self._kept_bytes += copy.size_bytes
 
     def take_gradients(self, call: Call, copy: CallCopy, incoming: Gradients) -> None:
         """Examine the backward pass of a call, inside of it."""
+        if call.step != self.session.step_number or not self.task.is_open:
+            return
         self._kept_bytes -= copy.size_bytes
-        if call.step == self.session.step_number and self._has_begun:
-            self._report(call, lambda: examine_gradients(copy, incoming, self._section.mode))
-
-    def _report(self, call: Call, judge: Callable[[], Iterable[Judged]]) -> None:
-        """Add what is found about a call, or why nothing is."""
-        try:
-            found = list(judge())
-        except SkippedError as exc:
-            self.results.skipped[str(exc)] += 1
-            return
-        self.results.examined += 1
-        is_backward = self._section.stage is Stage.BACKWARD
-        for one in found:
-            self.results.add(
-                PerturbedCall(
-                    step=call.step,
-                    name=call.backward_name if is_backward else call.forward_name,
-                    judged=one,
-                    module=call.parent or "",
-                    source=user_line(self.session.stacks.frames(call.stack)) or "",
-                )
-            )
-
-    # -- files ---------------------------------------------------------------------------------
-
-    def begin(self, dump_path: Path, rank_name: str) -> None:
-        """Begin a step."""
-        self._has_begun = True
-        self._seen.clear()
-        self._taken.clear()
-        self._kept_bytes = 0
-        if self._preheating is not None:
-            self._preheating.begin_step()
-        self.results.begin(dump_path / rank_name, self.session.adapter.current_rank() or 0)
-
-    def continue_at(self, step: int) -> None:
-        """Do nothing: findings of another step stay."""
-
-    def write(self) -> None:
-        """Bring the files up to date at the end of a step."""
-        if not self._has_begun:
-            return
-        self._has_begun = False
-        self.results.spent_s += self.session.account.spent_s
-        self.results.write()
-        config = self.session.config
-        if config.last_step is not None and self.session.step_number >= config.last_step:
-            self._summarise()
-
-    def close(self) -> None:
-        """Log the summary, if it was not logged."""
-        self._summarise()
-
-    def _summarise(self) -> None:
-        if not self._has_summary and self.results.examined + sum(self.results.skipped.values()):
-            self._has_summary = True
-            self.results.log_summary()
+        self.task.report(call, lambda: examine_gradients(copy, incoming, self._section.mode))
 
 
 class Fixing:
