@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 import msprobe
 from msprobe.capture.session import reset_session
@@ -185,3 +186,27 @@ def test_a_noise_recording_is_not_compared_as_an_ordinary_one(tmp_path):
     for pair in (("n1", "plain"), ("plain", "n1")):
         with pytest.raises(UnsupportedError, match="--noise"):
             msprobe.compare_dumps(*(tmp_path / name for name in pair))
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "L2"])
+def test_unusual_programs_are_moved_without_an_error(tmp_path, level):
+    reset_session()
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.LayerNorm(8))
+    batch = torch.randn(4, 8, requires_grad=True)
+    debugger = PrecisionDebugger(task="noise_floor", dump_path=tmp_path / "n", level=level)
+    debugger.start(model)
+    result = checkpoint(model, batch, use_reentrant=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = result.float() + model(batch)
+    result = torch.fft.fft(result).abs().sum()
+    sparse = F.embedding(torch.tensor([1, 2]), torch.randn(5, 8, requires_grad=True), sparse=True)
+    (result + sparse.sum()).backward()
+    _ = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(3)[None]], layout=torch.jagged)
+    torch.func.vmap(torch.sin)(torch.randn(3))
+    debugger.stop()
+    debugger.step()
+    reset_session()
+    account = json.loads((tmp_path / "n/step0/rank/account.json").read_text())
+    assert not account["errors"]
+    assert batch.grad is not None
+    assert bool(batch.grad.isfinite().all())

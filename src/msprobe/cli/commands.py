@@ -110,6 +110,7 @@ COMMANDS: Final = (
     ),
     Command("verify", Group.CHECK, "judge every call of one dump against float64"),
     Command("perturb", Group.CHECK, "rank the calls of one dump by how they magnify rounding"),
+    Command("noise", Group.CHECK, "how many digits of each value can be trusted"),
     Command("op-script", Group.CHECK, "write a recorded call as a script for a bug report"),
     Command(
         "acc-check",

@@ -182,6 +182,7 @@ def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:
         workers=options.workers,
         scheduler=options.scheduler,
         verify=options.verify,
+        noise=tuple(map(Path, options.noise)),
         show_progress=not options.quiet and sys.stderr.isatty(),
     )
     notes = [*given.notes, *_notes(given, options)]

@@ -140,6 +140,7 @@ def _add_matching(parser: argparse.ArgumentParser) -> None:
 def _add_work(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how values are compared")
     group.add_argument("--tolerances", metavar="FILE", help="YAML that changes tolerances by name")
+    _add_noise(group)
     group.add_argument(
         "--config", metavar="FILE", help="YAML of matrices to multiply tensors with beforehand"
     )
@@ -152,6 +153,17 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         dest="verify",
         action="store_false",
         help="do not compute calls again in float64 to see which side errs",
+    )
+
+
+def _add_noise(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--noise",
+        nargs="+",
+        default=(),
+        metavar="DUMP",
+        help="recordings of the reference program with task noise_floor, two or more: rounding is "
+        "measured by them, not estimated",
     )
 
 

@@ -69,6 +69,7 @@ class Cause(StrEnum):
     ROUNDING = "rounding", "within the rounding of this operation: its terms cancel"
     NOISE = "noise", "zero up to the rounding of the sum that made it, on both sides"
     CLOSE_INPUTS = "close_inputs", "no further apart than what it is made of, which is close"
+    MEASURED_NOISE = "measured_noise", "within the noise measured in the reference"
     FIRST_SAVED = "first_saved", "the first saved value that differs"
 
     # Gradients

@@ -28,6 +28,7 @@ class CompareOptions:
         scheduler: address of a dask scheduler, None to compute here.
         verify: whether calls that differ without a reason are computed again in float64, to
             see which side errs.
+        noise: recordings of the reference program with task ``noise_floor``.
         show_progress: whether to draw a progress bar on stderr.
     """
 
@@ -43,6 +44,7 @@ class CompareOptions:
     workers: int | None = None
     scheduler: str | None = None
     verify: bool = True
+    noise: tuple[Path, ...] = ()
     show_progress: bool = False
 
     @property

@@ -14,6 +14,23 @@ if TYPE_CHECKING:
     from msprobe.compare.verdicts.proof import Proof
 
 
+@dataclass(frozen=True, slots=True)
+class NoiseJudgement:
+    """Differences held against measured noise.
+
+    Attributes:
+        recordings: how many it was measured by.
+        within: values that differ by no more than the noise allows.
+        loose: those of them that are beyond the tolerance of their types.
+        beyond: values that differ by more.
+    """
+
+    recordings: int
+    within: int
+    loose: int
+    beyond: int
+
+
 @dataclass(slots=True, kw_only=True)
 class RankComparison:
     """Two sides compared: one step and rank.
@@ -28,6 +45,7 @@ class RankComparison:
         rows: all values, grouped by operation in the order of `pairs`.
         growths: error relative to that of the inputs, of rows where this is too much; by `id`.
         proof: whether the differences are rounding; None before the summary was made.
+        noise: what was found by measured noise; None where it was not measured.
         table: file of the table of `rows`, where they were set aside.
     """
 
@@ -40,6 +58,7 @@ class RankComparison:
     rows: list[Row]
     growths: dict[int, float] = field(default_factory=dict)
     proof: Proof | None = None
+    noise: NoiseJudgement | None = None
     table: Path | None = None
 
     def side_of(self, pair: OperationPair) -> Side:

@@ -22,12 +22,13 @@ from msprobe.compare.options import CompareOptions
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.ranks import ViewPair, pair_views
 from msprobe.compare.recorders import LeftOut, have_two_recorders, leave_out_unrecorded
-from msprobe.compare.sides import Side
+from msprobe.compare.sides import NOISE, REFERENCE, Side
 from msprobe.dump.dump_steps import Dump, DumpStep
 from msprobe.errors import UsageError
 from msprobe.garbage import collector_paused
 
 if TYPE_CHECKING:
+    from msprobe.compare.noise.floor import NoiseFloor
     from msprobe.compare.replicas import ReplicaCheck
     from msprobe.compare.result import CompareResult, TableFormat
     from msprobe.compare.set_aside import SetAside
@@ -55,6 +56,7 @@ def compare_dumps(
     workers: int | None = None,
     scheduler: str | None = None,
     verify: bool = True,
+    noise: Sequence[PathLike] = (),
     show_progress: bool = False,
 ) -> CompareResult:
     """Compare two dumps: do they differ, where first, and which call began it.
@@ -83,6 +85,8 @@ def compare_dumps(
         scheduler: address of a dask cluster that does the work, ``tcp://host:port``.
         verify: whether calls whose results differ without a reason are computed again in
             float64, in a process of their own, to see which side errs; only of tensors.
+        noise: two or more recordings of the reference program with task ``noise_floor``: they
+            measure the rounding that is otherwise estimated.
         show_progress: whether to draw a progress bar on stderr.
 
     Returns:
@@ -107,6 +111,7 @@ def compare_dumps(
         workers=workers,
         scheduler=scheduler,
         verify=verify,
+        noise=tuple(map(Path, noise)),
         show_progress=show_progress,
     )
     from msprobe.compare.set_aside import SetAside
@@ -164,6 +169,7 @@ def run_comparison(
 
         check_mappings(options, [_sides_of(pair) for pair in pairing.pairs])
     with collector_paused(), _Comparer(options, output) as comparer:
+        comparer.use_noise(dumps[1])
         comparer.notes += [*notes, *pairing.notes]
         comparisons: list[RankComparison] = []
         for _, pairs in groupby(pairing.pairs, key=lambda pair: pair.step):
@@ -193,6 +199,18 @@ def run_comparison(
     )
 
 
+def measure_noise(target: Dump, reference: Dump, options: CompareOptions) -> list[RankComparison]:
+    """Return the values of two recordings with noise, paired and measured; no origins."""
+    pairs = pair_views(target, reference, steps=options.steps, ranks=options.ranks).pairs
+    with collector_paused(), _Comparer(options, None) as comparer:
+        return [
+            comparer.judged(
+                pair, Side(pair.target, source=NOISE), Side(pair.reference, source=NOISE), []
+            )
+            for pair in pairs
+        ]
+
+
 class _Comparer:
     """Compares pairs of ranks, and gathers the notes on all of them.
 
@@ -220,6 +238,7 @@ class _Comparer:
         self._replica_check: ReplicaCheck | None = None
         path = options.tolerances
         self._globs = None if path is None else UnusedGlobs(path, self._tolerances)
+        self._noise: NoiseFloor | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -237,6 +256,24 @@ class _Comparer:
         """Bytes of tensors that were read."""
         return 0 if self._work is None else self._work.bytes_read
 
+    def use_noise(self, reference: Dump) -> None:
+        """Judge rounding by the recordings with noise, where the user gave some.
+
+        Raises:
+            UsageError: they are not what they should be.
+        """
+        if not self._options.noise:
+            return
+        from msprobe.compare.noise.floor import NoiseFloor
+        from msprobe.dump.reader import open_dump
+
+        dumps = [open_dump(path) for path in self._options.noise]
+        self._noise = NoiseFloor(dumps, reference, self._measured)
+
+    def _measured(self, pair: ViewPair) -> RankComparison:
+        noisy, reference = Side(pair.target, source=NOISE), Side(pair.reference, source=REFERENCE)
+        return self.judged(pair, noisy, reference, [])
+
     def compare_step(self, pairs: Sequence[ViewPair]) -> list[RankComparison]:
         """Compare all ranks of one step."""
         # Replicas are compared by the texts of their records, once all ranks have been.
@@ -250,20 +287,39 @@ class _Comparer:
         return comparisons
 
     def _compare(self, pair: ViewPair, *, keep_texts: bool) -> RankComparison:
-        from msprobe.compare.levels import recorded_by_both
-        from msprobe.compare.matching import join_decompositions, pair_operations
-        from msprobe.compare.value_pairs import pair_values
         from msprobe.compare.verdicts.origin import find_origins
-        from msprobe.compare.verdicts.status import judge_rows, mark_unread
+        from msprobe.compare.verdicts.status import mark_unread
 
         target, reference = _sides_of(pair)
         self.notes += _notes_of(target, reference)
-        mode = common_mode(target, reference, self.notes)
+        comparison = self.judged(pair, target, reference, self.notes)
+        if self._noise is not None:
+            note = self._noise.judge(comparison)
+            self.notes += [note] if note is not None else []
+        if not keep_texts:
+            for view in (pair.target, pair.reference):
+                view.release_text()
+        if have_two_recorders(target, reference):
+            leave_out_unrecorded(comparison, self.left_out)
+        find_origins(comparison)
+        mark_unread(comparison)
+        return comparison
+
+    def judged(
+        self, pair: ViewPair, target: Side, reference: Side, notes: list[str]
+    ) -> RankComparison:
+        """Return two sides with their values paired, measured and judged."""
+        from msprobe.compare.levels import recorded_by_both
+        from msprobe.compare.matching import join_decompositions, pair_operations
+        from msprobe.compare.value_pairs import pair_values
+        from msprobe.compare.verdicts.status import judge_rows
+
+        mode = common_mode(target, reference, notes)
         joined = join_decompositions(target, reference, self._options)
-        self.notes += [note for note in joined if note not in self.notes]
+        notes += [note for note in joined if note not in notes]
         found = pair_operations(target, reference, self._options)
         pairs, note = recorded_by_both(found, target, reference)
-        self.notes += [note] if note and note not in self.notes else []
+        notes += [note] if note and note not in notes else []
         comparison = RankComparison(
             step=pair.step,
             rank=pair.rank,
@@ -273,16 +329,9 @@ class _Comparer:
             pairs=pairs,
             rows=[row for each in pairs for row in pair_values(target, reference, each)],
         )
-        if not keep_texts:
-            for view in (pair.target, pair.reference):
-                view.release_text()
         if mode is Mode.TENSOR:
             self._tensor_work().measure(comparison, self._tolerances)
         judge_rows(comparison, self._tolerances)
-        if have_two_recorders(target, reference):
-            leave_out_unrecorded(comparison, self.left_out)
-        find_origins(comparison)
-        mark_unread(comparison)
         return comparison
 
     def _tensor_work(self) -> TensorWork:
@@ -330,7 +379,7 @@ def _world_size(dump: Dump) -> int:
 
 
 def _sides_of(pair: ViewPair) -> tuple[Side, Side]:
-    return Side(pair.target, source="target"), Side(pair.reference, source="reference")
+    return Side(pair.target, source="target"), Side(pair.reference, source=REFERENCE)
 
 
 def common_mode(target: Side, reference: Side, notes: list[str]) -> Mode:

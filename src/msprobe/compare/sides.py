@@ -22,9 +22,12 @@ from msprobe.operators.operator import Operator
 
 MINDSPORE: Final = "mindspore"
 
-_VALUE_TASKS: Final = ("statistics", "tensor", "overflow_check", "")
 NOISE_FLOOR: Final = "noise_floor"
 """The task whose recordings measure noise, and are not compared as ordinary ones."""
+REFERENCE: Final = "reference"
+NOISE: Final = "noise"
+"""The source of a side that measures noise."""
+_VALUE_TASKS: Final = ("statistics", "tensor", "overflow_check", NOISE_FLOOR, "")
 # A statistics dump with checksums has one at nearly every tensor.
 _TENSORS_TO_LOOK_AT: Final = 64
 
@@ -55,7 +58,7 @@ class Side:
 
     Attributes:
         view: the dump.
-        source: ``target`` or ``reference``, for messages.
+        source: ``target``, ``reference`` or ``noise``, for messages.
         framework: ``pytorch``, ``mindspore`` …
         level: ``L0``, ``L1``, ``mix`` …; empty where an old dump does not say.
         names: names of the records in order of execution; of records that are compared as one,
@@ -226,7 +229,7 @@ class Side:
 
     def _find_mode(self) -> Mode:
         task = self.view.head.task
-        if task == NOISE_FLOOR:
+        if task == NOISE_FLOOR and self.source != NOISE:
             raise UnsupportedError(
                 f"{self.view.records_path}: task {task} moved the results of operators; such a "
                 "recording measures the noise of a reference: msprobe compare TARGET REFERENCE "

@@ -405,7 +405,11 @@ def _reason(reason: str, width: int, most: int | None) -> Iterator[Text]:
 
 def _judged(summary: Tree) -> str:
     mode = str(summary["mode"])
-    return MODE_MEANINGS.get(mode, mode)
+    words = MODE_MEANINGS.get(mode, mode)
+    noise = summary.get("noise")  # summaries of replicas have none
+    if noise is None:
+        return words
+    return f"{words}; rounding measured in {noise['recordings']} recordings"
 
 
 def _cost(summary: Tree) -> str:

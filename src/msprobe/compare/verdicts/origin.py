@@ -355,6 +355,10 @@ class _Search:
             origin = Origin.INHERITED if incoming.differs else Origin.INTRODUCED
             mark(row, origin, self._randomness(call, incoming))
             return
+        if self._state.comparison.noise is not None and not incoming.differs:
+            # Beyond the noise of this value, though what came in is not.
+            mark(row, Origin.INTRODUCED, self._randomness(call, incoming))
+            return
         bound = self._bound(call, row, incoming, result)
         may_settle = not (self._is_exact_mode or incoming.differs)
         if may_settle and result.error <= _SAFETY * bound.own:

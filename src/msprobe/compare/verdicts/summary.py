@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Final
 
 from msprobe.compare.model import Mode, Origin, Row, Status
-from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.rank_comparison import NoiseJudgement, RankComparison
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.across import Across
@@ -55,6 +55,7 @@ class Summary:
         self._training = TrainingHistory()
         self._steps: list[StepObservations] = []
         self._scope = Scope()
+        self._noise: list[NoiseJudgement] = []
 
     def add(self, ranks: Sequence[RankComparison]) -> None:
         """Take in a step, and settle its origins: only here all ranks are together.
@@ -73,6 +74,8 @@ class Summary:
             self._notes += notes_on(comparison)
             self._add_names(comparison)
             self._scope.add(comparison)
+            if comparison.noise is not None:
+                self._noise.append(comparison.noise)
         observed = [observe(comparison) for comparison in ranks]
         self._steps += observed
         self._training.add(pairs, {each.rank: each.is_exact for each in observed})
@@ -142,6 +145,7 @@ class Summary:
             scope=self._scope.words(),
             paired=self._scope.paired,
             meanings=self._training.meanings,
+            noise=self._noise,
         )
         verdict = find_verdict(findings)
         if verify and needs_own_errors(verdict, culprits):
@@ -158,6 +162,7 @@ class Summary:
             "schema_version": SCHEMA_VERSION,
             "msprobe_version": __version__,
             "mode": str(self._mode),
+            "noise": _measured(self._noise, len(parts)),
             "target": target,
             "reference": reference,
             "verdict": verdict.as_json(),
@@ -192,6 +197,19 @@ class Summary:
         """Take in the proofs of steps, without the differences that own errors explain."""
         for part, observed in zip(self._parts, steps, strict=True):
             part["proof"] = None if observed.proof is None else _proof(observed.proof)
+
+
+def _measured(found: Sequence[NoiseJudgement], compared: int) -> dict[str, int] | None:
+    """Return by how many recordings rounding was measured; None where it was estimated."""
+    if not found:
+        return None
+    return {
+        "recordings": found[0].recordings,
+        "within": sum(each.within for each in found),
+        "beyond_tolerance": sum(each.loose for each in found),
+        "beyond": sum(each.beyond for each in found),
+        "not_measured": compared - len(found),
+    }
 
 
 def _part(comparison: RankComparison) -> dict[str, Any]:

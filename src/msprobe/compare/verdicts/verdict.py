@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from msprobe.compare.model import Mode
+from msprobe.compare.rank_comparison import NoiseJudgement
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.verdicts.observations import StepObservations
@@ -109,6 +110,7 @@ class Findings:
         changed_steps: steps after which a parameter was not exactly equal.
         scope: how the two dumps differ in what was recorded.
         paired: operations with a partner, and the smaller number of operations of the two sides.
+        noise: what was found by measured noise, for each step and rank that it was measured for.
         meanings: numbers that factors of gradients may come from, by step and rank.
         own_errors: errors of calls against float64, of those that were computed again.
     """
@@ -126,6 +128,7 @@ class Findings:
     paired: tuple[int, int] = (0, 0)
     meanings: Mapping[tuple[int, int | str], Meanings] = field(default_factory=dict)
     own_errors: Mapping[CulpritKey, OwnErrors] = field(default_factory=dict)
+    noise: Sequence[NoiseJudgement] = ()
 
     def conclude(
         self,

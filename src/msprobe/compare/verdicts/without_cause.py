@@ -81,6 +81,8 @@ def without_cause(findings: Findings) -> Verdict:
     if unread or any(each.proof and each.proof.absorbed for each in findings.steps):
         return _unexplained(findings)
     if not any(each.forward_differs or each.backward_differs for each in findings.steps):
+        if any(each.loose for each in findings.noise):
+            return _within_noise(findings)
         return _equal(findings, unmatched, inside)
     if findings.split is not None:
         return findings.conclude(
@@ -98,6 +100,21 @@ def without_cause(findings: Findings) -> Verdict:
         Confidence.PROVED,
         where=_where_of_precision(findings),
         next_steps=["compare both runs with one of higher precision to see which is nearer"],
+    )
+
+
+def _within_noise(findings: Findings) -> Verdict:
+    within = sum(each.within for each in findings.noise)
+    loose = sum(each.loose for each in findings.noise)
+    precisions = _precisions(findings)
+    return findings.conclude(
+        VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
+        (f"{precisions}; " if precisions else "")
+        + f"every difference lies within the noise measured in {findings.noise[0].recordings} "
+        f"recordings of the reference ({within} values, {loose} of them beyond the tolerance of "
+        "their types)",
+        Confidence.PROVED,
+        where=_where_of_precision(findings),
     )
 
 

@@ -59,7 +59,12 @@ class Mover:
         self._pools.clear()
 
     def move(self, tensor: Tensor) -> None:
-        """Move the elements of a tensor; nothing happens to types that it does not know."""
+        """Move the elements of a tensor; nothing happens to types that it does not know.
+
+        Neither to sparse and nested tensors, whose elements lie in other tensors.
+        """
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return
         if tensor.dtype in _COMPLEX:
             tensor = torch.view_as_real(tensor)
         kind = _BITS.get(tensor.dtype)
