@@ -115,6 +115,20 @@ def test_merged_ranks_are_compared_with_a_single_process(tmp_path, capsys):
     assert {name.partition(".")[0] for name in statuses} <= {"Distributed"}
 
 
+def test_ranks_that_lack_records_are_said(tmp_path, caplog):
+    for rank in range(2):
+        write_layers(tmp_path / "two" / "step0" / f"rank{rank}", 1, 2, rank)
+    path = tmp_path / "two" / "step0" / "rank0" / "dump.json"
+    tree = json.loads(path.read_text())
+    del tree["data"]["Functional.linear.1.forward"]
+    path.write_text(json.dumps(tree))
+
+    merge_ranks(open_dump(tmp_path / "two"), Layout(rank_size=2, tp=2), tmp_path / "merged")
+
+    assert "1 records are not on all ranks" in caplog.text
+    assert "Functional.linear.1.forward" in caplog.text
+
+
 def test_merged_ranks_can_be_written_as_a_dump(tmp_path):
     for rank in range(2):
         write_layers(tmp_path / "two" / "step0" / f"rank{rank}", 1, 2, rank)

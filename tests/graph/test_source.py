@@ -8,7 +8,7 @@ import pytest
 from builders.dumps import write_rank
 from builders.records import forward, tensor
 from msprobe.graph.page_json import whole
-from msprobe.graph.source import Condition, GraphSource, MemorySource
+from msprobe.graph.source import Condition, MemorySource
 from msprobe.graph.sources import GraphSet, open_graphs
 
 BOX, ONE, TWO, LAST = (
@@ -39,7 +39,7 @@ def graphs(tmp_path) -> GraphSet:
 
 
 @pytest.fixture
-def source(graphs) -> GraphSource:
+def source(graphs) -> MemorySource:
     return MemorySource(graphs)
 
 

@@ -15,6 +15,7 @@ import pytest
 from builders.dumps import write_rank
 from builders.records import backward, forward, group, scalar, tensor
 from msprobe.cli.entry import main
+from msprobe.compare.model import Status
 from msprobe.errors import DumpFormatError
 from msprobe.graph.model import Severity
 from msprobe.graph.page_json import whole
@@ -267,6 +268,33 @@ def test_a_file_of_mindstudio_probe_opens(tmp_path):
     (row,) = target.rows(LINEAR)
     assert (row.target.max, row.reference.max, row.finding) == (3.0, 2.0, "'why'")
     assert target.frames(LINEAR) == ["File a.py, line 1, in f"]
+
+
+@pytest.mark.parametrize(
+    ("target", "reference", "result", "status"),
+    [
+        ({}, {}, "error", Status.DIFFERS),  # the same statistics of other elements
+        ({}, {}, "warning", Status.CLOSE),
+        ({}, {}, "pass", Status.EQUAL),
+        ({"md5": "a"}, {"md5": "b"}, None, Status.DIFFERS),
+        ({"md5": "a"}, {"md5": "a"}, None, Status.EQUAL),
+    ],
+)
+def test_a_result_is_not_overruled_by_equal_statistics(target, reference, result, status, tmp_path):
+    def changed(text, more):
+        tree = json.loads(text)
+        return json.dumps({key: entry | more for key, entry in tree.items()})
+
+    link = json.dumps(["DefaultModel", LINEAR])
+    own = {"matched_node_link": link, "output_data": changed(data(2.0, result), target)}
+    other = {"data_source": "Bench", "output_data": changed(data(2.0), reference)}
+    path = other_programs_file(tmp_path / "a.vis.db", [(LINEAR, own), (LINEAR, other)])
+
+    target_side, _ = open_graphs(path).graphs
+
+    assert [row.status for row in target_side.rows(LINEAR)] == [status]
+    is_wrong = target_side.results.halves[LINEAR].severity >= Severity.INHERITED
+    assert is_wrong is (status is Status.DIFFERS)
 
 
 def test_an_old_file_of_json_opens(tmp_path):

@@ -105,10 +105,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _serve(target: Path, reference: Path | None, options: argparse.Namespace) -> int:
     """Show the page from a local server until Ctrl-C."""
-    from msprobe.graph.source import GraphSource, MemorySource
+    from msprobe.graph.source import MemorySource
     from msprobe.report.graph_server import serve_graphs
 
-    def opened() -> GraphSource:
+    def opened() -> MemorySource:
         return MemorySource(open_compared(target, reference, options))
 
     serve_graphs(

@@ -6,8 +6,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from textwrap import fill
-
-# ections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
 from msprobe.cli.commands import COMMANDS, Command, Group

@@ -236,6 +236,8 @@ def _result(rows: Sequence[Row], *, is_matched: bool) -> HalfResult:
 def _severity(status: Status, origin: Origin | None) -> Severity:
     if status.is_difference:
         return Severity.INHERITED if origin is None else _BY_ORIGIN[origin]
+    if status is Status.UNREAD:
+        return Severity.NONE
     return Severity.EQUAL if status is Status.EQUAL else Severity.CLOSE
 
 

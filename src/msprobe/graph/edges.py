@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -181,26 +182,26 @@ class _Makers:
 
     def _maker(self, node: int, value: Value, time: int) -> _Found | None:
         if value.value_id is not None:
-            ready = self._ready(self._by_id.get(value.value_id, ()), node)
+            ready = self._ready(self._by_id.get(value.value_id, ()), node, time + 1)
             if ready:
-                maker = ready[max(len(ready) - 1 - time, 0)]
-                self._used_once.add((maker.node, fingerprint(value)))
-                return _Found(maker, How.RECORDED, 1.0)
+                self._used_once.add((ready[-1].node, fingerprint(value)))
+                return _Found(ready[-1], How.RECORDED, 1.0)
         key = fingerprint(value)
         if key is None:
-            ready = self._ready(self._by_shape.get(_shape_key(value), ()), node)
-            return _Found(ready[-1], How.STATISTICS, _BY_SHAPE) if ready else None
-        ready = self._ready(self._by_print.get(key, ()), node)
+            ready = self._ready(self._by_shape.get(_shape_key(value), ()), node, 1)
+            return _Found(ready[0], How.STATISTICS, _BY_SHAPE) if ready else None
+        made = self._by_print.get(key, ())
+        ready = self._ready(made, node, time + 2)
         if not ready:
             self._outside.add(key)
         elif key in self._outside and value.value_id is None:
-            ready = [use for use in ready if self._may_be_used(use.node, key)]
+            ready = self._ready(made, node, len(made))
+            ready = [use for use in reversed(ready) if self._may_be_used(use.node, key)][::-1]
         if not ready:
             return None
         how = How.CHECKSUM if value.md5 is not None else How.STATISTICS
-        return _Found(
-            ready[max(len(ready) - 1 - time, 0)], how, _confidence(value, is_shared=len(ready) > 1)
-        )
+        maker = ready[min(time, len(ready) - 1)]
+        return _Found(maker, how, _confidence(value, is_shared=len(ready) > 1))
 
     def _may_be_used(self, maker: int, key: Hashable) -> bool:
         """Return whether a call that repeats a value from outside is the source of this use.
@@ -216,10 +217,15 @@ class _Makers:
         self._used_once.add((maker, key))
         return is_new
 
-    def _ready(self, made: Sequence[_Use], node: int) -> Sequence[_Use]:
-        """Return those of some calls that had ended when a node began."""
+    def _ready(self, made: Sequence[_Use], node: int, most: int) -> list[_Use]:
+        """Return the last of some calls that had ended when a node began, the last one first."""
         end = bisect_left(made, node, key=attrgetter("node"))
-        return [use for use in made[:end] if use.node + self._nodes[use.node].size <= node]
+        ended = (
+            made[place]
+            for place in range(end - 1, -1, -1)
+            if made[place].node + self._nodes[made[place].node].size <= node
+        )
+        return [*islice(ended, most)]
 
 
 def _confidence(value: Value, *, is_shared: bool) -> float:

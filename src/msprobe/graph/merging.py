@@ -13,6 +13,7 @@ a reference tells, where one of its sizes is so many times that of a part.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections import Counter, defaultdict
@@ -26,6 +27,8 @@ from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordName
 from msprobe.errors import UsageError
 from msprobe.files import write_report
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_ORDER: Final = "tp-cp-ep-dp-pp"
 
@@ -137,6 +140,7 @@ class _Merged:
         names = [*dict.fromkeys([*first.parents, *first.records])]
         renamed = {name: self._renamed(first.records.parsed(name)) for name in names}
         reduced = _reduced_values(views)
+        _warn_of_gaps(views)
         for record in first.records:
             if _is_message(first.records.parsed(record)):
                 continue
@@ -200,6 +204,24 @@ class _Merged:
         }
         for name, tree in files.items():
             write_report(folder / name, json.dumps(tree, indent=1), warns=False)
+
+
+def _warn_of_gaps(views: Sequence[RankView]) -> None:
+    """Tell of ranks of a stage that lack records, and of calls that only some of them made."""
+    known = [
+        {name for name in view.records if not _is_message(view.records.parsed(name))}
+        for view in views
+    ]
+    odd = set[str]().union(*known) - set.intersection(*known)
+    for view in views:
+        if view.incomplete_reason is not None:
+            logger.warning("%s: records may be missing: %s", view.directory, view.incomplete_reason)
+    if odd:
+        logger.warning(
+            "%s: %d records are not on all ranks that share a layer, such as %s; what is merged of "
+            "them is of the others alone, or left out",
+            *(views[0].directory, len(odd), min(odd)),
+        )
 
 
 def _is_message(name: RecordName) -> bool:

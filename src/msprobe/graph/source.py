@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GraphSource`: graphs by the piece, as a page asks for them when it cannot hold all at once."""
+"""`MemorySource`: graphs by the piece, as a page asks for them when it cannot hold all at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from operator import eq, ge, gt, le, lt
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from msprobe.graph.model import Edge, Roll, Severity
 from msprobe.graph.page_json import (
@@ -38,34 +38,6 @@ class Condition(NamedTuple):
     value: str | float
 
 
-class GraphSource(Protocol):
-    """Graphs by the piece; the answers are ready for JSON (see `page_json`)."""
-
-    def overview(self) -> dict[str, Any]:
-        """Return what a page shows first, with the root of each graph."""
-
-    def children(self, graph: int, node: int) -> dict[str, Any]:
-        """Return the nodes directly inside a node, and the edges and rolled layers among them."""
-
-    def path_to(self, graph: int, node: int) -> list[int]:
-        """Return the boxes around a node, the root first."""
-
-    def detail(self, graph: int, node: int) -> dict[str, Any]:
-        """Return the values and the call stack of a node."""
-
-    def find(
-        self,
-        graph: int,
-        text: str,
-        conditions: Sequence[tuple[str, str, str | float]],
-        limit: int = MOST_FOUND,
-    ) -> dict[str, Any]:
-        """Return the nodes whose name or class holds a text and that meet all conditions."""
-
-    def upstream(self, graph: int, node: int, limit: int = MOST_FOUND) -> list[int]:
-        """Return the nodes that a node's values come from, the nearest first."""
-
-
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": eq,
     "<": lt,
@@ -79,7 +51,7 @@ _SEARCHED: Final = ("name", "path", "label", "class", "source", "dtype")
 
 
 class MemorySource:
-    """A `GraphSource` of graphs in memory."""
+    """Graphs in memory; a `GraphSource` of the page's server. Answers are ready for JSON."""
 
     def __init__(self, graphs: GraphSet) -> None:
         self._graphs = graphs

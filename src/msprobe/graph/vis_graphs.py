@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -31,7 +31,6 @@ from msprobe.graph.vis_reader import Verdict, VisGraph, VisNode, read_vis
 from msprobe.graph.vis_writer import PRECISION
 from msprobe.overflow.severity import Severity as OverflowLevel
 
-_STATUSES: Final = {"pass": Status.CLOSE, "warning": Status.DIFFERS, "error": Status.DIFFERS}
 _LEVELS: Final = {str(level): level for level in OverflowLevel}
 _SIDES: Final = {"NPU": TARGET, "Bench": REFERENCE}
 _STATISTICS: Final = ("max", "min", "mean", "norm", "md5", "shape", "dtype", "value")
@@ -112,10 +111,6 @@ class _Side:
         )
 
 
-def _framework(names: Iterable[str]) -> str:
-    return "mindspore" if any(name.startswith("Cell.") for name in names) else "pytorch"
-
-
 def _compared(step: int, rank: RankKey, target: _Side, reference: _Side) -> GraphPlace:
     results = [NodeResults.empty(side.graph) for side in (target, reference)]
     pairs = [
@@ -178,13 +173,21 @@ def _known(verdict: Verdict | None, rows: Sequence[Row]) -> HalfResult | None:
 def _row(pair: OperationPair, node: VisNode, value: Value, other: Value | None) -> Row:
     if other is None:
         return Added(pair=pair, target=value, status=Status.ADDED)
-    status = Status.EQUAL if _is_same(value, other) else Status.CLOSE
     result, message = node.results.get(value.slot, ("", ""))
-    if status is not Status.EQUAL:
-        status = _STATUSES.get(result, Status.CLOSE)
+    status = _status(value, other, result)
     return Matched(
         pair=pair, target=value, reference=other, status=status, finding=message.strip("[]")
     )
+
+
+def _status(value: Value, other: Value, result: str) -> Status:
+    """Return the status of two values, from them and the result that mindstudio-probe wrote."""
+    is_same = _is_same(value, other)
+    has_other_bytes = None not in (value.md5, other.md5) and value.md5 != other.md5
+    if result == "error" or has_other_bytes or (result == "warning" and not is_same):
+        return Status.DIFFERS
+    # Tensors that differ may have the same statistics, and be told apart by other words.
+    return Status.EQUAL if is_same and result != "warning" else Status.CLOSE
 
 
 def _is_same(value: Value, other: Value) -> bool:
@@ -196,10 +199,12 @@ def _badness(status: Status) -> int:
 
 
 def _severity(node: VisNode, worst: Status) -> Severity:
-    """Return the severity that an index of precision stands for."""
+    """Return the severity that an index of precision means; that of the values without one."""
     if node.precision is None or node.precision < min(
         index for index in PRECISION.values() if index > 0
     ):
+        if worst.is_difference and node.precision is None:
+            return Severity.INHERITED
         return Severity.EQUAL if worst is Status.EQUAL else Severity.CLOSE
     at_least = [severity for severity, index in PRECISION.items() if index <= node.precision]
     return max(severity for severity in at_least if severity is not Severity.ONE_SIDED)

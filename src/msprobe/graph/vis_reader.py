@@ -365,11 +365,6 @@ def _shape(found: object) -> tuple[int, ...] | None:
     return None
 
 
-def _as_list(text: str) -> str:
-    """Return a shape as JSON; older files have it as a tuple."""
-    return text.replace(",)", ")").replace("(", "[").replace(")", "]")
-
-
 def _texts(found: object) -> list[str]:
     if isinstance(found, str):
         return [found] if found else []
