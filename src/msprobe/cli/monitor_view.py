@@ -67,6 +67,6 @@ def _serve(runs: list[MonitorRun], port: int, *, opens_browser: bool) -> None:
     if opens_browser:
         webbrowser.open(server.url)
     try:
-        server.serve()
+        server.run()
     except KeyboardInterrupt:
         return

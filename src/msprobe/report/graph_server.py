@@ -10,19 +10,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import secrets
-import threading
 import time
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from http.server import ThreadingHTTPServer
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
 from msprobe.errors import MsprobeError
 from msprobe.report.graph_page import graph_page_text
-from msprobe.report.local_handler import ADDRESS, LocalHandler
+from msprobe.report.local_server import Answer, LocalServer
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +50,8 @@ class GraphSource(Protocol):
         """Return the nodes whose values have reached a node."""
 
 
-class GraphServer:
-    """A running server.
-
-    Attributes:
-        url: the address of the page.
-    """
+class GraphServer(LocalServer):
+    """Serves graphs, opened again when their files have changed."""
 
     def __init__(
         self,
@@ -78,44 +71,22 @@ class GraphServer:
         """
         self._open, self._stamp = open_source, stamp
         self._check_every_s, self._next_check_s = check_every_s, 0.0
-        self._lock = threading.Lock()
         self._seen = stamp()
         self._source = open_source()
         self._version = 0
-        self._token = secrets.token_urlsafe(24)
-        self._http = ThreadingHTTPServer((ADDRESS, port), _handler(self))
-        self._http.daemon_threads = True
-        self.port: int = self._http.server_address[1]
-        self.url = f"http://{ADDRESS}:{self.port}/{self._token}/"
+        super().__init__(port)
 
-    def run(self) -> None:
-        """Answer requests until `close` is called, or Ctrl-C; then free the port."""
-        with self._http:
-            self._http.serve_forever(poll_interval=0.2)
-
-    def close(self) -> None:
-        """Make `run` return; called from another thread."""
-        self._http.shutdown()
-
-    def answer(self, target: str) -> tuple[HTTPStatus, str, str]:
-        """Return status, type and body for the target of a GET request."""
-        path, _, query = target.partition("?")
-        parts = path.split("/")
-        if len(parts) != 3 or not secrets.compare_digest(parts[1].encode(), self._token.encode()):
-            return HTTPStatus.NOT_FOUND, "text/plain", "not found"
-        with self._lock:
-            return self._locked_answer(parts[2], query)
-
-    def _locked_answer(self, what: str, query: str) -> tuple[HTTPStatus, str, str]:
+    def answer_question(self, question: str, query: str) -> Answer:
+        """Return the page, or nodes of the graphs."""
         self._reopen_if_changed()
-        if not what:
+        if not question:
             overview = {**self._source.overview(), "version_served": self._version}
             return HTTPStatus.OK, "text/html", graph_page_text(overview)
         words = {name: values[0] for name, values in parse_qs(query).items()}
         try:
             if int(words["version"]) != self._version:
                 return HTTPStatus.CONFLICT, "text/plain", "the files have changed: reload the page"
-            found = _ANSWERS[what](self._source, words)
+            found = _ANSWERS[question](self._source, words)
         except (KeyError, ValueError, IndexError, TypeError) as error:
             logger.debug("refused: %s", error)
             return HTTPStatus.BAD_REQUEST, "text/plain", "no such node or question"
@@ -160,14 +131,6 @@ _ANSWERS: Final[dict[str, Callable[[GraphSource, Mapping[str, str]], Any]]] = {
         ),
     },
 }
-
-
-def _handler(server: GraphServer) -> type[LocalHandler]:
-    class Handler(LocalHandler):
-        def answer(self) -> None:
-            self.send(*server.answer(self.path))
-
-    return Handler
 
 
 def serve_graphs(

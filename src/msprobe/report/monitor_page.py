@@ -15,14 +15,13 @@ from msprobe.report.page_file import page_text, write_page
 _VIEWS: Final = ("monitor_overview", "monitor_heat", "monitor_series", "monitor_incidents")
 
 
-def live_page(overview: Mapping[str, Any], token: str) -> str:
-    """Return the page that asks its own server.
+def live_page(overview: Mapping[str, Any]) -> str:
+    """Return the page that asks its own server, by addresses below its own.
 
     Args:
         overview: of the runs.
-        token: which the server expects with each question.
     """
-    sections = {"monitor": overview, "monitor_live": {"token": token}}
+    sections = {"monitor": overview, "monitor_live": True}
     return page_text(_title(overview), sections, _VIEWS, asks_server=True)
 
 
