@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make `report/page/shared/uplot.js` and `uplot.css` of a release of uPlot.
+"""Make `report/page/vendor/uplot.js` and `uplot.css` of a release of uPlot.
 
     npm install uplot && python scripts/vendor_uplot.py node_modules/uplot
 
@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-SHARED = Path(__file__).resolve().parent.parent / "src" / "msprobe" / "report" / "page" / "shared"
+VENDOR = Path(__file__).resolve().parent.parent / "src" / "msprobe" / "report" / "page" / "vendor"
 
 
 def main() -> None:
@@ -25,9 +25,9 @@ def main() -> None:
     licence = (package / "LICENSE").read_text().strip()
     head = f"/*! uPlot {version}, made by scripts/vendor_uplot.py\n\n{licence}\n*/\n"
     lines = ["// @ts-nocheck", "export const uPlot = (() => {", built, "return uPlot;", "})();", ""]
-    (SHARED / "uplot.js").write_text(head + "\n".join(lines))
-    (SHARED / "uplot.css").write_text((package / "dist" / "uPlot.min.css").read_text())
-    shutil.copy(package / "LICENSE", SHARED / "uplot.LICENSE")
+    (VENDOR / "uplot.js").write_text(head + "\n".join(lines))
+    (VENDOR / "uplot.css").write_text((package / "dist" / "uPlot.min.css").read_text())
+    shutil.copy(package / "LICENSE", VENDOR / "uplot.LICENSE")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def test_shared_parts_know_no_views_and_views_no_other_views():
     may_import = {
         "vendor": set(),
         "shared": {"shared"},
-        "data": {"shared", "data"},
+        "data": {"shared", "data", "vendor"},
         "graph": {"shared", "data", "graph", "vendor"},
         "views": {"shared", "data", "graph"},
     }

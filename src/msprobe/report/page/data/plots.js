@@ -3,7 +3,7 @@
 
 import { digits } from "../shared/format.js";
 import { colour } from "../shared/theme.js";
-import { uPlot } from "../shared/uplot.js";
+import { uPlot } from "../vendor/uplot.js";
 import { lineName, overview, read } from "./monitor.js";
 
 const colours = ["blue", "orange", "green", "violet", "pink", "amber", "steel", "grey"];
