@@ -212,7 +212,7 @@ def _warn_of_gaps(views: Sequence[RankView]) -> None:
         {name for name in view.records if not _is_message(view.records.parsed(name))}
         for view in views
     ]
-    odd = set[str]().union(*known) - set.intersection(*known)
+    odd = known[0].union(*known) - known[0].intersection(*known)
     for view in views:
         if view.incomplete_reason is not None:
             logger.warning("%s: records may be missing: %s", view.directory, view.incomplete_reason)

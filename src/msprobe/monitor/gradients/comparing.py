@@ -284,11 +284,11 @@ def _read_sketches(path: Path) -> dict[str, _Recorded]:
                 continue
             facts = read_facts(arrays[key])
             count = math.prod(facts["shape"])
-            signs = Signs(arrays[f"{name}/positive"], arrays[f"{name}/zero"], count)
-            if {signs.positive.size, signs.zero.size} != {-(-count // 8)}:
+            positive, zero = arrays[f"{name}/positive"], arrays[f"{name}/zero"]
+            if {positive.size, zero.size} != {-(-count // 8)}:
                 raise ValueError(f"{name} has signs of another size")
             found[name] = _Recorded(
-                signs,
+                Signs(positive, zero, count),
                 facts["nan"] + facts["inf"],
                 float(facts["norm"]),
                 arrays[f"{name}/projections"],
