@@ -96,6 +96,37 @@ report({"norms": repr(norms)})
 """
 
 
+SHARDED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from msprobe.pytorch import TrainerMon
+mesh = init_device_mesh("cpu", (2,))
+model = nn.Linear(2, 4, bias=False)
+model.weight = nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+path = folder / f"monitor{rank}.json"
+path.write_text(json.dumps({"output_dir": str(folder / "runs"), "wg_distribution": True}))
+monitor = TrainerMon(path)
+monitor.set_monitor(model, optimizer)
+for step in range(2):
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+with monitor.open() as run:
+    table = run.rows("run", names=["grad_norm", "grad_norm_clipped"])
+    found = table.filter(table["rank"] == rank).select("step", "name", "value").rows()
+monitor.close()
+report({"found": repr(found)})
+"""
+
+
+def test_the_norm_of_a_part_is_not_taken_for_that_of_all_gradients(tmp_path: Path) -> None:
+    for found in run_ranks(SHARDED, tmp_path):
+        assert found["found"] == "[]"
+
+
 @pytest.mark.parametrize("dp_group", [False, True])
 def test_gradients_before_and_after_reduction(dp_group: bool, tmp_path: Path) -> None:
     found = run_ranks(REDUCED, tmp_path, options={"dp_group": dp_group})

@@ -135,16 +135,20 @@ class Parameters:
             self._put_updates(rows)
 
     def total_norm(self) -> float | None:
-        """Return the norm of all gradients together as the optimizer gets them; None without any.
+        """Return the norm of all gradients together as the optimizer gets them.
 
         Those that were measured unreduced and have not changed since are not read again.
+
+        Returns:
+            None without gradients, and where this rank has a part of one only: the norm of parts is
+            not that of the whole.
         """
         found = [
             gradient
             for _, parameter in self._parameters
             if (gradient := self._view.gradient(parameter)) is not None
         ]
-        if not found or not all(isinstance(readable(one), Tensor) for one in found):
+        if not found or not all(map(_is_whole, found)):
             return None
         from msprobe.pytorch.values.measures import Measures
 
@@ -226,6 +230,12 @@ class Parameters:
                 agreeing = (gradient.sign() * moment.sign()).sum().item()
                 share = (agreeing / moment.numel() + 1) / 2
             rows.put_number(key, share, stream=Stream.OTHER, op=MG_DIRECTION)
+
+
+def _is_whole(gradient: Tensor) -> bool:
+    """Return whether all elements of a gradient can be read here."""
+    found = readable(gradient)
+    return isinstance(found, Tensor) and found.shape == gradient.shape
 
 
 def _itself(parameter: Tensor) -> Tensor:

@@ -71,9 +71,10 @@ class RunNumbers:
                     if found is not None:
                         part = f"[{place}]" if isinstance(value, tuple | list) else ""
                         self._put(f"{name}{part}.{number}", found)
+        before = total_norm if self._clipped_from is None else self._clipped_from
+        if before is not None:
+            self._put(GRAD_NORM, before)
         if total_norm is not None:
-            before = self._clipped_from
-            self._put(GRAD_NORM, total_norm if before is None else before)
             self._put(GRAD_NORM_CLIPPED, total_norm)
         if self._loss_scale is not None:
             self._put(LOSS_SCALE, self._loss_scale)
