@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.checks.op_scripts import ScriptOptions, forward_name, script_name, write_op_script
+from msprobe.config.reading import read_config_file
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import open_dump
-from msprobe.errors import ConfigError, ConfigFileError
+from msprobe.errors import ConfigError
 from msprobe.files import write_report
-from msprobe.json_text import JSON_ERRORS, json_problem, parse_json, strict_json
+from msprobe.json_text import strict_json
 
 _PROPAGATIONS: Final = ("forward", "backward")
 _MODES: Final = ("random_data", "real_data")
@@ -60,14 +61,7 @@ def read_op_config(path: Path) -> OpConfig:
         ConfigFileError: it cannot be read, or holds no JSON object.
         ConfigError: a key is unknown or missing, or has a value that cannot be used.
     """
-    try:
-        tree = parse_json(path.read_bytes())
-    except OSError as exc:
-        raise ConfigFileError(path, f"cannot be read: {exc.strerror or exc}") from exc
-    except JSON_ERRORS as exc:
-        raise ConfigFileError(path, json_problem(exc)) from exc
-    if not isinstance(tree, dict):
-        raise ConfigFileError(path, "holds no JSON object")
+    tree, _ = read_config_file(path)
     for key in tree:
         if key not in _DEFAULTS:
             raise ConfigError(key, tree[key], f"only {', '.join(_DEFAULTS)}", source=path)

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from msprobe.cli.options import add_dump, add_output, decimal, whole_number
+from msprobe.cli.options import add_dump, add_imports, add_output, decimal, whole_number
 
 _SHRINK_S: Final = 60.0
 _EPILOG: Final = """\
@@ -44,15 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"look for a smaller call with the same fault, S seconds at most ({_SHRINK_S:g})",
     )
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import this first, a module or a file: it defines custom operators, functions or "
-        "references; repeatable",
-    )
+    add_imports(parser)
 
 
 def run(options: argparse.Namespace) -> int:

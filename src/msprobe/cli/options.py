@@ -68,6 +68,19 @@ def add_quiet(options: _Options, text: str = "print nothing") -> None:
     options.add_argument("-q", "--quiet", action="store_true", help=text)
 
 
+def add_imports(options: _Options) -> None:
+    """Add ``--import``, as ``options.imports``: names for `import_definitions`."""
+    options.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import this first, a module or a file: it defines custom operators, functions or "
+        "references; repeatable",
+    )
+
+
 def add_exit_code(options: _Options, text: str) -> None:
     """Add ``--exit-code``."""
     options.add_argument("--exit-code", action="store_true", help=text)
