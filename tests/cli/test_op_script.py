@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 
 from builders.recordings import recording  # noqa: E402
+from builders.warm_python import run_warm  # noqa: E402
 from msprobe.cli import main  # noqa: E402
 from msprobe.replay import references  # noqa: E402
 
@@ -22,7 +20,8 @@ pytestmark = pytest.mark.torch
 
 # Runs each script as a program of its own would run, and prints its exit code and its output.
 DRIVER = """
-import contextlib, io, runpy, sys
+import contextlib, io, runpy, sys, warnings
+warnings.simplefilter("error")
 assert "msprobe" not in sys.modules
 first, *scripts = sys.argv[1:]
 for path in scripts:
@@ -55,12 +54,8 @@ def script(dump, call, path, *options):
 
 
 def run_scripts(*paths, device="-"):
-    """Return exit code and output of each script, run without msprobe on the path."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-I", "-W", "error", "-c", DRIVER, device, *map(str, paths)],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
+    """Return exit code and output of each script, which imports nothing of msprobe."""
+    done = run_warm("-c", DRIVER, device, *paths)
     assert done.returncode == 0, done.stderr
     lines = [line.partition(" | ") for line in done.stdout.splitlines()]
     return [(code, text) for code, _, text in lines]

@@ -114,7 +114,7 @@ def test_a_script_prints_and_computes_the_same(tmp_path: Path) -> None:
 
 def test_the_default_records_two_steps_at_mix(tmp_path: Path) -> None:
     write(tmp_path, LOOP)
-    ended = start(tmp_path, "-m", "msprobe", "run", "train.py")
+    ended = run_warm("-m", "msprobe", "run", "train.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     dump = open_dump(tmp_path / "msprobe_dump")
     assert list(dump.steps) == [0, 1]
@@ -375,10 +375,10 @@ def test_a_file_is_read_and_options_win(tmp_path: Path) -> None:
     write(tmp_path, LOOP)
     config = {"task": "tensor", "level": "L1", "step": [2], "dump_path": "of_file", "tensor": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    done = start(
-        tmp_path, "-m", "msprobe", "run", "--config", "config.json", "--task", "statistics",
+    done = run_warm(
+        "-m", "msprobe", "run", "--config", "config.json", "--task", "statistics",
         "--list", "gelu,linear", "--scope",
-        "Functional.gelu.0.forward", "Functional.linear.1.forward", "train.py",
+        "Functional.gelu.0.forward", "Functional.linear.1.forward", "train.py", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     dump = open_dump(tmp_path / "of_file")
