@@ -9,16 +9,18 @@ Nothing of an object is called or read while looking.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType
 from typing import Any, Final
+from zlib import crc32
 
 from msprobe.run_config.secrets import hide_secrets
 
 _MAX_TEXT: Final = 200
 _MAX_ELEMENTS: Final = 16
+_MAX_NUMBERS: Final = 4096
 
 Kinds = Mapping[str, list[Any]]
 """Objects by kind."""
@@ -61,15 +63,20 @@ def plain_settings(
 
 
 def setting_text(value: Any) -> str | None:
-    """Return a plain value, a function, a class or a short list of these as text; else None.
+    """Return a plain value, function, class or short list or dict of these, as text; else None.
 
+    Of a longer list of numbers the first ones, their count and a checksum are told.
     None is no setting: what one run has set and the other has not is a difference all the same.
     """
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, bool | int | float | str):
         return str(value)[:_MAX_TEXT]
+    if isinstance(value, dict):
+        return _dict_text(value)
     if isinstance(value, list | tuple):
+        if _MAX_ELEMENTS < len(value) <= _MAX_NUMBERS:
+            return _numbers_text(value)
         texts = [setting_text(one) for one in value[:_MAX_ELEMENTS]]
         known = [text for text in texts if text is not None]
         return ", ".join(known) if len(known) == len(value) else None
@@ -78,6 +85,22 @@ def setting_text(value: Any) -> str | None:
     if isinstance(value, FunctionType | BuiltinFunctionType | MethodType | MethodDescriptorType):
         return _function_text(value)
     return f"{value.__module__}.{value.__qualname__}" if isinstance(value, type) else None
+
+
+def _dict_text(value: dict[Any, Any]) -> str | None:
+    if len(value) > _MAX_ELEMENTS:
+        return None
+    texts = [(setting_text(key), setting_text(one)) for key, one in value.items()]
+    if any(text is None for pair in texts for text in pair):
+        return None
+    return ", ".join(f"{key}: {text}" for key, text in texts)
+
+
+def _numbers_text(values: Sequence[Any]) -> str | None:
+    if not all(isinstance(one, bool | int | float) for one in values):
+        return None
+    first = ", ".join(map(str, values[:3]))
+    return f"{first} … ({len(values)}, {crc32(repr(list(values)).encode()):08x})"
 
 
 def _partial_text(value: partial[Any]) -> str | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -214,6 +214,9 @@ def _of_loader(loader: DataLoader[Any]) -> Settings:
         part = getattr(loader, name, None)
         found[name] = type(part).__name__
         found |= {f"{name}.{key}": text for key, text in plain_settings(part)}
+    for key, value in getattr(loader.sampler, "__dict__", {}).items():
+        if isinstance(value, Tensor) and value.device.type == "cpu":  # weights of samples
+            found[f"sampler.{key}"] = setting_text(value.flatten().tolist()) or ""
     found["size"] = _size(loader.dataset)
     if loader.generator is not None:
         found["generator_seed"] = str(loader.generator.initial_seed())
