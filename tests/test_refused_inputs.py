@@ -13,8 +13,8 @@ from msprobe.errors import ConfigError, MsprobeError
 LINEAR = "Functional.linear.0.forward"
 MODULE = "Module.fc.Linear.forward.0"
 TASKS = (
-    "use one of statistics, tensor, structure, overflow_check, signature, grad_probe, "
-    "free_benchmark"
+    "use one of statistics, tensor, structure, overflow_check, nan_check, signature, grad_probe, "
+    "noise_floor, free_benchmark, diff_check"
 )
 LEVELS = "use one of L0, L1, L2, mix, debug"
 API_RULE = "use an API name such as Functional.linear.0.forward"
@@ -29,8 +29,6 @@ REFUSED_CONFIGS = [
     ({"task": "run_ut"}, "task", '("run_ut" is not a capture task: it checks the APIs of a finish'),
     ({"task": "acc_check"}, "task", '("acc_check" is not a capture task: it checks the APIs of a'),
     ({"task": "exception_dump"}, "task", "is not a capture task: use overflow_check"),
-    ({"task": "nan_check"}, "task", 'a section "nan_check" may stay in the file'),
-    ({"task": "diff_check"}, "task", "is not a capture task: capture both runs"),
     (
         {"task": "free_benchmark", "level": "L0"},
         "level",
@@ -76,6 +74,12 @@ REFUSED_CONFIGS = [
         },
         "free_benchmark.if_preheat",
         'is true; use false, or true with handler_type "check" and fuzz_stage "forward"',
+    ),
+    ({"task": "diff_check"}, "diff_check.reference", "it is missing"),
+    (
+        {"task": "diff_check", "diff_check": {"reference": "gone"}},
+        "diff_check.reference",
+        "no such",
     ),
     ({"level": "l1"}, "level", f'is "l1"; {LEVELS} (write "L1")'),
     ({"level": "MIX"}, "level", f'is "MIX"; {LEVELS} (write "mix")'),

@@ -90,7 +90,8 @@ def test_every_key_of_the_file_is_a_setting_of_the_same_name():
     assert set(CommonKeys.__struct_encode_fields__) == settings
 
 
-@pytest.mark.parametrize("task", Task)
+# diff_check has a key without a default: the recording to compare with.
+@pytest.mark.parametrize("task", [task for task in Task if task is not Task.DIFF_CHECK])
 def test_defaults_of_the_keys_pass_their_own_check(load, task):
     defaults = msgspec.to_builtins(SECTION_KEYS[task]())
     level = "L2" if task is Task.EXCEPTION_DUMP else "mix"

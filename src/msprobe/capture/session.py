@@ -24,6 +24,7 @@ from msprobe.capture.adapter import Adapter
 from msprobe.capture.attaching import Attachable
 from msprobe.capture.backward_passes import BackwardPasses
 from msprobe.capture.calls import Calls
+from msprobe.capture.diff_check import DiffRecording, Judge
 from msprobe.capture.events import CallSink
 from msprobe.capture.facts import FactCollector, FactSink
 from msprobe.capture.nan_check import NanCheck
@@ -71,6 +72,7 @@ class Session:
         stacks: call stacks seen so far.
         current: the step that events belong to.
         totals: counts over all steps.
+        judge: compares records with another run, in the task `diff_check`.
         calls: is told of calls; tells the sinks.
         backward: is told of gradients; tells the sinks.
         recording: the sink that makes the records of the task.
@@ -94,13 +96,20 @@ class Session:
             alone is dumped.
     """
 
-    def __init__(self, config: Config, adapter: Adapter, tensor_types: Sequence[type]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        adapter: Adapter,
+        tensor_types: Sequence[type],
+        judge: Judge | None = None,
+    ) -> None:
         """Create a session that is not capturing yet; nothing is opened or installed.
 
         Args:
             config: the settings.
             adapter: the framework.
             tensor_types: exact tensor types, see `Describer`.
+            judge: compares records with another run; only for the task `diff_check`.
         """
         self.config = config
         self.adapter = adapter
@@ -131,6 +140,7 @@ class Session:
         self._dead = False
         self._began = process_began()
         self.check = _check_of(config)
+        self.judge = judge
         selection = _selection(config)
         around = RecordingContext(
             step=self.current,
@@ -141,7 +151,10 @@ class Session:
             submit=self._submit,
             failed=self.failed,
         )
-        self.recording = _recording_of(config, around, self.check)
+        if judge is not None:
+            self.recording: Recording = DiffRecording(around, judge)
+        else:
+            self.recording = _recording_of(config, around, self.check)
         sink = CallSink() if config.task is Task.FREE_BENCHMARK else self.recording
         self.calls = Calls(self.current, selection, sink)
         self.backward = BackwardPasses(self.calls, adapter)
@@ -223,7 +236,7 @@ class Session:
             self.finished = True
             logger.info("all wanted steps are recorded: capture ends (last step %d)", last)
             return False
-        if self.check is not None and self.check.finished:
+        if any(each is not None and each.finished for each in (self.check, self.judge)):
             self.finished = True
             return False
         if not self._is_asked_for() and not (
@@ -459,6 +472,8 @@ class Session:
         if self.check is not None:
             results = claim.dump_path / f"{config.task}_{claim.name}"
             self.check.begin_step(self.step_number, results)
+        if self.judge is not None:
+            self.judge.begin_step(self.step_number, rank, directory)
         self.recording.use(self.dump)
         self.facts.begin(self.step_number, self.dump)
 
@@ -481,6 +496,8 @@ class Session:
         self._guarded("step", self.backward.close_step)
         self._guarded("step", self.saved.close_records)
         self._guarded("step", self._hand_on_waiting)
+        if self.judge is not None:
+            self._guarded("diff_check", self.judge.end_step)
         ended = self.facts.ended = self.current.ending.judge()
         self._guarded("step", self.facts.finish)
         written = dump.close()
@@ -501,6 +518,8 @@ class Session:
         fields["linked_tensors"] = written.linked
         if self.check is not None:
             fields |= self.attempt("check", self.check.end_step) or {}
+        if self.judge is not None:
+            fields |= self.judge.counts()
         dump.write_account(fields)
         logger.info(account.line(facts))
         self.totals.add(account)

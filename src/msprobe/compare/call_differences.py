@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from msprobe.compare.model import Matched, Row, Status
 from msprobe.compare.verdicts.status import judge_row
@@ -40,6 +40,13 @@ class CallDifference(NamedTuple):
         return bool(self.inputs or self.outputs)
 
 
+class Rule(Protocol):
+    """Says which values differ."""
+
+    def differs(self, row: Row) -> bool:
+        """Return whether the two values of a row differ."""
+
+
 class ExactRule:
     """Judges values to the bit, by checksums where both sides have them, else by statistics."""
 
@@ -53,7 +60,22 @@ class ExactRule:
             return row.status not in (Status.EQUAL, Status.UNREAD)
         if row.target.is_unread and row.reference.is_unread:
             return False
-        return value_key(row.target) != value_key(row.reference)
+        both = row.target.md5 is not None and row.reference.md5 is not None
+        return value_key(row.target, with_checksum=both) != value_key(
+            row.reference, with_checksum=both
+        )
+
+
+class ToleranceRule:
+    """Judges values by their statistics, within the tolerance of their types."""
+
+    def __init__(self, tolerances: Tolerances) -> None:
+        self._tolerances = tolerances
+
+    def differs(self, row: Row) -> bool:
+        """Return whether the two values of a row differ by more than their tolerance."""
+        judge_row(row, self._tolerances)
+        return row.status.is_difference
 
 
 def judge_call(rows: Iterable[Row], differs: Callable[[Row], bool]) -> CallDifference:
@@ -81,11 +103,16 @@ def is_unjudged(row: Matched) -> bool:
     return row.target.md5 is None or row.reference.md5 is None
 
 
-def value_key(value: Value) -> Key:
-    """Return a key that is equal for two values exactly if they are equal in all the dump has."""
+def value_key(value: Value, *, with_checksum: bool = True) -> Key:
+    """Return a key that is equal for two values exactly if they are equal in all the dump has.
+
+    Args:
+        value: the value.
+        with_checksum: whether checksums count, where there are some; else statistics.
+    """
     if not value.is_tensor:
         return (value.type, repr(value.value))
-    if value.md5 is not None:
+    if with_checksum and value.md5 is not None:
         return (value.dtype, value.shape, value.md5)
     # As text, NaN is equal to itself.
     numbers = (value.max, value.min, value.mean, value.norm)

@@ -10,7 +10,7 @@ from typing import Final
 from msprobe.compare.matching.signatures import Signature, signature_of
 from msprobe.compare.model import Added, Matched, Missing, OperationPair, Row
 from msprobe.compare.sides import Side
-from msprobe.dump.record_names import RecordKind
+from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.values import Role, Value
 from msprobe.operators.lookup import parameter_name
 
@@ -30,13 +30,36 @@ def pair_values(target: Side, reference: Side, pair: OperationPair) -> list[Row]
         DumpFormatError: a record is damaged.
     """
     target_values, reference_values = _values_of_both(target, reference, pair)
+    return pair_lists(
+        pair,
+        (target_values, reference_values),
+        (target.parsed(pair.name), reference.parsed(pair.reference or "")),
+        crosses=target.framework != reference.framework,
+    )
+
+
+def pair_lists(
+    pair: OperationPair,
+    values: tuple[list[Value], list[Value]],
+    names: tuple[RecordName, RecordName],
+    *,
+    crosses: bool = False,
+) -> list[Row]:
+    """Return the rows of two operations whose values are known; see `pair_values`.
+
+    Args:
+        pair: the operations.
+        values: of the target and of the reference.
+        names: of both records, taken apart.
+        crosses: whether the sides are of two frameworks.
+    """
+    target_values, reference_values = values
     if not reference_values:
         return [Added(pair=pair, target=value) for value in target_values]
     if not target_values:
         return [Missing(pair=pair, reference=value) for value in reference_values]
-    crosses = target.framework != reference.framework
     is_simple = not pair.slots and not crosses and len(target_values) == len(reference_values)
-    parsed = target.parsed(pair.name)
+    parsed, reference = names
     has_gradients = parsed.kind is RecordKind.BACKWARD and not parsed.is_module
     if is_simple:
         rows: list[Row] = [
@@ -51,7 +74,7 @@ def pair_values(target: Side, reference: Side, pair: OperationPair) -> list[Row]
     if crosses:
         matcher.pair_parameters()
     elif not parsed.is_module:
-        functions = parsed.base, reference.parsed(pair.reference or "").base
+        functions = parsed.base, reference.base
         matcher.pair_by_name(*map(signature_of, functions), in_output=has_gradients)
     roles = [Role.INPUT, Role.PARAMETER]
     if has_gradients:

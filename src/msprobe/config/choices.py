@@ -19,6 +19,7 @@ class Task(StrEnum):
     GRAD_PROBE = "grad_probe"
     NOISE_FLOOR = "noise_floor"
     FREE_BENCHMARK = "free_benchmark"
+    DIFF_CHECK = "diff_check"
 
 
 class Level(StrEnum):
@@ -173,3 +174,10 @@ class FuzzLevel(StrEnum):
     """Which calls are perturbed: APIs."""
 
     L1 = "L1"
+
+
+class DiffRule(StrEnum):
+    """How `diff_check` compares values: to the bit, or by statistics within the tolerance."""
+
+    CHECKSUM = "checksum"
+    STATISTICS = "statistics"

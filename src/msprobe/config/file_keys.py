@@ -17,6 +17,7 @@ from msprobe.config.choices import (
     CompileMode,
     DataModeWord,
     Device,
+    DiffRule,
     FileFormat,
     FuzzDevice,
     FuzzLevel,
@@ -328,6 +329,31 @@ class FreeBenchmarkKeys(msgspec.Struct, frozen=True, kw_only=True):
     ] = 4 << 30
 
 
+class DiffCheckKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Task `diff_check`: the run is compared with a recorded one while it goes."""
+
+    reference: Annotated[
+        str,
+        Meta(description="Path of the recorded run: a dump of the same steps and level."),
+    ] = ""
+    diff_nums: Annotated[
+        int,
+        Meta(
+            description="Stop after this many calls that begin a difference; -1 never stops; not "
+            "0.",
+            extra_json_schema={"anyOf": [{"const": -1}, {"minimum": 1}]},
+        ),
+    ] = 1
+    compare: Annotated[
+        DiffRule,
+        Meta(
+            description="`checksum`: to the bit, for a reference with `summary_mode` md5. "
+            "`statistics`: within the tolerance of each type."
+        ),
+    ] = DiffRule.CHECKSUM
+    black_list: BlackList = []
+
+
 class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Keys at the top of the file, for every task."""
 
@@ -359,11 +385,9 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Which calls to see: `L0` modules, `L1` APIs, `mix` both, `L2` the "
             "kernels that run beneath, `debug` only what you pass to `save()`. The task "
-            "`structure` works at L0 and mix, `overflow_check` and `nan_check` at L0, L1 and "
-            "mix; `signature` records no calls, and the level does not matter."
-            "`structure` works at L0 and mix, `overflow_check` at L0, L1 and mix, "
-            "`free_benchmark` at L1 and mix; `signature` records no calls, and the level does "
-            "not matter."
+            "`structure` works at L0 and mix, `overflow_check`, `nan_check` and `diff_check` at "
+            "L0, L1 and mix, `free_benchmark` at L1 and mix; `signature` records no calls, and "
+            "the level does not matter."
         ),
     ] = Level.L1
     enable_dataloader: Annotated[
@@ -475,6 +499,7 @@ SectionKeys = (
     | GradProbeKeys
     | NoiseFloorKeys
     | FreeBenchmarkKeys
+    | DiffCheckKeys
 )
 
 EMPTY_IS_DEFAULT: Final = ("task", "level")
@@ -490,4 +515,5 @@ SECTION_KEYS: Final[dict[Task, type[SectionKeys]]] = {
     Task.GRAD_PROBE: GradProbeKeys,
     Task.NOISE_FLOOR: NoiseFloorKeys,
     Task.FREE_BENCHMARK: FreeBenchmarkKeys,
+    Task.DIFF_CHECK: DiffCheckKeys,
 }

@@ -51,6 +51,19 @@ def parse_dump_path(value: object, *, source: str | Path) -> Path:
     return path
 
 
+def parse_reference(value: str, key: str, *, source: str | Path) -> Path:
+    """Return the path of a recorded run.
+
+    Raises:
+        ConfigError: there is nothing at the path.
+    """
+    path = _absolute(value, key, source) if value.strip() else None
+    if path is None or not path.exists():
+        hint = "it is missing" if path is None else "there is no such folder"
+        raise ConfigError(key, value, "the path of a recorded run", source=source, hint=hint)
+    return path
+
+
 def parse_api_list(value: str, *, file: Path | None, source: str | Path) -> Path | None:
     """Return the path of the user's API table; None for an empty one.
 

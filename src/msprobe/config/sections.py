@@ -22,6 +22,7 @@ from msprobe.config.choices import (
     Stage,
 )
 from msprobe.config.file_keys import (
+    DiffCheckKeys,
     ExceptionDumpKeys,
     FreeBenchmarkKeys,
     GradProbeKeys,
@@ -35,8 +36,10 @@ from msprobe.config.file_keys import (
     StructureKeys,
     TensorKeys,
 )
+from msprobe.config.paths import parse_reference
 from msprobe.config.settings import (
     DataMode,
+    DiffCheckSection,
     ExceptionDumpSection,
     FreeBenchmarkSection,
     GradProbeSection,
@@ -99,6 +102,8 @@ def build_section(
             return ExceptionDumpSection(black_list=tuple(keys.black_list))
         case GradProbeKeys():
             return _grad_probe(keys, source=source)
+        case DiffCheckKeys():
+            return _diff_check(keys, source=source)
         case FreeBenchmarkKeys():
             return _free_benchmark(keys, level, source=source, warnings=warnings)
 
@@ -159,14 +164,27 @@ def _tensor(
 
 
 def _overflow_check(keys: OverflowCheckKeys, *, source: str | Path) -> OverflowCheckSection:
-    if keys.overflow_nums != -1 and keys.overflow_nums < 1:
-        rule = "a whole number >= 1, or -1 to never stop"
-        raise ConfigError("overflow_check.overflow_nums", keys.overflow_nums, rule, source=source)
+    _check_limit(keys.overflow_nums, "overflow_check.overflow_nums", source)
     return OverflowCheckSection(
         overflow_nums=keys.overflow_nums,
         check_mode=keys.check_mode,
         black_list=tuple(keys.black_list),
     )
+
+
+def _diff_check(keys: DiffCheckKeys, *, source: str | Path) -> DiffCheckSection:
+    _check_limit(keys.diff_nums, "diff_check.diff_nums", source)
+    return DiffCheckSection(
+        reference=parse_reference(keys.reference, "diff_check.reference", source=source),
+        diff_nums=keys.diff_nums,
+        compare=keys.compare,
+        black_list=tuple(keys.black_list),
+    )
+
+
+def _check_limit(number: int, key: str, source: str | Path) -> None:
+    if number != -1 and number < 1:
+        raise ConfigError(key, number, "a whole number >= 1, or -1 to never stop", source=source)
 
 
 def _grad_probe(keys: GradProbeKeys, *, source: str | Path) -> GradProbeSection:

@@ -11,6 +11,7 @@ from msprobe.config.choices import (
     CheckMode,
     CompileMode,
     Device,
+    DiffRule,
     FileFormat,
     GradLevel,
     Handler,
@@ -226,6 +227,23 @@ class FreeBenchmarkSection:
         return self.word.perturbation
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffCheckSection:
+    """Settings of the task `diff_check`.
+
+    Attributes:
+        reference: path of the recorded run.
+        diff_nums: stop after this many calls that begin a difference; -1 never stops.
+        compare: how values are compared.
+        black_list: API names that are never recorded.
+    """
+
+    reference: Path
+    diff_nums: int = 1
+    compare: DiffRule = DiffRule.CHECKSUM
+    black_list: tuple[str, ...] = ()
+
+
 Section = (
     StatisticsSection
     | TensorSection
@@ -237,6 +255,7 @@ Section = (
     | GradProbeSection
     | NoiseFloorSection
     | FreeBenchmarkSection
+    | DiffCheckSection
 )
 
 

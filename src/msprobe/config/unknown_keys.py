@@ -15,8 +15,6 @@ OTHER_TASKS: Final[dict[str, str]] = {
     "acc_check": "it checks the APIs of a finished dump; capture with statistics or tensor first",
     "exception_dump": "use overflow_check, which records the calls that show a NaN or an infinity; "
     "it is for MindSpore at level L2",
-    "diff_check": "capture both runs, with summary_mode md5 for bit equality, and compare the "
-    "dumps",
 }
 
 _IGNORED_TOP: Final = frozenset({"$schema", *OTHER_TASKS, *Task})

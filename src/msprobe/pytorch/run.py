@@ -12,7 +12,15 @@ from torch import nn
 
 from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
-from msprobe.config import Config, FreeBenchmarkSection, GradProbeSection, Level
+from msprobe.compare.diff_check import DiffJudge
+from msprobe.config import (
+    Config,
+    DiffCheckSection,
+    DiffRule,
+    FreeBenchmarkSection,
+    GradProbeSection,
+    Level,
+)
 from msprobe.errors import ConfigError, UsageError
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.interception.function_mode import torch_redispatch
@@ -60,7 +68,7 @@ class Run:
         """
         self.config = config
         self.adapter = TorchAdapter(config)
-        self.session = Session(config, self.adapter, TENSOR_TYPES)
+        self.session = Session(config, self.adapter, TENSOR_TYPES, _judge_of(config))
         self.table = ApiTable.from_yaml(
             config.api_list, config.custom_op_namespaces, config.section.black_list
         )
@@ -208,6 +216,14 @@ class Run:
         if self.signatures is not None:
             self.signatures.next_step()
         self.session.tell_findings()
+
+
+def _judge_of(config: Config) -> DiffJudge | None:
+    section = config.section
+    if not isinstance(section, DiffCheckSection):
+        return None
+    is_exact = section.compare is DiffRule.CHECKSUM
+    return DiffJudge(section.reference, is_exact=is_exact, limit=section.diff_nums)
 
 
 def as_models(model: Any) -> tuple[nn.Module, ...]:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from msprobe.compare.sides import Side
 from msprobe.dump.records import Statistic
 from msprobe.dump.values import Value
 
@@ -38,10 +37,17 @@ class CallSignature:
     numbers: tuple[float, ...]
 
 
+class HasValues(Protocol):
+    """Records with values: a side of a comparison."""
+
+    def values(self, name: str) -> list[Value]:
+        """Return the values of a record."""
+
+
 class CallSignatureReader:
     """Reads the signatures of one side's records, each once."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: HasValues) -> None:
         self._side = side
         self._found: dict[str, CallSignature] = {}
 

@@ -25,6 +25,8 @@ from msprobe.capture.unfinished import fill_waiting, take_summary
 from msprobe.capture.values import Found, Position
 from msprobe.config import (
     Config,
+    DiffCheckSection,
+    DiffRule,
     Slice,
     StatisticsSection,
     SummaryMode,
@@ -72,8 +74,10 @@ class TorchAdapter:
         if isinstance(section, StatisticsSection | TensorSection):
             self._md5 = section.summary_mode is SummaryMode.MD5
             self._slices = section.slice
-        # The overflow check must know before the next call; everything else can wait.
-        self._waits = config.task is not Task.OVERFLOW_CHECK
+        elif isinstance(section, DiffCheckSection):
+            self._md5 = section.compare is DiffRule.CHECKSUM
+        # These must know before the next call; everything else can wait.
+        self._waits = config.task not in (Task.OVERFLOW_CHECK, Task.DIFF_CHECK)
         self._batch: DeviceBatch | None = None
         self._buffers = BufferPool()
         # Records then hold nothing but the memo's texts.
