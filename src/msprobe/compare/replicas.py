@@ -166,21 +166,22 @@ class ReplicaCheck:
         self._parted: dict[RankKey, str] = {}
         self._seen: set[tuple[RankKey, str]] = set()
 
-    def findings(self, step: DumpStep, trusted: DumpStep) -> Iterator[dict[str, Any]]:
+    def findings(self, step: DumpStep, trusted: DumpStep | None = None) -> Iterator[dict[str, Any]]:
         """Same as `replica_findings`, without the findings of earlier steps.
 
         Args:
             step: of the target; with a single rank it has no replicas.
-            trusted: the same step of the trusted run, with the same ranks.
+            trusted: the same step of the trusted run, with the same ranks; None without one.
         """
         found: list[RankComparison] = []
         for comparison in compare_replicas_of(step, None, []):
             judge_replicas(comparison, self._tolerances)
             if any(row.status.is_difference for row in comparison.rows):
-                views = comparison.reference.view, comparison.target.view
-                keys = [key for view in views for key in step.ranks if step.ranks[key] is view]
-                same_ranks = DumpStep(step.number, {key: trusted.ranks[key] for key in keys})
-                _leave_out_known(comparison, same_ranks, self._tolerances)
+                if trusted is not None:
+                    views = comparison.reference.view, comparison.target.view
+                    keys = [key for view in views for key in step.ranks if step.ranks[key] is view]
+                    same_ranks = DumpStep(step.number, {key: trusted.ranks[key] for key in keys})
+                    _leave_out_known(comparison, same_ranks, self._tolerances)
                 _blame_once(comparison, self._parted)
             found.append(comparison)
         yield from replica_findings(found, self._seen)

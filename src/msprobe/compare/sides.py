@@ -27,7 +27,7 @@ NOISE_FLOOR: Final = "noise_floor"
 REFERENCE: Final = "reference"
 NOISE: Final = "noise"
 """The source of a side that measures noise."""
-_VALUE_TASKS: Final = ("statistics", "tensor", "overflow_check", NOISE_FLOOR, "")
+_VALUE_TASKS: Final = ("statistics", "tensor", "overflow_check", "diff_check", NOISE_FLOOR, "")
 # A statistics dump with checksums has one at nearly every tensor.
 _TENSORS_TO_LOOK_AT: Final = 64
 

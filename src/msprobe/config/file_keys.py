@@ -334,7 +334,10 @@ class DiffCheckKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     reference: Annotated[
         str,
-        Meta(description="Path of the recorded run: a dump of the same steps and level."),
+        Meta(
+            description="Path of the recorded run: a dump of the same steps and level. Or "
+            "`replicas`: the data-parallel ranks of this run are compared with one another."
+        ),
     ] = ""
     diff_nums: Annotated[
         int,

@@ -9,6 +9,8 @@ from typing import Final
 
 from msprobe.errors import ConfigError
 
+REPLICAS: Final = "replicas"
+"""The word for the other ranks of a run, in place of the path of a recorded one."""
 _FOLDER_RULE: Final = "the path of the output folder"
 
 
@@ -51,16 +53,19 @@ def parse_dump_path(value: object, *, source: str | Path) -> Path:
     return path
 
 
-def parse_reference(value: str, key: str, *, source: str | Path) -> Path:
-    """Return the path of a recorded run.
+def parse_reference(value: str, key: str, *, source: str | Path) -> Path | None:
+    """Return the path of a recorded run; None for the word `REPLICAS`.
 
     Raises:
         ConfigError: there is nothing at the path.
     """
+    if value == REPLICAS:
+        return None
     path = _absolute(value, key, source) if value.strip() else None
     if path is None or not path.exists():
         hint = "it is missing" if path is None else "there is no such folder"
-        raise ConfigError(key, value, "the path of a recorded run", source=source, hint=hint)
+        rule = f'the path of a recorded run, or "{REPLICAS}"'
+        raise ConfigError(key, value, rule, source=source, hint=hint)
     return path
 
 

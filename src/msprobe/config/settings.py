@@ -232,13 +232,13 @@ class DiffCheckSection:
     """Settings of the task `diff_check`.
 
     Attributes:
-        reference: path of the recorded run.
+        reference: path of the recorded run; None to compare the ranks with one another.
         diff_nums: stop after this many calls that begin a difference; -1 never stops.
         compare: how values are compared.
         black_list: API names that are never recorded.
     """
 
-    reference: Path
+    reference: Path | None
     diff_nums: int = 1
     compare: DiffRule = DiffRule.CHECKSUM
     black_list: tuple[str, ...] = ()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
 from msprobe.compare.diff_check import DiffJudge
+from msprobe.compare.replica_watch import ReplicaWatch
 from msprobe.config import (
     Config,
     DiffCheckSection,
@@ -88,6 +90,8 @@ class Run:
             perturbation = Perturbation(self.session, section, self.table)
             self.observer.apis.runner = perturbation
             self.session.files = perturbation.task
+        self._replicas: ReplicaWatch | None = None
+        self._begun: Path | None = None
         self._models = NamedModels()
         self.start_state = StartState(self.session, self.adapter.known)
         apis = self.observer.apis
@@ -158,6 +162,7 @@ class Run:
         with session.spending():
             if not session.start(rank=rank):
                 return
+            self._watch_replicas()
             models = list(self._models)
             if self.signatures is not None:
                 self.signatures.watch(models)
@@ -166,6 +171,20 @@ class Run:
                 self.start_state.collect(models)
                 self.observer.watch(models)
                 self.observer.install(token_range)
+
+    def _watch_replicas(self) -> None:
+        """Compare the ranks of this run with one another, where this is the first of them."""
+        section, dump = self.config.section, self.session.dump
+        if not isinstance(section, DiffCheckSection) or section.reference is not None:
+            return
+        if dump is None or self.adapter.current_rank() != 0 or dump.directory == self._begun:
+            return
+        if self._replicas is None:
+            ranks = torch.distributed.get_world_size()
+            self._replicas = ReplicaWatch(section.diff_nums, ranks=ranks)
+            self.session.run_undo.callback(self._replicas.close)
+        self._begun = dump.directory
+        self._replicas.begin(self.session.step_number, dump.directory)
 
     def probe_gradients(self, watched: Any) -> None:
         """Record the gradients of models, in the task ``grad_probe``.
@@ -212,6 +231,8 @@ class Run:
     def end_step(self) -> None:
         """End the step; also called by `LoopFollower`."""
         self.session.step()
+        if self._replicas is not None:
+            self.session.attempt("diff_check", self._replicas.step_over)
         self.observer.next_step()
         if self.signatures is not None:
             self.signatures.next_step()
@@ -220,7 +241,7 @@ class Run:
 
 def _judge_of(config: Config) -> DiffJudge | None:
     section = config.section
-    if not isinstance(section, DiffCheckSection):
+    if not isinstance(section, DiffCheckSection) or section.reference is None:
         return None
     is_exact = section.compare is DiffRule.CHECKSUM
     return DiffJudge(section.reference, is_exact=is_exact, limit=section.diff_nums)
