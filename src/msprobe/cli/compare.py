@@ -62,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
     from msprobe.cli.array_files import is_array_file
     from msprobe.cli.other_inputs import advise_compare
     from msprobe.cli.terminal import reader_may_leave
+    from msprobe.compare.random_logs import is_random_log
     from msprobe.errors import DumpFormatError, UnsupportedError
 
     _refuse_other_modes(options)
@@ -70,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         if not options.replicas and all(map(is_array_file, paths)):
             return _compare_arrays(given, options)
+        if not options.replicas and all(map(is_random_log, paths)):
+            return _compare_random(given, options)
         result = _compare(given, options)
     except (DumpFormatError, UnsupportedError):
         advise_compare(*paths)
@@ -90,6 +93,25 @@ def _compare_arrays(given: CompareInput, options: argparse.Namespace) -> int:
     row = compare_array_files(given.target, given.reference, _path(options.tolerances))
     show_compared(row, as_json=options.json, quiet=options.quiet)
     return EXIT_DIFFERENT if options.exit_code and row.status.is_difference else 0
+
+
+def _compare_random(given: CompareInput, options: argparse.Namespace) -> int:
+    """Compare two files of random calls, and print the first draw that differs."""
+    from dataclasses import asdict
+
+    from msprobe.cli.terminal import print_json
+    from msprobe.compare.random_logs import compare_random_logs
+
+    found, equal = compare_random_logs(given.target, given.reference)
+    if options.json:
+        print_json({"equal_draws": equal, "first": None if found is None else asdict(found)})
+    elif not options.quiet:
+        print(
+            f"{equal} draws of random numbers are equal"
+            if found is None
+            else f"draw {found.number} differs: {found.words}"
+        )
+    return EXIT_DIFFERENT if options.exit_code and found is not None else 0
 
 
 def _show(result: CompareResult, files: Sequence[Path], options: argparse.Namespace) -> None:

@@ -40,7 +40,7 @@ class RandomWatch:
             keeps_state: whether the whole state is kept for a replay (``record_rng``).
         """
         self._keeps_state = keeps_state
-        self._generators = _generators(args, kwargs)
+        self._generators = generators_of(args, kwargs)
         self._before = [self._state(generator) for generator in self._generators]
 
     def _state(self, generator: Generator) -> Tensor | int:
@@ -73,7 +73,7 @@ class RandomReplay:
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Read the states of the generators that a call with these arguments may use."""
-        self._generators = _generators(args, kwargs)
+        self._generators = generators_of(args, kwargs)
         self._before = [generator.get_state() for generator in self._generators]
 
     @property
@@ -104,7 +104,8 @@ def _save(state: Tensor, call: Call, device: str, dump: RankDump) -> TensorRecor
     return record
 
 
-def _generators(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Generator]:
+def generators_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Generator]:
+    """Return the generators that a call with these arguments may use."""
     given = [v for v in (*args, *kwargs.values()) if isinstance(v, Generator)]
     if given:
         return given

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`compare_random_logs`: the first draw of random numbers in which two runs differ."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Final
+
+from msprobe.errors import DumpFormatError
+from msprobe.plain_text import reason
+
+_NEEDED: Final = ("api_name", "stack", "number", "generator", "before", "after", "line")
+
+Draw = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomDifference:
+    """The first draw in which two runs differ.
+
+    Attributes:
+        number: its number among all rows, from 0.
+        words: the difference in a sentence.
+        target: the target's row; None if it has no further one.
+        reference: the reference's row; None if it has no further one.
+    """
+
+    number: int
+    words: str
+    target: Draw | None
+    reference: Draw | None
+
+
+def is_random_log(path: Path) -> bool:
+    """Return whether a path is called like a file of `record_random`."""
+    return path.name.startswith("random_") and path.suffix == ".csv" and path.is_file()
+
+
+def compare_random_logs(target: Path, reference: Path) -> tuple[RandomDifference | None, int]:
+    """Compare two files of `msprobe.pytorch.reproducibility.record_random`.
+
+    Returns:
+        The first draw that differs, None if none does; and the number of equal draws before it.
+
+    Raises:
+        DumpFormatError: a file is no such file.
+    """
+    pairs = zip_longest(_read(target), _read(reference))
+    number = 0
+    for number, (draw, other) in enumerate(pairs):
+        words = _difference(draw, other)
+        if words:
+            found = RandomDifference(number=number, words=words, target=draw, reference=other)
+            return found, number
+    return None, number + 1 if _read(target) else 0
+
+
+def _difference(target: Draw | None, reference: Draw | None) -> str:
+    if target is None or reference is None:
+        side, draw = ("target", target) if reference is None else ("reference", reference)
+        assert draw is not None
+        return f"only the {side} goes on to draw: {draw['api_name']} at {draw['line']}"
+    name = f"{target['api_name']} at {target['line']}"
+    if target["api_name"] != reference["api_name"] or target["generator"] != reference["generator"]:
+        return f"{name} draws instead of {reference['api_name']} at {reference['line']}"
+    if target["before"] != reference["before"]:
+        return (
+            f"{name} draws from another state of the generator {target['generator']}: seeds "
+            "differ, or the state was set between the draws"
+        )
+    if target["after"] != reference["after"]:
+        return f"{name} draws more or fewer numbers than {reference['line']}"
+    return ""
+
+
+def _read(path: Path) -> list[Draw]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file, restval="")
+            lacking = [name for name in _NEEDED if name not in (rows.fieldnames or ())]
+            if lacking:
+                raise DumpFormatError(path, f"is no record of random calls: it lacks {lacking[0]}")
+            return list(rows)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DumpFormatError(path, f"cannot be read: {reason(error)}") from error

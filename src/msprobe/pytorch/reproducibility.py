@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`record_random`: write down every call that draws random numbers; two such files can be compared.
+
+    with record_random("random_logs", seed=1234):
+        train()
+
+``msprobe compare NEW.csv OLD.csv`` then names the first draw that differs.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+import torch
+from torch import Generator, Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from msprobe.pytorch.training.seed import fix_chance
+from msprobe.pytorch.values.random_state import generators_of
+
+__all__ = ["record_random"]
+
+_OWN_FILES: Final = (__file__, torch.overrides.__file__)
+_TORCH: Final = str(Path(torch.__file__).parent)
+_COLUMNS: Final = ("api_name", "stack", "number", "call", "generator", "before", "after", "line")
+
+
+@contextmanager
+def record_random(
+    folder: str | os.PathLike[str],
+    *,
+    seed: int | None = None,
+    deterministic: bool = False,
+    isolate: Sequence[str] = (),
+) -> Iterator[Path]:
+    """Record each call of PyTorch that draws random numbers, in the present thread.
+
+    The file is ``random_{rank}_{time}.csv``, or ``random_proc{id}_{time}.csv`` without a process
+    group. It has a row for each generator that a call moved: name and stack of the call, its number
+    among all draws and among the draws of this name, the generator, checksums of its state before
+    and after, and the line of the program. Rows are flushed at once: a killed run keeps them.
+
+    Args:
+        folder: where to; made if missing.
+        seed: seeds Python, NumPy and PyTorch first; None leaves them.
+        deterministic: prefer deterministic kernels from now on.
+        isolate: parts of names. A call whose name contains one draws from a stream of its own,
+            given by its name and number, and leaves the generators as they were: calls
+            added or left out elsewhere do not change its numbers, nor it those of others.
+
+    Yields:
+        The file.
+
+    Raises:
+        ConfigError: the seed is out of range.
+        OSError: the file cannot be written.
+    """
+    fix_chance(seed, deterministic=deterministic)
+    path = _file_in(Path(folder))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        log = _RandomLog(file, isolate, seed or 0)
+        with _RandomMode(log):
+            yield path
+
+
+def _file_in(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    distributed = torch.distributed
+    has_rank = distributed.is_available() and distributed.is_initialized()
+    who = str(distributed.get_rank()) if has_rank else f"proc{os.getpid()}"
+    stamp = time.strftime("%Y%m%d%H%M%S")
+    return folder / f"random_{who}_{stamp}_{time.monotonic_ns() % 10**6:06}.csv"
+
+
+class _RandomLog:
+    """Writes the rows."""
+
+    def __init__(self, file: IO[str], isolate: Sequence[str], seed: int) -> None:
+        self._file = file
+        self._rows = csv.writer(file)
+        self._isolate = tuple(isolate)
+        self._seed = seed
+        self._number = 0
+        self._calls: Counter[str] = Counter()
+        self._rows.writerow(_COLUMNS)
+
+    def run(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run a call, and write a row if it drew random numbers."""
+        generators = generators_of(args, kwargs)
+        before = [generator.get_state() for generator in generators]
+        name = _name_of(function)
+        is_isolated = any(part in name for part in self._isolate)
+        if is_isolated:
+            stream = zlib.crc32(f"{name} {self._calls[name]} {self._seed}".encode())
+            for generator in generators:
+                generator.manual_seed(stream)
+        began = [generator.get_state() for generator in generators] if is_isolated else before
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._note(name, generators, began)
+            if is_isolated:
+                for generator, state in zip(generators, before, strict=True):
+                    generator.set_state(state)
+
+    def _note(self, name: str, generators: Sequence[Generator], began: Sequence[Tensor]) -> None:
+        moved = False
+        for generator, before in zip(generators, began, strict=True):
+            after = generator.get_state()
+            if torch.equal(before, after):
+                continue
+            moved = True
+            stack, line = _stack()
+            self._rows.writerow(
+                (
+                    name,
+                    stack,
+                    self._number,
+                    self._calls[name],
+                    str(generator.device),
+                    _checksum(before),
+                    _checksum(after),
+                    line,
+                )
+            )
+        if moved:
+            self._number += 1
+            self._calls[name] += 1
+            self._file.flush()
+
+
+class _RandomMode(TorchFunctionMode):
+    """Hands every call of PyTorch to a log; calls inside of a call are part of it."""
+
+    def __init__(self, log: _RandomLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return self._log.run(func, args, kwargs or {})
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name = resolve_name(function) or getattr(function, "__name__", str(function))
+    return name.removeprefix("torch.")
+
+
+def _checksum(state: Tensor) -> str:
+    return f"{zlib.crc32(state.numpy().tobytes()):08x}"
+
+
+def _stack() -> tuple[str, str]:
+    """Return the frames of the program, innermost first, and the innermost one's line."""
+    frames = [
+        frame
+        for frame in reversed(traceback.extract_stack())
+        if frame.filename not in _OWN_FILES and not frame.filename.startswith(_TORCH)
+    ]
+    texts = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    line = f"{Path(frames[0].filename).name}:{frames[0].lineno}" if frames else ""
+    return " | ".join(texts), line
