@@ -29,6 +29,12 @@ REFUSED_CONFIGS = [
     ({"task": "run_ut"}, "task", '("run_ut" is not a capture task: it checks the APIs of a finish'),
     ({"task": "acc_check"}, "task", '("acc_check" is not a capture task: it checks the APIs of a'),
     ({"task": "exception_dump"}, "task", "is not a capture task: use overflow_check"),
+    ({"task": "nan_check", "nan_check": {"near_overflow": 2}}, "nan_check.near_overflow", "is 2"),
+    (
+        {"task": "nan_check", "nan_check": {"stop_on": "x"}},
+        "nan_check.stop_on",
+        "first_source, never",
+    ),
     (
         {"task": "free_benchmark", "level": "L0"},
         "level",

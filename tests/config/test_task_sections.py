@@ -181,7 +181,7 @@ def test_empty_task_and_level_are_the_defaults(load):
 
 def test_sections_of_other_tasks_are_not_read(load, caplog):
     others = ("tensor", "structure", "overflow_check", "run_ut", "acc_check", "free_benchmark")
-    others += ("exception_dump", "nan_check", "diff_check")
+    others += ("exception_dump", "diff_check")
     config = load({**dict.fromkeys(others, 5), "tensor": {"scope": 7, "lst": []}, "level": "L0"})
     assert config.section == StatisticsSection()
     assert warnings_of(caplog) == []

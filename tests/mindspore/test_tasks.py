@@ -100,6 +100,22 @@ def test_overflow_check_keeps_the_calls_until_there_are_enough(
     assert list(tmp_path.rglob("Functional.div.0.forward.output.0.npy"))
 
 
+def test_nan_check_names_the_source(tmp_path: Path) -> None:
+    settings = {"task": "nan_check", "level": "L1", "step": [0]}
+
+    def run(net: nn.Cell) -> None:
+        ops.tanh(Tensor(INPUT))
+        ops.relu(ops.sqrt(net(Tensor(np.abs(INPUT)))))
+
+    view = capture(tmp_path, settings, run, Burst())
+    names = ["Functional.div.0.forward", "Functional.sqrt.0.forward", "Functional.relu.0.forward"]
+    assert list(view.records) == names
+    said = [view.records[name].notes["finding"] for name in names]
+    assert said == ["source", "inherited", "inherited"]
+    (table,) = tmp_path.rglob("nan_check_rank*.csv")
+    assert ",Functional.div.0.forward,source,output.0," in table.read_text()
+
+
 @pytest.mark.parametrize("task", ["statistics", "tensor"])
 def test_async_dump_gives_the_same_records(task: str, tmp_path: Path) -> None:
     from msprobe.capture.session import reset_session

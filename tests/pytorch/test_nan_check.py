@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
+from families import FAMILIES, REFERENCES, differences, train
 from torch import Tensor, nn
 
 from builders.recordings import Recording, recording
+from msprobe import open_dump
 
 pytestmark = pytest.mark.torch
 
@@ -212,3 +218,68 @@ def test_in_place_calls_show_what_they_received(tmp_path: Path) -> None:
         record = run.records()["Tensor.sqrt_.0.forward"]
     assert record["finding"] == "source"
     assert record["input_args"][0]["Max"] == -1.0
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if number % 4 else [])
+        for number, name in enumerate(FAMILIES)
+    ],
+)
+def test_healthy_trainings_are_bit_identical_and_have_no_source(
+    family: str, tmp_path: Path
+) -> None:
+    expected = train(REFERENCES[family](7), 2)
+    section = {"stop_on": "never"}
+    with recording(tmp_path, "mix", "nan_check", section=section) as run:
+        found = train(FAMILIES[family](7), 2, run.around)
+        assert run.failures(2) == []
+        counts = [run.account(step)["nan_check"] for step in range(2)]
+    assert differences(expected, found) == []
+    assert [(one["source"], one["came in"]) for one in counts] == [(0, 0), (0, 0)]
+
+
+def test_recomputed_and_accumulated_passes_and_autocast_are_looked_at(tmp_path: Path) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+            return torch.sqrt((x - x).relu())
+
+    model = Checkpointed()
+    with recording(tmp_path, "mix", "nan_check") as run:
+        with run.step_of(model):
+            for weight in (0.0, 1.0):  # the second micro-batch has the infinite slope
+                with torch.autocast("cpu", torch.bfloat16):
+                    output = model(torch.randn(2, 4))
+                (output + 1).mul(weight).pow(2).sum().backward()
+        found = rows(run)
+    assert (found[0]["name"], found[0]["kind"]) == ("Torch.sqrt.0.backward", "source")
+    assert found[0]["nan"] != "0"
+    assert {one["kind"] for one in found[1:]} <= {"inherited", "source"}
+
+
+KILLED = """
+import os, signal, sys, time
+import torch
+from msprobe.pytorch import PrecisionDebugger
+
+debugger = PrecisionDebugger(dump_path=sys.argv[1], task="nan_check", level="L1")
+for value in (-1.0, -2.0):
+    debugger.start()
+    torch.log(torch.tensor([value]))
+    debugger.stop()
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_run_keeps_what_was_found(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    record = open_dump(tmp_path).step(0).rank().records["Torch.log.0.forward"]
+    assert record.notes["finding"] == "source"

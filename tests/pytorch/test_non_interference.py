@@ -20,7 +20,7 @@ QUICK = [Setting("L0", "statistics"), Setting("L1", "md5"), Setting("mix", "tens
 ALL = [
     Setting(level, task)
     for level in ("L0", "L1", "mix")
-    for task in ("statistics", "md5", "tensor", "structure", "overflow_check")
+    for task in ("statistics", "md5", "tensor", "structure", "overflow_check", "nan_check")
     if (level, task) != ("L1", "structure")
 ]
 SETTINGS = [
@@ -44,7 +44,7 @@ def assert_recorded_something(run: Recording) -> None:
     assert run.failures(STEPS) == []
     for step in range(STEPS):
         assert run.account(step)["complete"]
-        if run.setting.task not in ("overflow_check", "structure"):
+        if run.setting.task not in ("overflow_check", "nan_check", "structure"):
             assert len(run.records(step)) >= 3
 
 

@@ -29,6 +29,7 @@ SETTINGS = [
         ("mix", "md5"),
         ("mix", "structure"),
         ("mix", "overflow_check"),
+        ("mix", "nan_check"),
         ("L2", "statistics"),
         ("debug", "statistics"),
     )

@@ -327,8 +327,7 @@ class WatchRecording(Recording):
         if self._check.finished:
             return
         watch = self._watch
-        is_wanted = watch is None or self._check.wants(backward.name)
-        if is_wanted or any(watch.gradients(arrived)):
+        if watch is None or self._check.wants(backward.name) or any(watch.gradients(arrived)):
             self._open_record(backward)
             for tensor, side, position in arrived:
                 super().gradient(backward, side, position, tensor)
@@ -349,8 +348,8 @@ class WatchRecording(Recording):
         if self._check.finished:
             return
         watch, waiting = self._watch, self._waiting_parameters
-        is_open = watch is None or name in self._parameters or self._check.wants(name)
-        if not is_open and not watch.tensor(tensor):
+        is_open = name in self._parameters or self._check.wants(name)
+        if not is_open and watch is not None and not watch.tensor(tensor):
             if is_last:
                 waiting.pop(name, None)
             else:

@@ -55,7 +55,7 @@ class PrecisionDebugger(DebuggerFront):
             config_path: a ``config.json``; None for that of the installed package, which records
                 statistics at L1 into ``./dump_path``.
             task: overrides the file: ``statistics``, ``tensor``, ``structure``, ``overflow_check``,
-                ``signature``, ``grad_probe``, ``free_benchmark``.
+                ``nan_check``, ``signature``, ``grad_probe``, ``free_benchmark``.
             dump_path: overrides the file: folder of the dump, made when needed.
             level: overrides the file: ``L0``, ``L1``, ``mix``, ``L2``, ``debug``.
             model: the model to record; may be given to `start` instead.

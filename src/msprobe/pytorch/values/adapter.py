@@ -256,7 +256,7 @@ class TorchAdapter:
         if tensor.is_cpu or tensor.is_meta or not self._waits:
             return summarise(tensor)
         if self._batch is None:
-            self._batch = DeviceBatch()
+            self._batch = DeviceBatch(only_extremes=self._locates)
         return self._batch.add(tensor)
 
     def outline(self, tensor: Tensor, *, written: bool) -> TensorRecord:

@@ -58,9 +58,9 @@ class TorchValueWatch:
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found) -> int:
         """Return the worst state of the arguments of a call; see `ValueWatch`."""
         named: Any = kwargs or None
-        is_plain = type(args) is tuple and (named is None or type(named) is dict)
+        is_plain = isinstance(args, tuple) and (named is None or type(named) is dict)
         if is_plain and not _transforms_active():
-            state = self._memo.check_call(args, named, found, self._reads_parameters)
+            state = self._memo.check_call(tuple(args), named, found, self._reads_parameters)
             if state >= 0:
                 return state
         tensors_in(args, kwargs, found)
@@ -107,7 +107,7 @@ class TorchValueWatch:
     def share_memory(self, one: Tensor, other: Tensor) -> bool:
         """Return whether two tensors have the same storage."""
         try:
-            return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+            return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
         except (RuntimeError, NotImplementedError):  # no storage of their own
             return one is other
 
