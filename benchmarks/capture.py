@@ -68,6 +68,7 @@ SETUPS: Final = (
     Setup("gpt", "mix", "md5", max_ratio=0.50),
     Setup("gpt", "mix", "tensor", max_ratio=0.50, max_disk_ratio=0.75),
     Setup("gpt", "L1", "nan_check", max_slowdown=1.10),
+    Setup("gpt", "L1", "keep_last", max_slowdown=1.20),
     Setup("gpt", "mix", "overflow_check"),
     Setup("gpt-bf16", "L0"),
     Setup("gpt-bf16", "L1", max_slowdown=1.45),

@@ -42,7 +42,9 @@ def config_of(level: str, task: str, dump_path: Path) -> dict[str, object]:
         "data_mode": ["all"],
         "summary_mode": "md5" if task == "md5" else "statistics",
     }
-    real_task = "statistics" if task == "md5" else task
+    if task == "keep_last":
+        section["keep_last"] = 20
+    real_task = "statistics" if task in ("md5", "keep_last") else task
     return {
         "task": real_task,
         "dump_path": str(dump_path),

@@ -184,9 +184,10 @@ class Step:
         account: its counts.
         next_order: returns the next place in the order of its records and calls.
         ending: judges how it ends.
+        is_bad: whether a record shows NaN or +Inf.
     """
 
-    __slots__ = ("account", "ending", "next_order", "number")
+    __slots__ = ("account", "ending", "is_bad", "next_order", "number")
 
     def __init__(self) -> None:
         """Create it as step 0."""
@@ -198,3 +199,4 @@ class Step:
         self.account = Account(number)
         self.next_order: Callable[[], int] = itertools.count().__next__
         self.ending = StepEnding(self.next_order)
+        self.is_bad = False

@@ -90,6 +90,12 @@ class Adapter(Protocol):
             parameters: whether parameters among the arguments are read.
         """
 
+    def take_bad_values(self) -> int:
+        """Return how many values with a NaN or +Inf were described since the last call.
+
+        Those of drafts, which know it themselves (`Draft.is_bad`), need not be counted.
+        """
+
     def private_copy(self, tensor: Tensor) -> Tensor:
         """Return a copy of a gradient that the user's program cannot reach."""
 

@@ -29,6 +29,7 @@ class Draft(msgspec.Struct, eq=False):
         parts: a dict of parts; for a value that the user saved, its description.
         nonfinite: whether a float in it is NaN or infinite (decides how it is encoded).
         overflow: whether a tensor in it holds NaN or an infinity.
+        is_bad: whether a tensor in it holds NaN or +Inf; -Inf may be a mask.
         error: text of an error while a tensor of it was described, None without one.
         waiting: summaries that the device has not delivered yet, with the records to fill.
         held: copies of tensors put aside until it is known whether they are saved (overflow
@@ -45,6 +46,7 @@ class Draft(msgspec.Struct, eq=False):
     parts: JsonTree = msgspec.field(default_factory=dict)
     nonfinite: bool = False
     overflow: bool = False
+    is_bad: bool = False
     error: BaseException | None = None
     waiting: list[Any] | None = None
     held: list[tuple[TensorPayload, TensorRecord, str]] | None = None
@@ -69,6 +71,7 @@ class Draft(msgspec.Struct, eq=False):
         found = summary.nonfinite
         if found is not None:
             self.nonfinite = self.overflow = True
+            self.is_bad = self.is_bad or bool(found.nan_count or found.pos_inf_count)
             record.nan_count = found.nan_count
             record.pos_inf_count = found.pos_inf_count
             record.neg_inf_count = found.neg_inf_count

@@ -304,6 +304,24 @@ class DebuggerFront(ABC):
             cls._place.save(cls._running().session, variable, name, save_backward)
 
     @classmethod
+    def flush(cls, reason: str = "flush()") -> None:
+        """Write the last steps, which ``keep_last`` keeps in memory.
+
+        During a step they are written when it ends, with it.
+
+        Args:
+            reason: why, for the account of each step.
+
+        Raises:
+            UsageError: no debugger was constructed, or ``keep_last`` is not set.
+        """
+        with lock:
+            session = cls._running().session
+            if session.flight is None:
+                raise UsageError('flush() needs "keep_last" in the section "statistics"')
+            session.flush(reason)
+
+    @classmethod
     def on_nan(cls, callback: Callable[[NanFinding], object] | None) -> None:
         """Call a function with the first source of each step that has one (task ``nan_check``).
 

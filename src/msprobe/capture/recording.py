@@ -350,6 +350,8 @@ class Recording(CallSink):
             if len(self._deferred) >= _WAITING_LIMIT:
                 self.flush_deferred()
             return True
+        if draft.is_bad:
+            self._step.is_bad = True
         if not self.keeps(draft):
             return False
         self._write(draft, self._dump)
@@ -391,6 +393,8 @@ class Recording(CallSink):
                 except Exception as error:  # noqa: BLE001 - logged, and training goes on
                     self._failed("statistics from the device", error)
                 draft.waiting = None
+                if draft.is_bad:
+                    self._step.is_bad = True
                 if self.keeps(draft):
                     account.records += 1
                     self._write(draft, dump)

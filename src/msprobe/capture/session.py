@@ -27,6 +27,7 @@ from msprobe.capture.calls import Calls
 from msprobe.capture.diff_check import DiffRecording, Judge
 from msprobe.capture.events import CallSink
 from msprobe.capture.facts import FactCollector, FactSink
+from msprobe.capture.flight import FlightRecorder, KeptStep
 from msprobe.capture.nan_check import NanCheck
 from msprobe.capture.overflow import OverflowCheck
 from msprobe.capture.recording import Recording, RecordingContext, TensorRecording
@@ -55,7 +56,7 @@ from msprobe.dump.clearing import drop_rank
 from msprobe.dump.layout import rank_directory
 from msprobe.dump.locking import RankClaim, claim_rank_directory
 from msprobe.dump.run_times import RUN_KEY, RunTimes, process_began
-from msprobe.dump.writer import DumpHead, DumpWriter, RankDump
+from msprobe.dump.writer import DumpHead, DumpWriter, RankDump, WriteAccount
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Session:
         backward: is told of gradients; tells the sinks.
         recording: the sink that makes the records of the task.
         saved: makes the records of level debug.
+        flight: keeps the last steps in memory; None where every step is written.
         check: judges the records of a task that keeps few; None for the others.
         signatures: makes the signature of each step; None for other tasks.
         files: of a task that writes no dump, but files of its own; None for the others.
@@ -141,6 +143,7 @@ class Session:
         self._began = process_began()
         self.check = _check_of(config)
         self.judge = judge
+        self.flight = _flight_recorder(config)
         selection = _selection(config)
         around = RecordingContext(
             step=self.current,
@@ -239,9 +242,7 @@ class Session:
         if any(each is not None and each.finished for each in (self.check, self.judge)):
             self.finished = True
             return False
-        if not self._is_asked_for() and not (
-            self.config.wants_step(self.step_number) and self._switched_on()
-        ):
+        if not self._is_wanted_now():
             return False
         if rank is None:
             rank = self.adapter.current_rank()
@@ -314,6 +315,8 @@ class Session:
             return
         self.current.ending.at_exit()
         self._end_step()
+        if self.flight is not None:
+            self._close_flight(self.flight)
         self.run_undo.close()
         self._dead = True
         if self._writer is not None:
@@ -324,6 +327,14 @@ class Session:
             claim.release()
         self._claims.clear()
         atexit.unregister(self.close)
+
+    def _close_flight(self, flight: FlightRecorder) -> None:
+        """Write the last steps if an exception ends the program; else they are forgotten."""
+        ended = self.current.ending.judge()
+        reason = self.attempt("flight recorder", flight.why_now, ended, False)
+        if reason is not None:
+            self.attempt("flight recorder", self.write_kept, reason)
+        flight.close()
 
     def _end_step(self) -> None:
         ending = self.current.ending
@@ -418,6 +429,17 @@ class Session:
         self.recording.rewrite_recomputed()
         self.recording.flush_deferred()
 
+    def _is_wanted_now(self) -> bool:
+        """Return whether the step that begins is recorded, as far as its number decides."""
+        is_wanted = self.config.wants_step(self.step_number)
+        is_asked_for = self._is_asked_for()
+        if self.flight is None:
+            return is_asked_for or (is_wanted and self._switched_on())
+        self._switched_on()
+        if is_asked_for:
+            self.flight.ask("msprobe attach")
+        return is_wanted or is_asked_for
+
     def _is_asked_for(self) -> bool:
         return self._attachable is not None and self._attachable.wanted(self.step_number)
 
@@ -428,6 +450,8 @@ class Session:
         self._switch = reload_dump_enable(self.config.source, before)
         if self._switch.problem and self._switch.problem != before.problem:
             logger.warning("dump_enable keeps its last value: %s", self._switch.problem)
+        if self.flight is not None and self._switch.is_on and not before.is_on:
+            self.flight.ask("dump_enable")
         return self._switch.is_on
 
     def _wants_rank(self, rank: int | None) -> bool:
@@ -468,14 +492,16 @@ class Session:
             noise_seed=noise_seed(config),
         )
         calls = config.extra_info and config.level is not Level.DEBUG
-        self.dump = self._writer.open(directory, head, extra_info=calls)
+        is_held = self.flight is not None
+        self.dump = self._writer.open(directory, head, extra_info=calls, held=is_held)
         if self.check is not None:
             results = claim.dump_path / f"{config.task}_{claim.name}"
             self.check.begin_step(self.step_number, results)
         if self.judge is not None:
             self.judge.begin_step(self.step_number, rank, directory)
         self.recording.use(self.dump)
-        self.facts.begin(self.step_number, self.dump)
+        facts = self.dump if self.flight is None else self.flight.watch(self.dump)
+        self.facts.begin(self.step_number, facts)
 
     def _claim(self, rank: int | None) -> RankClaim:
         claim = self._claims.get(rank)
@@ -500,11 +526,28 @@ class Session:
             self._guarded("diff_check", self.judge.end_step)
         ended = self.facts.ended = self.current.ending.judge()
         self._guarded("step", self.facts.finish)
-        written = dump.close()
         self.dump = None
         self.recording.use(None)
         account = self.account
         account.close(ended, saw_calls=self.calls.any_began)
+        fields: dict[str, Any] = {RUN_KEY: RunTimes(self._began, time.time()).as_json()}
+        kept = KeptStep(dump, account, fields)
+        if self.flight is None:
+            written = dump.close()
+            if self.check is not None:
+                fields |= self.attempt("check", self.check.end_step) or {}
+            if self.judge is not None:
+                fields |= self.judge.counts()
+            self._write_account(kept, written)
+        else:
+            self.flight.keep(kept)
+            is_bad = bool(self.adapter.take_bad_values()) or self.current.is_bad
+            reason = self.attempt("flight recorder", self.flight.why_now, ended, is_bad)
+            if reason is not None:
+                self.write_kept(reason)
+        self.totals.add(account)
+
+    def _write_account(self, step: KeptStep, written: WriteAccount) -> None:
         # Device statistics count when their copy is asked for, overflow checks when kept.
         facts = Written(
             size_bytes=written.bytes_written,
@@ -512,17 +555,31 @@ class Session:
             complete=written.complete,
         )
         self.settle_spending()
-        fields = account.as_json(facts)
-        fields[RUN_KEY] = RunTimes(self._began, time.time()).as_json()
+        fields = step.account.as_json(facts) | step.fields
         fields["write_errors"] = written.errors
         fields["linked_tensors"] = written.linked
-        if self.check is not None:
-            fields |= self.attempt("check", self.check.end_step) or {}
-        if self.judge is not None:
-            fields |= self.judge.counts()
-        dump.write_account(fields)
-        logger.info(account.line(facts))
-        self.totals.add(account)
+        step.dump.write_account(fields)
+        logger.info(step.account.line(facts))
+
+    def flush(self, reason: str) -> None:
+        """Write the steps that are kept in memory: now, or with the step that is being recorded."""
+        if self.flight is None:
+            return
+        if self.dump is not None:
+            self.flight.ask(reason)
+        else:
+            self.attempt("flight recorder", self.write_kept, reason)
+
+    def write_kept(self, reason: str) -> None:
+        """Write the steps that are kept in memory, and say why."""
+        if self.flight is None or not self.flight.kept:
+            return
+        logger.warning("the last %d steps are written: %s", len(self.flight.kept), reason)
+        while self.flight.kept:
+            step = self.flight.kept.popleft()
+            step.account.note(f"written because of {reason}")
+            step.fields["written_because"] = reason
+            self._write_account(step, step.dump.release())
 
     def forget(self) -> None:
         """Take no further part in the run: this is a forked child, such as a loader's worker."""
@@ -531,6 +588,8 @@ class Session:
         self.finished = True
         self.dump = None
         self.facts.forget()
+        if self.flight is not None:
+            self.flight.kept.clear()
         self.lock = threading.RLock()  # a thread that is not in the child may hold the old one
         self.recording.use(None)
 
@@ -578,6 +637,13 @@ def _recording_of(
     if isinstance(section, StatisticsSection) and section.tensor_list:
         return TensorRecording(around, section.tensor_list)
     return Recording(around)
+
+
+def _flight_recorder(config: Config) -> FlightRecorder | None:
+    section = config.section
+    if isinstance(section, StatisticsSection) and section.keep_last:
+        return FlightRecorder(section.keep_last)
+    return None
 
 
 def _check_of(config: Config) -> OverflowCheck | NanCheck | None:

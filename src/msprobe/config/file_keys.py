@@ -130,6 +130,17 @@ class StatisticsKeys(msgspec.Struct, frozen=True, kw_only=True):
     ] = Device.HOST
     slice: Slices = []
     black_list: BlackList = []
+    keep_last: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1000,
+            description="Keep the records of so many last steps in memory, and write them only "
+            "when something happens: NaN or Inf, a jump of the loss or of the gradient norm, an "
+            "exception, SIGUSR1, `dump_enable` becoming true, `msprobe attach`, or a call of "
+            "`debugger.flush()`. 0: every step is written.",
+        ),
+    ] = 0
 
 
 class TensorKeys(msgspec.Struct, frozen=True, kw_only=True):

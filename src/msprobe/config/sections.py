@@ -135,6 +135,9 @@ def _statistics(
         )
         tensor_list = ()
     _warn_empty(keys.tensor_list, f"{section}.tensor_list", warnings)
+    if keys.keep_last and tensor_list:
+        warnings.append(f'"{section}.tensor_list" has no effect with keep_last, which keeps none')
+        tensor_list = ()
     return StatisticsSection(
         scope=scope,
         name_filters=names,
@@ -144,6 +147,7 @@ def _statistics(
         device=keys.device,
         slice=_parse_slices(keys.slice, f"{section}.slice", source=source),
         black_list=tuple(keys.black_list),
+        keep_last=0 if level is Level.DEBUG else keys.keep_last,
     )
 
 

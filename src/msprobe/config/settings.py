@@ -64,6 +64,8 @@ class StatisticsSection:
         device: where statistics are computed in MindSpore graph mode.
         slice: crops made before a value is summarised.
         black_list: API names that are never recorded.
+        keep_last: so many last steps are kept in memory, and written when something happens; 0:
+            every step is written.
     """
 
     scope: tuple[str, str] | None = None
@@ -74,6 +76,7 @@ class StatisticsSection:
     device: Device = Device.HOST
     slice: tuple[Slice, ...] = ()
     black_list: tuple[str, ...] = ()
+    keep_last: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

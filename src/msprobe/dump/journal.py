@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import re
+import tempfile
 import threading
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -142,19 +143,25 @@ class Journal:
     Args:
         path: the journal's file; an existing one is replaced.
         head: the head of the dump.
+        in_memory: whether the lines stay in memory, and no file is made.
 
     Raises:
         OSError: the file cannot be made.
     """
 
-    def __init__(self, path: Path, head: DumpHead) -> None:
+    def __init__(self, path: Path, head: DumpHead, *, in_memory: bool = False) -> None:
         self.path = path
+        self._is_in_memory = in_memory
         self.index = JournalIndex(head)
         self._lines = new_lines(0, self.index.records, self.index.calls)
         self._lock = threading.Lock()  # guards the rest of the index
         self._file_lock = threading.Lock()  # guards the file; taken before _lock
         self._written = 0  # bytes that reached the file
         self._failure: OSError | None = None
+        if in_memory:
+            self.descriptor = memory_file()
+            self.put_head(head)
+            return
         # Named only once its head is in it, so that a reader never meets an empty journal.
         temporary = path.with_name(temporary_name(path.suffix))
         self.descriptor = os.open(
@@ -236,7 +243,7 @@ class Journal:
         if self._failure is not None:
             raise self._failure
         try:
-            if not os.fstat(self.descriptor).st_nlink:
+            if not (self._is_in_memory or os.fstat(self.descriptor).st_nlink):
                 raise FileNotFoundError(errno.ENOENT, "the journal was removed", str(self.path))
             while waiting:
                 written = os.write(self.descriptor, waiting)
@@ -273,6 +280,18 @@ class Journal:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def memory_file() -> int:
+    """Return the descriptor of a new file in memory, or of one without a name where none can be.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("msprobe", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def read_journal(path: Path) -> JournalContents:

@@ -88,6 +88,8 @@ class RankDump:
         queue: the background thread that all dumps of a process share.
         report: logs the first problem of a kind as an error.
         max_links: see `TensorStore`.
+        prepare: makes and clears the folder of a dump that is held in memory; None for one that is
+            written as it grows. A held one has no tensor files.
     """
 
     def __init__(
@@ -98,7 +100,10 @@ class RankDump:
         queue: BackgroundQueue,
         report: Callable[[DumpWriteError, int], None],
         max_links: int = MAX_LINKS,
+        prepare: Callable[[Path], None] | None = None,
     ) -> None:
+        self._prepare = prepare
+        self._is_parked = False
         self.directory = directory
         self._journal = journal
         self._extra_info = journal is not None and journal.index.head.extra_info
@@ -122,12 +127,44 @@ class RankDump:
         self._error_kinds: set[str] = set()
         # The two questions of every put, each one attribute: may records, may tensors still come?
         self._takes_records = journal is not None
-        self._takes_tensors = journal is not None
+        self._takes_tensors = journal is not None and prepare is None
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._is_closed
+        """Whether nothing more is put: `close` or `park` was called."""
+        return self._is_closed or self._is_parked
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is in memory alone."""
+        return self._prepare is not None
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the journal."""
+        return 0 if self._journal is None else self._journal.size_bytes
+
+    def park(self) -> None:
+        """End a dump that is held; `release` or `discard` comes later."""
+        self._queue.run(self.flush)
+        self._is_parked = True
+        self._takes_records = False
+
+    def release(self) -> WriteAccount:
+        """Write a dump that is held, as `close` does for any other."""
+        prepare, self._prepare = self._prepare, None
+        if prepare is not None and not self._is_forked:
+            try:
+                prepare(self.directory)
+            except OSError as exc:
+                self.fail(exc, self.directory)
+        return self.close()
+
+    def discard(self) -> None:
+        """Forget a dump that is held."""
+        self._is_closed = True
+        if self._journal is not None:
+            self._journal.abandon()
 
     def put_record(self, name: str, order: int, data: JsonTree, *, nonfinite: bool = False) -> None:
         """Write a record; a later one of the same name replaces it.
@@ -243,6 +280,8 @@ class RankDump:
         """
         self._refuse_if_closed()
         journal = self._journal
+        if self.is_held:
+            return
         if self._is_forked or journal is None or journal.size_bytes == self._built_size:
             return
         pause_s = _PAUSE_FACTOR * self._build_s if self._build_s > _CHEAP_BUILD_S else 0.0
@@ -260,6 +299,8 @@ class RankDump:
         """
         if self._is_forked:
             self._is_closed = True
+        if self.is_held and not self._is_closed:
+            self.discard()
         if not self._is_closed:
             self._queue.run(self._finish)
         return self._account

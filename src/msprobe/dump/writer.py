@@ -71,7 +71,9 @@ class DumpWriter:
         _WRITERS.add(self)
         atexit.register(self.close)
 
-    def open(self, directory: Path, head: DumpHead, *, extra_info: bool = True) -> RankDump:
+    def open(
+        self, directory: Path, head: DumpHead, *, extra_info: bool = True, held: bool = False
+    ) -> RankDump:
         """Start the dump of one step and rank.
 
         The first dump of a run in a dump path clears the rank folder's old files in every step;
@@ -81,6 +83,7 @@ class DumpWriter:
             directory: ``{dump_path}/step{n}/{rank folder}``; made if missing.
             head: task, level and framework.
             extra_info: whether ``stack.json`` and ``construct.json`` are written.
+            held: whether it stays in memory until `RankDump.release`, without tensor files.
 
         Returns:
             The dump. If the folder cannot be made, one that does nothing: the error is logged.
@@ -96,13 +99,15 @@ class DumpWriter:
         for earlier in [dump for dump in self._open if dump.directory == directory]:
             earlier.close()
         try:
-            self._prepare(directory)
-            journal = Journal(directory / layout.JOURNAL, replace(head, extra_info=extra_info))
+            if not held:
+                self._prepare(directory)
+            head = replace(head, extra_info=extra_info)
+            journal = Journal(directory / layout.JOURNAL, head, in_memory=held)
         except OSError as exc:
             dump = self._make(directory, None)
             dump.fail(exc, directory)
             return dump
-        dump = self._make(directory, journal)
+        dump = self._make(directory, journal, self._prepare if held else None)
         self._open = [other for other in self._open if not other.is_closed]
         self._open.append(dump)
         self._ticker.switch_on()
@@ -139,9 +144,19 @@ class DumpWriter:
         """Largest size of the queue so far."""
         return self._queue.peak_bytes
 
-    def _make(self, directory: Path, journal: Journal | None) -> RankDump:
+    def _make(
+        self,
+        directory: Path,
+        journal: Journal | None,
+        prepare: Callable[[Path], None] | None = None,
+    ) -> RankDump:
         dump = RankDump(
-            directory, journal, queue=self._queue, report=self._report, max_links=self._max_links
+            directory,
+            journal,
+            queue=self._queue,
+            report=self._report,
+            max_links=self._max_links,
+            prepare=prepare,
         )
         if self._is_forked:
             dump.abandon()

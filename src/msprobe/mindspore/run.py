@@ -34,6 +34,7 @@ from msprobe.mindspore.observer import Observer
 from msprobe.mindspore.optimizer_steps import OptimizerSteps
 from msprobe.mindspore.stack_traits import is_of_user_or_layer
 from msprobe.mindspore.start_state import StartState
+from msprobe.monitor.alerts.spikes import Spikes
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ class Run:
         """Build everything for `config`; nothing is installed and no file is touched."""
         self.config = config
         self.session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
+        if self.session.flight is not None:
+            self.session.flight.spikes = Spikes()
         table = ApiTable(config.api_list, config.section.black_list)
         self._optimizers = OptimizerSteps(self.session)
         self.observer = Observer(self.session, table, self._optimizers)

@@ -24,6 +24,7 @@ from msprobe.config import (
     Level,
 )
 from msprobe.errors import ConfigError, UsageError
+from msprobe.monitor.alerts.spikes import Spikes
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.interception.function_mode import torch_redispatch
 from msprobe.pytorch.interception.hidden_calls import HiddenApis
@@ -71,6 +72,8 @@ class Run:
         self.config = config
         self.adapter = TorchAdapter(config)
         self.session = Session(config, self.adapter, TENSOR_TYPES, _judge_of(config))
+        if self.session.flight is not None:
+            self.session.flight.spikes = Spikes()
         self.table = ApiTable.from_yaml(
             config.api_list, config.custom_op_namespaces, config.section.black_list
         )

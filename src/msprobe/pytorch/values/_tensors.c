@@ -541,6 +541,7 @@ typedef struct {
     PyObject_HEAD
     struct table storages, known;
     int64_t last_id;
+    int64_t bad; /* values with a NaN or +Inf that were described */
     double share; /* of the largest number of a type, from which a value is near it */
     char active;
 } Memo;
@@ -731,6 +732,13 @@ static int remember(Memo *self, const struct view *view, struct storage *storage
     return 0;
 }
 
+/* Whether counts (nan, +inf, ...) say more than -Inf, which may be a mask. */
+static int is_bad(PyObject *counts)
+{
+    return PyObject_IsTrue(PyTuple_GET_ITEM(counts, 0)) ||
+           PyObject_IsTrue(PyTuple_GET_ITEM(counts, 1));
+}
+
 /* Return the `Value` of a plain tensor, made if need be; NULL without an exception when the
  * tensor is none of which this module reads the memory. `comes_in` says whether an observed call
  * receives it: a storage not seen before is not remembered then. */
@@ -764,6 +772,8 @@ static Value *look(Memo *self, PyObject *tensor, int comes_in)
         if (!numbers && !PyErr_Occurred())
             numbers = numbers_of(tensor, &view, storage_object);
         if (version >= 0 && self->known.count >= PRUNE_AT && prune(self) < 0) Py_CLEAR(numbers);
+        if (numbers && PyTuple_GET_ITEM(numbers, 4) != Py_None)
+            self->bad += is_bad(PyTuple_GET_ITEM(numbers, 4));
         value = new_value(numbers, version >= 0 ? ++self->last_id : 0, &view);
         if (value && version >= 0 && remember(self, &view, storage, version, value) < 0)
             Py_CLEAR(value);
@@ -1283,6 +1293,8 @@ static PyMethodDef MEMO_METHODS[] = {
 
 static PyMemberDef MEMO_MEMBERS[] = {
     {"active", T_BOOL, offsetof(Memo, active), 0, "whether writes are being observed"},
+    {"bad", T_LONGLONG, offsetof(Memo, bad), 0,
+     "how many values with a NaN or +Inf were described"},
     {"share", T_DOUBLE, offsetof(Memo, share), 0,
      "share of the largest number of a type from which `check` says that a value is near; 0: none is"},
     {NULL, 0, 0, 0, NULL},

@@ -318,6 +318,11 @@ class TorchAdapter:
         held = readable(tensor)
         return Summary(note=held) if isinstance(held, str) else self._summarise(held)
 
+    def take_bad_values(self) -> int:
+        """Return how many values with a NaN or +Inf were described since the last call."""
+        count, self.memo.bad = self.memo.bad, 0
+        return count
+
     def private_copy(self, tensor: Tensor) -> Tensor:
         """Return a copy of a gradient that the user's program cannot reach."""
         return tensor.clone()

@@ -49,10 +49,12 @@ class Memo(Protocol):
         active: whether they are; nothing is remembered otherwise.
         share: of the largest number of a type, from which `check` says that a value is near it; 0
             for none.
+        bad: how many values with a NaN or +Inf were described.
     """
 
     active: bool
     share: float
+    bad: int
 
     def check(self, tensor: Tensor) -> int:
         """Return the `State` of a plain tensor on the CPU, -1 of any other."""
@@ -144,6 +146,7 @@ class NoMemo:
 
     active = False
     share = 0.0
+    bad = 0
 
     def check(self, tensor: Tensor) -> int:
         """Return -1."""

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flight recorder: the last steps of a run in memory, written when something happens."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+from msprobe.capture.account import Account
+from msprobe.dump.facts import Clip, Ended, Ending, Loss, OptimizerStep
+from msprobe.dump.writer import RankDump
+
+logger = logging.getLogger(__name__)
+
+_SIGNAL: Final = "SIGUSR1"
+_SHARE_OF_ALL: Final = "gradient norm"
+
+Spikes = Callable[[Mapping[str, float]], str | None]
+
+
+@dataclass(slots=True)
+class KeptStep:
+    """A step that is held in memory.
+
+    Attributes:
+        dump: its records.
+        account: its counts.
+        fields: further fields of ``account.json``.
+    """
+
+    dump: RankDump
+    account: Account
+    fields: dict[str, Any]
+
+
+class StepNumbers:
+    """Takes the facts of a step, and keeps the loss and the gradient norm.
+
+    Attributes:
+        of: name → value.
+    """
+
+    def __init__(self, dump: RankDump) -> None:
+        """Hand the facts on to `dump`."""
+        self._dump = dump
+        self.of: dict[str, float] = {}
+
+    def put_fact(self, part: str, value: Any) -> None:
+        """Take a part of the facts, or an entry of it."""
+        self._dump.put_fact(part, value)
+        if isinstance(value, Loss) and value.value is not None:
+            self.of[f"loss of backward pass {value.micro}" if value.micro else "loss"] = value.value
+        elif isinstance(value, Clip) and value.total_norm is not None:
+            self.of[_SHARE_OF_ALL] = value.total_norm
+        elif isinstance(value, OptimizerStep):
+            norms = [norm for norm in value.parameters.gradient.norm if norm is not None]
+            if norms:
+                self.of.setdefault(_SHARE_OF_ALL, math.hypot(*norms))
+
+
+class FlightRecorder:
+    """Keeps the last steps, and decides when they are written.
+
+    A condition that lasts is one event: the steps are written when it begins.
+
+    Attributes:
+        kept: the steps, oldest first.
+        numbers: of the current step.
+        spikes: judges loss and gradient norm of each step; None where nothing does.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Create it for so many steps; from now on SIGUSR1 asks for them."""
+        self.kept: deque[KeptStep] = deque()
+        self.numbers: StepNumbers | None = None
+        self.spikes: Spikes | None = None
+        self._size = size
+        self._asked_for: str | None = None
+        self._was_bad = False
+        self._before: Any = None
+        self._listens = self._listen()
+
+    def _listen(self) -> bool:
+        number = getattr(signal, _SIGNAL, None)
+        if number is None or threading.current_thread() is not threading.main_thread():
+            return False
+        if signal.getsignal(number) is not signal.SIG_DFL:
+            logger.info("%s has a handler already: it does not ask for the last steps", _SIGNAL)
+            return False
+        signal.signal(number, self._signalled)
+        return True
+
+    def _signalled(self, _number: int, _frame: FrameType | None) -> None:
+        self.ask(_SIGNAL)
+
+    def close(self) -> None:
+        """Forget the steps, and let go of the signal."""
+        self.forget()
+        if self._listens and threading.current_thread() is threading.main_thread():
+            signal.signal(getattr(signal, _SIGNAL), signal.SIG_DFL)
+        self._listens = False
+
+    def forget(self) -> None:
+        """Forget the steps."""
+        while self.kept:
+            self.kept.popleft().dump.discard()
+
+    def ask(self, reason: str) -> None:
+        """Have the steps written when the current one ends."""
+        self._asked_for = self._asked_for or reason
+
+    def watch(self, dump: RankDump) -> StepNumbers:
+        """Return what takes the facts of a step that begins."""
+        self.numbers = StepNumbers(dump)
+        return self.numbers
+
+    def keep(self, step: KeptStep) -> None:
+        """Keep a step that is over; the oldest goes if there are too many."""
+        step.dump.park()
+        self.kept.append(step)
+        if len(self.kept) > self._size:
+            self.kept.popleft().dump.discard()
+
+    def why_now(self, ended: Ended, is_bad: bool) -> str | None:
+        """Return why the steps are to be written now, None if nothing has happened.
+
+        Args:
+            ended: how the step ended.
+            is_bad: whether a record of it shows NaN or +Inf.
+        """
+        reasons: list[str] = []
+        if self._asked_for is not None:
+            reasons.append(self._asked_for)
+            self._asked_for = None
+        if ended.how is Ending.INTERRUPTED:
+            reasons.append(f"exception: {ended.exception}")
+        if is_bad and not self._was_bad:
+            reasons.append("NaN or Inf")
+        self._was_bad = is_bad
+        numbers = {} if self.numbers is None else self.numbers.of
+        spike = None if self.spikes is None else self.spikes(numbers)
+        if spike is not None:
+            reasons.append(spike)
+        return "; ".join(reasons) or None
