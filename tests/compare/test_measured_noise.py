@@ -206,3 +206,5 @@ def test_the_answer_says_that_the_noise_was_measured(recorder, tmp_path, capsys)
     options = ["-o", str(tmp_path / "out"), "--exit-code", "--noise", *noise]
     assert main(["compare", str(target), str(reference), *options]) == 1
     assert "rounding measured in 2 recordings" in capsys.readouterr().out
+    assert main(["compare", str(target), "--replicas", "--noise", *noise]) == 2
+    assert "--replicas" in capsys.readouterr().err

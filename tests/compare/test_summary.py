@@ -19,6 +19,7 @@ KEYS = [
     "schema_version",
     "msprobe_version",
     "mode",
+    "noise",
     "target",
     "reference",
     "verdict",

@@ -190,6 +190,7 @@ def _optional_values(options: argparse.Namespace) -> list[tuple[str, object]]:
 
 def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:
     from msprobe.compare.options import CompareOptions
+    from msprobe.errors import UsageError
 
     choices = CompareOptions(
         steps=given.steps,
@@ -209,6 +210,8 @@ def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:
     )
     notes = [*given.notes, *_notes(given, options)]
     if options.replicas:
+        if choices.noise:
+            raise UsageError("--noise belongs to a TARGET and a REFERENCE, not to --replicas")
         from msprobe.compare.replicas import compare_replicas
 
         return compare_replicas(given.target, choices, output=options.output, notes=notes)

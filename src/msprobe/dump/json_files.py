@@ -197,7 +197,7 @@ def _chunks(opening: bytes, lines: Iterable[bytes], closing: bytes) -> Iterator[
 
 
 def _opening(head: DumpHead) -> bytes:
-    fields = {
+    fields: dict[str, str | int | None] = {
         "task": head.task,
         "level": head.level,
         "framework": head.framework,

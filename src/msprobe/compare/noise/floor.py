@@ -201,9 +201,14 @@ def _times_allowed(
 
 
 def _error_of(row: Matched, *, by_elements: bool) -> float | None:
-    """Return the relative error of a row, measured as its samples were."""
+    """Return the relative error of a row, measured as its samples were; None if they cannot tell.
+
+    Without projections, statistics miss another order of the elements, which elements show.
+    """
     if by_elements or row.metrics is None:
         return row.error
+    if row.target.projections is None or row.reference.projections is None:
+        return None
     return statistics_error(row.target, row.reference, _ANY).relative
 
 

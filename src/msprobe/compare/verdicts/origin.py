@@ -355,17 +355,16 @@ class _Search:
             origin = Origin.INHERITED if incoming.differs else Origin.INTRODUCED
             mark(row, origin, self._randomness(call, incoming))
             return
-        if self._state.comparison.noise is not None and not incoming.differs:
-            # Beyond the noise of this value, though what came in is not.
-            mark(row, Origin.INTRODUCED, self._randomness(call, incoming))
-            return
+        # It is beyond the noise of this value, though what came in is not: no estimate needed.
+        is_measured = self._state.comparison.noise is not None and not incoming.differs
         bound = self._bound(call, row, incoming, result)
-        may_settle = not (self._is_exact_mode or incoming.differs)
+        may_settle = not (self._is_exact_mode or incoming.differs or is_measured)
         if may_settle and result.error <= _SAFETY * bound.own:
             settle_as_close(row, Cause.ROUNDING)
             return
         explained = self._explained(bound)
-        if incoming.is_inexact and (result.error <= explained or self._is_exact_mode):
+        is_explained = result.error <= explained or self._is_exact_mode
+        if incoming.is_inexact and is_explained and not is_measured:
             if may_settle and row.error <= incoming.worst_error:
                 settle_as_close(row, Cause.CLOSE_INPUTS)
             else:

@@ -34,7 +34,7 @@ from msprobe.pytorch.values.stochastic_rounding import Mover
 logger = logging.getLogger(__name__)
 
 _DisableTorchFunction: Final = torch._C.DisableTorchFunction
-_is_alias: Final = torch._C._is_alias_of
+_is_alias: Final = torch._C._is_alias_of  # type: ignore[attr-defined]  # undeclared
 _graph_task: Final = torch._C._current_graph_task_id
 _SILENT: Final = PLUMBING | UNFINISHED
 _STRIDE: Final = 0x9E3779B97F4A7C15  # consecutive seeds and steps have nothing in common
