@@ -59,6 +59,13 @@ from msprobe.errors import ConfigError
 _MAX_INDEX: Final = 2**63 - 1  # no tensor has more elements
 _API: Final = re.compile(r"([^.\s][^.]*)\..+\.[0-9]+\.(?:forward|backward)")
 _MODULE: Final = re.compile(r"(?:Module|Cell)\..+\.(?:forward|backward)\.[0-9]+")
+# The longest first.
+_MINDSPORE_HOMES: Final = {
+    "mindspore.mint.nn.functional.": "MintFunctional",
+    "mindspore.mint.": "Mint",
+    "mindspore.ops.": "Functional",
+    "mindspore.Tensor.": "Tensor",
+}
 _API_RULE: Final = "an API name such as Functional.linear.0.forward"
 _MODULE_RULE: Final = "a module name such as Module.fc.Linear.forward.0"
 
@@ -227,7 +234,7 @@ def _free_benchmark(
         preheats = False
     return FreeBenchmarkSection(
         scope=scope,
-        name_filters=names,
+        name_filters=tuple(map(_record_name, names)),
         black_list=tuple(keys.black_list),
         word=word,
         handler=keys.handler_type,
@@ -237,6 +244,17 @@ def _free_benchmark(
         max_calls=keys.max_calls_per_api or None,
         max_bytes=keys.max_bytes or None,
     )
+
+
+def _record_name(text: str) -> str:
+    """Return a part of the record names of MindSpore's function ``mindspore.mint.div``.
+
+    Other texts are parts of names already.
+    """
+    for home, prefix in _MINDSPORE_HOMES.items():
+        if text.startswith(home):
+            return f"{prefix}.{text.removeprefix(home)}."
+    return text
 
 
 def _perturbation(keys: FreeBenchmarkKeys, *, source: str | Path) -> PerturbationWord:

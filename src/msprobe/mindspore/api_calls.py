@@ -48,6 +48,8 @@ class ApiObserver:
     """Turns API calls into events of the session.
 
     Attributes:
+        rerunner: runs calls again that have returned: call, function, arguments, keyword arguments
+            and result; None for the tasks that only read.
         only_compiled: whether only calls of compiled code are recorded, which `record` is given.
     """
 
@@ -63,6 +65,7 @@ class ApiObserver:
         self._session = session
         self._table = table
         self._inside = False
+        self.rerunner: Callable[..., None] | None = None
         self.only_compiled = False
         refuses = session.calls.selection.refuses_api
         self._choice = ApiChoice(session.config.risk_level, refuses, self._left_out)
@@ -185,10 +188,26 @@ class ApiObserver:
         finally:
             self._inside = False
         started = _clock()
+        if opened is not None and self.rerunner is not None:
+            self._run_again(opened.call, run, args, kwargs, result)
         if opened is not None:
             quietly(session, "api end", self._end, opened, len(args), result)
         session.account.spent_s += _clock() - started
         return result
+
+    def _run_again(
+        self,
+        call: Call,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:
+        self._inside = True
+        try:
+            quietly(self._session, "rerun", self.rerunner, call, run, args, kwargs, result)
+        finally:
+            self._inside = False
 
     def _left_out(self, why: str) -> None:
         self._session.account.skipped[why] += 1

@@ -15,7 +15,7 @@ from mindspore import nn
 from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import calling_frame
-from msprobe.config import Config, GradProbeSection, Level
+from msprobe.config import Config, FreeBenchmarkSection, GradProbeSection, Level
 from msprobe.errors import ConfigError, UnsupportedError, UsageError
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.api_table import ApiTable
@@ -32,6 +32,7 @@ from msprobe.mindspore.graph_taps import are_visible
 from msprobe.mindspore.jit_calls import JitCalls, compilations, name_of
 from msprobe.mindspore.observer import Observer
 from msprobe.mindspore.optimizer_steps import OptimizerSteps
+from msprobe.mindspore.perturbation import MindSporePerturbation
 from msprobe.mindspore.stack_traits import is_of_user_or_layer
 from msprobe.mindspore.start_state import StartState
 from msprobe.monitor.alerts.spikes import Spikes
@@ -66,6 +67,10 @@ class Run:
         self.gradient_probe: GradientProbe | None = None
         if isinstance(section, GradProbeSection):
             self.gradient_probe = GradientProbe(self.session, config, section)
+        if isinstance(section, FreeBenchmarkSection) and self.observer.apis is not None:
+            perturbation = MindSporePerturbation(self.session, section)
+            self.observer.apis.rerunner = perturbation
+            self.session.files = perturbation.task
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
         self._static_graph: GraphObserver | None = None
         # Of cells in compiled parts of the dynamic graph.
