@@ -7,15 +7,12 @@ import json
 
 import pytest
 
-from msprobe.config import load_config
+from msprobe.config import Task, load_config
 from msprobe.errors import ConfigError, MsprobeError
 
 LINEAR = "Functional.linear.0.forward"
 MODULE = "Module.fc.Linear.forward.0"
-TASKS = (
-    "use one of statistics, tensor, structure, overflow_check, nan_check, signature, grad_probe, "
-    "noise_floor, free_benchmark, diff_check"
-)
+TASKS = "use one of " + ", ".join(task for task in Task if task != Task.EXCEPTION_DUMP)
 LEVELS = "use one of L0, L1, L2, mix, debug"
 API_RULE = "use an API name such as Functional.linear.0.forward"
 MODULE_RULE = "use a module name such as Module.fc.Linear.forward.0"
