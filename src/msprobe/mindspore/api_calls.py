@@ -188,26 +188,15 @@ class ApiObserver:
         finally:
             self._inside = False
         started = _clock()
-        if opened is not None and self.rerunner is not None:
-            self._run_again(opened.call, run, args, kwargs, result)
+        rerunner = self.rerunner
+        if opened is not None and rerunner is not None:
+            self._inside = True
+            quietly(session, "rerun", rerunner, opened.call, run, args, kwargs, result)
+            self._inside = False
         if opened is not None:
             quietly(session, "api end", self._end, opened, len(args), result)
         session.account.spent_s += _clock() - started
         return result
-
-    def _run_again(
-        self,
-        call: Call,
-        run: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-    ) -> None:
-        self._inside = True
-        try:
-            quietly(self._session, "rerun", self.rerunner, call, run, args, kwargs, result)
-        finally:
-            self._inside = False
 
     def _left_out(self, why: str) -> None:
         self._session.account.skipped[why] += 1

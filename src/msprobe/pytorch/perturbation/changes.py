@@ -21,7 +21,7 @@ from msprobe.pytorch.perturbation.arguments import is_float
 from msprobe.pytorch.perturbation.scratch import scratch
 from msprobe.pytorch.values.tensor_search import output_slots
 
-_BLOCK: Final = 1 << 15
+_BLOCK: Final = 1 << 17
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -105,15 +105,16 @@ def _sizes(result: Tensor, changed: Tensor) -> tuple[float, float, float]:
     in float64.
     """
     one, other = _flat(result), _flat(changed)
-    block = _BLOCK if one.device.type == "cpu" else one.numel()
-    found = []
-    for start in range(0, one.numel(), block):
+    count = one.numel()
+    block = min(_BLOCK, count) if one.device.type == "cpu" else count
+    scratch_block = scratch("difference", one[:block])
+    found: list[Tensor] = []
+    for start in range(0, count, block):
         part = one[start : start + block]
-        moved = torch.sub(other[start : start + block], part, out=scratch("difference", part))
-        found.append(
-            torch.stack([torch.dot(part, part), torch.dot(moved, moved), *moved.aminmax()])
-        )
-    sizes, squares, low, high = zip(*torch.stack(found).tolist(), strict=True)
+        moved = torch.sub(other[start : start + block], part, out=scratch_block[: part.numel()])
+        found += (torch.dot(part, part), torch.dot(moved, moved), *torch.aminmax(moved))
+    numbers = torch.stack(found).tolist()
+    sizes, squares, low, high = (numbers[place::4] for place in range(4))
     return math.sqrt(sum(sizes)), math.sqrt(sum(squares)), max(-min(low), *high)
 
 

@@ -98,7 +98,7 @@ def with_better_derivative(
     def run() -> Any:
         return call.function(*args, **kwargs)
 
-    return _WithDerivative.apply(run, gradients, *needing)
+    return _WithDerivative.apply(run, gradients, *needing)  # type: ignore[no-untyped-call]
 
 
 class _WithDerivative(torch.autograd.Function):
