@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from msprobe.cli.options import (
     add_dump,
     add_exit_code,
+    add_imports,
     add_json,
     add_output,
     add_ranks,
@@ -58,15 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scope", nargs=2, metavar=("FIRST", "LAST"), help="only calls from one to another"
     )
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import this first, a module or a file: it defines custom operators or functions; "
-        "repeatable",
-    )
+    add_imports(parser)
     parser.add_argument(
         "-n",
         "--workers",
