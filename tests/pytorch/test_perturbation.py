@@ -205,6 +205,16 @@ def test_inputs_that_a_call_changes_are_perturbed_as_they_were_before(tmp_path: 
     assert found == {"Torch.log.0.forward": "warning", "Tensor.log_.0.forward": "warning"}
 
 
+def test_inference_mode_may_come_and_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.rand(30)
+    with perturbing(tmp_path, "ulp_noise") as run, run.step_of():
+        with torch.inference_mode():
+            torch.exp(torch.exp(x))
+        torch.exp(x).sum()
+    assert "capture failed" not in caplog.text
+    assert summary(tmp_path)["cost"]["calls_perturbed"] == 4
+
+
 def test_permuting_leaves_alone_what_depends_on_order(tmp_path: Path) -> None:
     x = torch.rand(4, 6)
     with perturbing(tmp_path, "permute") as run, run.step_of():

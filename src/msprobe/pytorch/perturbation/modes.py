@@ -117,8 +117,8 @@ class Noise:
         Args:
             call: the call. Parameters of a model have no noise of earlier calls, and stay, unless
                 there are no other inputs.
-            size: returns by how much, in parts of an element, for the epsilon of its type; half of
-                that moves it to the next number.
+            size: returns by which part of itself an element moves, for the epsilon of its type;
+                half of epsilon moves it to the next number.
         """
         self._size = size
         self._spared = call.parameters

@@ -2,8 +2,8 @@
 """`Perturbation`: the task `free_benchmark`, which runs calls of a training again, changed.
 
 It is the runner of the function mode. The training is bit-identical with `check`: calls run again
-after the program's own run, without gradients, on inputs that are shared or copied, and with the
-random state restored. `fix` goes on with the better result, and says so.
+after the program's own run, on inputs that are shared or copied, in graphs of their own, and with
+the random state restored. `fix` goes on with the better result, and says so.
 """
 
 from __future__ import annotations

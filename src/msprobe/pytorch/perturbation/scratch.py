@@ -27,5 +27,7 @@ def scratch(slot: str | int, like: Tensor) -> Tensor:
     key = (slot, like.dtype, like.device, threading.get_ident())
     buffer = _BUFFERS.get(key)
     if buffer is None or buffer.numel() < count:
-        buffer = _BUFFERS[key] = torch.empty(count, dtype=like.dtype, device=like.device)
+        # Memory of inference mode could not be written outside of it.
+        with torch.inference_mode(mode=False):
+            buffer = _BUFFERS[key] = torch.empty(count, dtype=like.dtype, device=like.device)
     return buffer[:count].view(like.shape)
