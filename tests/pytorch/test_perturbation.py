@@ -30,6 +30,7 @@ QUICK = {
     ("half_precision", "cpu_reference"),
     ("random_everywhere", "rerun"),
     ("prenorm_transformer", "permute"),
+    ("encoder_decoder", "ulp_noise"),
     ("custom_functions", "relative_noise"),
 }
 CASES = [
@@ -203,6 +204,15 @@ def test_inputs_that_a_call_changes_are_perturbed_as_they_were_before(tmp_path: 
     assert torch.equal(x, expected)
     found = {row["api_name"]: row["severity"] for row in rows(tmp_path)}
     assert found == {"Torch.log.0.forward": "warning", "Tensor.log_.0.forward": "warning"}
+
+
+def test_random_numbers_are_drawn_in_the_order_of_memory(tmp_path: Path) -> None:
+    x = torch.rand(3, 200, 100)
+    with perturbing(tmp_path, "ulp_noise") as run, run.step_of():
+        nn.functional.dropout(x.transpose(0, 1), 0.3)
+        nn.functional.dropout(x[:, ::2].transpose(0, 2), 0.3)
+    assert rows(tmp_path) == []
+    assert summary(tmp_path)["cost"]["calls_perturbed"] == 2
 
 
 def test_inference_mode_may_come_and_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -66,12 +66,9 @@ def examine(
     if mode in REFERENCES and call.drew_random:
         raise SkippedError(RANDOM)
     trial = trial_of(call, mode)
-    again = call.run(
-        trial.args,
-        trial.kwargs,
-        plain=trial.plain,
-        same_kernel=mode in (Perturbation.RERUN, Perturbation.PERMUTE),
-    )
+    # Another kernel has other roundings, and draws other random numbers.
+    same_kernel = call.drew_random or mode in (Perturbation.RERUN, Perturbation.PERMUTE)
+    again = call.run(trial.args, trial.kwargs, plain=trial.plain, same_kernel=same_kernel)
     changed = trial.restored(again)
     yield from judged(call, trial, mode, result, changed, learned)
 

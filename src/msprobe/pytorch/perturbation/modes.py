@@ -143,10 +143,12 @@ class Noise:
         dtype = _PARTS.get(value.dtype, value.dtype)
         factors = _factors(dtype, value.device, self._size(epsilon(dtype)))
         count = value.numel()
-        result = scratch(len(self._known), value)
-        if count <= _PERIOD:
-            return torch.mul(value, factors[:count].view(value.shape), out=result)
-        source, target = value.reshape(-1), result.view(-1)
+        if value.is_contiguous():
+            result = scratch(len(self._known), value)
+            source, target = value.view(-1), result.view(-1)
+        else:  # in its order in memory, in which functions draw random numbers
+            result = value.clone()
+            source = target = result.as_strided((count,), (1,))
         rest = count % _PERIOD
         rows = slice(0, count - rest)
         torch.mul(source[rows].view(-1, _PERIOD), factors, out=target[rows].view(-1, _PERIOD))

@@ -169,7 +169,7 @@ class Perturbation:
     def _ran(self, call: Call, copy: CallCopy, result: Any) -> None:
         """Examine a call that the program has run, now or in its backward pass."""
         mode = self._section.mode
-        if mode in REFERENCES:
+        if mode in REFERENCES or copy.operator.draws_random:
             copy.note_random()
         preheating, api = self.task.preheating, call.forward_name.rsplit(".", 2)[0]
         if preheating is not None and preheating.is_on:
