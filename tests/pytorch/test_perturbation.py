@@ -431,3 +431,27 @@ def test_a_call_that_differs_from_its_reference_teaches_nothing(tmp_path: Path) 
             with run.step_of():
                 softmax_of_seven(x)
     assert summary(tmp_path)["cost"]["calls_learned_from"] == 0
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_files_are_complete_after_each_step(tmp_path: Path) -> None:
+    x = 1 + 1e-6 * torch.rand(20)
+    with perturbing(tmp_path, "ulp_noise") as run:
+        for step in range(2):
+            with run.step_of():
+                torch.log(x)
+            assert [row["step"] for row in rows(tmp_path)] == [str(i) for i in range(step + 1)]
+            assert summary(tmp_path)["steps"] == step + 1
+
+
+def test_the_training_goes_on_when_the_files_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "rank").write_text("in the way")
+    with perturbing(tmp_path, "rerun") as run:
+        for _ in range(2):
+            with run.step_of():
+                assert torch.exp(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert caplog.text.count("capture failed in free_benchmark") == 1
