@@ -143,6 +143,21 @@ def test_a_call_without_arguments_is_not_judged_as_recorded(tmp_path: Path) -> N
     assert [call.report.generated for call in found.calls] == [True]
 
 
+@pytest.mark.parametrize(
+    ("function", "edge"), [(torch.acos, 1.0), (torch.asin, -1.0), (torch.acosh, 1.0)]
+)
+def test_a_wrong_value_at_the_edge_of_a_domain_is_found(
+    function: Callable[[torch.Tensor], torch.Tensor], edge: float, tmp_path: Path
+) -> None:
+    folder = recorded(tmp_path, lambda: function(torch.tensor([edge, edge])))
+    name = f"Torch.{function.__name__}.0.forward"
+    assert not call_of(verified(folder), name).is_fault
+
+    damage(folder, f"{name}.output.0", lambda value: value + torch.tensor([0.0, 0.5]))
+
+    assert call_of(verified(folder), name).report.verdict is Verdict.WRONG
+
+
 def test_an_empty_argument_hides_no_wrong_result(tmp_path: Path) -> None:
     folder = recorded(tmp_path, lambda: torch.cat([torch.ones(0, 4), torch.ones(2, 4)]))
     damage(folder, "Torch.cat.0.forward.output.0", lambda value: value * 2)

@@ -276,10 +276,17 @@ class _Tally:
 
 
 def _change(expected: Array, changed: Sequence[Array]) -> Array:
-    """Return the largest change of each element in any probe."""
-    found: Array = np.abs(changed[0] - expected)
-    for one in changed[1:]:
-        np.maximum(found, np.abs(one - expected), out=found)
+    """Return the largest finite change of each element in any probe; Inf where none is finite.
+
+    At the edge of a function's domain, as of `acos` at 1, some probes are NaN: they tell nothing of
+    how large an error may be.
+    """
+    found: Array = np.full(expected.shape, np.nan)
+    for one in changed:
+        change = np.abs(one - expected)
+        if not math.isfinite(float(change.max())):
+            change[np.isinf(change)] = np.nan
+        np.fmax(found, change, out=found)
     found[np.isnan(found)] = np.inf
     return found
 
