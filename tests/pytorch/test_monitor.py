@@ -7,12 +7,15 @@ import json
 import logging
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,6 +24,7 @@ from msprobe.errors import ConfigError, MonitorStop, UsageError
 from msprobe.monitor.reader import MonitorRun
 from msprobe.monitor.rows import Rows
 from msprobe.pytorch import TrainerMon
+from msprobe.pytorch.monitoring.control import ControlFile
 
 pytestmark = pytest.mark.torch
 
@@ -528,3 +532,30 @@ def test_csv_files_stacks_and_structure(tmp_path: Path) -> None:
     layer = json.loads(text)["0:layers.1"]
     assert layer["input"] == {"0": "size=(3, 4), dtype=torch.float32", "config": "tensor"}
     assert layer["output_grad"]["0"] == "size=(3, 4), dtype=torch.float32"
+
+
+def test_a_process_group_whose_first_rank_has_ended_disturbs_no_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = (
+        "import sys, torch.distributed as dist\n"
+        "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
+        "print(store.port, flush=True); sys.stdin.read()\n"
+    )
+    first = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with first:
+        store = dist.TCPStore("127.0.0.1", int(first.stdout.readline()), is_master=False)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            path = tmp_path / "monitor.json"
+            path.write_text("{}")
+            control = ControlFile(path, rank=1)
+            assert control.due(0) is None
+            first.kill()
+            first.wait()
+            assert control.due(1) is None
+        finally:
+            dist.destroy_process_group()
+    assert "are not followed any more" in caplog.text

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from msprobe.config.reading import read_config_file
 from msprobe.errors import ConfigError
+from msprobe.log import warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +44,15 @@ class ControlFile:
 
         It is None unless `dynamic_on` is true, and after a change that cannot be read.
         """
-        if self._reads:
-            self._read(step)
-        elif self._coming is None:
-            self._ask()
+        try:
+            if self._reads:
+                self._read(step)
+            elif self._coming is None:
+                self._ask()
+        except RuntimeError as error:  # the process that keeps the store may have ended before
+            warn_once(
+                logger, _KEY, "changes of %s are not followed any more: %s", self._path, error
+            )
         if self._coming is None or step < self._coming[0]:
             return None
         raw = self._coming[1]
