@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
 from builders.monitor_runs import LAYERS, Step, write
 from msprobe.cli import main
 from msprobe.monitor.comparing import compare_runs
 from msprobe.monitor.reader import open_monitor
+from msprobe.monitor.rows import Layout, Rows
+from msprobe.monitor.store import RunWriter
 
 BAD = 60
 
@@ -101,6 +104,19 @@ def test_equal_runs(tmp_path, capsys):
     target, reference = write(tmp_path / "a"), write(tmp_path / "b")
     assert main(["monitor", "compare", str(target), str(reference), "--exit-code"]) == 0
     assert "equal: 67 series over 80 steps" in capsys.readouterr().out
+
+
+def test_runs_without_sizes_are_not_said_to_stay_together(tmp_path, capsys):
+    layout = Layout("actv", ("max",), ("\x1b[31mfc",), (0,), (0,), ("[2]",), ("torch.float32",))
+    for name, factor in (("a", 1.0), ("b", 10.0)):
+        with RunWriter(tmp_path / name, 0, {}) as writer:
+            for step in range(4):
+                writer.append(Rows(layout, 0, step, 0, 0.0, np.array([[factor * (step + 1.0)]])))
+    main(["monitor", "compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    out = capsys.readouterr().out
+    assert "differ from step 0: actv \N{REPLACEMENT CHARACTER}[31mfc max" in out
+    assert "whether they are apart is not known" in out
+    assert "\x1b" not in out
 
 
 def test_a_shorter_run_is_not_equal(tmp_path, capsys):

@@ -9,8 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import polars as pl
 import pytest
@@ -18,6 +21,7 @@ import pytest
 import msprobe
 from msprobe.errors import MonitorFormatError, MonitorWriteError
 from msprobe.monitor.rows import MISSING, Layout, Rows
+from msprobe.monitor.run_file import ENTRY, Kind, check_of
 from msprobe.monitor.store import RunWriter
 
 OPS = ("norm", "mean")
@@ -149,6 +153,35 @@ def test_a_worker_that_outlives_a_killed_process_does_not_keep_its_files(tmp_pat
 def test_foreign_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rank0.rows").write_bytes(content)
     with pytest.raises(MonitorFormatError):
+        msprobe.open_monitor(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        zlib.compress(b"{" + b" " * (1 << 28) + b"}"),
+        zlib.compress(b"{}")[:-3],
+        b"\x78\x9cnonsense",
+        b"{}",
+        msgspec.json.encode(replace(layout(), chunks=(0,))),
+    ],
+    ids=["a bomb", "cut off", "nonsense", "no layout", "columns of other lengths"],
+)
+def test_hostile_layouts_are_refused(tmp_path: Path, content: bytes) -> None:
+    """Checksums are no protection: whoever writes a file can compute them."""
+    with RunWriter(tmp_path, 0, {}):
+        pass
+    place = (tmp_path / "rank0.rows").stat().st_size
+    entry = np.array([(place, len(content), 0, 0.0, 0, 0, 0, 0, Kind.LAYOUT, 0, 0, 0)], ENTRY)
+    entry["crc"] = zlib.crc32(content)
+    entry["check"] = check_of(entry)
+    with (
+        (tmp_path / "rank0.rows").open("ab") as data,
+        (tmp_path / "rank0.index").open("ab") as index,
+    ):
+        data.write(content)
+        index.write(entry.tobytes())
+    with pytest.raises(MonitorFormatError, match="layout at entry 1"):
         msprobe.open_monitor(tmp_path)
 
 

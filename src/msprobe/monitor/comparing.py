@@ -8,6 +8,7 @@ than rounding? The relative distance of two values is ``|a - b| / max(|a|, |b|)`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -40,6 +41,7 @@ class SeriesDistance:
         mean: the mean relative distance.
         values: of target and reference, at the first step apart, or else at the largest distance.
         order: place in a training step; smaller is earlier.
+        is_judged: whether it can be apart: a size or a scalar.
     """
 
     stream: str
@@ -54,6 +56,7 @@ class SeriesDistance:
     mean: float
     values: tuple[float, float]
     order: tuple[int, int]
+    is_judged: bool
 
     def as_json(self) -> dict[str, Any]:
         """Return the distance for programs."""
@@ -120,6 +123,7 @@ class RunComparison:
             "ranks": self.ranks,
             "first_different": None if different is None else different.as_json(),
             "first_apart": None if apart is None else apart.as_json(),
+            "judged": sum(one.is_judged for one in self.series),
             "only_target": self.only[0],
             "only_reference": self.only[1],
             "series": [one.as_json() for one in self.series],
@@ -244,6 +248,7 @@ def _distance(
         mean=float(distance.mean()),
         values=(float(a[at]), float(b[at])),
         order=order,
+        is_judged=math.isfinite(rtol),
     )
 
 

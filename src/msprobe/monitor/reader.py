@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.errors import MonitorFormatError
-from msprobe.json_text import parse_json
+from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 from msprobe.monitor.rows import MISSING, Layout, Rows, Values, is_missing
 from msprobe.monitor.run_file import ROWS_SUFFIX, Kind, RunFile
 from msprobe.monitor.store import read_layout
@@ -72,7 +72,14 @@ class _Rank:
 
     def heads(self) -> list[dict[str, Any]]:
         found = np.flatnonzero(self.file.entries["kind"] == Kind.HEAD)
-        return [parse_json(bytes(self.file.block(int(place)))) for place in found]
+        heads = []
+        for place in found:
+            try:
+                head = parse_json(bytes(self.file.block(int(place))))
+            except JSON_ERRORS as error:
+                raise MonitorFormatError(self.file.path, json_problem(error)) from error
+            heads.append(head if isinstance(head, dict) else {})
+        return heads
 
     def layouts(self) -> list[Layout]:
         return self._layouts
@@ -92,8 +99,11 @@ class _Rank:
 
     def rows(self, place: int) -> Rows:
         entry = self.file.entries[place]
+        layout = self.layout_at(place)
+        if (int(entry["ops"]), int(entry["rows"])) != (len(layout.ops), len(layout.names)):
+            raise MonitorFormatError(self.file.path, f"is damaged: entry {place}")
         return Rows(
-            layout=self.layout_at(place),
+            layout=layout,
             rank=self.rank,
             step=int(entry["step"]),
             micro_step=int(entry["micro_step"]),

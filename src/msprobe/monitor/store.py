@@ -35,6 +35,8 @@ except ImportError:  # Windows: two processes are then not kept apart
 
 _COMPRESSED_ABOVE: Final = 1 << 10
 _FLUSHED_ABOVE: Final = 64 << 20
+# A hundred bytes for each of some million tensors; more is meant to fill the memory.
+_LARGEST_LAYOUT: Final = 1 << 28
 
 
 class RunWriter:
@@ -222,8 +224,20 @@ def read_layout(content: bytes) -> Layout:
     Raises:
         ValueError: it is none.
     """
-    text = zlib.decompress(content) if content[:1] != b"{" else content
-    return msgspec.json.decode(text, type=Layout)
+    text = content
+    if content[:1] != b"{":
+        inflater = zlib.decompressobj()
+        try:
+            text = inflater.decompress(content, _LARGEST_LAYOUT)
+        except zlib.error as exc:
+            raise ValueError(str(exc)) from exc
+        if not inflater.eof:
+            raise ValueError(f"it is cut off, or larger than {_LARGEST_LAYOUT:,} bytes")
+    layout = msgspec.json.decode(text, type=Layout)
+    columns = (layout.chunks, layout.calls, layout.shapes, layout.dtypes)
+    if any(len(column) != len(layout.names) for column in columns):
+        raise ValueError("its columns differ in length")
+    return layout
 
 
 def _json(value: Any) -> bytes:

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from rich.text import Text
 
+from msprobe.plain_text import plain
+
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH: Final = 40
 _NAME_WIDTH: Final = 48
@@ -28,14 +30,16 @@ def run_lines(facts: Mapping[str, Any], limit: int) -> Iterator[Text]:
         (str(facts["run"]), "bold"),
         f"   {span}, {steps['count']} collected   ranks {', '.join(map(str, facts['ranks']))}",
     )
-    yield Text(f"streams: {', '.join(facts['streams'])}", style="dim")
+    yield Text(plain(f"streams: {', '.join(facts['streams'])}"), style="dim")
     yield Text()
     yield from incident_lines(facts["incidents"])
     for name, scalar in facts["scalars"].items():
         yield _series_line(name, scalar)
     if facts["scalars"]:
         yield Text()
-    yield Text(f"{facts['stream']} {facts['op']}, rank {facts['rank']} (log scale)", style="bold")
+    yield Text(
+        plain(f"{facts['stream']} {facts['op']}, rank {facts['rank']} (log scale)"), style="bold"
+    )
     shown = facts["series"] if limit == 0 else facts["series"][:limit]
     for series in shown:
         yield _series_line(series["name"], series)
@@ -52,13 +56,14 @@ def incident_lines(incidents: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
         span = f"step {start}" if start == last else f"steps {start} to {last}"
         yield Text.assemble(
             (f"{incident['severity']:<9}", _SEVERITY_STYLE.get(incident["severity"], "")),
-            f"{span}: {incident['sentence']}",
+            plain(f"{span}: {incident['sentence']}"),
             (f"   ({incident['series']} series)", "dim"),
         )
     yield Text()
 
 
 def _series_line(name: str, series: Mapping[str, Any]) -> Text:
+    name = plain(name)
     shown = name if len(name) <= _NAME_WIDTH else "…" + name[1 - _NAME_WIDTH :]
     return Text.assemble(
         f"{shown:<{_NAME_WIDTH}} ",
@@ -146,10 +151,14 @@ def _verdict_lines(comparison: Mapping[str, Any]) -> Iterator[Text]:
             rank = f", rank {first['rank']}" if len(comparison["ranks"]) > 1 else ""
             yield Text.assemble(
                 (f"{words} step {first[key]}", "bold"),
-                f": {first['stream']} {first['name']} {first['op']}{rank}",
+                plain(f": {first['stream']} {first['name']} {first['op']}{rank}"),
             )
     if comparison["first_apart"] is None and comparison["first_different"] is not None:
-        yield Text("never apart: the differences stay as small as they begin")
+        yield Text(
+            f"never apart: the differences of {comparison['judged']} sizes and scalars stay small"
+            if comparison["judged"]
+            else "whether they are apart is not known: no size (norm, rms, absmax, std) is recorded"
+        )
     if comparison["series"] and comparison["first_different"] is None:
         yield Text("no series differs where both have values; other values, or their order, do")
     if comparison["skipped_steps"]:
@@ -157,11 +166,12 @@ def _verdict_lines(comparison: Mapping[str, Any]) -> Iterator[Text]:
     for key in ("only_target", "only_reference"):
         if comparison[key]:
             words = key.replace("_", " in the ")
-            yield Text(f"{len(comparison[key])} series {words} only: {comparison[key][0]} …")
+            first = plain(comparison[key][0])
+            yield Text(f"{len(comparison[key])} series {words} only: {first} …")
 
 
 def _distance_line(one: Mapping[str, Any], *, several_ranks: bool) -> str:
-    name = f"{one['stream']} {one['name']} {one['op']}"
+    name = plain(f"{one['stream']} {one['name']} {one['op']}")
     if several_ranks:
         name += f", rank {one['rank']}"
     wide = _NAME_WIDTH + 16
