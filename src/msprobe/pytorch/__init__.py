@@ -9,6 +9,7 @@ capturing. ``docs/architecture.md`` says which file observes what. May import `m
 from __future__ import annotations
 
 from msprobe.pytorch.comparing import compare, compare_distributed
+from msprobe.pytorch.compile_accuracy_checker.precision_checker import PrecisionChecker
 from msprobe.pytorch.debugger import PrecisionDebugger
 from msprobe.pytorch.live.live_compare import live_compare
 from msprobe.pytorch.live.ptdbg_dispatch import PtdbgDispatch
@@ -17,6 +18,7 @@ from msprobe.pytorch.single_module import module_dump, module_dump_end
 from msprobe.pytorch.training.seed import seed_all
 
 __all__ = [
+    "PrecisionChecker",
     "PrecisionDebugger",
     "PtdbgDispatch",
     "TrainerMon",
