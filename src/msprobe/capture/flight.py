@@ -20,7 +20,7 @@ from msprobe.dump.writer import RankDump
 logger = logging.getLogger(__name__)
 
 _SIGNAL: Final = "SIGUSR1"
-_SHARE_OF_ALL: Final = "gradient norm"
+_GRADIENT_NORM: Final = "gradient norm"
 
 Spikes = Callable[[Mapping[str, float]], str | None]
 
@@ -58,11 +58,11 @@ class StepNumbers:
         if isinstance(value, Loss) and value.value is not None:
             self.of[f"loss of backward pass {value.micro}" if value.micro else "loss"] = value.value
         elif isinstance(value, Clip) and value.total_norm is not None:
-            self.of[_SHARE_OF_ALL] = value.total_norm
+            self.of[_GRADIENT_NORM] = value.total_norm
         elif isinstance(value, OptimizerStep):
             norms = [norm for norm in value.parameters.gradient.norm if norm is not None]
             if norms:
-                self.of.setdefault(_SHARE_OF_ALL, math.hypot(*norms))
+                self.of.setdefault(_GRADIENT_NORM, math.hypot(*norms))
 
 
 class FlightRecorder:
