@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
 
 from rich.text import Text
 
@@ -23,6 +23,8 @@ from msprobe.report.value_text import (
     number_text,
     size_text,
 )
+
+Item = TypeVar("Item")
 
 _LISTED: Final = 20
 _MOST_KINDS: Final = 16
@@ -84,7 +86,7 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
         first = "NaN and Inf first, then " if changed[0].nonfinite else ""
         yield Text(f"  changed, {first}the largest relative difference first", "bold")
         yield Text("   rel. l2    max abs       unequal     cosine  where, parameter", "dim")
-        yield from _limited([_changed_line(each) for each in changed], limit)
+        yield from _limited(changed, _changed_line, limit)
     model = [
         each for each in found.differences if state_place(each.parameter.path, optimizers) is None
     ]
@@ -95,7 +97,7 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
         if items:
             yield Text()
             yield Text(f"  {_TITLES[change]}", "bold")
-            yield from _limited([_plain_line(each) for each in items], limit)
+            yield from _limited(items, _plain_line, limit)
     yield from _value_lines(found, limit)
     yield from _finding_lines("not compared", found.uncompared, limit)
     for note in found.notes[: limit or None]:
@@ -168,7 +170,7 @@ def _value_lines(found: CheckpointComparison, limit: int) -> Iterator[Text]:
         if items:
             yield Text()
             yield Text(f"  {_VALUE_TITLES[change]}", "bold")
-            yield from _limited([_value_line(each) for each in items], limit)
+            yield from _limited(items, _value_line, limit)
 
 
 def _value_line(each: ValueDifference) -> Text:
@@ -183,11 +185,12 @@ def _finding_lines(title: str, findings: Sequence[Finding], limit: int) -> Itera
     if findings:
         yield Text()
         yield Text(f"  {title}", "bold")
-        lines = []
-        for each in findings:
-            problem = f"  {each.side}: {plain(each.problem)}"
-            lines.append(Text.assemble(f"    {plain(each.name)}", (problem, "dim")))
-        yield from _limited(lines, limit)
+        yield from _limited(findings, _finding_line, limit)
+
+
+def _finding_line(each: Finding) -> Text:
+    problem = f"  {each.side}: {plain(each.problem)}"
+    return Text.assemble(f"    {plain(each.name)}", (problem, "dim"))
 
 
 def _checkpoint_line(label: str, checkpoint: Checkpoint) -> Text:
@@ -222,10 +225,11 @@ def _counted(counts: dict[Change, int]) -> Iterator[str]:
     return (f"{count:,} {change.value}" for change, count in counts.items() if count)
 
 
-def _limited(lines: list[Text], limit: int) -> Iterator[Text]:
-    yield from lines[: limit or None]
-    if limit and len(lines) > limit:
-        yield Text(f"    … {len(lines) - limit:,} more", "dim")
+def _limited(items: Sequence[Item], line: Callable[[Item], Text], limit: int) -> Iterator[Text]:
+    """Yield the lines of the first items, and how many there are more."""
+    yield from map(line, items[: limit or None])
+    if limit and len(items) > limit:
+        yield Text(f"    … {len(items) - limit:,} more", "dim")
 
 
 def _changed_line(each: ParameterDifference) -> Text:

@@ -193,7 +193,7 @@ def read_layout(tree: Any, *, accepts_subclasses: bool = False) -> Layout:
         negative=flags.get("neg") is True,
         storage_type=STORAGE_TYPES[dtype],
         itemsize=item_size(dtype),
-        count=extent.count,
+        count=extent.elements,
         is_row_major=extent.is_row_major,
     )
 
@@ -203,7 +203,7 @@ class _Extent(NamedTuple):
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    count: int
+    elements: int
     is_row_major: bool
 
 
