@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
-import torch._dynamo  # noqa: F401  # a run inside of this one forgets the modules that it imports
 
-from msprobe.compare.run import compare_dumps  # noqa: F401
-from msprobe.integrations import record_training  # noqa: F401
+from builders.warm_python import run_warm
 
-pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.torch
 
 # Named here where the installed package does not name it.
@@ -37,45 +35,44 @@ def test_without_it():
 """
 
 
-def run(
-    pytester: pytest.Pytester, *flags: str, eps: float = 1e-5, noise: float = 0.0
-) -> pytest.RunResult:
+def run(folder: Path, *flags: str, eps: float = 1e-5, noise: float = 0.0) -> str:
+    """Run the tests; return what pytest printed."""
     source = PROGRAM.replace("EPS", str(eps)).replace("NOISE", str(noise))
-    pytester.makepyfile(test_net=source)
-    return pytester.runpytest_inprocess("-p", "no:cacheprovider", *_PLUGIN, *flags)
+    (folder / "test_net.py").write_text(source)
+    words = ("-p", "no:cacheprovider", "-p", "no:xdist", *_PLUGIN, *flags, "test_net.py")
+    return run_warm("-m", "pytest", *words, cwd=folder).stdout
 
 
-def test_golden_recordings_are_made_held_and_updated(pytester: pytest.Pytester) -> None:
-    run(pytester).assert_outcomes(passed=2)
-    assert not (pytester.path / "golden").exists()
+def test_golden_recordings_are_made_held_and_updated(tmp_path: Path) -> None:
+    assert "2 passed" in run(tmp_path)
+    assert not (tmp_path / "golden").exists()
 
-    missing = run(pytester, "--msprobe-golden")
-    missing.assert_outcomes(passed=1, failed=1)
-    missing.stdout.fnmatch_lines(["*make it with --msprobe-golden-update*"])
+    missing = run(tmp_path, "--msprobe-golden")
+    assert "1 failed, 1 passed" in missing
+    assert "make it with --msprobe-golden-update" in missing
 
-    run(pytester, "--msprobe-golden-update").assert_outcomes(passed=2)
-    run(pytester, "--msprobe-golden").assert_outcomes(passed=2)
+    assert "2 passed" in run(tmp_path, "--msprobe-golden-update")
+    assert "2 passed" in run(tmp_path, "--msprobe-golden")
 
-    junit = pytester.path / "junit.xml"
-    changed = run(pytester, "--msprobe-golden", f"--junit-xml={junit}", eps=0.5)
-    changed.assert_outcomes(passed=1, failed=1)
-    changed.stdout.fnmatch_lines(["*argument*0.5 instead of 1e-05*"])
+    junit = tmp_path / "junit.xml"
+    changed = run(tmp_path, "--msprobe-golden", f"--junit-xml={junit}", eps=0.5)
+    assert "1 failed, 1 passed" in changed
+    assert re.search(r"argument: .*0\.5 instead of 1e-05", changed)
     verdict = re.search('name="msprobe_verdict" value="([^"]*)"', junit.read_text())
     assert verdict is not None
     assert "0.5 instead of 1e-05" in verdict[1]
 
-    run(pytester, "--msprobe-golden-update", eps=0.5).assert_outcomes(passed=2)
-    run(pytester, "--msprobe-golden", eps=0.5).assert_outcomes(passed=2)
+    assert "2 passed" in run(tmp_path, "--msprobe-golden-update", eps=0.5)
+    assert "2 passed" in run(tmp_path, "--msprobe-golden", eps=0.5)
 
 
-def test_tolerances_are_learned_from_noise_and_from_nothing_else(pytester: pytest.Pytester) -> None:
-    run(pytester, "--msprobe-golden-update").assert_outcomes(passed=2)
-    run(pytester, "--msprobe-golden", noise=2e-2).assert_outcomes(passed=1, failed=1)
+def test_tolerances_are_learned_from_noise_and_from_nothing_else(tmp_path: Path) -> None:
+    assert "2 passed" in run(tmp_path, "--msprobe-golden-update")
+    assert "1 failed, 1 passed" in run(tmp_path, "--msprobe-golden", noise=2e-2)
 
-    run(pytester, "--msprobe-golden-learn", noise=2e-2).assert_outcomes(passed=2)
+    assert "2 passed" in run(tmp_path, "--msprobe-golden-learn", noise=2e-2)
 
-    run(pytester, "--msprobe-golden", noise=1e-2).assert_outcomes(passed=2)
-    run(pytester, "--msprobe-golden", noise=0.5).assert_outcomes(passed=1, failed=1)
-    run(pytester, "--msprobe-golden-learn", eps=0.5).assert_outcomes(passed=1, failed=1)
-    golden = pytester.path / "golden" / "test_net" / "test_training"
-    assert (golden / "tolerances.yaml").is_file()
+    assert "2 passed" in run(tmp_path, "--msprobe-golden", noise=1e-2)
+    assert "1 failed, 1 passed" in run(tmp_path, "--msprobe-golden", noise=0.5)
+    assert "1 failed, 1 passed" in run(tmp_path, "--msprobe-golden-learn", eps=0.5)
+    assert (tmp_path / "golden" / "test_net" / "test_training" / "tolerances.yaml").is_file()

@@ -158,7 +158,7 @@ class _RandomMode(TorchFunctionMode):
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    name = resolve_name(function) or getattr(function, "__name__", str(function))
+    name = str(resolve_name(function) or getattr(function, "__name__", function))
     return name.removeprefix("torch.")
 
 
