@@ -42,7 +42,12 @@ def needs_own_errors(verdict: Verdict, culprits: Sequence[Culprit]) -> bool:
 def with_own_errors(findings: Findings) -> Findings:
     """Return findings with errors of calls, without the culprits that rounding explains."""
     own = judge_culprits(findings.culprits)
-    rounding = {key for key, errors in own.items() if errors.is_rounding}
+    # A right backward pass proves nothing: a gradient that is detached elsewhere is missing there.
+    rounding = {
+        key
+        for key, errors in own.items()
+        if errors.is_rounding and parse_record_name(key.record).kind is RecordKind.FORWARD
+    }
     steps = [
         each
         if each.proof is None
