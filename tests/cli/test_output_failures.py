@@ -30,7 +30,8 @@ def run(*words, limit_bytes=None, **options):
         if limit_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
-    command = [sys.executable, "-m", "msprobe", *map(str, words)]
+    # -B: Python would cut a compiled module short at the limit, and keep it for every other test.
+    command = [sys.executable, "-B", "-m", "msprobe", *map(str, words)]
     return subprocess.run(
         command, stderr=subprocess.PIPE, text=True, check=False, preexec_fn=limit, **options
     )

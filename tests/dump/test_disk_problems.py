@@ -245,7 +245,8 @@ def test_a_limit_on_file_sizes(tmp_path):
     """
     directory = tmp_path / "step0" / "rank"
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), directory],
+        # -B: the limit would cut compiled modules short, for every other test too.
+        [sys.executable, "-B", "-c", textwrap.dedent(code), directory],
         capture_output=True,
         text=True,
         check=False,

@@ -267,7 +267,8 @@ def test_a_full_disk_is_told_and_leaves_what_was_written(tmp_path: Path) -> None
         "except MonitorWriteError as error:\n    print('told', error)\n"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path), _ENDLESS],
+        # -B: the limit would cut compiled modules short, for every other test too.
+        [sys.executable, "-B", "-c", code, str(tmp_path), _ENDLESS],
         capture_output=True,
         text=True,
         check=True,
@@ -278,8 +279,11 @@ def test_a_full_disk_is_told_and_leaves_what_was_written(tmp_path: Path) -> None
         assert stored.steps() == list(range(last + 1))
 
 
-def test_nothing_is_written_behind_a_part_of_a_block(tmp_path: Path) -> None:
+def test_nothing_is_written_behind_a_part_of_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The disk was full for a while: closing the writer must not go on in the middle."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the limit would cut modules short
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     writer = RunWriter(tmp_path, 0, {})
