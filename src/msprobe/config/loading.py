@@ -43,7 +43,7 @@ _LEVELS: Final[dict[Task, tuple[Level, ...]]] = {
     Task.FREE_BENCHMARK: (Level.L1, Level.MIX),
     Task.DIFF_CHECK: (Level.L0, Level.L1, Level.MIX),
 }
-_OF_PYTORCH: Final = (Task.SIGNATURE, Task.NOISE_FLOOR, Task.DIFF_CHECK)
+_OF_PYTORCH: Final = (Task.SIGNATURE, Task.NOISE_FLOOR)
 _KERNEL_TASKS: Final = (Task.OVERFLOW_CHECK, Task.EXCEPTION_DUMP)
 """Tasks that at level L2 are for frameworks which dump kernels by themselves."""
 

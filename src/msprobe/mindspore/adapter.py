@@ -24,7 +24,16 @@ from msprobe.capture.call import Draft
 from msprobe.capture.stacks import Traits
 from msprobe.capture.unfinished import fill_waiting, take_summary
 from msprobe.capture.values import Found
-from msprobe.config import Config, Slice, StatisticsSection, SummaryMode, Task, TensorSection
+from msprobe.config import (
+    Config,
+    DiffCheckSection,
+    DiffRule,
+    Slice,
+    StatisticsSection,
+    SummaryMode,
+    Task,
+    TensorSection,
+)
 from msprobe.dump.array_file import ArrayFile
 from msprobe.dump.records import TensorRecord
 from msprobe.mindspore.communication import current_rank
@@ -58,11 +67,14 @@ class MindSporeAdapter:
         if isinstance(section, StatisticsSection | TensorSection):
             self._md5 = section.summary_mode is SummaryMode.MD5
             self._slices = section.slice
+        elif isinstance(section, DiffCheckSection):
+            self._md5 = section.compare is DiffRule.CHECKSUM
         self._reads_memory = reads_memory
         # Whether values lie on a device; known when recording begins.
         self._asks_device = False
-        # The overflow check must know before the next call, and a checksum needs the bytes.
-        self._waits = not self._md5 and config.task is not Task.OVERFLOW_CHECK
+        # These tasks must know before the next call, and a checksum needs the bytes.
+        is_judged = config.task in (Task.OVERFLOW_CHECK, Task.DIFF_CHECK)
+        self._waits = not (self._md5 or is_judged)
         self._device = DeviceStatistics(accumulate)
 
     @property

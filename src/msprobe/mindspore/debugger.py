@@ -47,7 +47,7 @@ class PrecisionDebugger(DebuggerFront):
             config_path: a ``config.json``; None for that of the installed package, which records
                 statistics at L1 into ``./dump_path``.
             task: overrides the file: ``statistics``, ``tensor``, ``structure``, ``overflow_check``,
-                ``nan_check``, ``exception_dump``.
+                ``nan_check``, ``diff_check``, ``free_benchmark``, ``exception_dump``.
             dump_path: overrides the file: folder of the dump, made when needed.
             level: overrides the file: ``L0``, ``L1``, ``mix``, ``debug``; ``L2`` for kernels, by
                 MindSpore's own Dump: construct the debugger before anything is compiled.

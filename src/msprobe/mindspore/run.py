@@ -15,7 +15,16 @@ from mindspore import nn
 from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import calling_frame
-from msprobe.config import Config, FreeBenchmarkSection, GradProbeSection, Level
+from msprobe.compare.diff_check import DiffJudge
+from msprobe.config import (
+    Config,
+    DiffCheckSection,
+    DiffRule,
+    FreeBenchmarkSection,
+    GradProbeSection,
+    Level,
+    Task,
+)
 from msprobe.errors import ConfigError, UnsupportedError, UsageError
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.api_table import ApiTable
@@ -53,9 +62,15 @@ class Run:
     """
 
     def __init__(self, config: Config) -> None:
-        """Build everything for `config`; nothing is installed and no file is touched."""
+        """Build everything for `config`; nothing is installed and no file is touched.
+
+        Raises:
+            ConfigError: the task `diff_check` has no recording to compare with.
+            DumpFormatError: it has one that cannot be read.
+        """
         self.config = config
-        self.session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
+        judge = _judge_of(config)
+        self.session = Session(config, MindSporeAdapter(config), TENSOR_TYPES, judge)
         if self.session.flight is not None:
             self.session.flight.spikes = Spikes()
         table = ApiTable(config.api_list, config.section.black_list)
@@ -127,7 +142,7 @@ class Run:
                 "recording the dynamic graph needs 2.10 or newer"
             )
         self._rank = rank
-        if self._records_cells:
+        if self._records_cells and self.session.judge is None:
             self._watch_compiled_parts()
         if self.session.start(rank=rank):
             self._start_state.collect(self.models)
@@ -223,6 +238,11 @@ class Run:
         """Begin to record values of compiled graphs; every step, as the hooks must be in."""
         if self.config.level is not Level.L0:
             refuse_static_graph("start()", self.config.level)
+        if self.config.task is Task.DIFF_CHECK:
+            raise UnsupportedError(
+                "start(): the task diff_check judges calls of the dynamic graph, and MindSpore is "
+                "in graph mode: record statistics at level L0, and compare both recordings"
+            )
         if self._static_graph is None:
             self._static_graph = GraphObserver(self.session)
         if self._static_graph.watch(self.models):
@@ -278,6 +298,18 @@ class Run:
             self._parts_session.step()
         self.session.step()
         self.session.tell_findings()
+
+
+def _judge_of(config: Config) -> DiffJudge | None:
+    section = config.section
+    if not isinstance(section, DiffCheckSection):
+        return None
+    if section.reference is None:
+        rule = "the path of a recording: replicas are compared in PyTorch only"
+        source = config.source or "PrecisionDebugger()"
+        raise ConfigError("diff_check.reference", "replicas", rule, source=source)
+    is_exact = section.compare is DiffRule.CHECKSUM
+    return DiffJudge(section.reference, is_exact=is_exact, limit=section.diff_nums)
 
 
 def _cells_of(models: Sequence[nn.Cell]) -> Iterator[nn.Cell]:
