@@ -13,11 +13,10 @@ from typing import Any, Final
 import torch
 from torch.fx import GraphModule, Node
 
-from msprobe.checks.judging import Judgement
-from msprobe.pytorch.compile_accuracy_checker.judged import judged_pair
+from msprobe.checks.compile_check import Probe, is_fault_of, judged_pair
 from msprobe.pytorch.live.operator_facts import tensors_of
 from msprobe.pytorch.replay.noise import NoiseMode
-from msprobe.pytorch.replay.rebuilding import converted
+from msprobe.pytorch.replay.rebuilding import converted, from_torch
 from msprobe.replay.runner import Noise
 
 Compiler = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -140,22 +139,18 @@ def _is_wrong(graph: GraphModule, inputs: Sequence[Any], found: Sequence[torch.T
     if not len(eager) == len(exact) == len(found):
         return False
 
-    def probes(index: int) -> Callable[[Noise], torch.Tensor]:
-        return lambda noise: _run(graph, inputs, torch.float64, noise)[index]
+    def probes(index: int) -> Probe:
+        return lambda noise: from_torch(_run(graph, inputs, torch.float64, noise)[index])
 
     shapes = [one.shape for one in tensors_of(list(inputs))]
     for index, one in enumerate(found):
         own, other = (
-            judged_pair(which, exact[index], probes(index), shapes) for which in (one, eager[index])
+            judged_pair(from_torch(which), from_torch(exact[index]), probes(index), shapes)
+            for which in (one, eager[index])
         )
         if is_fault_of(own, other):
             return True
     return False
-
-
-def is_fault_of(compiled: Judgement, eager: Judgement) -> bool:
-    """Return whether a compiled result is wrong, and the eager one is not as wrong."""
-    return compiled.ratio > 1.0 and compiled.ratio > 2.0 * eager.ratio
 
 
 def _run(

@@ -7,31 +7,18 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import nn
 
+from msprobe.checks.compile_check import ResultKey
 from msprobe.pytorch.live.operator_facts import tensors_of
 from msprobe.pytorch.replay.noise import NoiseMode
 from msprobe.pytorch.replay.rebuilding import converted
 from msprobe.replay.runner import Noise
 
 _SEED: Final = 1234
-
-
-class ResultKey(NamedTuple):
-    """One result of a module's call.
-
-    Attributes:
-        check_type: ``forward``, ``input_grad`` or ``param_grad``.
-        number: its place among those.
-        name: of the parameter; empty for others.
-    """
-
-    check_type: str
-    number: int
-    name: str = ""
 
 
 Results = Mapping[ResultKey, torch.Tensor]

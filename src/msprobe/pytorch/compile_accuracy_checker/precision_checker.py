@@ -3,126 +3,45 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 from torch import nn
 
-from msprobe.checks.accuracy_call import own_words
 from msprobe.checks.budgets import unit_of
+from msprobe.checks.compile_check import (
+    FAIL,
+    CheckRow,
+    CompareResult,
+    Probe,
+    ResultKey,
+    judged_pair,
+    judged_row,
+    left_out,
+)
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.layout import safe_file_name
+from msprobe.dump.tensor_files import StoredTensor
 from msprobe.errors import UsageError
 from msprobe.log import ensure_handler
-from msprobe.pytorch.compile_accuracy_checker.graphs import Compiler, GraphWatch, is_fault_of
-from msprobe.pytorch.compile_accuracy_checker.judged import judged_pair
+from msprobe.pytorch.compile_accuracy_checker.graphs import Compiler, GraphWatch
 from msprobe.pytorch.compile_accuracy_checker.module_run import (
     ModuleCall,
-    ResultKey,
     Results,
     output_tensors,
 )
 from msprobe.pytorch.live.operator_facts import tensors_of
-from msprobe.pytorch.replay.rebuilding import converted
+from msprobe.pytorch.replay.rebuilding import converted, from_torch
 from msprobe.replay.runner import Noise
-from msprobe.report.csv_files import write_csv
-from msprobe.report.tables import Table
 
-logger = logging.getLogger(__name__)
-
-_COLUMNS: Final = (
-    *("module_name", "check_type", "tensor_index", "status", "max_abs_diff", "mean_abs_diff"),
-    *("max_rel_diff", "shape", "note", "dtype", "verdict", "ratio", "eager_ratio", "graph"),
-)
 # `mode` of `torch.compile`, which stands for inductor with other options.
 _MODES: Final = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _MOST_VERSIONS: Final = 100_000
-PASS, FAIL, SKIP = "PASS", "FAIL", "SKIP"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRow:
-    """One output or gradient of a module, compiled against eager.
-
-    Attributes:
-        module_name: its path in the model.
-        check_type: ``forward``, ``input_grad``, ``param_grad``; ``module`` if nothing could be run.
-        tensor_index: number of the tensor among those.
-        status: ``PASS``, ``FAIL``, ``SKIP``.
-        max_abs_diff: largest difference between compiled and eager.
-        mean_abs_diff: the mean of these.
-        max_rel_diff: the largest in parts of the eager element.
-        shape: of the tensor.
-        note: the parameter's name, and why it fails or was left out.
-        dtype: of the tensor.
-        verdict: of the compiled result by its own error.
-        ratio: its error in parts of the allowed one.
-        eager_ratio: the eager result's.
-        graph: the first wrong graph and its operator.
-    """
-
-    module_name: str
-    check_type: str
-    tensor_index: int = 0
-    status: str
-    max_abs_diff: float | None = None
-    mean_abs_diff: float | None = None
-    max_rel_diff: float | None = None
-    shape: str = ""
-    note: str = ""
-    dtype: str = ""
-    verdict: str = ""
-    ratio: float | None = None
-    eager_ratio: float | None = None
-    graph: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareResult:
-    """Rows of all wrapped modules, in the order in which they ran.
-
-    Attributes:
-        rows: one for each output and gradient.
-        loss: of the eager run; None if unknown.
-    """
-
-    rows: tuple[CheckRow, ...] = ()
-    loss: float | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether something was compared and nothing fails."""
-        return not self.failures and any(row.status == PASS for row in self.rows)
-
-    @property
-    def failures(self) -> list[CheckRow]:
-        """The rows that fail; the first is that of the first wrong module."""
-        return [row for row in self.rows if row.status == FAIL]
-
-    def lines(self) -> Iterator[str]:
-        """Yield the answer in plain text."""
-        modules = {row.module_name for row in self.rows}
-        bad = list(dict.fromkeys(row.module_name for row in self.failures))
-        count = f"{len(modules)} compiled module{'' if len(modules) == 1 else 's'}"
-        if not self.passed and not bad:
-            yield f"none of {count} could be judged"
-        elif not bad:
-            yield f"{count} compared with eager: no difference beyond rounding"
-        else:
-            yield f"{len(bad)} of {count} differ from eager; first: {bad[0]}"
-        for name in bad:
-            first = next(row for row in self.failures if row.module_name == name)
-            where = f", {first.graph}" if first.graph else ""
-            yield f"  {name} {first.check_type}.{first.tensor_index}: {first.note}{where}"
-        for row in self.rows:
-            if row.status == SKIP:
-                yield f"  {row.module_name}: not judged, {row.note}"
 
 
 class PrecisionChecker:
@@ -267,10 +186,7 @@ class PrecisionChecker:
         Raises:
             ReportWriteError: it cannot be written.
         """
-        logger.info("compile check: %s", "\n".join(result.lines()))
-        if csv_path is not None:
-            cells = [[getattr(row, column) for column in _COLUMNS] for row in result.rows]
-            write_csv(Table.of(_COLUMNS, cells), Path(csv_path))
+        result.report(csv_path)
 
     def _chosen(self, model: nn.Module) -> dict[nn.Module, str]:
         if not self._names:
@@ -287,13 +203,11 @@ class PrecisionChecker:
                 yield from rows
             except Exception as exc:  # noqa: BLE001 - one module must not cost the others
                 text = f"{type(exc).__name__}: {(str(exc).splitlines() or [''])[0][:200]}"
-                yield CheckRow(module_name=name, check_type="module", status=SKIP, note=text)
+                yield left_out(name, text)
         ran = {name for name, _ in recorder.calls}
         for name in recorder.names:
             if name not in ran:
-                yield CheckRow(
-                    module_name=name, check_type="module", status=SKIP, note="it did not run"
-                )
+                yield left_out(name, "it did not run")
 
     def _module_rows(self, name: str, call: ModuleCall) -> Iterator[CheckRow]:
         """Yield the rows of one module."""
@@ -301,8 +215,7 @@ class PrecisionChecker:
         module = call.copied(own)
         eager = call.run(module, module, dtype=own)
         if not _is_same(eager, _again(call, own)):
-            note = "it draws random numbers"
-            yield CheckRow(module_name=name, check_type="module", status=SKIP, note=note)
+            yield left_out(name, "it draws random numbers")
             return
         exact_module = call.copied(own).double()
         exact = call.run(exact_module, exact_module, dtype=torch.float64)
@@ -311,8 +224,7 @@ class PrecisionChecker:
         if self._graph_dir is not None:
             watch.save(self._graph_dir, safe_file_name(name))
         if not watch.seen:
-            note = "nothing of it was compiled"
-            yield CheckRow(module_name=name, check_type="module", status=SKIP, note=note)
+            yield left_out(name, "nothing of it was compiled")
             return
         probes = _Probes(call)
         rows = [
@@ -324,7 +236,7 @@ class PrecisionChecker:
         if any(row.status == FAIL for row in rows):
             graph = watch.first_wrong() or "a backward graph"
         for row in rows:
-            yield _with_graph(row, graph) if row.status == FAIL else row
+            yield replace(row, graph=graph) if row.status == FAIL else row
 
     def _compiled(self, call: ModuleCall, watch: GraphWatch) -> Results:
         module = call.copied(self._cast_dtype)
@@ -412,16 +324,16 @@ class _Probes:
         self._call = call
         self._known: dict[Noise, Results] = {}
 
-    def of(self, key: ResultKey) -> Callable[[Noise], torch.Tensor]:
+    def of(self, key: ResultKey) -> Probe:
         """Return what makes one result."""
 
-        def probe(noise: Noise) -> torch.Tensor:
+        def probe(noise: Noise) -> StoredTensor:
             if noise not in self._known:
                 module = self._call.copied(torch.float64, noise)
                 self._known[noise] = self._call.run(
                     module, module, dtype=torch.float64, noise=noise
                 )
-            return self._known[noise][key]
+            return from_torch(self._known[noise][key])
 
         return probe
 
@@ -442,43 +354,11 @@ def _row(
         *(one.shape for one in call.module.parameters()),
         *(one.shape for one in call.gradients.values()),
     ]
+    results = from_torch(compiled), from_torch(eager)
     own, other = (
-        judged_pair(one, exact, probes.of(key), shapes, unit) for one in (compiled, eager)
+        judged_pair(one, from_torch(exact), probes.of(key), shapes, unit) for one in results
     )
-    is_fault = is_fault_of(own, other)
-    dtype = normal_dtype(str(compiled.dtype))
-    words = own_words(own, dtype) if is_fault else ""
-    absolute, mean, relative = _differences(compiled, eager)
-    return CheckRow(
-        module_name=name,
-        check_type=key.check_type,
-        tensor_index=key.number,
-        status=FAIL if is_fault else PASS,
-        max_abs_diff=absolute,
-        mean_abs_diff=mean,
-        max_rel_diff=relative,
-        shape=str(list(compiled.shape)),
-        note=": ".join(filter(None, (key.name, words))),
-        dtype=dtype,
-        verdict=own.verdict.value,
-        ratio=own.ratio,
-        eager_ratio=other.ratio,
-    )
-
-
-def _differences(compiled: torch.Tensor, eager: torch.Tensor) -> tuple[float, float, float]:
-    if compiled.shape != eager.shape:
-        return float("inf"), float("inf"), float("inf")
-    if compiled.numel() == 0:
-        return 0.0, 0.0, 0.0
-    a, b = compiled.to(torch.float64), eager.to(torch.float64)
-    difference = torch.where(a == b, 0.0, (a - b).abs())
-    relative = torch.where(difference == 0, 0.0, difference / b.abs())
-    return float(difference.max()), float(difference.mean()), float(relative.max())
-
-
-def _with_graph(row: CheckRow, graph: str) -> CheckRow:
-    return replace(row, graph=graph)
+    return judged_row(name, key, *results, own, other)
 
 
 def _again(call: ModuleCall, dtype: torch.dtype | None) -> Results:
