@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msprobe.checks.accuracy_call import own_words
 from msprobe.checks.budgets import budget_of, computing_unit, largest_of, smallest_of
@@ -232,6 +233,31 @@ def judged_row(
     )
 
 
+def is_identical(one: StoredTensor, other: StoredTensor) -> bool:
+    """Return whether two results have the same type, shape and bits; NaN equals NaN."""
+    same = one.dtype == other.dtype and one.array.shape == other.array.shape
+    return same and bool(
+        np.array_equal(one.array, other.array, equal_nan=one.array.dtype.kind in "fc")
+    )
+
+
+def same_row(module_name: str, key: ResultKey, compiled: StoredTensor) -> CheckRow:
+    """Return the row of a compiled result that is the eager one to the last bit."""
+    return CheckRow(
+        module_name=module_name,
+        check_type=key.check_type,
+        tensor_index=key.number,
+        status=PASS,
+        max_abs_diff=0.0,
+        mean_abs_diff=0.0,
+        max_rel_diff=0.0,
+        shape=str(list(compiled.array.shape)),
+        note=key.name,
+        dtype=compiled.dtype,
+        verdict="identical",
+    )
+
+
 def _differences(compiled: StoredTensor, eager: StoredTensor) -> tuple[float, float, float]:
     """Return the largest and the mean difference, and the largest relative one."""
     if compiled.array.shape != eager.array.shape:
@@ -245,5 +271,5 @@ def _differences(compiled: StoredTensor, eager: StoredTensor) -> tuple[float, fl
     return float(difference.max()), float(difference.mean()), float(relative.max())
 
 
-def _wide(values: np.ndarray) -> np.ndarray:
+def _wide(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)

@@ -9,7 +9,8 @@ capturing. ``docs/architecture.md`` says which file observes what. May import `m
 from __future__ import annotations
 
 from msprobe.mindspore.callbacks import MsprobeInitStep, MsprobeStep
+from msprobe.mindspore.compile_check import PrecisionChecker
 from msprobe.mindspore.debugger import PrecisionDebugger
 from msprobe.mindspore.seed import seed_all
 
-__all__ = ["MsprobeInitStep", "MsprobeStep", "PrecisionDebugger", "seed_all"]
+__all__ = ["MsprobeInitStep", "MsprobeStep", "PrecisionChecker", "PrecisionDebugger", "seed_all"]
