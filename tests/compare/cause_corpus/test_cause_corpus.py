@@ -24,11 +24,13 @@ from .later_causes import LATER_CAUSES  # noqa: E402
 from .later_training import LATER_FAMILIES  # noqa: E402
 from .scoring import Score, judge, verdict_on  # noqa: E402
 from .training import FAMILIES, Plant, record  # noqa: E402
+from .unseen_causes import UNSEEN_CAUSES  # noqa: E402
+from .unseen_training import UNSEEN_FAMILIES  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
 
 LEVELS = ("L0", "L1", "mix")
-PARTS = {"tuned": CAUSES, "later": LATER_CAUSES, "last": LAST_CAUSES}
+PARTS = {"tuned": CAUSES, "later": LATER_CAUSES, "last": LAST_CAUSES, "unseen": UNSEEN_CAUSES}
 # MSPROBE_TEST_WHOLE_CORPUS=1 tries every cause at every level.
 SCORED = [(part, level) for part in PARTS for level in LEVELS]
 if not os.environ.get("MSPROBE_TEST_WHOLE_CORPUS"):
@@ -36,7 +38,7 @@ if not os.environ.get("MSPROBE_TEST_WHOLE_CORPUS"):
         SCORED.remove(left_out)
 # By elements a part of them is enough: causes outside of the calls are told by the same facts.
 BY_ELEMENTS = CAUSES[::3]
-PROGRAMS = FAMILIES | LATER_FAMILIES
+PROGRAMS = FAMILIES | LATER_FAMILIES | UNSEEN_FAMILIES
 
 
 class Corpus:

@@ -24,6 +24,7 @@ from .later_pairs import LATER_PAIRS  # noqa: E402
 from .latest_pairs import LATEST_PAIRS, PERMUTED_HEADS  # noqa: E402
 from .models import LEGAL_FAMILIES  # noqa: E402
 from .pairs import LEGAL_PAIRS, LegalPair  # noqa: E402
+from .unseen_pairs import UNSEEN_PAIRS  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -100,8 +101,12 @@ def test_no_call_is_blamed(recorder: Recorder, pair: LegalPair) -> None:
         assert is_proved(summary), (words, summary["verdict"])
 
 
-def test_pairs_written_later(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
-    pairs = (*LATER_PAIRS, *LATEST_PAIRS)
+@pytest.mark.parametrize(
+    "pairs", [(*LATER_PAIRS, *LATEST_PAIRS), UNSEEN_PAIRS], ids=["later", "unseen"]
+)
+def test_pairs_written_later(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str], pairs: tuple[LegalPair, ...]
+) -> None:
     found = [each for pair in pairs for each in recorder.compare(pair)]
     blamed = [words for words, summary in found if summary["introduced"]]
     unproved = [words for words, summary in found if not is_proved(summary)]
