@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msprobe.cli.options import add_json, add_output, number_list, positive_number
+from msprobe.dump.estimates import ESTIMATED_LEVELS, ESTIMATED_TASKS
 
 if TYPE_CHECKING:
-    from msprobe.launch.estimating import Estimate
+    from msprobe.dump.estimates import Estimate
 
-_LEVELS: Final = ("L0", "L1", "mix")
-_TASKS: Final = ("statistics", "tensor")
 _TIMEOUT_S: Final = 600
 _EXAMPLES: Final = """\
 examples:
@@ -36,8 +34,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.usage = "msprobe estimate [options] SCRIPT ARGS"
     add = parser.add_argument
-    add("--level", type=_levels, default=_LEVELS, metavar="L,L", help="levels (L0,L1,mix)")
-    add("--task", type=_tasks, default=_TASKS, metavar="T,T", help="tasks (statistics,tensor)")
+    add("--level", type=_levels, default=ESTIMATED_LEVELS, metavar="L,L", help="levels (L0,L1,mix)")
+    add(
+        "--task",
+        type=_tasks,
+        default=ESTIMATED_TASKS,
+        metavar="T,T",
+        help="tasks (statistics,tensor)",
+    )
     add("--step", type=number_list, metavar="N,M-K", help="steps that will be recorded")
     add_output(parser, "folder that they will be recorded into (./msprobe_dump)")
     add(
@@ -57,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print a table; 2 if the disk does not suffice for all wanted steps."""
     from msprobe.errors import UsageError
     from msprobe.launch.estimating import estimate
-    from msprobe.launch.launching import Launch, Settings
+    from msprobe.launch.launching import DEFAULT_FOLDER, Launch, Settings
+    from msprobe.report.estimate_lines import refuse_small_disk
 
     words = options.program if options.module is None else options.module
     if not words:
@@ -77,56 +82,33 @@ def run(options: argparse.Namespace) -> int:
         for task in options.task
         for level in options.level
     ]
-    _print(found, options)
-    return _check_disk(found, options)
+    _print(found, as_json=options.json)
+    if options.step is not None:
+        folder = Path(DEFAULT_FOLDER if output is None else output)
+        refuse_small_disk(found, folder, len(options.step))
+    return 0
 
 
-def _print(found: list[Estimate], options: argparse.Namespace) -> None:
+def _print(found: list[Estimate], *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from msprobe.cli.terminal import print_json
-    from msprobe.report.value_text import size_text
+    from msprobe.report.estimate_lines import estimate_lines
 
-    if options.json:
+    if as_json:
         print_json([asdict(each) for each in found])
         print()
         return
     print("for each recorded step")
-    print(f"{'level':6}{'task':12}{'records':>9}{'time':>11}{'disk':>11}{'memory':>11}")
-    for each in found:
-        memory = "" if each.memory_bytes is None else size_text(each.memory_bytes)
-        print(
-            f"{each.level:6}{each.task:12}{each.records:9,}{each.capture_s * 1e3:8.1f} ms"
-            f"{size_text(each.size_bytes):>11}{memory:>11}"
-        )
-
-
-def _check_disk(found: list[Estimate], options: argparse.Namespace) -> int:
-    from msprobe.errors import UsageError
-    from msprobe.report.value_text import size_text
-
-    if options.step is None:
-        return 0
-    folder = Path(options.output or "msprobe_dump").absolute()
-    existing = next(each for each in (folder, *folder.parents) if each.exists())
-    free = shutil.disk_usage(existing).free
-    too_large = [each for each in found if each.size_bytes * len(options.step) > free]
-    if too_large:
-        names = ", ".join(f"{each.level} {each.task}" for each in too_large)
-        needed = size_text(max(each.size_bytes for each in too_large) * len(options.step))
-        raise UsageError(
-            f"{existing} has {size_text(free)} left, and {len(options.step)} steps of {names} need "
-            f"up to {needed}: record fewer steps, or filter with --list or --scope"
-        )
-    return 0
+    print(*estimate_lines(found), sep="\n")
 
 
 def _levels(text: str) -> list[str]:
-    return _some_of(_LEVELS, text)
+    return _some_of(ESTIMATED_LEVELS, text)
 
 
 def _tasks(text: str) -> list[str]:
-    return _some_of(_TASKS, text)
+    return _some_of(ESTIMATED_TASKS, text)
 
 
 def _some_of(known: tuple[str, ...], text: str) -> list[str]:

@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Final
 
+from msprobe.dump.estimates import peak_memory
 from msprobe.errors import UsageError
 
 _POLL_S: Final = 0.05
@@ -69,7 +69,7 @@ def run_child(
                     raise UsageError(
                         f"no step ended within {timeout_s:.0f} s: give more time with --timeout"
                     )
-                memory = _peak_memory(child.pid) or memory
+                memory = peak_memory(child.pid) or memory
                 time.sleep(_POLL_S)
             code = child.poll()
         finally:
@@ -97,13 +97,3 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             return
         except subprocess.TimeoutExpired:
             continue
-
-
-def _peak_memory(process: int) -> int | None:
-    """Return the largest memory of a process so far, on Linux."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return None
-    sizes = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(sizes[0]) << 10 if sizes else None

@@ -14,18 +14,22 @@ for batch in loader:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from msprobe.capture.front import DebuggerFront, Place, lock
 from msprobe.config import Config, Level
+from msprobe.dump.estimates import ESTIMATED_LEVELS, ESTIMATED_TASKS, Estimate
+from msprobe.errors import UsageError
 from msprobe.log import warn_once
 from msprobe.pytorch.run import Run, as_models
 from msprobe.pytorch.saved_values import prepare_saving, save
 from msprobe.pytorch.training.script_steps import ScriptFollower
+from msprobe.report.estimate_lines import estimate_lines, refuse_small_disk
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +117,52 @@ class PrecisionDebugger(DebuggerFront):
                 prepare_saving(run.session)
                 return
             cls._start(model, as_models, token_range, rank_id)
+
+    @classmethod
+    def estimate(
+        cls,
+        model: nn.Module | Sequence[nn.Module],
+        batch: Any,
+        *,
+        run_model: Callable[[nn.Module, Any], Any] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        levels: Sequence[str] = ESTIMATED_LEVELS,
+        tasks: Sequence[str] = ESTIMATED_TASKS,
+    ) -> list[Estimate]:
+        """Return what recording one step costs, for each level and task, before it is recorded.
+
+        Runs the batch forward and backward six times for each, and records it into a temporary
+        folder with the filters of this debugger. Gradients, buffers, random states, and what the
+        optimizer changes are put back; that takes a copy of them. Logs the result as a table.
+
+        Args:
+            model: the model, or a list of models, as for `start`; the first one is called.
+            batch: the arguments of its call: a dict of keywords, a list or tuple, or one argument.
+            run_model: called with model and batch in place of the model; returns the loss, or
+                outputs whose sum is one.
+            optimizer: makes a step in each pass; None leaves out what its step costs.
+            levels: any of ``L0``, ``L1``, ``mix``.
+            tasks: any of ``statistics``, ``tensor``, ``structure``.
+
+        Raises:
+            UsageError: no debugger was constructed, a step is being recorded, or the disk of
+                `dump_path` does not suffice for all steps that this debugger is to record.
+            ConfigError: an argument cannot be used.
+        """
+        with lock:
+            run = running()
+            if run.session.is_off:
+                return []
+            if run.session.dump is not None:
+                raise UsageError("estimate(): a step is being recorded; call it before start()")
+            from msprobe.pytorch.estimating import estimate
+
+            models = cls._models(model, as_models)
+            found = estimate(run.config, models, batch, run_model, optimizer, levels, tasks)
+            logger.info("each recorded step costs\n%s", "\n".join(estimate_lines(found)))
+            own = [each for each in found if each.is_for(run.config.level, run.config.task)]
+            refuse_small_disk(own, run.config.dump_path, len(run.config.step) or 1)
+            return found
 
 
 def follow_script(config: Config, *, has_step_function: bool = False) -> ScriptFollower:

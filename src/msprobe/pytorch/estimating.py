@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure what recording a model costs: one batch is run and recorded for each level and task."""
+
+from __future__ import annotations
+
+import logging
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from msprobe.config import (
+    Config,
+    Level,
+    StatisticsSection,
+    StructureSection,
+    Task,
+    TensorSection,
+)
+from msprobe.dump.estimates import (
+    ESTIMATED_LEVELS,
+    Estimate,
+    forget_peak_memory,
+    peak_memory,
+    recorded_step,
+)
+from msprobe.errors import ConfigError
+from msprobe.pytorch.run import Run
+
+# The first step also warms up: stacks, names and memory are new to it. Of the time of the others
+# the median counts.
+_STEPS: Final = 6
+
+_SECTIONS: Final[dict[str, type[StatisticsSection | TensorSection | StructureSection]]] = {
+    Task.STATISTICS: StatisticsSection,
+    Task.TENSOR: TensorSection,
+    Task.STRUCTURE: StructureSection,
+}
+
+Pass = Callable[[nn.Module, Any], object]
+"""Runs a model with a batch and returns the loss, or the outputs."""
+
+
+def estimate(
+    config: Config,
+    models: Sequence[nn.Module],
+    batch: object,
+    run_model: Pass | None,
+    optimizer: torch.optim.Optimizer | None,
+    levels: Sequence[str],
+    tasks: Sequence[str],
+) -> list[Estimate]:
+    """Run a batch forward and backward and return what recording that costs.
+
+    Parameters, gradients, buffers and random states are those of before afterwards.
+
+    Args:
+        config: the settings of the debugger; its level, task, steps and folder are not used.
+        models: the models to record; the first one is called.
+        batch: the arguments of its call.
+        run_model: calls it and returns the loss; None for `_call`.
+        optimizer: steps at the end of each pass; None for no such step.
+        levels: the levels to measure.
+        tasks: the tasks to measure.
+
+    Raises:
+        ConfigError: the cost of a level or task cannot be measured.
+    """
+    settings = [_settings(config, level, task) for task in tasks for level in levels]
+    training = _Training(tuple(models), batch, run_model or _call, optimizer)
+    with ExitStack() as undo:
+        _keep_state(training, undo)
+        # Its lines for each step would look like those of a recording.
+        steps_log = logging.getLogger("msprobe.capture.session")
+        undo.callback(steps_log.setLevel, steps_log.level)
+        steps_log.setLevel(logging.WARNING)
+        return [_measured(each, training) for each in settings]
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """What one step of the user's training consists of."""
+
+    models: tuple[nn.Module, ...]
+    batch: object
+    run_model: Pass
+    optimizer: torch.optim.Optimizer | None
+
+    def run(self) -> None:
+        """Run a step: forward, backward, and the optimizer if there is one."""
+        _backward(self.run_model(self.models[0], self.batch))
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return each parameter of the models once."""
+        found = [each for model in self.models for each in model.parameters()]
+        return list({id(each): each for each in found}.values())
+
+    def forget_gradients(self) -> None:
+        """Remove all gradients."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+
+def _settings(config: Config, level: str, task: str) -> Config:
+    """Return the settings of the debugger for another level and task, with the same filters."""
+    for key, value, known in (("level", level, ESTIMATED_LEVELS), ("task", task, _SECTIONS)):
+        if value not in known:
+            raise ConfigError(key, value, f"one of {', '.join(known)}", source="estimate()")
+    section = config.section
+    if task != config.task:
+        kind = _SECTIONS[task]
+        names = {each.name for each in fields(kind)} & {each.name for each in fields(section)}
+        section = kind(**{name: getattr(section, name) for name in names})
+    return replace(
+        config,
+        level=Level(level),
+        task=Task(task),
+        section=section,
+        step=(),
+        rank=(),
+        dump_enable=None,
+        enable_dataloader=False,
+    )
+
+
+def _measured(config: Config, training: _Training) -> Estimate:
+    forget_peak_memory()
+    with TemporaryDirectory(prefix="msprobe-", ignore_cleanup_errors=True) as name:
+        _record(replace(config, dump_path=Path(name)), training)
+        found = [recorded_step(Path(name), number) for number in range(1, _STEPS)]
+    steps = [each for each in found if each is not None]
+    return Estimate(
+        level=str(config.level),
+        task=str(config.task),
+        records=steps[-1].records,
+        capture_s=statistics.median(each.capture_s for each in steps),
+        size_bytes=steps[-1].size_bytes,
+        memory_bytes=peak_memory("self"),
+    )
+
+
+def _record(config: Config, training: _Training) -> None:
+    run = Run(config)
+    try:
+        for _ in range(_STEPS):
+            run.start(training.models, None, None)
+            training.run()
+            run.session.current.ending.stopped()
+            run.stop()
+            run.step()
+            training.forget_gradients()
+    finally:
+        run.session.close()
+
+
+def _call(model: nn.Module, batch: object) -> object:
+    """Call a model with the batch of a loader: keywords, several arguments, or one."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, list | tuple):
+        return model(*batch)
+    return model(batch)
+
+
+def _backward(outputs: Any) -> None:
+    """Run a backward pass from the loss in the outputs of a model, or from all they hold."""
+    loss = outputs if isinstance(outputs, Tensor) else getattr(outputs, "loss", None)
+    roots = [each for each in tree_leaves(outputs if loss is None else loss) if _has_gradient(each)]
+    if roots:
+        with torch._C.DisableTorchFunction():  # no call of the model: it makes no record
+            gradients = [torch.ones_like(each) for each in roots]
+        torch.autograd.backward(roots, gradients)
+
+
+def _has_gradient(value: object) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and value.is_floating_point()
+
+
+def _keep_state(training: _Training, undo: ExitStack) -> None:
+    """Have gradients, buffers, random states and what the optimizer changes put back at the end."""
+    undo.enter_context(torch.random.fork_rng(range(torch.cuda.device_count())))
+    undo.callback(random.setstate, random.getstate())
+    undo.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - the user's
+    for parameter in training.parameters():
+        undo.callback(setattr, parameter, "grad", parameter.grad)
+        parameter.grad = None
+    modules = {id(each): each for model in training.models for each in model.modules()}
+    for module in modules.values():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                undo.callback(module._buffers.__setitem__, name, buffer)
+                _keep_content(buffer, undo)
+    if training.optimizer is not None:
+        _keep_optimizer(training.optimizer, undo)
+
+
+def _keep_optimizer(optimizer: torch.optim.Optimizer, undo: ExitStack) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            _keep_content(parameter, undo)
+    states = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+    undo.callback(optimizer.state.update, states)
+    undo.callback(optimizer.state.clear)
+    for state in states.values():
+        for value in state.values():
+            if isinstance(value, Tensor):
+                _keep_content(value, undo)
+
+
+def _keep_content(tensor: Tensor, undo: ExitStack) -> None:
+    content = tensor.detach().clone()
+
+    def restore() -> None:
+        with torch.no_grad():
+            tensor.copy_(content)
+
+    undo.callback(restore)
