@@ -96,6 +96,24 @@ def test_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["data2db", "--data", str(tmp_path / "none"), "--db", str(tmp_path)]) == 2
 
 
+def test_names_and_micro_steps_of_a_trend_db_as_asked(folder: Path, tmp_path: Path) -> None:
+    mapping = tmp_path / "mapping.json"
+    mapping.write_text('{"0.layers": "no", "0.layers.1": "0.blocks.7", "embed": "no"}')
+    names = ["--mapping", str(mapping)]
+    for micro_step, targets, steps in ((None, 3, 12), ("true", 3, 12), ("false", 5, 6)):
+        words = ["--data", str(folder), "--db", str(tmp_path / "db"), *names]
+        words += [] if micro_step is None else ["--micro_step", micro_step]
+        assert main(["data2db", *words]) == 0
+        with closing(sqlite3.connect(tmp_path / "db" / "monitor_data.trend.db")) as database:
+            found = database.execute("SELECT target_name FROM monitoring_targets").fetchall()
+            assert len(found) == targets
+            assert set(found) == {("0.blocks.7.mlp.output",), ("embedding.output",), ("w",)}
+            (axis,) = database.execute("SELECT count(DISTINCT step) FROM trend_data").fetchone()
+            assert axis == steps
+    words = ["data2db", "--data", str(folder), "--db", str(tmp_path / "db"), "--to", "csv", *names]
+    assert main(words) == 2
+
+
 def test_parquet_holds_everything(folder: Path, tmp_path: Path) -> None:
     with msprobe.open_monitor(folder) as run:
         export(run, tmp_path / "pq", ExportFormat.PARQUET)

@@ -332,6 +332,17 @@ def test_resuming_appends_to_the_same_run(tmp_path: Path) -> None:
     assert third.path.name == "mine"
 
 
+def test_resuming_from_an_earlier_step_undoes_the_later_ones(tmp_path: Path) -> None:
+    keys = {"param_distribution": True}
+    trained(tmp_path, keys, steps=6)
+    run, _ = trained(tmp_path, {**keys, "step_interval": 2}, steps=1, start_iteration=2)
+    assert run.steps() == [0, 1, 2]
+    run, _ = trained(tmp_path, keys, steps=3, start_iteration=3)
+    assert run.steps() == [0, 1, 2, 3, 4, 5]
+    sessions = run.series("param_origin", "layers.0.weight", "norm")["value"].to_list()
+    assert len(sessions) == 6
+
+
 def test_a_scaler_that_skips_a_step(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

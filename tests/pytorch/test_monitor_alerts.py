@@ -78,3 +78,35 @@ def test_wrong_alert_settings_are_refused(tmp_path):
         pytest.raises(ConfigError, match='did you mean "stop_on"'),
     ):
         train(monitor, 1)
+
+
+def test_changed_alerts_hold_from_the_next_step(tmp_path):
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(net, optimizer)
+        for step in range(6):
+            net(torch.ones(3, 4)).mean().backward()
+            if step == 2:
+                rule = {"rule_name": "AnomalyNan", "args": {"threshold": 1e-9}}
+                monitor.configure(alert={"rules": [rule], "dump": True})
+            optimizer.step()
+        with pytest.raises(ConfigError, match=r'did you mean "rules"'):
+            monitor.configure(alert={"rule": []})
+        with pytest.raises(ConfigError, match="rule_name"):
+            monitor.configure(alert={"rules": [{"rule_name": "AnomalyNaN"}]})
+    (file,) = tmp_path.rglob("anomaly.json")
+    assert min(one["step"] for one in json.loads(file.read_text()).values()) == 3
+
+
+def test_a_resumed_run_forgets_the_incidents_that_it_undoes(tmp_path):
+    alert = {"incidents": True}
+    with TrainerMon(config(tmp_path, run="one", alert=alert)) as monitor:
+        train(monitor, BAD + 2)
+    (folder,) = (one.parent for one in (tmp_path / "out").rglob("*.rows"))
+    assert [one["start"] for one in read_incidents(folder)] == [BAD]
+    with TrainerMon(config(tmp_path, run="one", alert=alert)) as monitor:
+        monitor.set_monitor(
+            net := nn.Linear(2, 2), torch.optim.SGD(net.parameters()), 1, None, None, 5
+        )
+    assert read_incidents(folder) == []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,8 @@ def export(
     *,
     steps_per_file: int = 1,
     digits: int = DIGITS,
+    mapping: Mapping[str, str] | None = None,
+    micro_steps_as_steps: bool = False,
 ) -> list[Path]:
     """Write a run; return the files or folders.
 
@@ -43,6 +46,8 @@ def export(
         kind: the format.
         steps_per_file: steps in one csv file.
         digits: significant digits in csv files.
+        mapping: for a ``trend.db``, see `write_trend_db`.
+        micro_steps_as_steps: the same.
 
     Raises:
         ReportWriteError: a file cannot be written.
@@ -52,7 +57,13 @@ def export(
         case ExportFormat.CSV:
             return write_csv(run, folder, steps_per_file=steps_per_file, digits=digits)
         case ExportFormat.TREND_DB:
-            return [write_trend_db(run, folder / DB_NAME)]
+            path = write_trend_db(
+                run,
+                folder / DB_NAME,
+                mapping=mapping,
+                micro_steps_as_steps=micro_steps_as_steps,
+            )
+            return [path]
         case ExportFormat.TENSORBOARD:
             return write_tensorboard(run, folder)
         case ExportFormat.PARQUET:

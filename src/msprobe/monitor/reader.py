@@ -20,6 +20,8 @@ from msprobe.monitor.store import read_layout
 if TYPE_CHECKING:
     import polars as pl
 
+START: Final = "start_iteration"
+"""Key of a head: the first step of the process."""
 _NAME: Final = re.compile(rf"rank(\d+)\{ROWS_SUFFIX}")
 
 
@@ -38,7 +40,11 @@ class Matrix(NamedTuple):
 
 
 class _Rank:
-    """The blocks of one rank that count: of a step that was collected twice, the last ones."""
+    """The blocks of one rank that count.
+
+    A process that begins at some step undoes what earlier ones collected from that step on: the
+    training went on from a checkpoint. Of a step that was collected twice the last blocks count.
+    """
 
     def __init__(self, path: Path, rank: int) -> None:
         self.rank = rank
@@ -56,6 +62,8 @@ class _Rank:
     def _look(self) -> None:
         entries = self.file.entries
         is_value = entries["kind"] == Kind.VALUES
+        session = np.cumsum(entries["kind"] == Kind.HEAD)[is_value]
+        is_value[is_value] = entries["step"][is_value] < self._ends()[session]
         session = np.cumsum(entries["kind"] == Kind.HEAD)[is_value]
         places = np.flatnonzero(is_value)
         _, inverse = np.unique(entries["step"][places], return_inverse=True)
@@ -80,6 +88,16 @@ class _Rank:
                 raise MonitorFormatError(self.file.path, json_problem(error)) from error
             heads.append(head if isinstance(head, dict) else {})
         return heads
+
+    def _ends(self) -> NDArray[np.int64]:
+        """Return the step before which the blocks of each process count, after an entry for none.
+
+        It is the least one at which a later process began.
+        """
+        none = np.iinfo(np.int64).max
+        begins = [head.get(START, none) for head in self.heads()]
+        later = np.array([none, *begins, none], np.int64)[1:]
+        return np.minimum.accumulate(later[::-1])[::-1]
 
     def layouts(self) -> list[Layout]:
         return self._layouts

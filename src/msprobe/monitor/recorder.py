@@ -74,6 +74,10 @@ class Recorder:
         """Let a listener see the rows that come from now on."""
         self._queue.put(lambda: self._listeners.append(listener))
 
+    def replace_listeners(self, old: Sequence[RowListener], new: Sequence[RowListener]) -> None:
+        """Close some listeners, and let others see the rows that come from now on."""
+        self._queue.put(lambda: self._replace(old, new))
+
     def ask_to_stop(self, reason: str) -> None:
         """Have the next step of the optimizer raise `MonitorStop` in the training's thread."""
         self.stop_request = self.stop_request or reason
@@ -127,6 +131,12 @@ class Recorder:
                 logger.exception(
                     "%s of the monitor failed and is left out", type(listener).__name__
                 )
+
+    def _replace(self, old: Sequence[RowListener], new: Sequence[RowListener]) -> None:
+        kept = [one for one in self._listeners if one not in old]
+        self._listeners = [one for one in self._listeners if one in old]
+        self._tell(lambda one: one.close())
+        self._listeners = [*kept, *new]
 
     def _end(self) -> None:
         self._tell(lambda one: one.close())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -40,8 +40,20 @@ CREATE TABLE tag_target_mapping (
 """
 
 
-def write_trend_db(run: MonitorRun, path: Path) -> Path:
+def write_trend_db(
+    run: MonitorRun,
+    path: Path,
+    *,
+    mapping: Mapping[str, str] | None = None,
+    micro_steps_as_steps: bool = False,
+) -> Path:
     """Write a run as a database; return its path.
+
+    Args:
+        run: the run.
+        path: of the database.
+        mapping: names of modules, or beginnings of them, and what is written for them.
+        micro_steps_as_steps: whether each micro step is a step of its own; else they are targets.
 
     Raises:
         ReportWriteError: it cannot be written.
@@ -49,7 +61,9 @@ def write_trend_db(run: MonitorRun, path: Path) -> Path:
     with report_file(path) as temporary, closing(sqlite3.connect(temporary)) as database:
         database.execute("PRAGMA journal_mode=OFF")
         database.executescript(_TABLES)
-        writer = _Writer(database, [str(op) for stream in run.streams for op in run.ops(stream)])
+        micro_steps = _micro_steps(run) if micro_steps_as_steps else None
+        ops = [str(op) for stream in run.streams for op in run.ops(stream)]
+        writer = _Writer(database, ops, mapping or {}, micro_steps)
         for rank in run.ranks:
             for rows in run.blocks(rank):
                 writer.put(rows)
@@ -58,8 +72,32 @@ def write_trend_db(run: MonitorRun, path: Path) -> Path:
     return path
 
 
+def _micro_steps(run: MonitorRun) -> int:
+    """Return how many micro steps a step has."""
+    return 1 + max((rows.micro_step for rank in run.ranks for rows in run.blocks(rank)), default=0)
+
+
+def _renamed(name: str, mapping: Mapping[str, str]) -> str:
+    """Return a name whose longest beginning in `mapping`, of whole parts, is replaced."""
+    fitting = [one for one in mapping if one and f"{name}.".startswith(f"{one.rstrip('.')}.")]
+    if not fitting:
+        return name
+    longest = max(fitting, key=len)
+    rest = name[len(longest.rstrip(".")) :]
+    return mapping[longest].rstrip(".") + rest
+
+
 class _Writer:
-    def __init__(self, database: sqlite3.Connection, ops: Iterable[str]) -> None:
+    def __init__(
+        self,
+        database: sqlite3.Connection,
+        ops: Iterable[str],
+        mapping: Mapping[str, str],
+        micro_steps: int | None,
+    ) -> None:
+        self._mapping = mapping
+        self._micro_steps = micro_steps
+        self._steps: set[int] = set()
         self._database = database
         self._ops = list(dict.fromkeys(ops))
         self._targets: dict[tuple[str, int, int], int] = {}
@@ -85,8 +123,12 @@ class _Writer:
             [None if gone else value for value, gone in zip(row, missing, strict=True)]
             for row, missing in zip(table.tolist(), is_missing(table).tolist(), strict=True)
         ]
+        step, micro_step = rows.step, rows.micro_step
+        if self._micro_steps is not None:
+            step, micro_step = step * self._micro_steps + micro_step, 0
+        self._steps.add(step)
         fixed = (
-            (rows.rank, rows.step, self._target(name, chunk, rows.micro_step, metric), metric)
+            (rows.rank, step, self._target(name, chunk, micro_step, metric), metric)
             for name, chunk in zip(layout.names, layout.chunks, strict=True)
         )
         self._database.executemany(
@@ -94,6 +136,7 @@ class _Writer:
         )
 
     def _target(self, name: str, chunk: int, micro_step: int, metric: int) -> int:
+        name = _renamed(name, self._mapping)
         key = (name, chunk, micro_step)
         target = self._targets.setdefault(key, len(self._targets) + 1)
         for category, tag in _tags_of(name):
@@ -116,7 +159,7 @@ class _Writer:
             ((number, *key) for key, number in self._tags.items()),
         )
         put("INSERT INTO tag_target_mapping VALUES (?, ?)", sorted(self._mappings))
-        steps = run.steps() or [0]
+        steps = sorted(self._steps) or [0]
         streams = {name: ",".join(run.ops(name)) for name in self._metrics}
         columns = "".join(f", {_quoted(name)} TEXT" for name in streams)
         create = f"max_rank INTEGER, min_step INTEGER, max_step INTEGER{columns}"

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _KEYS: Final = ("rules", "dump", "incidents", "webhook", "stop_on")
 _WEBHOOK_SECONDS: Final = 5.0
+_BEGINS: Final = "begins"
 _SCHEMES: Final = ("http://", "https://")
 
 
@@ -66,11 +67,18 @@ def parse_alert(alert: Any, *, source: str | Path) -> AlertSettings:
         raise ConfigError("alert", alert, str(exc), source=source) from exc
     if settings.webhook and not settings.webhook.startswith(_SCHEMES):
         raise ConfigError("alert.webhook", settings.webhook, "an http(s) address", source=source)
+    parse_rules(settings.rules, source=source)
     return settings
 
 
 def listeners_of(
-    alert: Any, folder: Path, rank: int, *, stop: Callable[[str], None], root: Path | None = None
+    alert: Any,
+    folder: Path,
+    rank: int,
+    *,
+    stop: Callable[[str], None],
+    begins: int = 0,
+    root: Path | None = None,
 ) -> list[Alerts | DocumentedRules]:
     """Return the listeners that the key ``alert`` asks for.
 
@@ -79,6 +87,7 @@ def listeners_of(
         folder: of the run; receives ``incidents_rank{R}.jsonl``.
         rank: of the process.
         stop: ends the training; takes the reason.
+        begins: the first step that they see.
         root: output root, for ``anomaly_detected``; None takes the parent of `folder`.
 
     Raises:
@@ -91,7 +100,8 @@ def listeners_of(
         act = AnomalyFile(path) if settings.dump else _log_anomaly
         listeners.append(DocumentedRules(parse_rules(settings.rules, source="alert"), act))
     if settings.incidents:
-        listeners.append(Alerts(_actions(settings, folder / incidents_name(rank), stop)))
+        file = IncidentFile(folder / incidents_name(rank), begins)
+        listeners.append(Alerts(_actions(settings, file, stop)))
     return listeners
 
 
@@ -100,8 +110,10 @@ def incidents_name(rank: int) -> str:
     return f"incidents_rank{rank}.jsonl"
 
 
-def _actions(settings: AlertSettings, path: Path, stop: Callable[[str], None]) -> list[Action]:
-    actions: list[Action] = [log_incident, IncidentFile(path)]
+def _actions(
+    settings: AlertSettings, file: IncidentFile, stop: Callable[[str], None]
+) -> list[Action]:
+    actions: list[Action] = [log_incident, file]
     if settings.webhook:
         actions.append(Webhook(settings.webhook))
     if settings.stop_on is not None:
@@ -122,17 +134,23 @@ def log_incident(incident: Incident) -> None:
 class IncidentFile:
     """JSON lines: an incident when it opens, when it is found to be another one, when it closes.
 
-    The last line of an incident's number counts.
+    The last line of an incident's number counts. Where a file goes on, a line ``{"begins": step}``
+    comes first: numbers begin again, and incidents from that step on count no longer.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, begins: int = 0) -> None:
         self._path = path
+        if path.exists():
+            self._append({_BEGINS: begins})
 
     def __call__(self, incident: Incident) -> None:
         """Append the incident as it is now; a failure is logged once, and other actions follow."""
+        self._append(incident.as_json())
+
+    def _append(self, record: Mapping[str, Any]) -> None:
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(strict_json(incident.as_json(), indent=None))
+                file.write(strict_json(record, indent=None))
         except OSError as exc:
             warn_once(logger, self._path, "%s: %s", self._path, exc.strerror or exc)
 
@@ -176,12 +194,23 @@ def read_incidents(folder: Path) -> list[dict[str, Any]]:
 
     A last line that is not complete, of a process that was killed, is left out.
     """
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    found: dict[tuple[str, int, int], dict[str, Any]] = {}
     for path in sorted(folder.glob("incidents_rank*.jsonl")):
+        part = 0
         for line in path.read_bytes().splitlines():
             try:
                 record = json.loads(line)
             except ValueError:
                 continue
-            found[path.name, record["incident"]] = record
+            if _BEGINS in record:
+                part += 1
+                undone = [
+                    key
+                    for key, one in found.items()
+                    if key[0] == path.name and one["start"] >= record[_BEGINS]
+                ]
+                for key in undone:
+                    del found[key]
+            else:
+                found[path.name, part, record["incident"]] = record
     return [*found.values()]

@@ -22,10 +22,10 @@ import msprobe
 from msprobe.config.reading import read_config_file
 from msprobe.errors import ConfigError, MsprobeError, UsageError
 from msprobe.log import ensure_handler, warn_once
-from msprobe.monitor.alerts.actions import listeners_of
+from msprobe.monitor.alerts.actions import listeners_of, parse_alert
 from msprobe.monitor.exports import ExportFormat, export
 from msprobe.monitor.ops import Op, columns_of, evaluate
-from msprobe.monitor.reader import MonitorRun, open_monitor
+from msprobe.monitor.reader import START, MonitorRun, open_monitor
 from msprobe.monitor.recorder import Recorder, RowListener
 from msprobe.monitor.rows import Rows, Stream
 from msprobe.monitor.run_folder import run_folder
@@ -91,6 +91,7 @@ class TrainerMon:
         self._next_settings: MonitorSettings | None = None
         self._control: ControlFile | None = None
         self._step = 0
+        self._alerts: Sequence[RowListener] = ()
         self._undo = ExitStack()
 
     # -- attach ----------------------------------------------------------------------------------
@@ -195,6 +196,7 @@ class TrainerMon:
             ConfigError: a value cannot be used.
         """
         raw = {**self._raw, **keys}
+        parse_alert(raw.get("alert"), source="configure()")
         self._next_settings = make_settings(raw)
         self._raw = raw
         _tell_warnings(self._next_settings)
@@ -319,7 +321,7 @@ class TrainerMon:
         head = {
             "framework": "pytorch",
             "began": datetime.now(UTC).isoformat(timespec="seconds"),
-            "start_iteration": start_iteration,
+            START: start_iteration,
             "rank": rank,
             "world_size": dist.get_world_size() if _is_distributed() else 1,
             "groups": {
@@ -341,10 +343,23 @@ class TrainerMon:
             "pid": os.getpid(),
         }
         self._recorder = recorder = Recorder(folder, rank, head)
-        alert = self._settings.keys.alert
-        for listener in listeners_of(alert, folder, rank, stop=recorder.ask_to_stop):
-            recorder.add_listener(listener)
+        self._watch(self._settings.keys.alert, start_iteration)
         return recorder
+
+    def _watch(self, alert: dict[str, Any] | None, step: int) -> None:
+        """Let these alerts judge the rows from a step on, in place of others."""
+        recorder = self.recorder
+        stop = recorder.ask_to_stop
+        new = listeners_of(alert, recorder.directory, _rank(), stop=stop, begins=step)
+        recorder.replace_listeners(self._alerts, new)
+        self._alerts = new
+
+    def _change_alerts(self, alert: dict[str, Any] | None) -> None:
+        self.recorder.wait()  # the present ones may be writing the files that others begin
+        try:
+            self._watch(alert, self._step)
+        except OSError as error:
+            logger.warning("the changed alerts are left out: %s", error)
 
     def _export(self, folder: Path) -> None:
         """Write the files that `format` asks for, of this rank's rows."""
@@ -375,6 +390,8 @@ class TrainerMon:
             collector.after_step()
         changed = self._changed_settings()
         if changed is not None and self._make_collector is not None:
+            if changed.keys.alert != self._settings.keys.alert:
+                self._change_alerts(changed.keys.alert)
             self._settings = changed
             self.stop()
             if changed.keys.collect_times:
@@ -391,6 +408,7 @@ class TrainerMon:
             if raw is not None:
                 try:
                     changed = make_settings({**raw, "start_step": self._step})
+                    parse_alert(changed.keys.alert, source=self._settings.source or "")
                 except ConfigError as error:
                     logger.warning("the changed configuration is left out: %s", error)
                     return None
