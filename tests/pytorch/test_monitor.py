@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 import msprobe
 from msprobe.errors import ConfigError, MonitorStop, UsageError
+from msprobe.monitor.collecting.control import ControlFile
 from msprobe.monitor.reader import MonitorRun
 from msprobe.monitor.rows import Rows
 from msprobe.pytorch import TrainerMon
-from msprobe.pytorch.monitoring.control import ControlFile
 
 pytestmark = pytest.mark.torch
 
@@ -565,7 +565,7 @@ def test_a_process_group_whose_first_rank_has_ended_disturbs_no_step(
         try:
             path = tmp_path / "monitor.json"
             path.write_text("{}")
-            control = ControlFile(path, rank=1)
+            control = ControlFile(path, 1, lambda: store)
             assert control.due(0) is None
             first.kill()
             first.wait()

@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.config.reading import read_config_file
 from msprobe.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -81,6 +80,8 @@ def _write(found: MonitorRun, options: argparse.Namespace, kind: ExportFormat) -
 
 def _read_mapping(path: Path) -> dict[str, str]:
     """Return the mapping of names in a file."""
+    from msprobe.config.reading import read_config_file
+
     found, _ = read_config_file(path)
     for name, other in found.items():
         if not isinstance(other, str):

@@ -3,7 +3,7 @@
 
 Entry point: `PrecisionDebugger` (in ``debugger.py``); ``observer.py`` lists what is installed while
 capturing. ``docs/architecture.md`` says which file observes what. May import `msprobe.capture`,
-`msprobe.config`, `msprobe.dump`, `msprobe.kernels`, `msprobe.run_config`.
+`msprobe.config`, `msprobe.dump`, `msprobe.kernels`, `msprobe.monitor`, `msprobe.run_config`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,14 @@ from __future__ import annotations
 from msprobe.mindspore.callbacks import MsprobeInitStep, MsprobeStep
 from msprobe.mindspore.compile_check import PrecisionChecker
 from msprobe.mindspore.debugger import PrecisionDebugger
+from msprobe.mindspore.monitoring.trainer_mon import TrainerMon
 from msprobe.mindspore.seed import seed_all
 
-__all__ = ["MsprobeInitStep", "MsprobeStep", "PrecisionChecker", "PrecisionDebugger", "seed_all"]
+__all__ = [
+    "MsprobeInitStep",
+    "MsprobeStep",
+    "PrecisionChecker",
+    "PrecisionDebugger",
+    "TrainerMon",
+    "seed_all",
+]

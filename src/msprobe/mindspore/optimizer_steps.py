@@ -185,9 +185,10 @@ class _Draft:
         self._has_gradient = self._gradients.are_there if gradients is not None else [True] * count
         self._before = _Columns(self._parameters)
         self._states = {
-            name: _Columns(values) for name, values in _states(optimizer, self._parameters).items()
+            name: _Columns(values)
+            for name, values in states_of(optimizer, self._parameters).items()
         }
-        self._groups = list(_groups(optimizer))
+        self._groups = list(groups_of(optimizer))
         counts = getattr(optimizer, "global_step", None)
         self._steps: Number = None
         if counts is not None and on_host():
@@ -254,7 +255,7 @@ def _samples(tensor: Any) -> Row | None:
     return row
 
 
-def _states(optimizer: Any, parameters: Sequence[Any]) -> dict[str, list[Any]]:
+def states_of(optimizer: Any, parameters: Sequence[Any]) -> dict[str, list[Any]]:
     """Return name of a state → its tensors, by parameter: ``moment1.fc.weight`` is of two parts."""
     places = {one.name: place for place, one in enumerate(parameters)}
     own = {id(one) for one in parameters}
@@ -268,7 +269,7 @@ def _states(optimizer: Any, parameters: Sequence[Any]) -> dict[str, list[Any]]:
     return found
 
 
-def _groups(optimizer: Any) -> Iterator[OptimizerGroup]:
+def groups_of(optimizer: Any) -> Iterator[OptimizerGroup]:
     """Yield the groups of an optimizer, parameters of equal settings together."""
     places = {id(one): place for place, one in enumerate(optimizer.parameters)}
     groups = getattr(optimizer, "param_groups", None)

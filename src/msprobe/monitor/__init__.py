@@ -3,6 +3,7 @@
 
 `rows.py` says what a row is, `settings.py` reads the monitor's configuration. The collector of a
 framework hands blocks of rows to `recorder.Recorder`, whose thread appends them to the run
-(`store.py`) and tells listeners. `reader.open_monitor` reads a run, also while it grows.
-May import `config/` and `dump/`.
+(`store.py`) and tells listeners; `collecting/` is what collectors share. `reader.open_monitor`
+reads a run, also while it grows.
+May import `config/`, `dump/`, `capture/` and `report/`.
 """

@@ -378,3 +378,9 @@ def squashed(name: str) -> str:
         if found:
             return name[found[-1].start() :]
     return name
+
+
+def short_name(name: str, taken: dict[str, str]) -> str:
+    """Return a short name, or the whole one where another has the short one."""
+    short = squashed(name)
+    return short if taken.setdefault(short, name) == name else name

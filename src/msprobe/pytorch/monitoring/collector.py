@@ -17,10 +17,17 @@ from torch import Tensor, nn
 from msprobe.capture.headroom import Headroom
 from msprobe.capture.session import Session
 from msprobe.config import CompileMode, Config, DataMode, Level, StatisticsSection
-from msprobe.errors import MonitorStop
+from msprobe.monitor.collecting.activations import Activations, MonitoredModule
+from msprobe.monitor.collecting.collector import (
+    OF_MODULES,
+    StepCollector,
+    choose_streams,
+    streams_of,
+)
+from msprobe.monitor.collecting.step_rows import Key, StepRows
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Stream
-from msprobe.monitor.settings import CHUNK, MonitorKeys, MonitorSettings, StreamSettings, squashed
+from msprobe.monitor.settings import CHUNK, MonitorKeys, MonitorSettings, StreamSettings, short_name
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.checkpoint import recomputations
@@ -28,35 +35,22 @@ from msprobe.pytorch.interception.compiled import run_eagerly
 from msprobe.pytorch.interception.compiled_regions import CompiledRegions
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
-from msprobe.pytorch.monitoring.activations import Activations, MonitoredModule
 from msprobe.pytorch.monitoring.communication import Communication, may_communicate
 from msprobe.pytorch.monitoring.features import Features, weight_of
-from msprobe.pytorch.monitoring.model_notes import StackInfo, write_structure
 from msprobe.pytorch.monitoring.optimizers import view_of
-from msprobe.pytorch.monitoring.parameters import Named, Parameters
-from msprobe.pytorch.monitoring.run_numbers import RunNumbers
-from msprobe.pytorch.monitoring.step_rows import Key, Layouts, StepRows, now
+from msprobe.pytorch.monitoring.parameters import Named, Parameters, plain_number
+from msprobe.pytorch.monitoring.reading import READING
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
+from msprobe.pytorch.values.tensor_search import tensors_in
 
 logger = logging.getLogger(__name__)
 
-_OF_MODULES = frozenset(
-    {Stream.ACTV, Stream.ACTV_GRAD, Stream.ATTENTION, Stream.LINEAR}
-    | {Stream.ROUTER_WEIGHT, Stream.ROUTER_LOGIT}
-)
 
-
-class Collector:
-    """Collects one model under one configuration, from its creation to `close`.
-
-    Attributes:
-        step: the number of the step that runs.
-        collected: how many steps were collected.
-        latest: the rows of the last collected step.
-    """
+class Collector(StepCollector):
+    """Collects one model under one configuration, from its creation to `close`."""
 
     def __init__(
         self,
@@ -86,21 +80,10 @@ class Collector:
             holds_reduced: whether this rank measures reduced gradients.
             holds: tells of a parameter whether this rank measures it.
         """
-        self._settings = settings
         self._models = models
-        self._recorder = recorder
-        self._rank = rank
-        self.step = step
-        self.collected = 0
-        self.latest: StepRows | None = None
-        self._layouts = Layouts()
-        self._streams = {
-            stream: one
-            for stream, one in settings.streams.items()
-            if not one.ranks or rank in one.ranks
-        }
         keys = settings.keys
-        takes_gradients = Stream.ACTV_GRAD in self._streams
+        streams = streams_of(settings, rank)
+        takes_gradients = Stream.ACTV_GRAD in streams
         config = Config(
             level=Level.L0,
             compile=CompileMode.MODULES_ONLY,
@@ -110,14 +93,21 @@ class Collector:
         self._session = Session(config, TorchAdapter(config), TENSOR_TYPES)
         names = ModuleNames.of_models(_prefixed(models), keeps_compiled=True)
         self._names = names
-        self._activations = Activations(_modules(models, names, keys.squash_name, self._streams))
+        super().__init__(
+            settings,
+            recorder,
+            READING,
+            rank=rank,
+            step=step,
+            activations=Activations(
+                _modules(models, names, keys.squash_name, streams), tensors_in, _is_training
+            ),
+            as_number=plain_number,
+        )
         self._features = Features(_targets(models, keys), keys.sa_order)
         if keys.recording_l2_features:
-            self._activations.on_inputs = self._take_features
-        self._stacks = StackInfo()
-        if keys.stack_info:
-            self._activations.on_call = self._stacks.take
-        self._session.calls.add(self._activations)
+            self.activations.on_inputs = self._take_features
+        self._session.calls.add(self.activations)
         self._session.calls.remove(self._session.recording)
         view = view_of(optimizer, reads_main_grad=reads_main_grad)
         self._view = view
@@ -131,129 +121,56 @@ class Collector:
             holds_reduced=holds_reduced,
             direction=keys.mg_direction,
         )
-        self._numbers = RunNumbers(self._skipped)
         self._communication: Communication | None = None
         if keys.cc_distribution.enable and may_communicate():
             self._communication = Communication(self._session, keys.cc_distribution)
-        self._rows: StepRows | None = None
-        self._installed: frozenset[Stream] = frozenset()
         self._undo = ExitStack()
-        self._is_stepping = False
-        self._begin_step()
+        self.begin_step()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether as many steps were collected as wanted."""
-        return self.collected >= self._settings.keys.collect_times
+    def attempt(self, where: str, action: Callable[..., Any], *args: Any) -> None:
+        """Run an action of ours; an exception is noted, not raised."""
+        quietly(self._session, where, action, *args)
 
-    # -- the step of the optimizer ---------------------------------------------------------------
+    def read_before(self, rows: StepRows) -> None:
+        """Measure what the optimizer gets."""
+        self._parameters.read_before()
+        total = self._parameters.total_norm() if Stream.RUN in rows.streams else None
+        self.numbers.put_optimizer(self._view.groups(), total)
 
-    def before_step(self) -> None:
-        """Read what the optimizer gets.
+    def read_after(self, rows: StepRows) -> None:
+        """Measure what the optimizer leaves."""
+        self._parameters.read_after()
 
-        Raises:
-            MonitorStop: an alert ends the training.
-        """
-        if self._recorder.stop_request is not None:
-            raise MonitorStop(self._recorder.stop_request)
-        if self._is_stepping and self._rows is not None:  # the last attempt raised
-            self._rows.drop()
-        self._is_stepping = True
-        if self._rows is not None:
-            quietly(self._session, "optimizer step", self._read_before)
+    def tell(self, rows: StepRows | None) -> None:
+        """Tell everything that measures of the rows of a step."""
+        self._parameters.begin_step(rows)
+        if self._communication is not None:
+            self._communication.begin_step(rows)
 
-    def after_step(self) -> None:
-        """Read what the optimizer leaves, hand the rows on, and begin the next step."""
-        self._is_stepping = False
-        rows, self._rows = self._rows, None
-        if rows is not None:
-            quietly(self._session, "optimizer step", self._parameters.read_after)
-            self._session.end_observing()
-            quietly(self._session, "end of step", self._hand_on, rows)
-        self.step += 1
-        self._begin_step()
+    def observe(self) -> None:
+        """Begin to observe the step that runs."""
+        self._session.observe(self.step, self.numbers)
 
-    def put_number(self, name: str, value: float) -> None:
-        """Take a number of the user's for the step that runs."""
-        if self._rows is not None:
-            self._rows.put_number(Key(name), value)
+    def end_observing(self) -> None:
+        """End that."""
+        self._session.end_observing()
 
     def close(self) -> None:
         """Take everything away that is installed."""
         self._session.end_observing()
-        self._remove()
+        self.remove()
         self._session.close()
 
     # -- inside ----------------------------------------------------------------------------------
-
-    def _read_before(self) -> None:
-        self._parameters.read_before()
-        total = None
-        if self._rows is not None and Stream.RUN in self._rows.streams:
-            total = self._parameters.total_norm()
-        self._numbers.put_optimizer(self._view.groups(), total)
-
-    def _hand_on(self, rows: StepRows) -> None:
-        rows.start_copies()
-        self.collected += 1
-        self.latest = rows
-        layouts, rank, at = self._layouts, self._rank, now()
-        if self.collected == 1:
-            self._write_notes(rows)
-        self._recorder.put_step(rows.step, lambda: rows.rows(layouts, rank, at), rows.row_count)
-
-    def _write_notes(self, rows: StepRows) -> None:
-        """Write the files about the modules, after the first step."""
-        folder, keys = self._recorder.directory, self._settings.keys
-        if keys.stack_info:
-            self._activations.on_call = None
-            self._stacks.write(folder, self._rank)
-        if keys.print_struct and _OF_MODULES.isdisjoint(self._streams):
-            logger.warning("print_struct shows activations: set xy_distribution, too")
-        elif keys.print_struct:
-            write_structure(rows.rows(Layouts(), self._rank, now()), folder, self._rank)
-
-    def _begin_step(self) -> None:
-        due = self._due()
-        self._rows = StepRows(self.step, due, self._settings.keys.eps) if due else None
-        self._tell_step()
-        if self._rows is None:
-            self._remove()
-            return
-        self._session.observe(self.step, self._numbers)
-        if self._installed != due.keys():
-            self._remove()
-            self._install(frozenset(due))
-
-    def _due(self) -> dict[Stream, StreamSettings]:
-        if self.is_over or not self._recorder.is_writing:
-            return {}
-        return {
-            stream: one
-            for stream, one in self._streams.items()
-            if self._settings.is_due(stream, self.step)
-        }
-
-    def _skipped(self) -> None:
-        """Forget what was measured of a step that a scaler skipped."""
-        if self._rows is not None:
-            self._rows.drop()
-            self._tell_step()
-
-    def _tell_step(self) -> None:
-        for one in (self._activations, self._parameters, self._numbers):
-            one.begin_step(self._rows)
-        if self._communication is not None:
-            self._communication.begin_step(self._rows)
 
     def _take_features(self, path: str, key: Key, micro_step: int, args: Sequence[Any]) -> None:
         if self._rows is not None:
             self._features.put(self._rows, path, key, micro_step, args)
 
-    def _install(self, due: frozenset[Stream]) -> None:
+    def install(self, due: frozenset[Stream]) -> None:
+        """Install the hooks of some streams."""
         session = self._session
-        self._installed = due
-        if due & _OF_MODULES:
+        if due & OF_MODULES:
             session.attempt("hooking modules", self._install_modules)
         if Stream.GRAD_UNREDUCED in due:
             session.attempt("hooking parameters", self._parameters.install, self._undo)
@@ -285,8 +202,8 @@ class Collector:
         if "torch._dynamo" in sys.modules and run_eagerly(session):
             CompiledRegions(session, partial(_step_aside, modules)).install()
 
-    def _remove(self) -> None:
-        self._installed = frozenset()
+    def remove(self) -> None:
+        """Take all hooks away."""
         self._session.attempt("removing hooks", self._session.undo.close)
         self._session.attempt("removing hooks", self._session.step_undo.close)
         self._session.attempt("removing hooks", self._undo.close)
@@ -320,17 +237,15 @@ def _modules(
             base = known.get(id(module))
             if base is None or base in found:
                 continue
-            shown = _short_name(name, short) if squash else name
+            shown = short_name(name, short) if squash else name
             one = MonitoredModule(name, shown, chunk, module if module is model else None)
-            one.wants_forward = _wants(streams, Stream.ACTV, name)
-            one.wants_gradients = _wants(streams, Stream.ACTV_GRAD, name)
+            choose_streams(one, streams)
             found[base] = one
     return found
 
 
-def _wants(streams: dict[Stream, StreamSettings], stream: Stream, name: str) -> bool:
-    settings = streams.get(stream)
-    return settings is not None and settings.wants(name)
+def _is_training(module: nn.Module) -> bool:
+    return module.training
 
 
 def _targets(models: Sequence[nn.Module], keys: MonitorKeys) -> dict[Stream, dict[str, nn.Module]]:
@@ -353,12 +268,6 @@ def _targets(models: Sequence[nn.Module], keys: MonitorKeys) -> dict[Stream, dic
     return found
 
 
-def _short_name(name: str, taken: dict[str, str]) -> str:
-    """Return a short name, or the whole one where another has the short one."""
-    short = squashed(name)
-    return short if taken.setdefault(short, name) == name else name
-
-
 def _parameters(
     models: Sequence[nn.Module], holds: Callable[[Tensor], bool], *, squash: bool
 ) -> list[Named]:
@@ -366,7 +275,7 @@ def _parameters(
     found: dict[int, Named] = {}
     for chunk, model in enumerate(models):
         for name, parameter in model.named_parameters():
-            shown = _short_name(name, short) if squash else name
+            shown = short_name(name, short) if squash else name
             if id(parameter) not in found and holds(parameter):
                 found[id(parameter)] = (Key(shown, chunk), parameter)
     return list(found.values())

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from msprobe.capture.session import Session
 from msprobe.log import warn_once
+from msprobe.monitor.collecting.step_rows import Key, StepRows
 from msprobe.monitor.rows import Stream
 from msprobe.monitor.settings import CommunicationKeys
 from msprobe.pytorch.distributed.collectives import opened, without
 from msprobe.pytorch.distributed.process_groups import Collective
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
-from msprobe.pytorch.monitoring.step_rows import Key, StepRows
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.tensor_search import tensors_in
 

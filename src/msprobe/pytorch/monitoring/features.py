@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from msprobe.monitor.collecting.step_rows import Key, StepRows
 from msprobe.monitor.rows import Stream
-from msprobe.pytorch.monitoring.step_rows import Key, StepRows
 
 _POWER_ITERATIONS: Final = 3
 _LEAST_INPUTS: Final = 2  # query and key

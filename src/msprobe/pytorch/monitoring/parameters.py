@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from msprobe.capture.session import Session
+from msprobe.monitor.collecting.step_rows import Key, StepRows
 from msprobe.monitor.rows import Stream
 from msprobe.pytorch.gradients.parameter_gradients import make_first
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.monitoring.optimizers import OptimizerView, gradient_of
-from msprobe.pytorch.monitoring.step_rows import Key, StepRows
 from msprobe.pytorch.values.measures import Known
 from msprobe.pytorch.values.readable import readable
 

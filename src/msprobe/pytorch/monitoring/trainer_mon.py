@@ -3,49 +3,27 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
-import platform
-import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import msprobe
-from msprobe.config.reading import read_config_file
-from msprobe.errors import ConfigError, MsprobeError, UsageError
-from msprobe.log import ensure_handler, warn_once
-from msprobe.monitor.alerts.actions import listeners_of, parse_alert
-from msprobe.monitor.exports import ExportFormat, export
-from msprobe.monitor.ops import Op, columns_of, evaluate
-from msprobe.monitor.reader import START, MonitorRun, open_monitor
-from msprobe.monitor.recorder import Recorder, RowListener
-from msprobe.monitor.rows import Rows, Stream
-from msprobe.monitor.run_folder import run_folder
-from msprobe.monitor.settings import Format, MonitorSettings, make_settings
+from msprobe.errors import ConfigError, UsageError
+from msprobe.monitor.collecting.front import MonitorFront, World, check_count
+from msprobe.monitor.recorder import Recorder
+from msprobe.monitor.settings import MonitorSettings
 from msprobe.pytorch.interception.guard import unnoticed
 from msprobe.pytorch.monitoring.collector import Collector
-from msprobe.pytorch.monitoring.control import ControlFile
-from msprobe.pytorch.monitoring.step_rows import Layouts, now
+from msprobe.pytorch.monitoring.reading import READING, TorchReading
 from msprobe.pytorch.monitoring.steps import plain_optimizer, watch_steps
-from msprobe.pytorch.values.measures import Measures
-
-logger = logging.getLogger(__name__)
-
-Metrics = dict[tuple[str, str], dict[str, float]]
-"""Values by (name of the tensor, stream), each by operation."""
 
 _RUN_KEY: Final = "msprobe/monitor/run"
 
 
-class TrainerMon:
+class TrainerMon(MonitorFront):
     """Collects statistics of a training while it runs.
 
     ::
@@ -76,23 +54,24 @@ class TrainerMon:
         opt_ty: object = None,
     ) -> None:
         del opt_ty
-        ensure_handler()
-        path = Path(config_file_path)
-        self._raw, repeated = read_config_file(path)
-        twice = [f'"{key}" is there twice; the last one counts' for key in repeated]
-        self._settings = make_settings(self._raw, source=path, warnings=twice)
-        _tell_warnings(self._settings)
-        self._process_group = process_group
-        self._reads_main_grad = params_have_main_grad
+        super().__init__(config_file_path, process_group, params_have_main_grad)
         self._wrapped_optimizer: Any = None
-        self._recorder: Recorder | None = None
-        self._collector: Collector | None = None
-        self._make_collector: Callable[[MonitorSettings, int], Collector] | None = None
-        self._next_settings: MonitorSettings | None = None
-        self._control: ControlFile | None = None
-        self._step = 0
-        self._alerts: Sequence[RowListener] = ()
-        self._undo = ExitStack()
+
+    @property
+    def world(self) -> World:
+        """The processes that train together."""
+        is_one_of_many = _is_distributed()
+        return World(
+            rank=_rank(),
+            size=dist.get_world_size() if is_one_of_many else 1,
+            agree=_agree,
+            store=_store if is_one_of_many else None,
+        )
+
+    @property
+    def reading(self) -> TorchReading:
+        """How tensors are read."""
+        return READING
 
     # -- attach ----------------------------------------------------------------------------------
 
@@ -129,16 +108,15 @@ class TrainerMon:
                 raise ConfigError(
                     "model", one, "a torch.nn.Module or a list", source="set_monitor()"
                 )
-        _check_count("grad_acc_steps", grad_acc_steps, 1)
-        _check_count("start_iteration", start_iteration, 0)
+        check_count("grad_acc_steps", grad_acc_steps, 1)
+        check_count("start_iteration", start_iteration, 0)
         optimizer = plain_optimizer(optimizer)
         if not callable(getattr(optimizer, "step", None)):
             rule = "an optimizer with a method step()"
             raise ConfigError("optimizer", type(optimizer).__name__, rule, source="set_monitor()")
         rank = _rank()
-        recorder = self._open(rank, start_iteration, tp_group, dp_group)
 
-        def make_collector(settings: MonitorSettings, step: int) -> Collector:
+        def make_collector(recorder: Recorder, settings: MonitorSettings, step: int) -> Collector:
             return Collector(
                 settings,
                 models,
@@ -152,16 +130,11 @@ class TrainerMon:
                 holds=_holder(tp_group),
             )
 
-        self._make_collector = make_collector
-        if os.environ.get("DYNAMIC_MONITOR", "").lower() == "true" and self._settings.source:
-            self._control = ControlFile(self._settings.source, rank)
-        waits = self._control is not None and not self._settings.keys.dynamic_on
-        if not waits:
-            self._collector = make_collector(self._settings, start_iteration)
-        self._step = start_iteration
+        known = {"pp": self._process_group, "tp": tp_group, "dp": dp_group}
+        groups = {name: _members(group) for name, group in known.items() if group is not None}
+        versions = {"torch": torch.__version__}
+        self._begin("pytorch", versions, groups, start_iteration, make_collector)
         watch_steps(optimizer, self._before_step, self._after_step, self._undo)
-        atexit.register(self.detach)
-        logger.info("monitoring to %s", recorder.directory)
 
     def set_wrapped_optimizer(self, optimizer: Any) -> None:
         """Name the optimizer for `monitor_gnorm_with_ad`, as older scripts do."""
@@ -185,101 +158,6 @@ class TrainerMon:
             )
         self.set_monitor(model, chosen, grad_acc_steps, tp_group, dp_group, start_iteration)
 
-    # -- control ---------------------------------------------------------------------------------
-
-    def configure(self, **keys: Any) -> None:
-        """Change keys of the configuration from the next step on; the file stays as it is.
-
-        With several ranks, call it on all of them in the same step.
-
-        Raises:
-            ConfigError: a value cannot be used.
-        """
-        raw = {**self._raw, **keys}
-        parse_alert(raw.get("alert"), source="configure()")
-        self._next_settings = make_settings(raw)
-        self._raw = raw
-        _tell_warnings(self._next_settings)
-
-    def stop(self) -> None:
-        """Collect nothing from now on; `configure` begins again."""
-        if self._collector is not None:
-            self._collector.close()
-            self._collector = None
-
-    def detach(self) -> None:
-        """Take all hooks away and close the run; a second call does nothing."""
-        self.stop()
-        self._undo.close()
-        atexit.unregister(self.detach)
-        recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            recorder.close()
-            self._export(recorder.directory)
-
-    close = detach
-
-    def __enter__(self) -> TrainerMon:
-        """Return the monitor itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Detach."""
-        self.detach()
-
-    @property
-    def recorder(self) -> Recorder:
-        """The recorder of the run, which listeners may ask to end the training.
-
-        Raises:
-            UsageError: nothing is monitored yet.
-        """
-        if self._recorder is None:
-            raise UsageError("nothing is monitored: call set_monitor(model, optimizer) first")
-        return self._recorder
-
-    @property
-    def path(self) -> Path:
-        """The folder of the run.
-
-        Raises:
-            UsageError: nothing is monitored yet.
-        """
-        return self.recorder.directory
-
-    @property
-    def ops(self) -> list[str]:
-        """The operations; setting them is `configure(ops=…)`, for older scripts."""
-        return [str(op) for op in self._settings.keys.ops]
-
-    @ops.setter
-    def ops(self, ops: list[str]) -> None:
-        self.configure(ops=ops)
-
-    def reload_xy(self, xy_distribution: bool = False) -> None:
-        """Switch activations on or off, for older scripts; use `configure`."""
-        self.configure(xy_distribution=xy_distribution)
-
-    # -- values ----------------------------------------------------------------------------------
-
-    def log(self, **numbers: float) -> None:
-        """Take numbers of your own for the step that runs, such as ``loss`` or ``tokens``."""
-        if self._collector is not None:
-            for name, value in numbers.items():
-                self._collector.put_number(name, float(value))
-
-    def add_listener(self, listener: RowListener) -> None:
-        """Let a listener see the rows that come from now on, on the recorder's thread."""
-        self.recorder.add_listener(listener)
-
-    def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
-        """Return the gradients of the last collected step: reduced, unreduced."""
-        return self._latest(Stream.GRAD_REDUCED), self._latest(Stream.GRAD_UNREDUCED)
-
-    def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
-        """Return the activations of the last collected step, and their gradients."""
-        return self._latest(Stream.ACTV), self._latest(Stream.ACTV_GRAD)
-
     def adhoc_check(
         self,
         tensor: Tensor,
@@ -297,151 +175,9 @@ class TrainerMon:
             rank_list: ranks that do it; empty for all. Others return nothing.
             ops_list: the operations.
         """
-        if rank_list and _rank() not in rank_list:
-            return {}
-        ops = tuple(map(Op, ops_list))
-        measures = Measures(self._settings.keys.eps, with_bins=Op.LOG2_HIST in ops)
         with unnoticed():
-            measures.add([tensor.detach()])
-            values = evaluate(ops, *measures.wait())
-        found = dict(zip(columns_of(ops), values[:, 0].tolist(), strict=True))
-        logger.info("%s.%s: %s", module_name, tensor_name, found)
-        return found
-
-    def open(self) -> MonitorRun:
-        """Open the run for reading; everything up to the last step is there."""
-        recorder = self.recorder
-        recorder.wait()
-        return open_monitor(recorder.directory)
-
-    # -- inside ----------------------------------------------------------------------------------
-
-    def _open(self, rank: int, start_iteration: int, tp_group: Any, dp_group: Any) -> Recorder:
-        folder = run_folder(self._settings, rank, resumes=start_iteration > 0, agree=_agree)
-        head = {
-            "framework": "pytorch",
-            "began": datetime.now(UTC).isoformat(timespec="seconds"),
-            START: start_iteration,
-            "rank": rank,
-            "world_size": dist.get_world_size() if _is_distributed() else 1,
-            "groups": {
-                name: _members(group)
-                for name, group in (
-                    ("pp", self._process_group),
-                    ("tp", tp_group),
-                    ("dp", dp_group),
-                )
-                if group is not None
-            },
-            "config": self._raw,
-            "versions": {
-                "msprobe": msprobe.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
-        self._recorder = recorder = Recorder(folder, rank, head)
-        self._watch(self._settings.keys.alert, start_iteration)
-        return recorder
-
-    def _watch(self, alert: dict[str, Any] | None, step: int) -> None:
-        """Let these alerts judge the rows from a step on, in place of others."""
-        recorder = self.recorder
-        stop = recorder.ask_to_stop
-        new = listeners_of(alert, recorder.directory, _rank(), stop=stop, begins=step)
-        recorder.replace_listeners(self._alerts, new)
-        self._alerts = new
-
-    def _change_alerts(self, alert: dict[str, Any] | None) -> None:
-        self.recorder.wait()  # the present ones may be writing the files that others begin
-        try:
-            self._watch(alert, self._step)
-        except OSError as error:
-            logger.warning("the changed alerts are left out: %s", error)
-
-    def _export(self, folder: Path) -> None:
-        """Write the files that `format` asks for, of this rank's rows."""
-        keys = self._settings.keys
-        if keys.format not in (Format.CSV, Format.TENSORBOARD):
-            return
-        kind = ExportFormat(keys.format.value)
-        try:
-            with open_monitor(folder / f"rank{_rank()}.rows") as run:
-                export(
-                    run,
-                    folder / keys.format.value,
-                    kind,
-                    steps_per_file=keys.step_count_per_record,
-                    digits=keys.ndigits,
-                )
-        except MsprobeError as error:
-            logger.warning("%s", error)
-
-    def _before_step(self) -> None:
-        if self._collector is not None:
-            self._collector.before_step()
-
-    def _after_step(self) -> None:
-        self._step += 1
-        collector = self._collector
-        if collector is not None:
-            collector.after_step()
-        changed = self._changed_settings()
-        if changed is not None and self._make_collector is not None:
-            if changed.keys.alert != self._settings.keys.alert:
-                self._change_alerts(changed.keys.alert)
-            self._settings = changed
-            self.stop()
-            if changed.keys.collect_times:
-                self._collector = self._make_collector(changed, self._step)
-        elif collector is not None and collector.is_over:
-            logger.info("%d steps are collected; the monitor's hooks go", collector.collected)
-            self.stop()
-
-    def _changed_settings(self) -> MonitorSettings | None:
-        """Return other settings that hold from the next step on."""
-        changed, self._next_settings = self._next_settings, None
-        if self._control is not None:
-            raw = self._control.due(self._step)
-            if raw is not None:
-                try:
-                    changed = make_settings({**raw, "start_step": self._step})
-                    parse_alert(changed.keys.alert, source=self._settings.source or "")
-                except ConfigError as error:
-                    logger.warning("the changed configuration is left out: %s", error)
-                    return None
-                self._raw = raw
-        return changed
-
-    def _latest(self, stream: Stream) -> Metrics:
-        if self._collector is None or self._collector.latest is None:
-            return {}
-        self.recorder.wait()  # its thread fetches the numbers of accelerators
-        found: Metrics = {}
-        for rows in self._collector.latest.rows(Layouts(), _rank(), now()):
-            if rows.layout.stream == stream:
-                found.update(_metrics_of(rows))
-        return found
-
-
-def _metrics_of(rows: Rows) -> Metrics:
-    layout = rows.layout
-    return {
-        (name, layout.stream): dict(zip(layout.ops, rows.values[:, place].tolist(), strict=True))
-        for place, name in enumerate(layout.names)
-    }
-
-
-def _tell_warnings(settings: MonitorSettings) -> None:
-    for warning in settings.warnings:
-        warn_once(logger, warning, "%s: %s", settings.source or "configure()", warning)
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(name, value, f"a whole number >= {least}", source="set_monitor()")
+            name = f"{module_name}.{tensor_name}"
+            return self._adhoc(tensor.detach(), name, rank_list, ops_list)
 
 
 # ---- ranks ---------------------------------------------------------------------------------------
@@ -462,10 +198,14 @@ def _agree(name: str) -> str:
     """
     if not _is_distributed():
         return f"{name}-{os.getpid()}"
+    key = f"{_RUN_KEY}/{_count_runs()}"
+    return str(_store().compare_set(key, "", name).decode())
+
+
+def _store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
-    key = f"{_RUN_KEY}/{_count_runs()}"
-    return str(_get_default_store().compare_set(key, "", name).decode())
+    return _get_default_store()
 
 
 _runs = 0

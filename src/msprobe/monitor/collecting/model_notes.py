@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from msprobe.errors import ReportWriteError
 from msprobe.files import write_report
+from msprobe.monitor.collecting.activations import INPUT, OUTPUT, MonitoredModule
 from msprobe.monitor.reader import chunked_name
 from msprobe.monitor.rows import Rows, Stream
-from msprobe.pytorch.monitoring.activations import INPUT, OUTPUT, MonitoredModule
 
 if TYPE_CHECKING:
     from msprobe.capture.stacks import Stack

@@ -7,14 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from torch import Tensor, nn
-
 from msprobe.capture.backward import SIDE_INPUT, BackwardPass
 from msprobe.capture.events import CallSink
 from msprobe.capture.values import Found, Position
+from msprobe.monitor.collecting.step_rows import Key, StepRows
 from msprobe.monitor.rows import Stream
-from msprobe.pytorch.monitoring.step_rows import Key, StepRows
-from msprobe.pytorch.values.tensor_search import tensors_in
 
 if TYPE_CHECKING:
     from msprobe.capture.call import Call
@@ -37,7 +34,7 @@ class MonitoredModule:
 
     __slots__ = ("chunk", "module", "name", "path", "wants_forward", "wants_gradients")
 
-    def __init__(self, path: str, name: str, chunk: int, module: nn.Module | None) -> None:
+    def __init__(self, path: str, name: str, chunk: int, module: Any) -> None:
         self.path = path
         self.name = name
         self.chunk = chunk
@@ -76,13 +73,22 @@ class Activations(CallSink):
         on_inputs: told of each call, its micro step and positional arguments; None for no receiver.
     """
 
-    def __init__(self, modules: Mapping[str, MonitoredModule]) -> None:
+    def __init__(
+        self,
+        modules: Mapping[str, MonitoredModule],
+        tensors_in: Callable[[Any, Any, Found], object],
+        is_training: Callable[[Any], bool],
+    ) -> None:
         """Create it.
 
         Args:
             modules: by the name under which calls are observed, without ``.forward.0``.
+            tensors_in: appends the tensors of arguments and keywords, with their positions.
+            is_training: tells of a model that is called whether it trains.
         """
         self._modules = modules
+        self._tensors_in = tensors_in
+        self._is_training = is_training
         self.rows: StepRows | None = None
         self.micro_step = -1
         self.on_call: Callable[[MonitoredModule, Stack], None] | None = None
@@ -110,7 +116,7 @@ class Activations(CallSink):
         if module is None or self._skipped is not None:
             return
         if module.module is not None and call.parent is None:
-            if not module.module.training:
+            if not self._is_training(module.module):
                 self._skipped = call.forward_name
                 return
             self._next_micro_step(module.chunk)
@@ -129,7 +135,7 @@ class Activations(CallSink):
         place = self._places.get(call.forward_name)
         if place is None or call.is_recompute:
             return False
-        tensors_in(args, kwargs, found)
+        self._tensors_in(args, kwargs, found)
         place.inputs = [position for _, position in found]
         self._put(place, found, INPUT)
         if self.on_inputs is not None:
@@ -143,7 +149,7 @@ class Activations(CallSink):
         if place is None or call.is_recompute:
             return
         found: Found = []
-        tensors_in(output if type(output) is tuple else (output,), None, found)
+        self._tensors_in(output if type(output) is tuple else (output,), None, found)
         place.outputs = [position for _, position in found]
         self._put(place, found, OUTPUT)
 
@@ -187,7 +193,7 @@ class Activations(CallSink):
             return
         if Stream.ACTV not in rows.streams:
             return
-        tensors: list[Tensor] = [tensor for tensor, _ in found]
+        tensors = [tensor for tensor, _ in found]
         name = f"{module.name}.{side}" if module.name else side
         if len(tensors) == 1:
             keys = [Key(name, module.chunk, place.call)]

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
-
-import torch.distributed as dist
 
 from msprobe.config.reading import read_config_file
 from msprobe.errors import ConfigError
@@ -29,12 +28,13 @@ class ControlFile:
     Args:
         path: the file.
         rank: of this process.
+        store: returns the store that the processes share; None without one: each reads the file.
     """
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path, rank: int, store: Callable[[], Any] | None) -> None:
         self._path = path
-        self._reads = rank == 0
-        self._is_alone = not (dist.is_available() and dist.is_initialized())
+        self._shared = store
+        self._reads = rank == 0 or store is None
         self._seen = self._stamp()
         self._count = 0
         self._coming: tuple[int, dict[str, Any]] | None = None
@@ -71,15 +71,17 @@ class ControlFile:
             return
         if raw.get("dynamic_on") is not True:
             return
-        begin = step if self._is_alone else step + _STEPS_AHEAD
+        begin = step if self._shared is None else step + _STEPS_AHEAD
         self._coming = (begin, raw)
-        if not self._is_alone:
-            self._store().set(f"{_KEY}/{self._count}", json.dumps([begin, raw]))
+        if self._shared is not None:
+            self._shared().set(f"{_KEY}/{self._count}", json.dumps([begin, raw]))
             self._count += 1
 
     def _ask(self) -> None:
+        if self._shared is None:
+            return
         key = f"{_KEY}/{self._count}"
-        store = self._store()
+        store = self._shared()
         if store.check([key]):
             begin, raw = json.loads(store.get(key))
             self._coming = (begin, raw)
@@ -91,8 +93,3 @@ class ControlFile:
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size
-
-    def _store(self) -> Any:
-        from torch.distributed.distributed_c10d import _get_default_store
-
-        return _get_default_store()

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Hashable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
 from msprobe.log import warn_once
 from msprobe.monitor.ops import Op, columns_of, evaluate
 from msprobe.monitor.rows import MISSING, VALUE, Layout, Rows, Stream
 from msprobe.monitor.settings import StreamSettings
-from msprobe.pytorch.values.measures import Known, Measures
 
 logger = logging.getLogger(__name__)
 
@@ -36,30 +35,42 @@ class Key(NamedTuple):
     call: int = 0
 
 
-class _Texts:
-    """Shapes and types as texts, made once each."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, str] = {}
-
-    def shape(self, tensor: Tensor) -> str:
-        try:
-            shape = tensor.shape
-        except RuntimeError:  # nested tensors of the strided layout have none
-            return "nested"
-        text = self._known.get(shape)
-        if text is None:
-            text = self._known[shape] = str(list(shape))
-        return text
-
-    def dtype(self, tensor: Tensor) -> str:
-        text = self._known.get(tensor.dtype)
-        if text is None:
-            text = self._known[tensor.dtype] = str(tensor.dtype)
-        return text
+Measures = NDArray[np.float64]
 
 
-_TEXTS: Final = _Texts()
+class MeasureTable(Protocol):
+    """The measures of tensors, a row each; columns as in `msprobe.monitor.ops`."""
+
+    @property
+    def reasons(self) -> Mapping[int, str]:
+        """Row → why a tensor could not be read; its row is left out."""
+
+    def add(self, tensors: list[Any], known: Any = None) -> None:
+        """Read tensors; each gets the next row."""
+
+    def start_copy(self) -> None:
+        """Start to copy the numbers of accelerators, without waiting for them."""
+
+    def wait(self) -> tuple[Measures, Measures | None]:
+        """Return measures and bins of all tensors so far, on any thread."""
+
+
+class Reading(Protocol):
+    """How the tensors of a framework are read."""
+
+    def table(self, threshold: float, *, with_bins: bool = False) -> MeasureTable:
+        """Return an empty table.
+
+        Args:
+            threshold: elements with a smaller magnitude are counted; negative to count none.
+            with_bins: whether elements are counted by magnitude.
+        """
+
+    def shape(self, tensor: Any) -> str:
+        """Return a shape as it is written."""
+
+    def dtype(self, tensor: Any) -> str:
+        """Return a type of elements as it is written."""
 
 
 class Layouts:
@@ -83,15 +94,21 @@ class Layouts:
 class Batch:
     """The tensors of one stream in one micro step."""
 
-    __slots__ = ("_dtypes", "_keys", "_measures", "_shapes", "micro_step", "ops", "stream")
+    __slots__ = (
+        *("_dtypes", "_keys", "_measures", "_reading", "_shapes"),
+        *("micro_step", "ops", "stream"),
+    )
 
-    def __init__(self, stream: Stream, micro_step: int, ops: tuple[Op, ...], eps: float) -> None:
+    def __init__(
+        self, stream: Stream, micro_step: int, ops: tuple[Op, ...], eps: float, reading: Reading
+    ) -> None:
         """Create an empty batch."""
         self.stream = stream
         self.micro_step = micro_step
         self.ops = ops
         threshold = eps if Op.ZEROS in ops else -1.0
-        self._measures = Measures(threshold, with_bins=Op.LOG2_HIST in ops)
+        self._reading = reading
+        self._measures = reading.table(threshold, with_bins=Op.LOG2_HIST in ops)
         self._keys: list[Key] = []
         self._shapes: list[str] = []
         self._dtypes: list[str] = []
@@ -100,12 +117,12 @@ class Batch:
         """Return the number of rows."""
         return len(self._keys)
 
-    def add(self, keys: Sequence[Key], tensors: list[Tensor], known: Known | None = None) -> None:
+    def add(self, keys: Sequence[Key], tensors: list[Any], known: Any = None) -> None:
         """Measure tensors now."""
         self._measures.add(tensors, known)
         self._keys += keys
-        self._shapes += map(_TEXTS.shape, tensors)
-        self._dtypes += map(_TEXTS.dtype, tensors)
+        self._shapes += map(self._reading.shape, tensors)
+        self._dtypes += map(self._reading.dtype, tensors)
 
     def start_copy(self) -> None:
         """Start to copy numbers of accelerators to the host."""
@@ -142,17 +159,21 @@ class Batch:
 class StepRows:
     """Everything measured in one step."""
 
-    def __init__(self, step: int, streams: dict[Stream, StreamSettings], eps: float) -> None:
+    def __init__(
+        self, step: int, streams: Mapping[Stream, StreamSettings], eps: float, reading: Reading
+    ) -> None:
         """Begin a step.
 
         Args:
             step: its number.
             streams: those that it collects.
             eps: magnitude below which an element counts as zero.
+            reading: how tensors are read.
         """
         self.step = step
         self.streams = streams
         self._eps = eps
+        self._reading = reading
         self._batches: dict[tuple[Stream, int], Batch] = {}
         self._numbers: list[tuple[Stream, int, str, Key, float]] = []
 
@@ -161,7 +182,8 @@ class StepRows:
         found = self._batches.get((stream, micro_step))
         if found is None:
             ops = self.streams[stream].ops
-            found = self._batches[stream, micro_step] = Batch(stream, micro_step, ops, self._eps)
+            found = Batch(stream, micro_step, ops, self._eps, self._reading)
+            self._batches[stream, micro_step] = found
         return found
 
     def put_number(

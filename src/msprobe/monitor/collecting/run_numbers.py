@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msprobe.dump.facts import Clip, Loss, Scaler
+from msprobe.monitor.collecting.step_rows import Key, StepRows
 from msprobe.monitor.rows import Stream
-from msprobe.pytorch.monitoring.parameters import plain_number
-from msprobe.pytorch.monitoring.step_rows import Key, StepRows
 
 LOSS = "loss"
 GRAD_NORM = "grad_norm"
@@ -23,14 +22,18 @@ class RunNumbers:
 
     Args:
         skipped: called when a scaler kept the optimizer from stepping.
+        as_number: returns a setting of an optimizer as a number, None for anything else.
 
     Attributes:
         rows: of the step; None while nothing is collected.
     """
 
-    def __init__(self, skipped: Callable[[], None]) -> None:
+    def __init__(
+        self, skipped: Callable[[], None], as_number: Callable[[Any], float | None]
+    ) -> None:
         self.rows: StepRows | None = None
         self._skipped = skipped
+        self._as_number = as_number
         self._skips = 0
         self._loss_scale: float | None = None
         self._clipped_from: float | None = None
@@ -59,7 +62,7 @@ class RunNumbers:
                     self._skips += 1
                     self._skipped()
 
-    def put_optimizer(self, groups: Sequence[dict[str, Any]], total_norm: float | None) -> None:
+    def put_optimizer(self, groups: Sequence[Mapping[str, Any]], total_norm: float | None) -> None:
         """Take the settings with which the optimizer steps, and the norm of all gradients."""
         if self.rows is None or Stream.RUN not in self.rows.streams:
             return
@@ -67,7 +70,7 @@ class RunNumbers:
             for name, value in group.items():
                 values = value if isinstance(value, tuple | list) and name != "params" else (value,)
                 for place, one in enumerate(values):
-                    found = plain_number(one)
+                    found = self._as_number(one)
                     if found is not None:
                         part = f"[{place}]" if isinstance(value, tuple | list) else ""
                         self._put(f"{name}{part}.{number}", found)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Install and remove what the monitor observes of a model in the dynamic graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from mindspore.common import api
+
+from mindspore import nn
+from msprobe.capture.session import Session
+from msprobe.config import Config, DataMode, Level, StatisticsSection
+from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter, on_host
+from msprobe.mindspore.bytecode_jit import run_as_python
+from msprobe.mindspore.cell_hooks import CellNames, CellObserver
+from msprobe.mindspore.guard import quietly
+from msprobe.mindspore.immediate_operators import ImmediateOperators
+from msprobe.mindspore.jit_calls import JitCalls
+from msprobe.mindspore.losses import Losses
+from msprobe.mindspore.monitoring.measures import READING
+from msprobe.mindspore.monitoring.parameters import Named, Parameters, as_number
+from msprobe.mindspore.recompute_frames import recomputations
+from msprobe.mindspore.tensor_search import tensors_in
+from msprobe.monitor.collecting.activations import Activations, MonitoredModule
+from msprobe.monitor.collecting.collector import (
+    OF_MODULES,
+    StepCollector,
+    choose_streams,
+    streams_of,
+)
+from msprobe.monitor.collecting.step_rows import Key, StepRows
+from msprobe.monitor.recorder import Recorder
+from msprobe.monitor.rows import Stream
+from msprobe.monitor.settings import MonitorSettings, StreamSettings, short_name
+
+
+class Collector(StepCollector):
+    """Collects one model under one configuration, from its creation to `close`."""
+
+    def __init__(
+        self,
+        settings: MonitorSettings,
+        models: Sequence[nn.Cell],
+        optimizer: Any,
+        recorder: Recorder,
+        *,
+        rank: int,
+        step: int,
+        micro_steps: int,
+        holds_reduced: bool,
+    ) -> None:
+        """Create it and begin the step.
+
+        Args:
+            settings: what to collect.
+            models: the models, one for each chunk of a virtual pipeline.
+            optimizer: which updates them.
+            recorder: gets the rows.
+            rank: of this process.
+            step: number of the step that runs now.
+            micro_steps: backward passes for each step of the optimizer.
+            holds_reduced: whether this rank measures reduced gradients.
+        """
+        keys, streams = settings.keys, streams_of(settings, rank)
+        takes_gradients = Stream.ACTV_GRAD in streams
+        config = Config(
+            level=Level.L0,
+            dump_path=Path(),
+            section=StatisticsSection(data_mode=DataMode(backward=takes_gradients)),
+        )
+        self._models = models
+        self._session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
+        self._names = CellNames(models)
+        modules = _modules(models, self._names, keys.squash_name, streams)
+        super().__init__(
+            settings,
+            recorder,
+            READING,
+            rank=rank,
+            step=step,
+            activations=Activations(modules, tensors_in, _is_training),
+            as_number=as_number,
+        )
+        self._session.calls.add(self.activations)
+        self._session.calls.remove(self._session.recording)
+        self._parameters = Parameters(
+            self._session,
+            _parameters(models, squash=keys.squash_name),
+            optimizer,
+            micro_steps=micro_steps,
+            every_micro_step=keys.monitor_mbs_grad,
+            direction=keys.mg_direction,
+            holds_reduced=holds_reduced,
+        )
+        self._gradients: Sequence[Any] = ()
+        self._undo = ExitStack()
+        self.begin_step()
+
+    def take_gradients(self, gradients: Sequence[Any]) -> None:
+        """Note with which gradients the optimizer is called."""
+        self._gradients = gradients
+
+    def attempt(self, where: str, action: Callable[..., Any], *args: Any) -> None:
+        """Run an action of ours; an exception is noted, not raised."""
+        quietly(self._session, where, action, *args)
+
+    def read_before(self, rows: StepRows) -> None:
+        """Measure what the optimizer gets."""
+        gradients, self._gradients = self._gradients, ()
+        self._parameters.read_before(rows, gradients)
+        if Stream.RUN in rows.streams:
+            total = self._parameters.total_norm(READING.table)
+            self.numbers.put_optimizer(self._parameters.settings(), total)
+
+    def read_after(self, rows: StepRows) -> None:
+        """Measure what the optimizer leaves."""
+        self._parameters.read_after(rows)
+
+    def tell(self, rows: StepRows | None) -> None:
+        """Tell everything that measures of the rows of a step."""
+        self._parameters.begin_step(rows)
+
+    def observe(self) -> None:
+        """Begin to observe the step that runs."""
+        self._session.observe(self.step, self.numbers)
+
+    def end_observing(self) -> None:
+        """End that."""
+        self._session.end_observing()
+        self._session.attempt("end of step", self._session.step_undo.close)
+
+    def install(self, due: frozenset[Stream]) -> None:
+        """Install the hooks of some streams."""
+        session = self._session
+        if due & OF_MODULES:
+            session.attempt("hooking cells", self._install_cells)
+        if Stream.GRAD_UNREDUCED in due:
+            session.attempt("hooking parameters", self._parameters.install, self._undo)
+        if Stream.RUN in due:
+            session.attempt("hooking backward", Losses(session).install)
+
+    def remove(self) -> None:
+        """Take all hooks away."""
+        for undo in (self._session.undo, self._session.step_undo, self._undo):
+            self._session.attempt("removing hooks", undo.close)
+
+    def close(self) -> None:
+        """Take everything away that is installed."""
+        self.end_observing()
+        self.remove()
+        self._session.close()
+
+    def _install_cells(self) -> None:
+        session = self._session
+        if on_host():
+            ImmediateOperators(session).install()
+        undo = run_as_python()
+        if undo is not None:
+            session.undo.callback(undo)
+        repeated = recomputations(session)
+        cells = CellObserver(session, self._names, repeated, self._models, None)
+        cells.install()
+        calls = JitCalls(_StepAside(cells).run, lambda: None)
+        calls.install()
+        session.undo.callback(calls.remove)
+
+
+class _StepAside:
+    """Takes the hooks off cells while compiled code runs, which must not find them."""
+
+    def __init__(self, cells: CellObserver) -> None:
+        self._cells = cells
+
+    def run(
+        self, executor: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self._cells.suspend()
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self._cells.resume()
+
+
+def _is_training(cell: nn.Cell) -> bool:
+    """Return whether a cell trains: cells are in evaluation mode until `set_train` is called."""
+    return bool(cell.training) or bool(api._pynative_executor.requires_grad())
+
+
+def _modules(
+    models: Sequence[nn.Cell],
+    names: CellNames,
+    squash: bool,
+    streams: Mapping[Stream, StreamSettings],
+) -> dict[str, MonitoredModule]:
+    """Return the cells by the name under which their calls are observed."""
+    known = {id(cell): base for cell, base in names.items()}
+    found: dict[str, MonitoredModule] = {}
+    short: dict[str, str] = {}
+    for chunk, model in enumerate(models):
+        for name, cell in model.cells_and_names():
+            base = known.get(id(cell))
+            if base is None or base in found:
+                continue
+            shown = short_name(name, short) if squash else name
+            one = MonitoredModule(name, shown, chunk, cell if cell is model else None)
+            choose_streams(one, streams)
+            found[base] = one
+    return found
+
+
+def _parameters(models: Sequence[nn.Cell], *, squash: bool) -> list[Named]:
+    short: dict[str, str] = {}
+    found: dict[int, Named] = {}
+    for chunk, model in enumerate(models):
+        for name, parameter in model.parameters_and_names():
+            shown = short_name(name, short) if squash else name
+            if id(parameter) not in found:
+                found[id(parameter)] = (Key(shown, chunk), parameter)
+    return list(found.values())

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open and end the steps of the monitor; a framework installs its hooks and reads its tensors."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msprobe.errors import MonitorStop
+from msprobe.monitor.collecting.activations import Activations, MonitoredModule
+from msprobe.monitor.collecting.model_notes import StackInfo, write_structure
+from msprobe.monitor.collecting.run_numbers import RunNumbers
+from msprobe.monitor.collecting.step_rows import Key, Layouts, Reading, StepRows, now
+from msprobe.monitor.recorder import Recorder
+from msprobe.monitor.rows import Stream
+from msprobe.monitor.settings import MonitorSettings, StreamSettings
+
+logger = logging.getLogger(__name__)
+
+OF_MODULES: Final = frozenset(
+    {Stream.ACTV, Stream.ACTV_GRAD, Stream.ATTENTION, Stream.LINEAR}
+    | {Stream.ROUTER_WEIGHT, Stream.ROUTER_LOGIT}
+)
+
+
+class StepCollector(ABC):
+    """Collects one model under one configuration, from `begin_step` to `close`.
+
+    Attributes:
+        step: the number of the step that runs.
+        collected: how many steps were collected.
+        latest: the rows of the last collected step.
+        activations: the sink of calls of modules.
+        numbers: the sink of facts.
+    """
+
+    def __init__(
+        self,
+        settings: MonitorSettings,
+        recorder: Recorder,
+        reading: Reading,
+        *,
+        rank: int,
+        step: int,
+        activations: Activations,
+        as_number: Callable[[Any], float | None],
+    ) -> None:
+        """Create it; `begin_step` begins the first step.
+
+        Args:
+            settings: what to collect.
+            recorder: gets the rows.
+            reading: how tensors are read.
+            rank: of this process.
+            step: number of the step that runs now.
+            activations: the sink of calls of modules.
+            as_number: returns a setting of an optimizer as a number, None for anything else.
+        """
+        self.settings = settings
+        self._recorder = recorder
+        self._reading = reading
+        self._rank = rank
+        self.step = step
+        self.collected = 0
+        self.latest: StepRows | None = None
+        self._layouts = Layouts()
+        self.streams = streams_of(settings, rank)
+        self.activations = activations
+        self.numbers = RunNumbers(self._skipped, as_number)
+        self._stacks = StackInfo()
+        if settings.keys.stack_info:
+            activations.on_call = self._stacks.take
+        self._rows: StepRows | None = None
+        self._installed: frozenset[Stream] = frozenset()
+        self._is_stepping = False
+
+    # -- of the framework ------------------------------------------------------------------------
+
+    @abstractmethod
+    def attempt(self, where: str, action: Callable[..., Any], *args: Any) -> None:
+        """Run an action of ours; an exception is noted, not raised."""
+
+    @abstractmethod
+    def read_before(self, rows: StepRows) -> None:
+        """Measure what the optimizer gets."""
+
+    @abstractmethod
+    def read_after(self, rows: StepRows) -> None:
+        """Measure what the optimizer leaves."""
+
+    @abstractmethod
+    def tell(self, rows: StepRows | None) -> None:
+        """Tell everything that measures of the rows of a step; None while nothing is collected."""
+
+    @abstractmethod
+    def observe(self) -> None:
+        """Begin to observe the step that runs."""
+
+    @abstractmethod
+    def end_observing(self) -> None:
+        """End that."""
+
+    @abstractmethod
+    def install(self, due: frozenset[Stream]) -> None:
+        """Install the hooks of some streams."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Take all hooks away."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Take everything away that is installed."""
+
+    # -- the step of the optimizer ---------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether as many steps were collected as wanted."""
+        return self.collected >= self.settings.keys.collect_times
+
+    def before_step(self) -> None:
+        """Read what the optimizer gets.
+
+        Raises:
+            MonitorStop: an alert ends the training.
+        """
+        if self._recorder.stop_request is not None:
+            raise MonitorStop(self._recorder.stop_request)
+        if self._is_stepping and self._rows is not None:  # the last attempt raised
+            self._rows.drop()
+        self._is_stepping = True
+        if self._rows is not None:
+            self.attempt("optimizer step", self.read_before, self._rows)
+
+    def after_step(self) -> None:
+        """Read what the optimizer leaves, hand the rows on, and begin the next step."""
+        self._is_stepping = False
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            self.attempt("optimizer step", self.read_after, rows)
+            self.end_observing()
+            self.attempt("end of step", self._hand_on, rows)
+        self.step += 1
+        self.begin_step()
+
+    def put_number(self, name: str, value: float) -> None:
+        """Take a number of the user's for the step that runs."""
+        if self._rows is not None:
+            self._rows.put_number(Key(name), value)
+
+    def begin_step(self) -> None:
+        """Begin the step that runs now, if it is collected."""
+        due = self._due()
+        eps = self.settings.keys.eps
+        self._rows = StepRows(self.step, due, eps, self._reading) if due else None
+        self._tell_step()
+        if self._rows is None:
+            self._remove()
+            return
+        self.observe()
+        if self._installed != due.keys():
+            self._remove()
+            self._installed = frozenset(due)
+            self.install(self._installed)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _remove(self) -> None:
+        self._installed = frozenset()
+        self.remove()
+
+    def _tell_step(self) -> None:
+        self.activations.begin_step(self._rows)
+        self.numbers.begin_step(self._rows)
+        self.tell(self._rows)
+
+    def _skipped(self) -> None:
+        """Forget what was measured of a step that a scaler skipped."""
+        if self._rows is not None:
+            self._rows.drop()
+            self._tell_step()
+
+    def _due(self) -> dict[Stream, StreamSettings]:
+        if self.is_over or not self._recorder.is_writing:
+            return {}
+        return {
+            stream: one
+            for stream, one in self.streams.items()
+            if self.settings.is_due(stream, self.step)
+        }
+
+    def _hand_on(self, rows: StepRows) -> None:
+        rows.start_copies()
+        self.collected += 1
+        self.latest = rows
+        layouts, rank, at = self._layouts, self._rank, now()
+        if self.collected == 1:
+            self._write_notes(rows)
+        self._recorder.put_step(rows.step, lambda: rows.rows(layouts, rank, at), rows.row_count)
+
+    def _write_notes(self, rows: StepRows) -> None:
+        """Write the files about the modules, after the first step."""
+        folder, keys = self._recorder.directory, self.settings.keys
+        if keys.stack_info:
+            self.activations.on_call = None
+            self._stacks.write(folder, self._rank)
+        if keys.print_struct and OF_MODULES.isdisjoint(self.streams):
+            logger.warning("print_struct shows activations: set xy_distribution, too")
+        elif keys.print_struct:
+            write_structure(rows.rows(Layouts(), self._rank, now()), folder, self._rank)
+
+
+def streams_of(settings: MonitorSettings, rank: int) -> dict[Stream, StreamSettings]:
+    """Return the streams that a rank collects."""
+    return {
+        stream: one
+        for stream, one in settings.streams.items()
+        if not one.ranks or rank in one.ranks
+    }
+
+
+def choose_streams(module: MonitoredModule, streams: Mapping[Stream, StreamSettings]) -> None:
+    """Note whether the activations of a module, and their gradients, are collected."""
+    forward, gradients = streams.get(Stream.ACTV), streams.get(Stream.ACTV_GRAD)
+    module.wants_forward = forward is not None and forward.wants(module.path)
+    module.wants_gradients = gradients is not None and gradients.wants(module.path)
