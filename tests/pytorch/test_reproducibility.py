@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import csv
 import json
+import random
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -96,3 +101,79 @@ def test_another_csv_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path = str(tmp_path / "random_0.csv")
     assert main(["compare", path, path]) == 2
     assert "is no record of random calls" in capsys.readouterr().err
+
+
+def host_draws() -> list[object]:
+    data = list(range(20))
+    random.shuffle(data)
+    early = random.gauss(0.0, 1.0)
+    numpy = [*np.random.permutation(5)]  # noqa: NPY002 - the generator that programs share
+    return [*data, early, *numpy, float(torch.rand(1)), np.random.rand()]  # noqa: NPY002 - the same
+
+
+def test_draws_of_python_and_numpy_have_rows_and_stay_the_same(tmp_path: Path) -> None:
+    before = dict(vars(random)), dict(vars(np.random))
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002 - the same
+    torch.manual_seed(1)
+    expected = host_draws()
+    results: list[object] = []
+    path = record(tmp_path, lambda: results.extend(host_draws()))
+    assert results == expected
+    assert (vars(random), vars(np.random)) == before
+    found = [(row["api_name"], row["generator"]) for row in rows(path)]
+    assert found == [
+        ("random.shuffle", "python"),
+        ("random.gauss", "python"),
+        ("numpy.random.permutation", "numpy"),
+        ("rand", "cpu"),
+        ("numpy.random.rand", "numpy"),
+    ]
+    assert all(row["line"].startswith("test_reproducibility.py:") for row in rows(path))
+
+
+def test_a_draw_by_a_name_that_was_imported_before_is_seen_by_the_state(tmp_path: Path) -> None:
+    choice = random.choice
+
+    def program() -> None:
+        choice([1, 2, 3])
+        torch.rand(1)
+        np.random.default_rng(3).random()  # a generator of its own
+
+    found = [(row["api_name"], row["generator"]) for row in rows(record(tmp_path, program))]
+    assert found == [("unseen call", "python"), ("rand", "cpu")]
+
+
+def test_an_error_in_a_draw_is_the_programs_own_and_all_is_put_back(tmp_path: Path) -> None:
+    shuffle, rand = random.shuffle, np.random.rand
+    with pytest.raises(TypeError), record_random(tmp_path):
+        random.shuffle(5)  # type: ignore[arg-type]
+    assert (random.shuffle, np.random.rand) == (shuffle, rand)
+
+
+def test_draws_in_other_threads_pass(tmp_path: Path) -> None:
+    def program() -> None:
+        thread = threading.Thread(target=random.random)
+        thread.start()
+        thread.join()
+
+    assert [row["api_name"] for row in rows(record(tmp_path, program))] == ["unseen call"]
+
+
+def test_another_shuffle_of_python_is_the_first_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def other() -> None:
+        random.sample(range(20), 4)
+
+    paths = [str(record(tmp_path / "a", other)), str(record(tmp_path / "b", host_draws))]
+    assert main(["compare", *paths, "--exit-code"]) == 1
+    assert "random.sample" in capsys.readouterr().out
+
+
+def test_the_short_name_is_the_same_and_imports_no_framework() -> None:
+    code = "import sys, msprobe.reproducibility; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    from msprobe.reproducibility import record_random as short
+
+    assert short is record_random

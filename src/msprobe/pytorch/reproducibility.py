@@ -24,12 +24,13 @@ import torch
 from torch import Generator, Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from msprobe.capture import host_draws
 from msprobe.pytorch.training.seed import fix_chance
 from msprobe.pytorch.values.random_state import generators_of
 
 __all__ = ["record_random"]
 
-_OWN_FILES: Final = (__file__, torch.overrides.__file__)
+_OWN_FILES: Final = (__file__, torch.overrides.__file__, host_draws.__file__)
 _TORCH: Final = str(Path(torch.__file__).parent)
 _COLUMNS: Final = ("api_name", "stack", "number", "call", "generator", "before", "after", "line")
 
@@ -42,7 +43,7 @@ def record_random(
     deterministic: bool = False,
     isolate: Sequence[str] = (),
 ) -> Iterator[Path]:
-    """Record each call of PyTorch that draws random numbers, in the present thread.
+    """Record each call of PyTorch, Python and NumPy that draws random numbers, in this thread.
 
     The file is ``random_{rank}_{time}.csv``, or ``random_proc{id}_{time}.csv`` without a process
     group. It has a row for each generator that a call moved: name and stack of the call, its number
@@ -68,8 +69,15 @@ def record_random(
     path = _file_in(Path(folder))
     with path.open("w", encoding="utf-8", newline="") as file:
         log = _RandomLog(file, isolate, seed or 0)
-        with _RandomMode(log):
-            yield path
+        host = host_draws.HostDraws(log.note_host)
+        log.look_at_host = host.look
+        host.install()
+        try:
+            with _RandomMode(log):
+                yield path
+        finally:
+            host.remove()
+            host.look()
 
 
 def _file_in(folder: Path) -> Path:
@@ -82,7 +90,13 @@ def _file_in(folder: Path) -> Path:
 
 
 class _RandomLog:
-    """Writes the rows."""
+    """Writes the rows.
+
+    Attributes:
+        look_at_host: writes rows for draws of Python and NumPy that are not written yet.
+    """
+
+    look_at_host: Callable[[], None]
 
     def __init__(self, file: IO[str], isolate: Sequence[str], seed: int) -> None:
         self._file = file
@@ -115,29 +129,31 @@ class _RandomLog:
                     generator.set_state(state)
 
     def _note(self, name: str, generators: Sequence[Generator], began: Sequence[Tensor]) -> None:
-        moved = False
-        for generator, before in zip(generators, began, strict=True):
-            after = generator.get_state()
-            if torch.equal(before, after):
-                continue
-            moved = True
-            stack, line = _stack()
-            self._rows.writerow(
-                (
-                    name,
-                    stack,
-                    self._number,
-                    self._calls[name],
-                    str(generator.device),
-                    _checksum(before),
-                    _checksum(after),
-                    line,
-                )
-            )
-        if moved:
-            self._number += 1
-            self._calls[name] += 1
-            self._file.flush()
+        states = [
+            (one, before, one.get_state()) for one, before in zip(generators, began, strict=True)
+        ]
+        moved = [found for found in states if not torch.equal(found[1], found[2])]
+        if not moved:
+            return
+        self.look_at_host()
+        for generator, before, after in moved:
+            self._write(name, str(generator.device), _checksum(before), _checksum(after))
+        self._count(name)
+
+    def note_host(self, name: str, generator: str, before: str, after: str) -> None:
+        """Write a row for a draw of Python or NumPy."""
+        self._write(name, generator, before, after)
+        self._count(name)
+
+    def _write(self, name: str, generator: str, before: str, after: str) -> None:
+        stack, line = _stack()
+        number, call = self._number, self._calls[name]
+        self._rows.writerow((name, stack, number, call, generator, before, after, line))
+
+    def _count(self, name: str) -> None:
+        self._number += 1
+        self._calls[name] += 1
+        self._file.flush()
 
 
 class _RandomMode(TorchFunctionMode):

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`HostDraws`: see draws of Python's `random` and of `numpy.random` while they are recorded.
+
+The functions of both modules are exchanged for ones that report and call them. Draws by a name
+that was imported before (``from random import shuffle``) are seen by the generator's state alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, Final, Protocol
+
+GENERATORS: Final = ("python", "numpy")
+_SETTING: Final = frozenset(("getstate", "get_state", "get_bit_generator"))
+
+
+class OnDraw(Protocol):
+    """Is told of a draw."""
+
+    def __call__(self, name: str, generator: str, before: str, after: str) -> None:
+        """Take the function, the generator, and checksums of its state before and after."""
+
+
+class HostDraws:
+    """Watches the global generators of Python and NumPy, in the thread that creates it."""
+
+    def __init__(self, on_draw: OnDraw) -> None:
+        """Report draws to `on_draw`; nothing is exchanged before `install`."""
+        self._on_draw = on_draw
+        self._thread = threading.get_ident()
+        self._is_inside = False
+        self._states: dict[str, str] = {}
+        self._undo: list[tuple[ModuleType, str, Any, Any]] = []
+
+    def install(self) -> None:
+        """Begin to watch."""
+        for generator, module, owner in _owners():
+            self._states[generator] = state_of(generator)
+            for name, function in list(vars(module).items()):
+                if name in _SETTING or getattr(function, "__self__", None) is not owner:
+                    continue
+                ours = self._reporting(function, f"{module.__name__}.{name}", generator)
+                self._undo.append((module, name, function, ours))
+                setattr(module, name, ours)
+
+    def remove(self) -> None:
+        """Put the functions back, unless others have replaced them since."""
+        for module, name, function, ours in reversed(self._undo):
+            if vars(module).get(name) is ours:
+                setattr(module, name, function)
+        self._undo.clear()
+
+    def look(self) -> None:
+        """Report draws that no exchanged function has made since the last look."""
+        for generator, before in list(self._states.items()):
+            after = state_of(generator)
+            if after != before:
+                self._states[generator] = after
+                self._on_draw("unseen call", generator, before, after)
+
+    def _reporting(
+        self, function: Callable[..., Any], name: str, generator: str
+    ) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def reporting(*args: Any, **kwargs: Any) -> Any:
+            if self._is_inside or threading.get_ident() != self._thread:
+                return function(*args, **kwargs)
+            self.look()
+            self._is_inside = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._is_inside = False
+                self._note(name, generator)
+
+        return reporting
+
+    def _note(self, name: str, generator: str) -> None:
+        before, after = self._states[generator], state_of(generator)
+        if after != before:
+            self._states[generator] = after
+            self._on_draw(name, generator, before, after)
+
+
+def _owners() -> Iterator[tuple[str, ModuleType, Any]]:
+    """Yield each generator's name, its module, and the object whose methods the module shares."""
+    yield "python", random, random.random.__self__  # type: ignore[attr-defined]  # a bound method
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        yield "numpy", numpy_random, numpy_random.rand.__self__
+
+
+def state_of(generator: str) -> str:
+    """Return a checksum of the state of Python's or NumPy's global generator."""
+    if generator == "python":
+        return f"{zlib.crc32(repr(random.getstate()).encode()):08x}"
+    state = sys.modules["numpy.random"].get_state(legacy=False)
+    return f"{zlib.crc32(repr(_plain(state)).encode()):08x}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a state with its arrays as bytes: their text leaves out the middle."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return value.tobytes() if hasattr(value, "tobytes") else value
