@@ -283,3 +283,82 @@ def test_a_killed_run_keeps_what_was_found(tmp_path: Path) -> None:
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     record = open_dump(tmp_path).step(0).rank().records["Torch.log.0.forward"]
     assert record.notes["finding"] == "source"
+
+
+def scaled_step(run: Recording, scale: float, weight: float = 1.0) -> None:
+    """One step of a model in float16 gradients under a scaler."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    run.debugger.start(model)
+    output = model(torch.ones(2, 4)).half() * 100
+    scaler.scale(output.float().pow(weight).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    run.debugger.stop()
+    run.debugger.step()
+
+
+def test_an_overflow_that_the_gradient_scaler_skips_is_no_source(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[object] = []
+    with recording(tmp_path, "L1", "nan_check") as run:
+        run.debugger.on_nan(told.append)
+        scaled_step(run, 2.0**16)
+        scaled_step(run, 2.0**2)
+        kinds = [row["kind"] for row in rows(run)]
+        assert kinds
+        assert set(kinds) == {"scaled gradient"}
+        assert not told
+        assert "NaN or Inf begins" not in caplog.text
+        with run.step_of():  # the search goes on
+            torch.log(torch.tensor([-1.0]))
+    assert len(told) == 1
+
+
+def test_a_scaler_that_skips_every_update_hides_nothing(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "nan_check") as run:
+        for _ in range(9):
+            scaled_step(run, 2.0**16)
+        kinds = [(row["step"], row["kind"]) for row in rows(run)]
+    assert ("7", "scaled gradient") in kinds
+    assert ("8", "source") in kinds
+
+
+def test_a_nan_in_backward_is_a_source_though_the_scaler_skips_the_update(tmp_path: Path) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight], 0.01)
+    with recording(tmp_path, "L1", "nan_check") as run:
+        with run.step_of():
+            scaler.scale((torch.sqrt(weight) * torch.zeros(2)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert next(row["kind"] for row in rows(run)) == "source"
+
+
+def test_underflow_and_subnormal_numbers_are_found_on_demand(tmp_path: Path) -> None:
+    small = torch.tensor([1e-9, 2e-9, 1.0])
+    with recording(tmp_path, "L1", "nan_check", section={"underflow": 0.5}) as run:
+        with run.step_of():
+            small.half()
+            torch.relu(torch.tensor([-1.0, -2.0, 3.0]))  # zeros that are right
+            product = torch.tensor([1e-3, 1e-3], dtype=torch.float16) * 1e-2
+            torch.relu(product)  # received
+        found = rows(run)
+    assert [(row["name"], row["kind"]) for row in found] == [
+        ("Tensor.half.0.forward", "underflow"),
+        ("Tensor.__mul__.0.forward", "underflow"),
+    ]
+    assert float(found[0]["zeros"]) == pytest.approx(2 / 3)
+    assert found[1]["subnormal"] == "1.0"
+
+
+def test_gradients_underflow_too(tmp_path: Path) -> None:
+    x = torch.ones(4, dtype=torch.float16, requires_grad=True)
+    with recording(tmp_path, "L1", "nan_check", section={"underflow": 0.5}) as run:
+        with run.step_of():
+            (x * 1e-3 * 1e-3).sum().backward()
+        found = {row["name"]: row["subnormal"] for row in rows(run)}
+    assert any(name.endswith("backward") for name in found)

@@ -14,10 +14,10 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -26,6 +26,8 @@ from msprobe.capture.call import Draft
 from msprobe.capture.overflow import RECEIVED
 from msprobe.capture.value_states import largest_of
 from msprobe.config import NanCheckSection, StopOn
+from msprobe.dump.facts import Event, Scaler
+from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.dump.records import JsonTree, TensorRecord
 from msprobe.files import write_whole
 from msprobe.plain_text import reason
@@ -49,10 +51,17 @@ class FindingKind(StrEnum):
     """It received finite values and gives -Inf, but no NaN and no +Inf."""
     NEAR = "near overflow"
     """All is finite; a result is near the largest number of its type, and no argument is."""
+    UNDERFLOW = "underflow"
+    """All is finite; much of a result is subnormal, or was turned to zero by a cast."""
+    SCALED = "scaled gradient"
+    """It is in the gradients of a scaled loss, and the gradient scaler skipped the update."""
 
 
 _BEGINNINGS: Final = (FindingKind.SOURCE, FindingKind.CAME_IN)
 _SPREADING: Final = (*_BEGINNINGS, FindingKind.INHERITED)
+# Updates that a scaler skips one after the other until the gradients' overflow is a finding: from
+# its usual first scale, 65536, to one where nothing overflows, it takes fewer.
+_MOST_SKIPPED: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +81,8 @@ class NanFinding:
         first: index of the first NaN, or else of the first +Inf or -Inf; None if unknown.
         max: the largest value.
         min: the smallest value.
+        subnormal: share of subnormal numbers among the nonzero ones; None where not asked for.
+        zeros: share of zeros; the same.
         module: the record of the module around it; None outside of modules.
         line: file, line and function of the call.
         received: the values that went in, in words.
@@ -90,6 +101,8 @@ class NanFinding:
     first: tuple[int, ...] | None
     max: float | None
     min: float | None
+    subnormal: float | None
+    zeros: float | None
     module: str | None
     line: str | None
     received: str
@@ -101,6 +114,8 @@ class NanFinding:
         said = ", ".join(f"{count} {what}" for count, what in counts if count)
         if not said:
             said = f"{self.min} to {self.max}"
+        if self.kind is FindingKind.UNDERFLOW:
+            said = f"{self.subnormal:.0%} of nonzero elements are subnormal, {self.zeros:.0%} zero"
         place = f", the first at {list(self.first)}" if self.first is not None else ""
         shape = f"{self.dtype} {list(self.shape)}"
         lines = [f"step {self.step}: {self.name}", f"  {self.value}: {said}{place} ({shape})"]
@@ -137,6 +152,8 @@ class NanCheck:
         self._left_out = 0
         self._of_step: list[NanFinding] = []
         self._to_report: NanFinding | None = None
+        self._updates: list[Event | Callable[[], Event]] = []
+        self._skipped = 0
 
     def wants(self, name: str) -> bool:
         """Return whether `tensor_list` wants a call."""
@@ -151,6 +168,11 @@ class NanCheck:
         """
         self._step, self._results = step, results
         self._of_step = []
+        self._updates = []
+
+    def note_update(self, update: Event | Callable[[], Event]) -> None:
+        """Take an update of a gradient scaler, or a function that waits for its numbers."""
+        self._updates.append(update)
 
     def keeps(self, draft: Draft) -> bool:
         """Judge a finished draft; the tensors of one that `tensor_list` wants are saved."""
@@ -188,10 +210,13 @@ class NanCheck:
                 return None
             kind = FindingKind.ONLY_MINUS_INF
         else:
+            kind = FindingKind.NEAR
             bad = [(path, one) for path, one in results if self._is_near(one)]
             if not bad or any(map(self._is_near, given)):
+                kind = FindingKind.UNDERFLOW
+                bad = [(path, one) for path, one in results if self._underflows(one, given)]
+            if not bad:
                 return None
-            kind = FindingKind.NEAR
         return self._finding(draft, kind, *bad[0])
 
     def _is_near(self, record: TensorRecord) -> bool:
@@ -201,6 +226,17 @@ class NanCheck:
         ends = [end for end in (record.max, record.min) if isinstance(end, float)]
         # The smallest number there is fills masks.
         return any(share * largest <= abs(end) and end != -largest for end in ends)
+
+    def _underflows(self, record: TensorRecord, given: list[TensorRecord]) -> bool:
+        """Return whether much of a result has underflowed, and no argument had."""
+        limit, share = self._section.underflow, record.subnormal_share
+        if not limit or share is UNSET:
+            return False
+        if share >= limit and not any(_share(one.subnormal_share) >= limit for one in given):
+            return True
+        like = [one for one in given if tuple(one.shape) == tuple(record.shape)]
+        is_cast = len(like) == 1 and like[0].dtype != record.dtype
+        return is_cast and _share(record.zero_share) - _share(like[0].zero_share) >= limit
 
     def _finding(
         self, draft: Draft, kind: FindingKind, path: str, record: TensorRecord
@@ -222,6 +258,8 @@ class NanCheck:
             first=None if place is None else tuple(place),
             max=_number(record.max),
             min=_number(record.min),
+            subnormal=_or_none(record.subnormal_share),
+            zeros=_or_none(record.zero_share),
             module=draft.parent,
             line=None if stack is None or not stack.frames else " ".join(stack.frames[0].split()),
             received=_in_words(draft.parts),
@@ -232,7 +270,7 @@ class NanCheck:
 
     def end_step(self) -> dict[str, Any]:
         """Log the first source of the step, write results; return counts for the account."""
-        found = sorted(self._of_step, key=lambda one: one.order)
+        found = self._without_skipped(sorted(self._of_step, key=lambda one: one.order))
         self._of_step = []
         room = max(0, _MOST_FINDINGS - len(self._findings))
         self._left_out += len(found[room:])
@@ -246,11 +284,34 @@ class NanCheck:
                 self.finished = True
                 logger.info("nan_check ends with step %d", self._step)
         elif found:
-            logger.info("%s in %d calls, first %s", found[0].kind, len(found), found[0])
+            then = "; the update was skipped" if found[0].kind is FindingKind.SCALED else ""
+            logger.info("%s in %d calls%s, first %s", found[0].kind, len(found), then, found[0])
         self._to_report = first
         if found:
             self._write()
         return {"nan_check": {str(kind): counts[kind] for kind in FindingKind}}
+
+    def _without_skipped(self, found: list[NanFinding]) -> list[NanFinding]:
+        """Return findings; what a gradient scaler expects and deals with is no source.
+
+        A scaler tries scales until gradients overflow. But one that skips all updates hides a
+        fault, and so does one whose gradients are NaN without an overflow.
+        """
+        updates = [one() if callable(one) else one for one in self._updates]
+        self._updates = []
+        scalers = [one for one in updates if isinstance(one, Scaler)]
+        if not any(one.skipped for one in scalers):
+            self._skipped = 0 if scalers else self._skipped
+            return found
+        self._skipped += 1
+        first = _first(found)
+        is_overflow = first is not None and not first.nan and _is_of_gradient(first.name)
+        if not is_overflow or self._skipped > _MOST_SKIPPED:
+            return found
+        return [
+            replace(one, kind=FindingKind.SCALED) if one.kind in _SPREADING else one
+            for one in found
+        ]
 
     def tell(self) -> None:
         """Call `report` with the first finding of the step that ended, once; its errors pass."""
@@ -281,6 +342,7 @@ class NanCheck:
 
 
 _Value = tuple[bool, str, TensorRecord]
+_Number = TypeVar("_Number", int, float)
 _SHOWN_PARTS: Final = {"input_args": "input", "input_kwargs": "kwargs"}
 _MOST_SHOWN: Final = 6
 
@@ -361,8 +423,17 @@ def _announced(first: NanFinding, found: list[NanFinding]) -> str:
     return "\n".join(lines)
 
 
-def _or_none(count: int | msgspec.UnsetType) -> int | None:
+def _or_none(count: _Number | msgspec.UnsetType) -> _Number | None:
     return None if count is UNSET else count
+
+
+def _share(share: float | msgspec.UnsetType) -> float:
+    return 0.0 if share is UNSET else share
+
+
+def _is_of_gradient(name: str) -> bool:
+    """Return whether a record is of gradients."""
+    return parse_record_name(name).kind is not RecordKind.FORWARD
 
 
 def _number(value: object) -> float | None:

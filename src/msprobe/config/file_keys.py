@@ -210,6 +210,16 @@ class NanCheckKeys(msgspec.Struct, frozen=True, kw_only=True):
             "reported, too; 0 for none.",
         ),
     ] = 0.9
+    underflow: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Results with at least this share of subnormal numbers, and casts that "
+            "turn this share of their elements to zero, are reported, too; 0 for none. PyTorch. "
+            "Every result is read once more.",
+        ),
+    ] = 0.0
     black_list: BlackList = []
 
 

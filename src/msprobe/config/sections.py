@@ -101,6 +101,7 @@ def build_section(
                 tensor_list=tuple(keys.tensor_list),
                 stop_on=keys.stop_on,
                 near_overflow=keys.near_overflow,
+                underflow=keys.underflow,
                 black_list=tuple(keys.black_list),
             )
         case SignatureKeys():

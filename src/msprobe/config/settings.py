@@ -126,12 +126,14 @@ class NanCheckSection:
         tensor_list: parts of names; matching calls are always recorded, with their tensors.
         stop_on: when the search ends.
         near_overflow: share of the largest number of a type from which a value is near it; 0: none.
+        underflow: share of elements that must underflow for a finding; 0: none is looked for.
         black_list: API names that are never looked at.
     """
 
     tensor_list: tuple[str, ...] = ()
     stop_on: StopOn = StopOn.FIRST_SOURCE
     near_overflow: float = 0.9
+    underflow: float = 0.0
     black_list: tuple[str, ...] = ()
 
 

@@ -48,6 +48,9 @@ class TensorRecord(msgspec.Struct):
         is_nan: whether there is a NaN or an infinity; only in the task ``nan_check``.
         first_nonfinite: index of the first NaN, +Inf and -Inf, under ``nan``, ``inf``, ``-inf``;
             only in the task ``nan_check``.
+        subnormal_share: share of nonzero elements that are subnormal; only in the task
+            ``nan_check``, where ``underflow`` asks for it.
+        zero_share: share of elements that are zero; the same.
     """
 
     type: str
@@ -76,6 +79,8 @@ class TensorRecord(msgspec.Struct):
     undefined: bool | UnsetType = UNSET
     is_nan: bool | UnsetType = UNSET
     first_nonfinite: dict[str, list[int]] | UnsetType = UNSET
+    subnormal_share: float | UnsetType = UNSET
+    zero_share: float | UnsetType = UNSET
 
 
 _FAST: Final = msgspec.json.Encoder()

@@ -197,6 +197,8 @@ class Observer:
         if session.config.facts:
             session.attempt("hooking optimizers", self._optimizers.install)
             session.attempt("hooking training calls", self._training_calls.install)
+        elif session.config.task is Task.NAN_CHECK:
+            session.attempt("hooking gradient scalers", self._training_calls.install_scalers)
         if stays_compiled:
             self._adapter.memo.active = False  # compiled code writes without telling
             session.attempt("compiled code", self._regions.install)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import lr_scheduler
 
+from msprobe.capture.nan_check import NanCheck
 from msprobe.capture.session import Session
 from msprobe.dump.facts import Clip, Event, Number, Scaler, Schedule
 from msprobe.pytorch.interception.guard import quietly
@@ -52,6 +53,13 @@ class TrainingCalls:
                 step = vars(kind).get("step")
                 if step is not None:
                     self._divert(step, self._schedule)
+
+    def install_scalers(self) -> None:
+        """Watch gradient scalers alone until the step ends."""
+        if not self._installed:
+            self._installed = True
+            self._session.step_undo.callback(self._removed)
+            self._divert(torch.amp.GradScaler.update, self._scale)
 
     def _divert(self, function: Any, handler: Callable[..., Any]) -> None:
         undo = self._session.attempt("watching training calls", divert_traceably, function, handler)
@@ -150,7 +158,11 @@ class TrainingCalls:
             return made(numbers.wait())
 
         entry = waited() if numbers.is_ready and is_ready else waited
-        self._session.facts.append("events", entry)
+        check = self._session.check
+        if isinstance(check, NanCheck):
+            check.note_update(entry)
+        else:
+            self._session.facts.append("events", entry)
 
 
 class _Numbers:

@@ -27,6 +27,7 @@ from msprobe.config import (
     Config,
     DiffCheckSection,
     DiffRule,
+    NanCheckSection,
     Slice,
     StatisticsSection,
     SummaryMode,
@@ -45,7 +46,7 @@ from msprobe.pytorch.values.statistics import DeviceBatch, summarise
 from msprobe.pytorch.values.tensor_columns import KnownTensors
 from msprobe.pytorch.values.tensor_payload import snapshot
 from msprobe.pytorch.values.undefined_memory import UndefinedMemory
-from msprobe.pytorch.values.value_watch import TorchValueWatch, first_positions
+from msprobe.pytorch.values.value_watch import TorchValueWatch, first_positions, small_shares
 
 # Exact types whose every property can be read without a detour.
 TENSOR_TYPES: Final = (Tensor, Parameter)
@@ -82,6 +83,8 @@ class TorchAdapter:
         self._buffers = BufferPool()
         # Records then hold nothing but the memo's texts.
         self._locates = config.task is Task.NAN_CHECK
+        section = config.section
+        self._underflow = section.underflow if isinstance(section, NanCheckSection) else 0.0
         self._is_whole = not (self._md5 or self._slices or self._locates)
         self._dtype_names: dict[torch.dtype, str] = {}
 
@@ -180,6 +183,7 @@ class TorchAdapter:
             summarise,
             share=share,
             reads_parameters=parameters,
+            underflow=self._underflow,
             waits=self._waits,
         )
 
@@ -193,6 +197,10 @@ class TorchAdapter:
         take_summary(draft, record, value.summary)
         if self._locates and value.summary.nonfinite is not None:
             record.first_nonfinite = first_positions(tensor)
+        if self._underflow:
+            shares = small_shares(tensor)
+            if shares is not None:
+                record.subnormal_share, record.zero_share = shares
         self._keep(tensor, record, value, draft, path)
         return record
 

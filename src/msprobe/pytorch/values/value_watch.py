@@ -28,7 +28,7 @@ _transforms_active: Final = torch._C._are_functorch_transforms_active
 class TorchValueWatch:
     """See `msprobe.capture.value_states.ValueWatch`."""
 
-    __slots__ = ("_memo", "_reads_parameters", "_share", "_summarise", "_waits")
+    __slots__ = ("_memo", "_reads_parameters", "_share", "_summarise", "_underflow", "_waits")
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class TorchValueWatch:
         *,
         share: float,
         reads_parameters: bool,
+        underflow: float,
         waits: bool,
     ) -> None:
         """Create it.
@@ -46,6 +47,8 @@ class TorchValueWatch:
             summarise: summarises any other tensor.
             share: of the largest number of a type, from which a value is near it; 0 for none.
             reads_parameters: whether parameters among the arguments are read.
+            underflow: results and gradients with this share of subnormal numbers, or of zeros, are
+                to be described; 0 for none.
             waits: whether the state of tensors on an accelerator stays unknown for now.
         """
         memo.share = share
@@ -53,6 +56,7 @@ class TorchValueWatch:
         self._summarise = summarise
         self._share = share
         self._reads_parameters = reads_parameters
+        self._underflow = underflow
         self._waits = waits
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found) -> int:
@@ -73,9 +77,15 @@ class TorchValueWatch:
     def result(self, output: Any) -> int:
         """Return the worst state of the tensors in a result."""
         if type(output) is Tensor:
-            return self.tensor(output)
-        slots = output_slots(output)
-        return max((self.tensor(one) for one in slots if one is not None), default=State.SOUND)
+            return max(self.tensor(output), self._small(output))
+        slots = [one for one in output_slots(output) if one is not None]
+        states = (max(self.tensor(one), self._small(one)) for one in slots)
+        return max(states, default=State.SOUND)
+
+    def _small(self, tensor: Tensor) -> int:
+        """Return `State.NEAR` for a tensor that may have underflowed, where that is asked for."""
+        shares = small_shares(tensor) if self._underflow else None
+        return State.NEAR if shares and max(shares) >= self._underflow else State.SOUND
 
     def tensor(self, tensor: Tensor) -> int:
         """Return the state of a tensor."""
@@ -89,12 +99,13 @@ class TorchValueWatch:
 
     def gradients(self, arrived: Sequence[tuple[Any, str, Position]]) -> tuple[int, int]:
         """Return the worst states of gradients; see `ValueWatch`."""
-        both = -1 if _transforms_active() else self._memo.check_gradients(arrived)
+        reads_each = self._underflow or _transforms_active()
+        both = -1 if reads_each else self._memo.check_gradients(arrived)
         if both >= 0:
             return both & 3, both >> 2
         states = {"input": 0, "output": 0}
         for tensor, side, _ in arrived:
-            states[side] = max(states[side], self.tensor(tensor))
+            states[side] = max(states[side], self.tensor(tensor), self._small(tensor))
         return states["input"], states["output"]
 
     def version(self, tensor: Tensor) -> int:
@@ -128,6 +139,24 @@ def first_positions(tensor: Tensor) -> dict[str, list[int]]:
         found = found.float()
     masks = {"nan": found.isnan(), "inf": found == math.inf, "-inf": found == -math.inf}
     return {name: _first(mask) for name, mask in masks.items() if mask.any()}
+
+
+def small_shares(tensor: Tensor) -> tuple[float, float] | None:
+    """Return the share of subnormal numbers among the nonzero ones, and that of zeros.
+
+    None of tensors whose elements do not underflow, or cannot be read.
+    """
+    found = readable(tensor)
+    if isinstance(found, str) or not found.is_floating_point() or found.is_quantized:
+        return None
+    if found.layout is not torch.strided or not found.numel() or found.element_size() == 1:
+        return None
+    sizes = found.abs()
+    small = sizes < torch.finfo(found.dtype).smallest_normal
+    counts = torch.stack((torch.count_nonzero(found), torch.count_nonzero(small)))
+    nonzero, tiny = (int(one) for one in counts.tolist())
+    zeros = found.numel() - nonzero
+    return (tiny - zeros) / max(nonzero, 1), zeros / found.numel()
 
 
 def _first(mask: Tensor) -> list[int]:
