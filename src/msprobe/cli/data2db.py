@@ -35,13 +35,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help='JSON object {"layers.0.mlp": "blocks.0.ffn"}: beginnings of names in trend_db',
     )
     parser.add_argument(
-        *("--micro-step", "--micro_step"),
+        "--micro-step",
         choices=("true", "false"),
         help="whether each micro step is a step of its own in trend_db (the default)",
     )
     # Of mindstudio-probe; what is read says its own format, and one process is enough.
     parser.add_argument("--format", choices=("auto", "monitor"), help=argparse.SUPPRESS)
-    parser.add_argument("--process-num", "--process_num", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--process-num", type=int, help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:

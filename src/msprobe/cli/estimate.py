@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msprobe.cli.options import add_json, add_output, number_list, positive_number
-from msprobe.dump.estimates import ESTIMATED_LEVELS, ESTIMATED_TASKS
 
 if TYPE_CHECKING:
     from msprobe.dump.estimates import Estimate
@@ -26,6 +25,8 @@ exit codes: 0 done, 2 an error, or the disk does not suffice
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its options."""
+    from msprobe.dump.estimates import ESTIMATED_LEVELS, ESTIMATED_TASKS
+
     parser.description = (
         "Measure records, time, disk and memory that recording costs for each step of a PyTorch "
         "script. The script is started once for each level and task, recorded into a temporary "
@@ -104,10 +105,14 @@ def _print(found: list[Estimate], *, as_json: bool) -> None:
 
 
 def _levels(text: str) -> list[str]:
+    from msprobe.dump.estimates import ESTIMATED_LEVELS
+
     return _some_of(ESTIMATED_LEVELS, text)
 
 
 def _tasks(text: str) -> list[str]:
+    from msprobe.dump.estimates import ESTIMATED_TASKS
+
     return _some_of(ESTIMATED_TASKS, text)
 
 
