@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import polars as pl
 import pytest
 
 from builders.networks import write_dump
-from msprobe import open_dump
+from msprobe import compare_dumps, open_dump
 from msprobe.cli import main
 from msprobe.errors import UsageError
+from msprobe.report.scalars import DIFFERENCES, STATISTICS, scalars_of
 
 
 @pytest.fixture
@@ -51,3 +54,82 @@ def test_a_wrong_query_names_the_columns(dump):
 def test_other_formats_are_refused(capsys, tmp_path, dump):
     assert main(["export", str(dump), str(tmp_path / "values.xls")]) == 2
     assert ".parquet, .csv, .jsonl" in capsys.readouterr().err
+
+
+def test_scalars_of_a_dump_become_events(capsys, tmp_path, dump):
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    assert main(["export", str(dump), "--tensorboard", str(tmp_path / "events")]) == 0
+    written = {}
+    for path in (tmp_path / "events").glob("rank0/*"):
+        for event in loader.EventFileLoader(str(path)).Load():
+            for one in event.summary.value:
+                written[event.step, one.tag] = one.tensor.float_val[0]
+    frame = open_dump(dump).frame().filter(pl.col("rank") == "0")
+    expected = {
+        (step, f"{record}/{slot}/norm"): norm
+        for step, record, slot, norm in frame.select("step", "record", "slot", "norm").iter_rows()
+        if norm is not None
+    }
+    found = {key: value for key, value in written.items() if key[1].endswith("/norm")}
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert f"wrote {len(written):,} scalars" in capsys.readouterr().out
+
+
+def test_scalars_of_a_comparison_and_of_a_dump_in_mlflow(capsys, tmp_path, dump, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'runs.db'}")
+    other = write_dump(tmp_path / "other")
+    words = ["export", str(dump), "--against", str(other), "--mlflow", "ports"]
+    assert main(words) == 0
+    assert "scalars to MLflow experiment ports" in capsys.readouterr().out
+    runs = mlflow.search_runs(experiment_names=["ports"], output_format="list")
+    assert any(name.endswith("/error") for run in runs for name in run.data.metrics)
+
+
+def test_scalars_of_a_dump_in_wandb(tmp_path, dump, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert main(["export", str(dump), "--wandb", "ports"]) == 0
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_scalars_of_tables_are_in_order_of_steps(dump):
+    frame = open_dump(dump).frame()
+    found = list(scalars_of(frame.reverse(), STATISTICS))
+    assert [(each.rank, each.step) for each in found] == sorted(
+        (each.rank, each.step) for each in found
+    )
+    assert sum(len(each.values) for each in found) == sum(
+        frame[column].is_not_null().sum() for column in STATISTICS
+    )
+
+
+def test_scalars_of_a_comparison_are_its_errors(tmp_path, dump):
+    frame = compare_dumps(dump, write_dump(tmp_path / "other")).frame
+    found = list(scalars_of(frame, DIFFERENCES))
+    assert sum(len(each.values) for each in found) == sum(
+        frame[column].is_not_null().sum() for column in DIFFERENCES
+    )
+    assert all(value == 0 for each in found for tag, value in each.values.items()
+               if tag.endswith("max_abs_err"))  # fmt: skip
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "wandb", "mlflow"])
+def test_a_missing_package_is_named(package, capsys, tmp_path, dump):
+    option = f"--{package}"
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    assert main(["export", str(dump), option, str(tmp_path / "out")]) == 2
+    assert f"need the package {package}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ([], "name a file to write"),
+    (["values.csv", "--tensorboard", "events"], "without FILE and --sql"),
+    (["values.csv", "--against", "other"], "--against goes with"),
+])  # fmt: skip
+def test_options_that_do_not_fit_together_are_refused(words, message, capsys, dump):
+    assert main(["export", str(dump), *words]) == 2
+    assert message in capsys.readouterr().err

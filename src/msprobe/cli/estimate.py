@@ -27,6 +27,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its options."""
     from msprobe.dump.estimates import ESTIMATED_LEVELS, ESTIMATED_TASKS
 
+    from msprobe.dump.estimates import ESTIMATED_LEVELS, ESTIMATED_TASKS
+
+    levels, tasks = ESTIMATED_LEVELS, ESTIMATED_TASKS
     parser.description = (
         "Measure records, time, disk and memory that recording costs for each step of a PyTorch "
         "script. The script is started once for each level and task, recorded into a temporary "
@@ -35,14 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.usage = "msprobe estimate [options] SCRIPT ARGS"
     add = parser.add_argument
-    add("--level", type=_levels, default=ESTIMATED_LEVELS, metavar="L,L", help="levels (L0,L1,mix)")
-    add(
-        "--task",
-        type=_tasks,
-        default=ESTIMATED_TASKS,
-        metavar="T,T",
-        help="tasks (statistics,tensor)",
-    )
+    add("--level", type=_levels, default=levels, metavar="L,L", help="levels (L0,L1,mix)")
+    add("--task", type=_tasks, default=tasks, metavar="T,T", help="tasks (statistics,tensor)")
     add("--step", type=number_list, metavar="N,M-K", help="steps that will be recorded")
     add_output(parser, "folder that they will be recorded into (./msprobe_dump)")
     add(

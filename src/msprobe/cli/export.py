@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe export`: the values of a dump as one table for other programs."""
+"""`msprobe export`: a dump as a table, or a dump or comparison as scalars, for other programs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _EXAMPLES: Final = """\
 examples:
   msprobe export dump values.parquet
   msprobe export dump large.csv --sql "select step, record, norm from records where norm > 1000"
+  msprobe export dump --tensorboard events            scalars over the steps
+  msprobe export dump --against reference --mlflow ports    how far two dumps lie apart
 """
 
 
@@ -24,18 +26,70 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its options."""
     parser.description = (
         "Write a table with a row for each value of each record of a dump, with step, rank, role, "
-        "type, shape and statistics."
+        "type, shape and statistics; or scalars over the steps for TensorBoard, W&B and MLflow."
     )
     parser.epilog = _EXAMPLES
     add_dump(parser)
     parser.add_argument(
-        "file", metavar="FILE", type=Path, help="what to write: .parquet, .csv or .jsonl"
+        "file",
+        metavar="FILE",
+        type=Path,
+        nargs="?",
+        help="what to write: .parquet, .csv or .jsonl",
     )
     parser.add_argument("--sql", metavar="QUERY", help="only its result; the table is records")
+    scalars = parser.add_mutually_exclusive_group()
+    add = scalars.add_argument
+    add("--tensorboard", metavar="DIR", type=Path, help="write scalars as event files")
+    add("--wandb", metavar="PROJECT", help="write scalars to W&B")
+    add("--mlflow", metavar="EXPERIMENT", help="write scalars to MLflow")
+    parser.add_argument(
+        "--against",
+        metavar="REFERENCE",
+        type=Path,
+        help="scalars of the comparison with this dump",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the table and print how many rows it has."""
+    """Write what was asked for and print how much it is."""
+    from msprobe.errors import UsageError
+
+    if options.tensorboard or options.wandb or options.mlflow:
+        if options.file is not None or options.sql is not None:
+            raise UsageError("scalars are written without FILE and --sql: leave these out")
+        return _write_scalars(options)
+    if options.against is not None:
+        raise UsageError("--against goes with --tensorboard, --wandb or --mlflow")
+    if options.file is None:
+        raise UsageError("name a file to write, as in msprobe export dump values.parquet")
+    return _write_table(options)
+
+
+def _write_scalars(options: argparse.Namespace) -> int:
+    from msprobe.report import scalars
+
+    if options.against is None:
+        from msprobe.dump.reader import open_dump
+
+        found = scalars.scalars_of(open_dump(options.dump).frame(), scalars.STATISTICS)
+    else:
+        from msprobe.compare import compare_dumps
+
+        frame = compare_dumps(options.dump, options.against).frame
+        found = scalars.scalars_of(frame, scalars.DIFFERENCES)
+    if options.tensorboard:
+        count, place = scalars.write_tensorboard(found, options.tensorboard), options.tensorboard
+    elif options.wandb:
+        count, place = scalars.write_wandb(found, options.wandb), f"W&B project {options.wandb}"
+    else:
+        count = scalars.write_mlflow(found, options.mlflow)
+        place = f"MLflow experiment {options.mlflow}"
+    print(f"wrote {count:,} scalars to {place}")
+    return 0
+
+
+def _write_table(options: argparse.Namespace) -> int:
     from msprobe.dump.reader import open_dump
     from msprobe.errors import ReportWriteError, UsageError
     from msprobe.files import report_file

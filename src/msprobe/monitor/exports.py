@@ -8,12 +8,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from msprobe.errors import MonitorFormatError, UnsupportedError
+from msprobe.errors import MonitorFormatError
 from msprobe.files import report_file
 from msprobe.monitor.csv_files import DIGITS, is_csv_folder, read_csv, write_csv
 from msprobe.monitor.reader import MonitorRun
 from msprobe.monitor.rows import is_missing
 from msprobe.monitor.trend_db import SUFFIX, read_trend_db, write_trend_db
+from msprobe.report.scalars import event_writer, put_event
 
 
 class ExportFormat(StrEnum):
@@ -117,7 +118,7 @@ def write_tensorboard(
     for rank in run.ranks:
         for stream in run.streams if streams is None else streams:
             own = folder / f"rank{rank}" / stream
-            writer = _event_writer(own)
+            writer = event_writer(own)
             for rows in run.blocks(rank):
                 if rows.layout.stream == stream:
                     _put_events(writer, rows)
@@ -126,28 +127,16 @@ def write_tensorboard(
     return written
 
 
-def _event_writer(folder: Path) -> Any:
-    try:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError as error:
-        raise UnsupportedError("TensorBoard files need the package tensorboard") from error
-    return EventFileWriter(str(folder))
-
-
 def _put_events(writer: Any, rows: Any) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
     layout = rows.layout
     micro = f":micro{rows.micro_step}" if rows.micro_step else ""
     tags = [
         f"vp{chunk}:{name}{micro}" for name, chunk in zip(layout.names, layout.chunks, strict=True)
     ]
     for op, values in zip(layout.ops, rows.values, strict=True):
-        found = [
-            Summary.Value(tag=f"{tag}/{op}", simple_value=float(value))
+        found = {
+            f"{tag}/{op}": float(value)
             for tag, value, gone in zip(tags, values, is_missing(values), strict=True)
             if not gone
-        ]
-        summary = Summary(value=found)
-        writer.add_event(Event(wall_time=rows.time, step=rows.step, summary=summary))
+        }
+        put_event(writer, found, step=rows.step, time=rows.time)
