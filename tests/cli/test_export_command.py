@@ -77,13 +77,20 @@ def test_scalars_of_a_dump_become_events(capsys, tmp_path, dump):
 
 def test_scalars_of_a_comparison_and_of_a_dump_in_mlflow(capsys, tmp_path, dump, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'runs.db'}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
     other = write_dump(tmp_path / "other")
     words = ["export", str(dump), "--against", str(other), "--mlflow", "ports"]
     assert main(words) == 0
     assert "scalars to MLflow experiment ports" in capsys.readouterr().out
     runs = mlflow.search_runs(experiment_names=["ports"], output_format="list")
     assert any(name.endswith("/error") for run in runs for name in run.data.metrics)
+
+
+def test_a_place_that_mlflow_refuses_is_named(capsys, dump, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://runs")
+    assert main(["export", str(dump), "--mlflow", "ports"]) == 2
+    assert "MLflow cannot write (see MLFLOW_TRACKING_URI)" in capsys.readouterr().err
 
 
 def test_scalars_of_a_dump_in_wandb(tmp_path, dump, monkeypatch):
@@ -121,8 +128,9 @@ def test_a_missing_package_is_named(package, capsys, tmp_path, dump):
     option = f"--{package}"
     if importlib.util.find_spec(package) is not None:
         pytest.skip(f"{package} is installed")
-    assert main(["export", str(dump), option, str(tmp_path / "out")]) == 2
-    assert f"need the package {package}" in capsys.readouterr().err
+    for words in ([], ["--against", str(dump)]):
+        assert main(["export", str(dump), option, str(tmp_path / "out"), *words]) == 2
+        assert f"need the package {package}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "message"), [

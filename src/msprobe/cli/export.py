@@ -74,7 +74,7 @@ def _write_scalars(options: argparse.Namespace) -> int:
 
         found = scalars.scalars_of(open_dump(options.dump).frame(), scalars.STATISTICS)
     else:
-        from msprobe.compare import compare_dumps
+        from msprobe.compare.run import compare_dumps
 
         frame = compare_dumps(options.dump, options.against).frame
         found = scalars.scalars_of(frame, scalars.DIFFERENCES)

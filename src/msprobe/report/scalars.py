@@ -131,12 +131,20 @@ def write_mlflow(scalars: Iterator[StepScalars], experiment: str) -> int:
     Characters of tags that MLflow refuses become ``_``; values that are not finite are left out.
 
     Raises:
-        UnsupportedError: mlflow is not installed.
+        UnsupportedError: mlflow is not installed, or refuses to write where it is told to.
     """
     try:
         import mlflow
     except ImportError as error:
         raise UnsupportedError("scalars for MLflow need the package mlflow") from error
+    try:
+        return _log_metrics(mlflow, scalars, experiment)
+    except mlflow.exceptions.MlflowException as error:
+        text = str(error).strip().splitlines()[0]
+        raise UnsupportedError(f"MLflow cannot write (see MLFLOW_TRACKING_URI): {text}") from error
+
+
+def _log_metrics(mlflow: Any, scalars: Iterator[StepScalars], experiment: str) -> int:
     mlflow.set_experiment(experiment)
     client = mlflow.MlflowClient()
     found = mlflow.get_experiment_by_name(experiment)
