@@ -78,6 +78,7 @@ def test_scalars_of_a_dump_become_events(capsys, tmp_path, dump):
 def test_scalars_of_a_comparison_and_of_a_dump_in_mlflow(capsys, tmp_path, dump, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no other local one
     other = write_dump(tmp_path / "other")
     words = ["export", str(dump), "--against", str(other), "--mlflow", "ports"]
     assert main(words) == 0
