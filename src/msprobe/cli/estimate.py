@@ -27,8 +27,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its options."""
     from msprobe.dump.estimates import ESTIMATED_LEVELS, ESTIMATED_TASKS
 
-    from msprobe.dump.estimates import ESTIMATED_LEVELS, ESTIMATED_TASKS
-
     levels, tasks = ESTIMATED_LEVELS, ESTIMATED_TASKS
     parser.description = (
         "Measure records, time, disk and memory that recording costs for each step of a PyTorch "
