@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 import msprobe
 from msprobe.dump.clearing import clear_run
@@ -97,6 +98,27 @@ def test_the_file_is_strict_json(tmp_path):
     assert tree["events"][0]["max"] == "Infinity"
     assert tree["events"][1]["kind"] == "optimizer"
     assert tree["events"][1]["class"] == "torch.optim.adamw.AdamW"
+
+
+@pytest.mark.parametrize(
+    ("norms", "samples"),
+    [
+        ([1.0, math.nan], [[1.0], None]),
+        ([1.0, None], [[1.0, -math.inf], None]),
+        ([1e308, 1e308], [[], [2.0, 10**30]]),
+    ],
+)
+def test_numbers_that_json_lacks_are_found_anywhere_in_columns(tmp_path, norms, samples):
+    writer = DumpWriter()
+    dump = writer.open(tmp_path / "step0" / "rank", HEAD)
+    parameters = replace(STEP.parameters, name=["a", "b"], samples={"before": samples})
+    gradient = replace(parameters.gradient, norm=norms)
+    dump.put_fact("events", replace(STEP, parameters=replace(parameters, gradient=gradient)))
+    dump.close()
+    writer.close()
+    (step,) = msprobe.open_dump(tmp_path).step().rank().facts.optimizer_steps()
+    assert repr(step.parameters.gradient.norm) == repr(norms)
+    assert repr(step.parameters.samples["before"]) == repr(samples)
 
 
 def test_a_dump_without_facts_has_none(tmp_path):

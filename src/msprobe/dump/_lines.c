@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * msprobe.dump._lines: the lines of a journal that are not in its file yet, and where in it each
- * record lies. Everything is as in lines.py.
+ * record lies; and whether a tree of facts holds NaN or an infinity. Everything is as in lines.py
+ * and facts.py.
  *
  * No lock is needed: a line is put together first, by code that may run Python's, and then added
  * with its entry of the index without giving Python's lock away.
@@ -10,6 +11,7 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -18,7 +20,7 @@
 
 /* What `setup` was given. */
 static struct {
-    PyObject *raw, *span, *call, *encode, *encode_text;
+    PyObject *raw, *span, *call, *encode, *encode_text, *structure, *astuple;
 } given;
 
 /* ---- text ------------------------------------------------------------------------------------ */
@@ -268,10 +270,66 @@ static PyTypeObject LinesType = {
     .tp_doc = "Lines(size_bytes, records, calls): see msprobe.dump.lines",
 };
 
+/* ---- NaN and infinities ------------------------------------------------------------------------ */
+
+static int is_nonfinite(PyObject *tree);
+
+/* Whether an item is or holds one; it stays alive meanwhile. */
+static int is_item_nonfinite(PyObject *item)
+{
+    if (PyFloat_CheckExact(item)) return !isfinite(PyFloat_AS_DOUBLE(item));
+    Py_INCREF(item);
+    int found = is_nonfinite(item);
+    Py_DECREF(item);
+    return found;
+}
+
+static int is_inside_nonfinite(PyObject *tree)
+{
+    int found = 0;
+    if (PyDict_Check(tree)) {
+        PyObject *key, *value;
+        Py_ssize_t position = 0;
+        while (!found && PyDict_Next(tree, &position, &key, &value))
+            found = is_item_nonfinite(value);
+        return found;
+    }
+    PyObject *items = PyList_Check(tree) || PyTuple_Check(tree)
+                          ? Py_NewRef(tree)
+                          : PyObject_CallOneArg(given.astuple, tree);
+    if (!items) return -1;
+    for (Py_ssize_t i = 0; !found && i < PySequence_Fast_GET_SIZE(items); i++)
+        found = is_item_nonfinite(PySequence_Fast_GET_ITEM(items, i));
+    Py_DECREF(items);
+    return found;
+}
+
+/* Whether a tree is or holds a NaN or an infinity; -1 with an exception. */
+static int is_nonfinite(PyObject *tree)
+{
+    if (PyFloat_Check(tree)) return !isfinite(PyFloat_AS_DOUBLE(tree));
+    if (tree == Py_None || PyUnicode_Check(tree) || PyLong_Check(tree)) return 0;
+    if (!PyDict_Check(tree) && !PyList_Check(tree) && !PyTuple_Check(tree) &&
+        !PyObject_TypeCheck(tree, (PyTypeObject *)given.structure))
+        return 0;
+    if (Py_EnterRecursiveCall(" in facts")) return -1;
+    int found = is_inside_nonfinite(tree);
+    Py_LeaveRecursiveCall();
+    return found;
+}
+
+static PyObject *holds_nonfinite(PyObject *module, PyObject *tree)
+{
+    int found = is_nonfinite(tree);
+    return found < 0 ? NULL : PyBool_FromLong(found);
+}
+
+/* ---- module ---------------------------------------------------------------------------------- */
+
 static PyObject *setup(PyObject *module, PyObject *args)
 {
-    if (!PyArg_ParseTuple(args, "OOOOO", &given.raw, &given.span, &given.call, &given.encode,
-                          &given.encode_text))
+    if (!PyArg_ParseTuple(args, "OOOOOOO", &given.raw, &given.span, &given.call, &given.encode,
+                          &given.encode_text, &given.structure, &given.astuple))
         return NULL;
     Py_INCREF(args); /* keeps all of them for ever */
     Py_RETURN_NONE;
@@ -279,7 +337,10 @@ static PyObject *setup(PyObject *module, PyObject *args)
 
 static PyMethodDef METHODS[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(Raw, Span, Call, encode, encode_text): what is needed of other modules; call it once"},
+     "setup(Raw, Span, Call, encode, encode_text, Struct, astuple): what is needed of other modules; "
+     "call it once"},
+    {"holds_nonfinite", holds_nonfinite, METH_O,
+     "holds_nonfinite(tree) -> whether there is a NaN or an infinity in structs, dicts, lists, tuples"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -11,12 +11,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from msprobe.dump.lines import NATIVE
 from msprobe.errors import DumpFormatError
 from msprobe.json_text import JSON_ERRORS, parse_json, strict
 
@@ -325,27 +325,20 @@ def encode_fact(value: object) -> bytes:
     return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _holds_nonfinite(tree: Any) -> bool:
-    """Return whether a NaN or infinity may be in a tree; columns of numbers are quick."""
+def _find_nonfinite(tree: Any) -> bool:
+    """Return whether there is a NaN or an infinity in a tree."""
     if isinstance(tree, float):
         return not math.isfinite(tree)
     if isinstance(tree, msgspec.Struct):
-        return any(map(_holds_nonfinite, msgspec.structs.astuple(tree)))
-    if isinstance(tree, dict):
-        return _list_holds_nonfinite([*tree.values()])
-    return isinstance(tree, list | tuple) and _list_holds_nonfinite(tree)
-
-
-def _list_holds_nonfinite(tree: Sequence[Any]) -> bool:
-    try:
-        return not math.isfinite(sum(filter(None, tree)))
-    except (TypeError, OverflowError):
-        kinds = set(map(type, tree))
-    if kinds <= _FINITE:
+        tree = msgspec.structs.astuple(tree)
+    elif isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, list | tuple):
         return False
-    if kinds <= _ROWS:
-        return _list_holds_nonfinite([*chain.from_iterable(filter(None, tree))])
-    return any(map(_holds_nonfinite, tree))
+    return any(map(_find_nonfinite, tree))
+
+
+_holds_nonfinite: Final = _find_nonfinite if NATIVE is None else NATIVE.holds_nonfinite
 
 
 def facts_lines(parts: Mapping[str, Sequence[bytes]]) -> Iterator[bytes]:
@@ -387,8 +380,6 @@ def parse_facts(path: Path, text: bytes) -> Facts:
 
 
 _FAST: Final = msgspec.json.Encoder()
-_FINITE: Final = frozenset({str, int, bool, type(None)})
-_ROWS: Final = frozenset({list, tuple, type(None)})
 
 
 class _Version(msgspec.Struct, frozen=True):

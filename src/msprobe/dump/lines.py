@@ -139,18 +139,21 @@ class PythonLines:
 
 
 def _load() -> Any:
-    """Return the class of the C extension, or the one in Python where that was not built."""
     if os.environ.get(_NATIVE_VARIABLE) == "0":
-        return PythonLines
+        return None
     try:
         module = import_module("msprobe.dump._lines")
     except ImportError:
-        return PythonLines
-    module.setup(msgspec.Raw, Span, Call, _ENCODE_TEXT, encode_text)
-    return module.Lines
+        return None
+    astuple = msgspec.structs.astuple
+    module.setup(msgspec.Raw, Span, Call, _ENCODE_TEXT, encode_text, msgspec.Struct, astuple)
+    return module
 
 
-_Lines: Final = _load()
+NATIVE: Final = _load()
+"""The C extension; None where it was not built, or is switched off."""
+
+_Lines: Final = PythonLines if NATIVE is None else NATIVE.Lines
 
 
 def new_lines(size_bytes: int, records: dict[str, Span], calls: dict[str, Call]) -> Lines:
