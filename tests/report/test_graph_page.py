@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from graph_samples import INTRODUCED, Made, compared, transformer, whole
 
+from msprobe.compare.matching.call_pairs import read_call_pairs
 from msprobe.report.graph_page import write_graph_page
 from msprobe.report.page_file import write_page
 
@@ -523,7 +524,8 @@ def test_pairs_made_by_hand_are_saved_and_taken_again(show, tmp_path):
         page.click("text=save pairs")
     saved = tmp_path / "pairs.json"
     saving.value.save_as(saved)
-    assert f"Module.{path}.MLP.forward.0" in saved.read_text()
+    paired = read_call_pairs(saved).names  # what `--pairs` reads
+    assert f"Module.{path}.MLP.forward.0" in paired
     page.click(".graph-pairs li button >> nth=0")
     assert page.locator(".graph-pairs li").count() == 0
     with page.expect_file_chooser() as choosing:

@@ -200,6 +200,7 @@ def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:
         cell_mapping=True if options.cell_mapping is True else _path(options.cell_mapping),
         api_mapping=True if options.api_mapping is True else _path(options.api_mapping),
         layer_mapping=_path(options.layer_mapping),
+        call_pairs=_path(options.pairs),
         tolerances=_path(options.tolerances),
         processing=_path(options.config),
         workers=options.workers,

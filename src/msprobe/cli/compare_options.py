@@ -135,6 +135,9 @@ def _add_matching(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-lm", "--layer-mapping", metavar="FILE", help="renamed children by class of layer"
     )
+    group.add_argument(
+        "--pairs", metavar="FILE", help="pairs of calls, as the page of msprobe graph saves them"
+    )
 
 
 def _add_work(parser: argparse.ArgumentParser) -> None:

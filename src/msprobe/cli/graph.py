@@ -74,6 +74,12 @@ def add_shared_options(parser: argparse.ArgumentParser, fuzzy: str) -> None:
         help="match by names; FILE has renamed children by class of layer",
     )
     parser.add_argument(
+        "--pairs",
+        type=Path,
+        metavar="FILE",
+        help="calls that are the same, with all that is in them, as the page saves them",
+    )
+    parser.add_argument(
         "-oc", "--overflow-check", action="store_true", help="grade calls that met NaN or Inf"
     )
     parser.add_argument(
@@ -144,6 +150,7 @@ def open_compared(target: Path, reference: Path | None, options: argparse.Namesp
         options=CompareOptions(
             align="always" if options.fuzzy_match else "auto",
             layer_mapping=Path(mapping) if mapping else None,
+            call_pairs=options.pairs,
         ),
     )
 

@@ -22,6 +22,7 @@ class CompareOptions:
         cell_mapping: file; True for the rule without a file (``Cell`` is ``Module``).
         api_mapping: file; True for the built-in table alone.
         layer_mapping: file of child renames by layer class.
+        call_pairs: file of calls that are the same, with what is inside of them.
         tolerances: YAML file that overrides tolerances by glob.
         processing: YAML file of matrices to multiply tensors with before they are compared.
         workers: threads or tasks at once; None for one per core.
@@ -39,6 +40,7 @@ class CompareOptions:
     cell_mapping: Path | Literal[True] | None = None
     api_mapping: Path | Literal[True] | None = None
     layer_mapping: Path | None = None
+    call_pairs: Path | None = None
     tolerances: Path | None = None
     processing: Path | None = None
     workers: int | None = None
@@ -50,5 +52,11 @@ class CompareOptions:
     @property
     def has_mapping_files(self) -> bool:
         """Whether the user gave a mapping, as a file or in Python."""
-        given = (self.data_mapping, self.cell_mapping, self.api_mapping, self.layer_mapping)
+        given = (
+            self.data_mapping,
+            self.cell_mapping,
+            self.api_mapping,
+            self.layer_mapping,
+            self.call_pairs,
+        )
         return any(isinstance(each, (Path, Mapping)) for each in given)

@@ -51,6 +51,7 @@ def compare_dumps(
     cell_mapping: PathLike | Literal[True] | None = None,
     api_mapping: PathLike | Literal[True] | None = None,
     layer_mapping: PathLike | None = None,
+    call_pairs: PathLike | None = None,
     tolerances: PathLike | None = None,
     processing: PathLike | None = None,
     workers: int | None = None,
@@ -79,6 +80,7 @@ def compare_dumps(
         cell_mapping: YAML file of renamed modules; True takes ``Cell`` for ``Module``.
         api_mapping: YAML file of API pairs; True for the built-in table of MindSpore and PyTorch.
         layer_mapping: YAML file of renamed children by class of layer.
+        call_pairs: file of pairs of calls, as the page of `msprobe graph` saves it.
         tolerances: YAML file that changes tolerances by type or by name.
         processing: YAML file of matrices to multiply tensors with before they are compared.
         workers: threads; None for one per core.
@@ -106,6 +108,7 @@ def compare_dumps(
         cell_mapping=True if cell_mapping is True else _path(cell_mapping),
         api_mapping=True if api_mapping is True else _path(api_mapping),
         layer_mapping=_path(layer_mapping),
+        call_pairs=_path(call_pairs),
         tolerances=_path(tolerances),
         processing=_path(processing),
         workers=workers,

@@ -2,10 +2,10 @@
 """Pairs the operations of the target with those of the reference.
 
 Enter at `join_decompositions` where the frameworks differ, then at `pair_operations`. Mapping files
-go first (`data_mapping`, `cell_mapping`, `api_mapping`, `layer_mapping`). Then come equal names,
-other names of one operation (`msprobe.operators`, `module_paths`), and the order of the calls
-(`aligning`, on `sequences` and `runs`). `matcher` puts these together; backward records follow
-their forward calls there.
+go first (`data_mapping`, `call_pairs`, `cell_mapping`, `api_mapping`, `layer_mapping`). Then come
+equal names, other names of one operation (`msprobe.operators`, `module_paths`), and the order of
+the calls (`aligning`, on `sequences` and `runs`). `matcher` puts these together; backward records
+follow their forward calls there.
 """
 
 from msprobe.compare.matching.data_mapping import data_mapping_of

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from msprobe.compare.matching.api_mapping import read_api_mapping
+from msprobe.compare.matching.call_pairs import read_call_pairs
 from msprobe.compare.matching.cell_mapping import read_cell_mapping
 from msprobe.compare.matching.data_mapping import DataMapping, Rows, read_data_mapping
 from msprobe.compare.matching.identities import is_swapped
@@ -61,6 +62,8 @@ def check_mappings(options: CompareOptions, sides: Sequence[tuple[Side, Side]]) 
     if options.data_mapping is not None:
         mapping = read_data_mapping(options.data_mapping)
         _refuse(mapping.path, _unknown_rows(mapping, sides))
+    if options.call_pairs is not None:
+        _refuse(options.call_pairs, _unknown_calls(options.call_pairs, sides))
     order = (1, 0) if is_swapped(*sides[0]) else (0, 1)
     own, other = (_Names([pair[place] for pair in sides]) for place in order)
     if isinstance(options.cell_mapping, Path):
@@ -153,6 +156,24 @@ def _unknown_rows(mapping: DataMapping, sides: Sequence[tuple[Side, Side]]) -> I
         if partner is not None and not any(rows.find(partner) for rows in references):
             wanted = "a row of the reference, or N/A"
             yield _Unknown(line, row, partner, wanted, partner, references[0].near(partner))
+
+
+def _unknown_calls(path: Path, sides: Sequence[tuple[Side, Side]]) -> Iterator[_Unknown]:
+    calls = [
+        {name: None for side in each for name in (*side.view.parents, *side.names)}
+        for each in zip(*sides, strict=True)
+    ]
+    pairs = read_call_pairs(path)
+    for name, partner in pairs.names.items():
+        line = pairs.lines[name]
+        if name not in calls[0]:
+            yield _key(line, name, "a call of the target", name, calls[0])
+        if partner not in calls[1]:
+            wanted = "a call of the reference"
+            yield _Unknown(line, name, partner, wanted, partner, calls[1])
+        elif sides[0][0].parsed(name).kind is not sides[0][1].parsed(partner).kind:
+            wanted = "forward and forward, or backward and backward"
+            yield _Unknown(line, name, partner, wanted, partner, ())
 
 
 def _unknown_cells(path: Path, own: _Names, other: _Names) -> Iterator[_Unknown]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msprobe.compare.matching.call_pairs import pair_calls, read_call_pairs
 from msprobe.compare.matching.data_mapping import mapped_operations, read_data_mapping
 from msprobe.compare.matching.decompositions import argument_slots
 from msprobe.compare.matching.identities import SharedNames, shared_names
@@ -38,19 +39,22 @@ def pair_operations(target: Side, reference: Side, options: CompareOptions) -> l
     matcher = Matcher(target, reference, names=names, align=options.align)
     rows = _mapped_rows(matcher, target, reference, options)
     rows.lead(matcher, target)
+    if options.call_pairs is not None:
+        pair_calls(read_call_pairs(options.call_pairs), matcher, target, reference)
     matcher.match()
     rows.follow(matcher)
     return _as_pairs(matcher, names, rows, target, reference)
 
 
 def _needs_more_than_names(options: CompareOptions) -> bool:
-    return (
-        options.align == "always"
-        or options.data_mapping is not None
-        or options.cell_mapping is not None
-        or options.api_mapping is not None
-        or options.layer_mapping is not None
+    mappings = (
+        options.data_mapping,
+        options.cell_mapping,
+        options.api_mapping,
+        options.layer_mapping,
+        options.call_pairs,
     )
+    return options.align == "always" or any(each is not None for each in mappings)
 
 
 def _mapped_rows(

@@ -60,7 +60,10 @@ export function unpair(target) {
 export function namedPairs() {
   const one = graphOf("target"), other = graphOf("reference");
   if (!one || !other) return [];
-  return [...handPairs()].map(([target, reference]) => ({ target, reference, names: [recordOf(one, target), recordOf(other, reference)] }));
+  const isCall = (/** @type {Graph} */ graph, /** @type {number} */ node) => Boolean(graph.node(node).forward || graph.node(node).backward);
+  return [...handPairs()].map(([target, reference]) => ({
+    target, reference, names: [recordOf(one, target), recordOf(other, reference)], isCall: isCall(one, target) && isCall(other, reference),
+  }));
 }
 
 /** @param {Graph} graph @param {number} node */
@@ -69,9 +72,9 @@ function recordOf(graph, node) {
   return forward || backward || name;
 }
 
-/** Saves the pairs as a file. */
+/** Saves the pairs as a file, which `msprobe graph --pairs` and `msprobe compare --pairs` read; boxes that are no calls are left out. */
 export function savePairs() {
-  const pairs = Object.fromEntries(namedPairs().map(({ names }) => names));
+  const pairs = Object.fromEntries(namedPairs().filter(({ isCall }) => isCall).map(({ names }) => names));
   saveFile(`pairs-${currentRun().replace(/\W+/g, "-")}.json`, new Blob([`${JSON.stringify({ pairs }, null, 1)}\n`], { type: "application/json" }));
 }
 
