@@ -17,6 +17,7 @@ from msprobe.compare.ranks import ViewPair
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
 from msprobe.compare.training.fingerprints import Change, Fingerprint, at, change_of, of_parameter
 from msprobe.compare.training.history import TrainingHistory
+from msprobe.compare.training.shared_names import with_shared_names
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.training.step_pairs import StepPair, step_pairs
 from msprobe.compare.verdicts.find_verdict import first_effective_fact
@@ -169,6 +170,7 @@ class RunFacts:
                 if facts is None
             ]
             if target is not None and reference is not None:
+                target, reference = with_shared_names(target, reference)
                 step.pairs.append(
                     FactsPair(step=number, rank=view.rank, target=target, reference=reference)
                 )

@@ -11,7 +11,7 @@ from msprobe.compare.training.differences import Effect, FactDifference, Moment,
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.training.step_pairs import both_ran_through, same
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Clip, Facts, Scaler
+from msprobe.dump.facts import Clip, Facts, OptimizerStep, Scaler
 
 _SAME_COEFFICIENT: Final = 1e-6
 
@@ -26,6 +26,7 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
         if words:
             words = f"{own.function} {words} (step {pair.step})"
             yield _clipping(pair, words, _clip_effect(own, other))
+    yield from _late_clips(pair)
     common = min(len(target), len(reference))
     for extra, there, lacking in (
         (target[common:], "target", "reference"),
@@ -40,6 +41,29 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
                 f"{shown(event.max)}{norm} (step {pair.step})",
                 Effect.CERTAIN if _strength(event) else Effect.NONE,
             )
+
+
+def _late_clips(pair: FactsPair) -> Iterator[FactDifference]:
+    """Yield clipping that comes after the optimizer's step on one side alone."""
+    sides = (pair.target, "target"), (pair.reference, "reference")
+    for (late, side), (early, other) in (sides, sides[::-1]):
+        clip = _first_after_step(late)
+        if clip is not None and clips_of(early) and _first_after_step(early) is None:
+            yield _clipping(
+                pair,
+                f"the {side} calls {clip.function} after optimizer.step(), the {other} before it "
+                f"(step {pair.step})",
+                Effect.CERTAIN if _strength(clip) else Effect.NONE,
+            )
+
+
+def _first_after_step(facts: Facts) -> Clip | None:
+    """Return the first call that limits gradients, if all optimizers step before it."""
+    kinds = [type(event) for event in facts.events if isinstance(event, Clip | OptimizerStep)]
+    if OptimizerStep not in kinds or Clip not in kinds:
+        return None
+    is_late = OptimizerStep not in kinds[kinds.index(Clip) :]
+    return clips_of(facts)[0] if is_late else None
 
 
 def clips_of(facts: Facts) -> list[Clip]:

@@ -83,21 +83,43 @@ def has_same_gradients(pair: StepPair) -> bool:
     )
 
 
-def has_same_loss(pair: FactsPair) -> bool:
-    """Return whether the losses of all micro batches add up to the same.
+def has_same_training(pair: FactsPair, steps: Sequence[StepPair]) -> bool:
+    """Return whether optimizers get the same gradients of the same losses.
 
-    So must what clipping and scalers hide from an optimizer: norms of gradients, and scales.
+    The losses of micro batches may add up to the same, and all of them may be scaled for the
+    backward pass, if the gradients are not any more. So must be what clipping hides from an
+    optimizer: norms of gradients.
     """
-    totals = []
-    for facts in (pair.target, pair.reference):
-        values = [loss.value for loss in facts.loss]
-        known = [value for value in values if value is not None]
-        if not known or len(known) < len(values):
-            return False
-        norms = [clip.total_norm or 0.0 for clip in clips_of(facts)]
-        totals.append((math.fsum(known), *norms, *_scales(facts)))
-    return len(totals[0]) == len(totals[1]) and all(
-        math.isclose(a, b, rel_tol=_SAME_GRADIENT) for a, b in zip(*totals, strict=True)
+    sides = pair.target, pair.reference
+    totals = [_total_loss(facts) for facts in sides]
+    norms = [[clip.total_norm or 0.0 for clip in clips_of(facts)] for facts in sides]
+    if None in totals or len(norms[0]) != len(norms[1]):
+        return False
+    if not steps or not all(map(has_same_gradients, steps)):
+        return False
+    is_scaled = not _are_near(*totals)
+    if is_scaled and not (_is_power_of_two(*totals) and all(norms[0])):
+        return False
+    return all(map(_are_near, *norms))
+
+
+def _total_loss(facts: Facts) -> float | None:
+    """Return the sum of a step's losses; None where one is not known."""
+    known = [loss.value for loss in facts.loss if loss.value is not None]
+    return math.fsum(known) if known and len(known) == len(facts.loss) else None
+
+
+def _are_near(target: float | None, reference: float | None) -> bool:
+    known = target is not None and reference is not None
+    return known and math.isclose(target, reference, rel_tol=_SAME_GRADIENT)  # type: ignore[arg-type]
+
+
+def _is_power_of_two(target: float | None, reference: float | None) -> bool:
+    """Return whether one loss is the other one times a scale, which adds no rounding."""
+    if not target or not reference or target / reference <= 0:
+        return False
+    return math.isclose(
+        target / reference, 2.0 ** round(math.log2(target / reference)), rel_tol=_SAME_GRADIENT
     )
 
 

@@ -15,6 +15,7 @@ from msprobe.compare.training.gradient_factors import Factor, Meanings
 from msprobe.compare.training.gradients import (
     GradientHistory,
     has_same_gradients,
+    has_same_training,
     meanings_of,
     total_norm_differences,
     unreduced,
@@ -157,7 +158,8 @@ class TrainingHistory:
         yield from random_differences(pair)
         yield from mode_differences(pair)
         yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
-        yield from _loss_differences(pair)
+        if not has_same_training(pair, steps):
+            yield from _loss_differences(pair)
         yield from ended_differences(pair)
         clips = list(clip_differences(pair))
         yield from total_norm_differences(pair, meanings)

@@ -15,7 +15,8 @@ from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Ending, Fingerprints, OptimizedParameters, OptimizerStep
 
-_SAME_NUMBER: Final = 1e-9
+# Numbers kept as float32, such as a learning rate that is a tensor, are rounded so far.
+_SAME_NUMBER: Final = 1.2e-7
 _EQUAL: Final = Change(is_equal=True, relative=0.0, epsilon=0.0)
 
 
@@ -133,7 +134,7 @@ def is_idle(parameters: OptimizedParameters, place: int) -> bool:
 
 
 def same(value: Any, expected: Any) -> bool:
-    """Return whether two settings are the same, numbers up to the rounding of a schedule."""
+    """Return whether two settings are the same, numbers up to rounding to float32."""
     if isinstance(value, list) and isinstance(expected, list):
         return len(value) == len(expected) and all(map(same, value, expected))
     numbers = (int, float)

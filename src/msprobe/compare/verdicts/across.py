@@ -15,7 +15,7 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.training.gradients import has_same_gradients, has_same_loss
+from msprobe.compare.training.gradients import has_same_training
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.training.step_pairs import step_pairs
@@ -123,8 +123,7 @@ def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair])
     for pair in facts:
         if not any(row.origin in _UNEXPLAINED for row in comparison.rows):
             return
-        steps = step_pairs(pair)
-        if steps and has_same_loss(pair) and all(map(has_same_gradients, steps)):
+        if has_same_training(pair, step_pairs(pair)):
             retract_without_effect(Calls(comparison))
 
 

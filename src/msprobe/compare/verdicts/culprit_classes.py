@@ -11,6 +11,7 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Match, Matched, Origin, Status
 from msprobe.compare.training.differences import Moment
+from msprobe.compare.verdicts.module_options import other_options
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
@@ -84,6 +85,20 @@ def class_of(culprit: Culprit) -> VerdictClass:
         return VerdictClass.KERNEL
     draws = operator_named(parsed.class_name or "").draws_random
     return VerdictClass.RANDOM if draws else VerdictClass.UNEXPLAINED
+
+
+def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
+    """Return the class of the cause that a culprit is, and the cause in words.
+
+    A module that computes another result of the same is told by what it was made with.
+    """
+    found = class_of(culprit)
+    if found in (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM):
+        options = other_options(culprit)
+        if options is not None:
+            words = f"{culprit_place(culprit)}: {options.words}"
+            return (VerdictClass.ARGUMENT if options.are_values else found), words
+    return found, culprit_words(culprit)
 
 
 def is_without_reason(culprit: Culprit) -> bool:

@@ -15,6 +15,7 @@ from msprobe.compare.model import Status
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.verdicts.culprit_classes import (
+    class_and_words,
     class_of,
     culprit_place,
     culprit_words,
@@ -290,8 +291,8 @@ class _Search:
     # --- calls
 
     def _of_culprit(self, culprit: Culprit) -> Verdict:
-        verdict, confidence = class_of(culprit), Confidence.LIKELY
-        words = culprit_words(culprit)
+        verdict, words = class_and_words(culprit)
+        confidence = Confidence.LIKELY
         next_steps = for_culprit(
             culprit,
             len({each.row.pair.name for each in self._findings.culprits}),
@@ -318,7 +319,11 @@ class _Search:
                 confidence = Confidence.PROVED if own.is_certain else Confidence.LIKELY
         late = None
         if culprit.row.cause is Cause.ACCUMULATED:
-            late = self._late_call(culprit.comparison.step, culprit.comparison.rank)
+            observed = self._observed[culprit.comparison.step, culprit.comparison.rank]
+            late = observed.late_call
+            if observed.cleared is not None:
+                words = observed.cleared
+                next_steps = ["clear gradients once a step: after the optimizer, before backward"]
         if late is not None and late.source:
             next_steps.insert(0, f"look at {late.source}")
         if late is not None:

@@ -16,6 +16,7 @@ from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
+from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role
@@ -108,6 +109,7 @@ class StepObservations:
         replaces_parameters: a module has other parameters, and comes to the same results.
         late_call: the first call that one side alone makes after its backward pass began.
         knows_updates: both sides recorded what the optimizer got and made of it.
+        cleared: which side clears gradients between micro batches, in words; None if neither.
     """
 
     step: int
@@ -127,6 +129,7 @@ class StepObservations:
     replaces_parameters: bool = False
     late_call: LateCall | None = None
     knows_updates: bool = False
+    cleared: str | None = None
 
 
 def observe(comparison: RankComparison) -> StepObservations:
@@ -172,6 +175,7 @@ def observe(comparison: RankComparison) -> StepObservations:
             row.cause is Cause.HARMLESS and row.value.role is Role.PARAMETER for row in inexact
         ),
         late_call=_late_call(comparison),
+        cleared=cleared_gradients(comparison),
         knows_updates=all(
             side.view.facts is not None and side.view.facts.optimizer_steps()
             for side in (comparison.target, comparison.reference)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import NoiseJudgement, RankComparison
 from msprobe.compare.training.history import TrainingHistory
+from msprobe.compare.training.shared_names import with_shared_names
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.across import Across
 from msprobe.compare.verdicts.computed_again import needs_own_errors, with_own_errors
@@ -90,6 +91,7 @@ class Summary:
             target, reference = comparison.target.view.facts, comparison.reference.view.facts
             if target is not None and reference is not None:
                 step, rank = comparison.step, comparison.rank
+                target, reference = with_shared_names(target, reference)
                 pairs.append(FactsPair(step=step, rank=rank, target=target, reference=reference))
             elif target is not reference:
                 side = "target" if target is None else "reference"

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One spelling for the names of parameters and modules in the facts of two runs.
+
+Wrappers around a model (``module.`` of DistributedDataParallel, ``_orig_mod.`` of a compiled one)
+are part of the names that a run records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from msprobe.compare.matching.module_paths import shared_paths
+from msprobe.dump.facts import Event, Facts, OptimizerStep
+
+_Known = TypeVar("_Known")
+
+
+def with_shared_names(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
+    """Return the facts of both sides with the names by which both know a parameter."""
+    names = _names(target), _names(reference)
+    if not all(names) or names[0] == names[1]:
+        return target, reference
+    shared = shared_paths(*names)
+    return _renamed(target, shared[0]), _renamed(reference, shared[1])
+
+
+def _names(facts: Facts) -> set[str]:
+    """Return the names of parameters, and the paths of the modules around them."""
+    names = set() if facts.parameters is None else set(facts.parameters.name)
+    around = {""} if names else set()
+    for name in names:
+        parts = name.split(".")
+        around.update(".".join(parts[:end]) for end in range(1, len(parts)))
+    return names | around
+
+
+def _renamed(facts: Facts, names: Mapping[str, str]) -> Facts:
+    if all(name == other for name, other in names.items()):
+        return facts
+    modes, parameters = facts.modes, facts.parameters
+    if modes is not None:
+        modes = replace(
+            modes,
+            training=_with_names(modes.training, names),
+            requires_grad_false=[names.get(name, name) for name in modes.requires_grad_false],
+        )
+    if parameters is not None:
+        parameters = replace(
+            parameters,
+            name=[names.get(name, name) for name in parameters.name],
+            same_as=[None if n is None else names.get(n, n) for n in parameters.same_as],
+        )
+    events = [_renamed_event(event, names) for event in facts.events]
+    return replace(facts, modes=modes, parameters=parameters, events=events)
+
+
+def _renamed_event(event: Event, names: Mapping[str, str]) -> Event:
+    if not isinstance(event, OptimizerStep):
+        return event
+    columns = event.parameters
+    columns = replace(
+        columns,
+        name=[names.get(name, name) for name in columns.name],
+        notes=_with_names(columns.notes, names),
+    )
+    return replace(event, parameters=columns)
+
+
+def _with_names(known: Mapping[str, _Known], names: Mapping[str, str]) -> dict[str, _Known]:
+    found = {names.get(name, name): value for name, value in known.items()}
+    if "" in known:
+        found.setdefault("", known[""])  # what holds for a wrapper holds for the model inside
+    return found

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that hold one micro batch alone, where the other side's are the sum of several."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
+
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Matched
+from msprobe.compare.rank_comparison import RankComparison
+from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Value
+
+_SAME_MEAN: Final = 1e-4
+_MOST: Final = 0.9
+
+_Key = tuple[str, str]
+
+
+def cleared_gradients(comparison: RankComparison) -> str | None:
+    """Return which side clears its gradients between micro batches, in words; None if neither.
+
+    What a micro batch adds is known from the side that sums up: means are linear.
+    """
+    if not any(row.cause is Cause.ACCUMULATED for row in comparison.rows):
+        return None
+    gradients = _gradients(comparison)
+    for place, side in enumerate(("target", "reference")):
+        # A gradient whose mean is zero tells nothing.
+        told = [each for sums in gradients.values() if (each := _told(sums, place)) is not None]
+        cleared = [number for number in told if number]
+        if cleared and len(cleared) >= _MOST * len(told):
+            return (
+                f"the {side}'s gradients are cleared between micro batches: after micro batch "
+                f"{min(cleared)} they are those of this one alone (step {comparison.step}, "
+                f"{len(cleared)} gradients)"
+            )
+    return None
+
+
+def _gradients(comparison: RankComparison) -> dict[_Key, dict[int, tuple[Value, Value]]]:
+    """Return parameter → micro batch → its gradient so far, on both sides."""
+    found: defaultdict[_Key, dict[int, tuple[Value, Value]]] = defaultdict(dict)
+    for row in comparison.rows:
+        parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+        if isinstance(row, Matched) and parsed.kind is RecordKind.PARAMETERS_GRAD:
+            found[parsed.base, row.value.slot][parsed.index or 0] = row.target, row.reference
+    return {key: sums for key, sums in found.items() if len(sums) > 1}
+
+
+def _told(sums: Mapping[int, tuple[Value, Value]], place: int) -> int | None:
+    """Return the first micro batch whose share is all that one side has; 0 if there is none.
+
+    None where the means do not tell.
+    """
+    found: int | None = None
+    for number in sorted(sums):
+        if number - 1 not in sums:
+            continue
+        own, other = sums[number][place], sums[number][1 - place]
+        before = sums[number - 1][1 - place]
+        if own.mean is None or other.mean is None or before.mean is None or not before.norm:
+            continue
+        earlier = float(before.mean)
+        near = _SAME_MEAN * float(before.norm) / math.sqrt(max(math.prod(before.shape or ()), 1))
+        if abs(earlier) <= near:
+            continue
+        if abs(float(own.mean) - (float(other.mean) - earlier)) <= near:
+            return number
+        found = 0
+    return found
