@@ -209,7 +209,7 @@ estimate --task md5 train.py: 'md5'
 estimate --step a train.py: 'a'
 estimate --levle mix train.py: --level
 estimate torchrun train.py: torchrun
-export new: FILE
+export new: file to write
 export new out.xls: .parquet
 export nothing out.csv: nothing
 export new out.csv --sql nonsense: the query cannot be run
