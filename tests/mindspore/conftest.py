@@ -17,6 +17,9 @@ if _FOUND is None or _FOUND.origin is None:  # this very folder may be taken for
 
 @pytest.fixture(autouse=True)
 def fresh_session() -> Iterator[None]:
-    """End what the test began, so that the next one has a debugger of its own."""
+    """End what the test began, so that the next one has a debugger and a mode of its own."""
+    import mindspore
+
     yield
     reset_session()
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)

@@ -43,11 +43,6 @@ def loss_of(net: nn.Cell) -> Tensor:
     return net(Tensor(INPUT)).square().mean()
 
 
-@pytest.fixture(autouse=True)
-def dynamic_graph() -> None:
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-
-
 @pytest.fixture
 def net() -> Net:
     ms.set_seed(3)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.mindspore import PrecisionDebugger
 
 CHECKSUMS = {"statistics": {"summary_mode": "md5"}}
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    yield
-    reset_session()
-    ms.set_context(mode=ms.PYNATIVE_MODE)
 
 
 class Net(nn.Cell):

@@ -41,11 +41,6 @@ class Net(nn.Cell):
         return self.head(x)
 
 
-@pytest.fixture(autouse=True)
-def _dynamic_graph():
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-
-
 def config(folder: Path, **keys: Any) -> Path:
     path = folder / "monitor.json"
     path.write_text(json.dumps({"output_dir": str(folder / "runs"), **keys}))

@@ -310,7 +310,6 @@ TABLE: Final = (
         "embedding:embedding_lookup",
         Family.MOVING,
         _CORE,
-        kin="index_select",
         arguments="input weight",
     ),
     _ops(

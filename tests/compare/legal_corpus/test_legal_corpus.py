@@ -116,8 +116,7 @@ def test_pairs_written_later(
         print(f"not proved in {len(unproved)} of {len(found)}: {unproved}")  # noqa: T201
     assert len(LEGAL_PAIRS) + len(pairs) >= 60
     assert not blamed
-    # Two of the unseen pairs (selected words, bfloat16 by einsum) are found likely, not proved.
-    assert len(unproved) <= 0.05 * len(found) + 2
+    assert len(unproved) <= 0.05 * len(found)
 
 
 def test_parameters_that_differ_are_named_though_the_results_agree(recorder: Recorder) -> None:
