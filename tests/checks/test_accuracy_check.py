@@ -243,6 +243,18 @@ def test_an_interrupted_check_is_finished(dump: Path, tmp_path: Path) -> None:
     assert rows(tmp_path, "result") == results
 
 
+def test_results_of_another_recording_are_not_continued(dump: Path, tmp_path: Path, capsys) -> None:
+    record(tmp_path / "other", lambda: torch.exp(torch.randn(3)))
+    assert check(tmp_path / "other", "-o", tmp_path) == 0
+    (path,) = tmp_path.glob("accuracy_checking_result_*.csv")
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert check(dump, "-csv_path", path) == 2
+    said = f"{path}: is of another recording: it has Torch.exp.0, which this one has not"
+    assert said in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
 def test_tensors_of_calls_that_fail_are_saved(tmp_path: Path, capsys) -> None:
     def do() -> None:
         torch.exp(torch.tensor([1.0, 100.0], dtype=torch.float16))

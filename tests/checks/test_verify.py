@@ -20,7 +20,10 @@ from msprobe.checks.judging import Verdict
 from msprobe.checks.verify_dump import Selection, VerifiedCall, VerifiedDump, verify_dump
 from msprobe.cli import main
 from msprobe.errors import UsageError
+from msprobe.replay.generated import generate
+from msprobe.replay.recorded_calls import recorded_call
 from msprobe.replay.runner import Reason
+from msprobe.replay.workers import Limits
 
 pytestmark = pytest.mark.torch
 
@@ -318,24 +321,58 @@ def test_of_two_functions_with_one_name_the_recorded_one_is_run(tmp_path: Path) 
     assert [call.report.name for call in found.calls if call.is_fault] == []
 
 
-def test_an_operator_that_crashes_costs_one_row(tmp_path: Path) -> None:
+def test_an_operator_that_crashes_or_takes_too_much_memory_costs_one_row(tmp_path: Path) -> None:
     (tmp_path / "crashing_operator.py").write_text(
         "import os, torch\n"
         "library = torch.library.Library('verify_crash', 'FRAGMENT')\n"
         "library.define('dies(Tensor x) -> Tensor')\n"
+        "library.define('grows(Tensor x) -> Tensor')\n"
         "library.impl('dies', lambda x: os.abort(), 'CompositeImplicitAutograd')\n"
+        "library.impl('grows', lambda x: torch.ones(1 << 33)[:3], 'CompositeImplicitAutograd')\n"
     )
     library = torch.library.Library("verify_crash", "FRAGMENT")
-    library.define("dies(Tensor x) -> Tensor")
-    library.impl("dies", lambda x: x.clone(), "CompositeImplicitAutograd")
-    folder = recorded(tmp_path / "dump", lambda: F.relu(torch.ops.verify_crash.dies(torch.ones(3))))
+    for name in ("dies", "grows"):
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, lambda x: x.clone(), "CompositeImplicitAutograd")
+    own = torch.ops.verify_crash
+    folder = recorded(tmp_path / "dump", lambda: F.relu(own.grows(own.dies(torch.ones(3)))))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
-        found = verify_dump(open_dump(folder), workers=1, imports=["crashing_operator"])
+        limits = Limits(memory_bytes=4_000_000_000)
+        found = verify_dump(
+            open_dump(folder), workers=1, imports=["crashing_operator"], limits=limits
+        )
 
     assert call_of(found, "verify_crash.dies.0.forward").report.reason is Reason.CRASHED
+    assert call_of(found, "verify_crash.grows.0.forward").report.reason is Reason.OUT_OF_MEMORY
     assert call_of(found, "Functional.relu.0.forward").report.verdict is Verdict.EXACT
+
+
+@pytest.mark.parametrize("ignored", [-100, -7])
+def test_generated_targets_are_classes_or_the_ignored_one(tmp_path: Path, ignored: int) -> None:
+    def program() -> None:
+        target = torch.arange(40) % 10
+        target[::4] = ignored
+        F.cross_entropy(torch.randn(40, 10, requires_grad=True), target, None, None, ignored)
+        F.nll_loss(torch.randn(40, 10).log_softmax(1), target=target, ignore_index=ignored)
+
+    dump = open_dump(recorded(tmp_path, program, task="statistics"))
+    view = dump.step(0).rank(None)
+    first, second = (
+        recorded_call(view, f"Functional.{name}.0.forward")
+        for name in ("cross_entropy", "nll_loss")
+    )
+    for form in (first.args[1], second.args[1]):
+        made = generate(form, 1).array
+        assert (made.min(), made.max()) == (ignored, 9)
+        assert not ((made < 0) & (made != ignored)).any()
+        assert 4 <= (made == ignored).sum() <= 16
+    found = verify_dump(dump, workers=0)
+    assert {call_of(found, call.name).report.verdict for call in (first, second)} <= {
+        Verdict.EXACT,
+        Verdict.ROUNDING,
+    }
 
 
 def test_a_wrong_gradient_of_a_loss_in_bfloat16_is_found(tmp_path: Path) -> None:

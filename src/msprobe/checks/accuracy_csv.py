@@ -12,7 +12,7 @@ import io
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -261,16 +261,26 @@ def new_files(directory: Path, style: Style, *, suffix: str = "") -> CheckFiles:
     return CheckFiles(path, style)
 
 
-def resumed_files(result: Path, style: Style) -> CheckFiles:
+def resumed_files(result: Path, style: Style, *, calls: Container[str]) -> CheckFiles:
     """Open the files of an interrupted check to append to.
 
     Details without a result are removed: their call is checked again.
 
+    Args:
+        result: the file of results.
+        style: of the cells.
+        calls: names of all calls of the recording.
+
     Raises:
-        UsageError: a file cannot be read, or is none of a check.
+        UsageError: a file cannot be read, is none of a check, or of another recording.
         ReportWriteError: they cannot be written.
     """
     done = read_results(result)
+    for row in done:
+        if row.name not in calls:
+            raise UsageError(
+                f"{result}: is of another recording: it has {row.name}, which this one has not"
+            )
     details = details_beside(result)
     known = {row.name for row in done}
     kept = [row for row in read_details(details) if row.call in known] if details.exists() else []

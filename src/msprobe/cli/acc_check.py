@@ -162,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
     view = recording.view()
     names = wanted_calls(view, settings, filter_repeated=options.filter_api)
     devices = _devices(options.device)
-    files = _files(options, settings, view.head.framework)
+    files = _files(options, settings, view)
     plan = _plan(options, settings, recording, files)
     try:
         tally = _run(options, plan, names, files, devices)
@@ -204,8 +204,7 @@ def _follow(options: argparse.Namespace, settings: CheckSettings) -> int:
         recording = arrived.recording
         view = recording.view()
         if recording not in open_files:
-            framework = view.head.framework
-            open_files[recording] = _files(options, settings, framework, f"_{recording.label}")
+            open_files[recording] = _files(options, settings, view, f"_{recording.label}")
         files = open_files[recording]
         plan = _plan(options, settings, recording, files)
         tally = _run(options, plan, arrived.names, files, devices)
@@ -263,13 +262,16 @@ def _run(
 
 
 def _files(
-    options: argparse.Namespace, settings: CheckSettings, framework: str, suffix: str = ""
+    options: argparse.Namespace, settings: CheckSettings, view: RankView, suffix: str = ""
 ) -> CheckFiles:
+    from msprobe.checks.accuracy_call import call_name
     from msprobe.checks.accuracy_csv import new_files, resumed_files
+    from msprobe.replay.recorded_calls import call_names
 
-    style = _style(options, settings, framework)
+    style = _style(options, settings, view.head.framework)
     if options.result_csv_path:
-        return resumed_files(options.result_csv_path, style)
+        calls = set(map(call_name, call_names(view)))
+        return resumed_files(options.result_csv_path, style, calls=calls)
     return new_files(options.output, style, suffix=suffix)
 
 

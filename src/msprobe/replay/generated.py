@@ -28,7 +28,8 @@ def generate(tree: Mapping[str, Any], seed: int) -> StoredTensor:
     """Return a tensor with the shape, type and statistics that a record has.
 
     Args:
-        tree: the form of a tensor.
+        tree: the form of a tensor; ``ignored`` in it is the class that a loss leaves out, which
+            may lie outside of the range of the others.
         seed: of its elements.
 
     Raises:
@@ -209,10 +210,25 @@ def _integers(
         min(max(int(end), int(limits.min)), int(limits.max)) if isinstance(end, (int, float)) else 0
         for end in (tree.get("Min"), tree.get("Max"))
     )
+    ignored = tree.get("ignored")
+    is_ignored = isinstance(ignored, int) and lowest == ignored < 0
+    if is_ignored and highest >= 0:
+        lowest = 0  # between the ignored class and the others there is none
     values = generator.integers(lowest, max(lowest, highest), count, dtype=dtype, endpoint=True)
+    if is_ignored and lowest == 0:
+        values[generator.random(count) < _ignored_share(tree, highest)] = ignored
+        lowest = int(ignored)  # type: ignore[arg-type]  # `is_ignored` says so
     if count:
         values[0], values[-1] = lowest, highest
     return values
+
+
+def _ignored_share(tree: Mapping[str, Any], highest: int) -> float:
+    """Return the share of ignored targets by the mean, if all classes are equally frequent."""
+    mean, middle = tree.get("Mean"), highest / 2
+    if not isinstance(mean, (int, float)):
+        return 0.5
+    return min(max((middle - mean) / (middle - tree["ignored"]), 0.0), 1.0)
 
 
 def _complex(

@@ -17,6 +17,14 @@ from msprobe.operators.operator import Operator
 _MOST_PASSES: Final = 64
 # As docs/tasks/gradients.md has it: "same as output.0".
 _SAME: Final = "same as"
+# Losses whose target is the second argument, of classes by number, and the place of `ignore_index`.
+_CLASS_LOSSES: Final = {
+    "cross_entropy": 4,
+    "cross_entropy_loss": 4,
+    "nll_loss": 4,
+    "nll_loss_nd": 4,
+}
+_IGNORED: Final = -100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,19 +132,36 @@ def recorded_call(view: RankView, name: str) -> RecordedCall:
     """
     record = view.records[name]
     parts: Mapping[str, Any] = record.data if isinstance(record.data, dict) else {}
+    args = _items(parts.get("input_args") or parts.get("input"))
+    kwargs = _fields(parts.get("input_kwargs"))
+    if record.name.path in _CLASS_LOSSES:
+        args, kwargs = _with_ignored(args, kwargs, _CLASS_LOSSES[record.name.path])
     return RecordedCall(
         name=name,
         prefix=record.name.prefix,
         api=record.name.path,
         class_name=record.name.class_name,
         framework=view.head.framework,
-        args=_items(parts.get("input_args") or parts.get("input")),
-        kwargs=_fields(parts.get("input_kwargs")),
+        args=args,
+        kwargs=kwargs,
         parameters=_fields(parts.get("parameters")),
         outputs=parts.get("output"),
         passes=tuple(_passes(view, name)),
         random=_fields(parts.get("rng")),
     )
+
+
+def _with_ignored(
+    args: Sequence[JsonTree], kwargs: Mapping[str, Any], place: int
+) -> tuple[Sequence[JsonTree], Mapping[str, Any]]:
+    """Return the arguments of a loss; the form of its target names the class that is left out."""
+    given = kwargs.get("ignore_index", args[place] if place < len(args) else None)
+    number = given.get("value") if isinstance(given, dict) else None
+    ignored = {"ignored": number if isinstance(number, int) else _IGNORED}
+    if len(args) > 1 and isinstance(args[1], dict):
+        return [args[0], {**args[1], **ignored}, *args[2:]], kwargs
+    target = kwargs.get("target")
+    return args, {**kwargs, "target": {**target, **ignored}} if isinstance(target, dict) else kwargs
 
 
 def _passes(view: RankView, name: str) -> Iterator[BackwardPass]:

@@ -44,6 +44,8 @@ _FALLBACKS: Final = ("float32", None)
 _COMPLEX: Final = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 # Errors of functions: those of PyTorch, of Python's arithmetic, of a reference's own code.
 _CALL_ERRORS: Final = (Exception,)
+# Text of the `RuntimeError` by which PyTorch's allocator of the CPU says that there is none left.
+_NO_MEMORY: Final = "DefaultCPUAllocator"
 Function = Callable[..., Any]
 
 
@@ -147,6 +149,8 @@ class TorchCall:
             try:
                 replay = self._run_candidates(_with_dtype(setting, dtype), backward)
             except CannotReplayError as exc:
+                if exc.reason is Reason.OUT_OF_MEMORY:
+                    raise  # a narrower type is for kernels that are missing
                 error = error or exc
                 continue
             self._fallback[setting.dtype] = dtype
@@ -207,7 +211,7 @@ class _Run:
                 with torch.set_grad_enabled(has_backward):
                     result = self._function(*own_args, **own_kwargs)
             except _CALL_ERRORS as exc:
-                raise CannotReplayError(Reason.FAILED, _line(exc)) from exc
+                raise _failed(exc) from exc
             if result is None and own_args:
                 result = own_args[0]
             outputs = {
@@ -221,6 +225,8 @@ class _Run:
                     for one in self._call.passes:
                         found[one.name] = self._backward(one, result, gradients[one.name])
                 except (CannotReplayError, *_CALL_ERRORS) as exc:
+                    if _failed(exc).reason is Reason.OUT_OF_MEMORY:
+                        raise _failed(exc) from exc
                     error = _line(exc)
         by = self._setting.dtype or "the recorded types"
         return Replay(
@@ -412,6 +418,12 @@ def _stored(value: Any) -> StoredTensor | None:
 
 def _with_dtype(setting: Setting, dtype: str | None) -> Setting:
     return replace(setting, dtype=dtype)
+
+
+def _failed(exc: BaseException) -> CannotReplayError:
+    """Return why a call cannot be replayed whose function raised an error."""
+    is_memory = isinstance(exc, (MemoryError, torch.OutOfMemoryError)) or _NO_MEMORY in str(exc)
+    return CannotReplayError(Reason.OUT_OF_MEMORY if is_memory else Reason.FAILED, _line(exc))
 
 
 def _line(exc: BaseException) -> str:

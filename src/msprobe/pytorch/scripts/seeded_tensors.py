@@ -75,7 +75,7 @@ def _made(tree: Mapping[str, Any], seed: int) -> tuple[str, torch.Tensor] | None
         text = f"torch.rand({shape}, generator=seeded({seed})) < 0.5"
         return text, torch.rand(shape, generator=generator) < 0.5
     found = _statistics(tree)
-    if found is None:
+    if found is None or tree.get("ignored") == found.low:
         return None
     if dtype in _INTEGERS:
         ends = int(found.low), int(found.high) + 1
