@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from builders.recordings import Setting, observed
+from builders.recordings import recording
 from msprobe import open_dump
 from msprobe.checks.judging import Verdict
 from msprobe.checks.verify_dump import Selection, VerifiedCall, VerifiedDump, verify_dump
@@ -29,11 +29,17 @@ pytestmark = pytest.mark.torch
 
 
 def recorded(
-    folder: Path, program: Callable[[], object], task: str = "tensor", level: str = "L1"
+    folder: Path,
+    program: Callable[[], object],
+    task: str = "tensor",
+    level: str = "L1",
+    *,
+    model: torch.nn.Module | None = None,
+    **common: object,
 ) -> Path:
     torch.manual_seed(0)
-    with observed(folder, Setting(level, task)) as run:
-        run.debugger.start()
+    with recording(folder, level, task, **common) as run:
+        run.debugger.start(model)
         program()
         run.debugger.stop()
         run.debugger.step()
@@ -347,6 +353,45 @@ def test_an_operator_that_crashes_or_takes_too_much_memory_costs_one_row(tmp_pat
     assert call_of(found, "verify_crash.dies.0.forward").report.reason is Reason.CRASHED
     assert call_of(found, "verify_crash.grows.0.forward").report.reason is Reason.OUT_OF_MEMORY
     assert call_of(found, "Functional.relu.0.forward").report.verdict is Verdict.EXACT
+
+
+def test_recorded_random_states_are_drawn_from_again(tmp_path: Path) -> None:
+    def program() -> None:
+        torch.randn(3)  # the first state differs from that of the seed
+        x = torch.randn(40, 8).bfloat16().requires_grad_()
+        (F.dropout(x, 0.3) * torch.rand(8)).sum().backward()
+        torch.softmax(x, -1).multinomial(2)
+
+    folder = recorded(tmp_path, program, record_rng=True)
+
+    found = verified(folder)
+    names = ("Torch.randn.1", "Functional.dropout.0", "Torch.rand.0", "Tensor.multinomial.0")
+    for name in names:
+        expected = (
+            Verdict.ROUNDING if "dropout" in name else Verdict.EXACT
+        )  # bfloat16, times 1 / 0.7
+        assert call_of(found, f"{name}.forward").report.verdict is expected, name
+    assert found.not_judged == {}
+    damage(folder, "Torch.rand.0.forward.output.0", lambda x: x.flip(0))
+    assert call_of(verified(folder), "Torch.rand.0.forward").report.verdict is Verdict.WRONG
+
+
+def test_calls_under_autocast_run_again_in_its_type(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.randn(8, 16, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = F.linear(x, torch.randn(4, 16, requires_grad=True))
+            F.layer_norm(hidden, [4]).sum().backward()
+
+    dump = open_dump(recorded(tmp_path, program, task="statistics"))
+
+    found = verify_dump(dump, workers=0)
+    linear = call_of(found, "Functional.linear.0.forward").report
+    assert {row.dtype for row in linear.rows if row.record.endswith("forward")} == {"bfloat16"}
+    assert {row.dtype for row in linear.rows if "backward" in row.record} == {"float32"}
+    assert linear.verdict in (Verdict.EXACT, Verdict.ROUNDING)
+    assert linear.rows[0].judgement.error > 1e-4  # float32 would be nearer
+    assert [call.report.name for call in found.calls if call.is_fault] == []
 
 
 @pytest.mark.parametrize("ignored", [-100, -7])

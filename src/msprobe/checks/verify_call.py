@@ -233,6 +233,12 @@ class _Verification:
         if not self._call.operator.draws_random:
             return None
         setting = self._options.reference
+        if self._prepared.draws_again:
+            # The mask of a dropout is the same in all types, other random numbers are not.
+            if keep_probability(self._call) is None:
+                self._options = replace(self._options, reference=replace(setting, dtype=None))
+                self._reference = self._prepared.run(self._options.reference)
+            return None
         again = self._prepared.run(replace(setting, seed=setting.seed + 1), backward=False)
         outputs = self._reference.outputs
         if all(_is_same(one, again.outputs.get(place)) for place, one in outputs.items()):

@@ -119,10 +119,12 @@ class PreparedCall(Protocol):
     Attributes:
         args: positional arguments, in the framework's types.
         kwargs: keyword arguments.
+        draws_again: whether it draws the random numbers that it drew when it was recorded.
     """
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    draws_again: bool
 
     def run(self, setting: Setting = REFERENCE, *, backward: bool = True) -> Replay:
         """Run the call once, and its backward passes.

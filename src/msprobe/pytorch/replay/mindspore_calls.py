@@ -70,6 +70,7 @@ class _Recorded:
         self._inner = inner
         self.args: Sequence[Any] = inner.args
         self.kwargs: Mapping[str, Any] = inner.kwargs
+        self.draws_again = inner.draws_again
 
     def run(self, setting: Setting = REFERENCE, *, backward: bool = True) -> Replay:
         """Run the call in PyTorch.

@@ -7,13 +7,14 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.operators.lookup import is_in_place
@@ -25,6 +26,7 @@ from msprobe.pytorch.replay.rebuilding import (
     converted,
     from_torch,
     result_at,
+    to_torch,
 )
 from msprobe.replay import references
 from msprobe.replay.forms import tensor_forms
@@ -82,7 +84,7 @@ class TorchRunner:
             }
             for one in call.passes
         }
-        prepared = TorchCall(call, functions, args, kwargs, gradients)
+        prepared = TorchCall(call, functions, args, kwargs, gradients, _random_state(call, tensors))
         if len(functions) > 1:
             prepared.choose(_recorded_outputs(call, tensors))
         return prepared
@@ -100,6 +102,7 @@ class TorchCall:
         args: positional arguments, in the recorded types.
         kwargs: keyword arguments.
         gradients: by backward record, the gradients of the results by place.
+        draws_again: whether it draws the random numbers that it drew when it was recorded.
     """
 
     def __init__(
@@ -109,10 +112,13 @@ class TorchCall:
         args: list[Any],
         kwargs: dict[str, Any],
         gradients: Mapping[str, Mapping[PartPath, torch.Tensor]],
+        random_state: torch.Tensor | None = None,
     ) -> None:
         self._call = call
         self._functions = list(functions)
         self.gradients = gradients
+        self._random_state = random_state
+        self.draws_again = random_state is not None
         self._fallback: dict[str | None, str | None] = {}
         self.args: Sequence[Any] = args
         self.kwargs: Mapping[str, Any] = kwargs
@@ -164,7 +170,7 @@ class TorchCall:
         for function in self._functions:
             for args in _readings(self._call, self.args):
                 try:
-                    replay = _Run(self._call, function, setting).run(
+                    replay = _Run(self._call, function, setting, self._random_state).run(
                         args, self.kwargs, self.gradients if backward else {}
                     )
                 except CannotReplayError as exc:
@@ -182,10 +188,17 @@ class TorchCall:
 class _Run:
     """One run of one function."""
 
-    def __init__(self, call: RecordedCall, function: Function, setting: Setting) -> None:
+    def __init__(
+        self,
+        call: RecordedCall,
+        function: Function,
+        setting: Setting,
+        random_state: torch.Tensor | None = None,
+    ) -> None:
         self._call = call
         self._function = function
         self._setting = setting
+        self._random_state = random_state
         self._dtype = None if setting.dtype is None else getattr(torch, setting.dtype)
         self._noise = None if setting.noise is None else NoiseMode(setting.noise)
         self._in_place = is_in_place(call.api) or bool(
@@ -206,10 +219,9 @@ class _Run:
         own_args = converted(list(args), self._argument, ("input",))
         own_kwargs = converted(dict(kwargs), self._argument, ("kwargs",))
         with _running(self._setting), self._noise or nullcontext():
-            torch.manual_seed(self._setting.seed)
             try:
                 with torch.set_grad_enabled(has_backward):
-                    result = self._function(*own_args, **own_kwargs)
+                    result = self._result(own_args, own_kwargs)
             except _CALL_ERRORS as exc:
                 raise _failed(exc) from exc
             if result is None and own_args:
@@ -235,6 +247,29 @@ class _Run:
             by=by,
             backward_error=error,
         )
+
+    def _result(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the function returns; under autocast if that alone gives the recorded type.
+
+        Records do not tell whether autocast was on, but the types do: those of its results are not
+        those of its arguments.
+        """
+        self._seed()
+        autocast = None if self._dtype or self._in_place else _autocast_type(self._call)
+        if autocast is None:
+            return self._function(*args, **kwargs)
+        with suppress(*_CALL_ERRORS):  # of two types, which only autocast brings together
+            result = self._function(*args, **kwargs)
+            if _has_recorded_type(self._call, result):
+                return result
+        self._seed()
+        with torch.autocast(torch.device(self._setting.device).type, autocast):
+            return self._function(*args, **kwargs)
+
+    def _seed(self) -> None:
+        torch.manual_seed(self._setting.seed)
+        if self._random_state is not None:
+            torch.set_rng_state(self._random_state)
 
     def _backward(
         self, one: BackwardPass, result: Any, incoming: Mapping[PartPath, torch.Tensor]
@@ -330,6 +365,39 @@ def _functions(call: RecordedCall) -> Sequence[Function]:
     return functions
 
 
+def _random_state(call: RecordedCall, tensors: TensorSource) -> torch.Tensor | None:
+    """Return the state of the CPU's generator before the call; None where it was not recorded."""
+    form = call.random.get("cpu")
+    if not isinstance(form, dict) or len(call.random) > 1:
+        return None
+    return to_torch(tensors.read(form, "rng")).clone()
+
+
+def _autocast_type(call: RecordedCall) -> torch.dtype | None:
+    """Return the type that autocast may have computed in; None where types do not speak of it."""
+    taken = _float_types([*call.args, *call.kwargs.values(), *call.parameters.values()])
+    returned = _float_types(call.outputs)[:1]
+    halves = {*taken, *returned} & {torch.float16, torch.bfloat16}
+    differ = bool(taken and returned) and {*taken} != {*returned}
+    return halves.pop() if differ and len(halves) == 1 else None
+
+
+def _float_types(tree: JsonTree) -> list[torch.dtype]:
+    names = (str(form.get("dtype")).removeprefix("torch.") for _, form in tensor_forms(tree, ()))
+    found = (getattr(torch, name, None) for name in names)
+    return [one for one in found if isinstance(one, torch.dtype) and one.is_floating_point]
+
+
+def _has_recorded_type(call: RecordedCall, result: Any) -> bool:
+    """Return whether the first floating-point result has the type of the recorded one."""
+    (wanted, *_) = _float_types(call.outputs)
+    for place, _ in tensor_forms(call.outputs, ()):
+        found = result_at(result, place)
+        if isinstance(found, torch.Tensor) and found.is_floating_point():
+            return found.dtype is wanted
+    return False
+
+
 def _recorded_outputs(call: RecordedCall, tensors: TensorSource) -> dict[PartPath, StoredTensor]:
     return {
         place: tensors.read(form, ".".join(map(str, place)))
@@ -354,11 +422,8 @@ def _distance(replay: Replay, recorded: Mapping[PartPath, StoredTensor]) -> floa
 
 def _recorded_dtype(call: RecordedCall) -> torch.dtype:
     """Return the type of the first floating-point argument."""
-    for _, form in tensor_forms([*call.args, *call.kwargs.values()], ()):
-        dtype = getattr(torch, str(form.get("dtype")).removeprefix("torch."), None)
-        if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
-            return dtype
-    return torch.get_default_dtype()
+    found = _float_types([*call.args, *call.kwargs.values()])
+    return found[0] if found else torch.get_default_dtype()
 
 
 def _readings(call: RecordedCall, args: Sequence[Any]) -> Iterator[list[Any]]:
