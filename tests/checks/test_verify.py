@@ -6,6 +6,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -304,7 +306,7 @@ def test_functions_of_a_module_are_run_where_the_user_names_it(tmp_path: Path) -
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
         library = importlib.import_module("named_library")
-        with observed(tmp_path / "dump", Setting("L1", "tensor")) as run:
+        with recording(tmp_path / "dump", "L1", "tensor") as run:
             run.debugger.register_custom_api(library, "doubled")
             with run.step_of(None):
                 library.doubled(torch.ones(3))
@@ -374,6 +376,55 @@ def test_recorded_random_states_are_drawn_from_again(tmp_path: Path) -> None:
     assert found.not_judged == {}
     damage(folder, "Torch.rand.0.forward.output.0", lambda x: x.flip(0))
     assert call_of(verified(folder), "Torch.rand.0.forward").report.verdict is Verdict.WRONG
+
+
+class GELU(torch.nn.Module):
+    """Another function under the name of a class of `torch.nn`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+def test_modules_are_made_again_from_their_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nn = torch.nn
+    model = nn.Sequential(
+        nn.Embedding(9, 8),
+        nn.BatchNorm1d(4),
+        nn.Conv1d(4, 6, 3, padding=1, groups=2, bias=False),
+        nn.LayerNorm(8, eps=1e-3),
+        nn.Linear(8, 4),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.25),
+        GELU(),
+        nn.LSTM(4, 3, batch_first=True),
+    )
+
+    def program() -> None:
+        model(torch.arange(8).reshape(2, 4))[0].square().sum().backward()
+
+    folder = recorded(tmp_path / "dump", program, level="L0", model=model)
+
+    found = verified(folder)
+    assert [call.report.name for call in found.calls if call.is_fault] == []
+    assert found.not_judged == {Reason.MODULE: 2}  # GELU, the whole
+    reports = {call.report.name.split(".")[2]: call.report for call in found.calls}
+    assert reports["GELU"].detail == "GELU"
+    for name in ("BatchNorm1d", "Conv1d", "LayerNorm", "Linear", "Dropout", "LSTM"):
+        assert {row.record.split(".")[3] for row in reports[name].rows} == {"forward", "backward"}
+    damage(folder, "Module.3.LayerNorm.forward.0.output.0", lambda x: x * 1.001)
+    assert call_of(verified(folder), "Module.3.LayerNorm.forward.0").report.verdict is Verdict.WRONG
+    script = tmp_path / "script.py"
+    words = ["op_script", str(folder), "Module.3.LayerNorm.forward.0", "-o", str(script)]
+    assert main(words) == 0
+    text = script.read_text(encoding="utf-8")
+    assert "torch.nn.LayerNorm(normalized_shape=(8,), eps=0.001" in text
+    for arguments, code in (([], True), (["cpu"], False)):
+        monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(script))
+        assert ended.value.code is code
 
 
 def test_calls_under_autocast_run_again_in_its_type(tmp_path: Path) -> None:

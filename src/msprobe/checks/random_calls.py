@@ -23,7 +23,9 @@ def keep_probability(call: RecordedCall) -> float | None:
     if call.operator.name not in _ELEMENTWISE:
         return None
     form: Any = call.kwargs.get("p")
-    if form is None:
+    if call.module is not None:
+        form = {"value": call.module.kwargs.get("p")}
+    elif form is None:
         form = call.args[1] if len(call.args) > 1 else {"value": 0.5}
     found = form.get("value") if isinstance(form, Mapping) else None
     if not isinstance(found, (int, float)) or not 0 <= found < 1:

@@ -228,7 +228,7 @@ def _ignored_share(tree: Mapping[str, Any], highest: int) -> float:
     mean, middle = tree.get("Mean"), highest / 2
     if not isinstance(mean, (int, float)):
         return 0.5
-    return min(max((middle - mean) / (middle - tree["ignored"]), 0.0), 1.0)
+    return min(max((middle - mean) / (middle - int(tree["ignored"])), 0.0), 1.0)
 
 
 def _complex(

@@ -13,6 +13,7 @@ from msprobe.dump.records import JsonTree
 from msprobe.dump.values import PartPath
 from msprobe.operators.lookup import operator_named, operator_of
 from msprobe.operators.operator import Operator
+from msprobe.replay.module_settings import ModuleSettings, module_settings
 
 _MOST_PASSES: Final = 64
 # As docs/tasks/gradients.md has it: "same as output.0".
@@ -75,6 +76,7 @@ class RecordedCall:
         outputs: forms of the results: a list, or an object by field for a named tuple.
         passes: its backward passes.
         random: states of the random generators before the call, where recorded.
+        module: of a module, how it was made; None where that was not recorded.
     """
 
     name: str
@@ -88,6 +90,7 @@ class RecordedCall:
     outputs: JsonTree
     passes: tuple[BackwardPass, ...]
     random: Mapping[str, JsonTree]
+    module: ModuleSettings | None = None
 
     @property
     def function(self) -> str:
@@ -148,6 +151,7 @@ def recorded_call(view: RankView, name: str) -> RecordedCall:
         outputs=parts.get("output"),
         passes=tuple(_passes(view, name)),
         random=_fields(parts.get("rng")),
+        module=module_settings(view.facts, record.name.path) if record.name.is_module else None,
     )
 
 

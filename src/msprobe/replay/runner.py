@@ -32,7 +32,7 @@ class Reason(StrEnum):
     ARGUMENT = "an argument that a record cannot hold"
     MEMORY = "memory that was not recorded"
     MISSING = "a tensor's values are missing"
-    MODULE = "a module: its calls are judged, where they were recorded (L1, mix)"
+    MODULE = "a module that cannot be made again: its calls are judged at L1 and mix"
     NO_OUTPUT = "no numbers in its results"
     FAILED = "the replay raised an error"
     CRASHED = "the replay ended its process"

@@ -90,6 +90,7 @@ class LiveCall:
     Attributes:
         args: positional arguments.
         kwargs: keyword arguments.
+        draws_again: False: the state before it is not kept.
         tensors: those of arguments and results.
         call: the call in the form of a record.
     """
@@ -115,6 +116,7 @@ class LiveCall:
         """
         self.args: Sequence[Any] = args
         self.kwargs: Mapping[str, Any] = kwargs
+        self.draws_again = False
         self.tensors = LiveTensors()
         self._facts = facts
         self._dtypes: dict[str | None, str | None] = {}

@@ -20,6 +20,7 @@ from msprobe.dump.values import PartPath
 from msprobe.operators.lookup import is_in_place
 from msprobe.pytorch.replay.devices import find_device
 from msprobe.pytorch.replay.functions import functions_named
+from msprobe.pytorch.replay.modules import ModuleFunction
 from msprobe.pytorch.replay.noise import NoiseMode
 from msprobe.pytorch.replay.rebuilding import (
     Rebuilder,
@@ -203,6 +204,7 @@ class _Run:
         self._noise = None if setting.noise is None else NoiseMode(setting.noise)
         self._in_place = is_in_place(call.api) or bool(
             (call.kwargs.get("inplace") or {}).get("value")
+            or (call.module and call.module.kwargs.get("inplace"))
         )
         self._wanted = _wanted_gradients(call)
         self._leaves: dict[PartPath, torch.Tensor] = {}
@@ -351,7 +353,7 @@ def _functions(call: RecordedCall) -> Sequence[Function]:
     if golden is not None:
         return (golden.for_dtype(_recorded_dtype(call)),)
     if call.class_name is not None:
-        raise CannotReplayError(Reason.MODULE, call.class_name)
+        return (ModuleFunction(call),)
     if call.operator.communication is not None or call.prefix == "Distributed":
         raise CannotReplayError(Reason.COMMUNICATION, call.function)
     if call.api.startswith("as_strided"):

@@ -14,6 +14,7 @@ from msprobe.dump.values import PartPath
 from msprobe.errors import UnsupportedError
 from msprobe.operators.lookup import is_in_place
 from msprobe.pytorch.replay.functions import function_path
+from msprobe.pytorch.replay.modules import ModuleFunction
 from msprobe.pytorch.scripts.tensor_source import number_text
 from msprobe.replay.recorded_calls import RecordedCall
 
@@ -95,10 +96,13 @@ class _Writer:
         changes_first = is_in_place(self._call.api) and bool(texts)
         if changes_first and isinstance(args[0], torch.Tensor):
             texts[0] += ".clone()"  # a leaf must not be written into
-        texts += [
-            f"{name}={self._value(one, name, ('output_kwargs', name))}"
-            for name, one in kwargs.items()
-        ]
+        by_name = {
+            name: self._value(one, name, ("output_kwargs", name)) for name, one in kwargs.items()
+        }
+        if isinstance(function, ModuleFunction):
+            self._found.text = _module_text(function, texts, by_name)
+            return self._found
+        texts += [f"{name}={text}" for name, text in by_name.items()]
         for part in (*self._call.prefix.split("."), *self._call.api.split("."), *kwargs):
             _require_identifier(part)
         path = function_path(self._call.prefix, self._call.api, function)
@@ -137,6 +141,17 @@ class _Writer:
             ]
             return f"{{{', '.join(parts)}}}"
         return _plain(value, place)
+
+
+def _module_text(function: ModuleFunction, texts: Sequence[str], by_name: Mapping[str, str]) -> str:
+    """Return the call of a module whose parameters are given."""
+    parameters = ", ".join(f"{name!r}: {by_name[name]}" for name in function.parameters)
+    others = ", ".join(
+        f"{name!r}: {text}" for name, text in by_name.items() if name not in function.parameters
+    )
+    arguments = f"({', '.join(texts)}{',' * (len(texts) == 1)})"
+    ending = f", {{{others}}}" if others else ""
+    return f"torch.func.functional_call({function.source}, {{{parameters}}}, {arguments}{ending})"
 
 
 def _plain(value: Any, place: PartPath) -> str:

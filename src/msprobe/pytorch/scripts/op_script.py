@@ -18,6 +18,7 @@ from msprobe.dump.stack_frames import user_line
 from msprobe.errors import UnsupportedError
 from msprobe.files import replacing
 from msprobe.pytorch.replay.functions import functions_named
+from msprobe.pytorch.replay.modules import ModuleFunction
 from msprobe.pytorch.replay.runner import RUNNER
 from msprobe.pytorch.scripts.call_source import CallSource, call_source, output_text
 from msprobe.pytorch.scripts.seeded_tensors import SeededTensors
@@ -173,6 +174,8 @@ def _parts(view: RankView, call: RecordedCall, options: ScriptOptions) -> _Parts
 
 def _named_function(shown: ShownCall) -> tuple[Any, bool]:
     """Return the function that the record names, and whether it gives the references itself."""
+    if isinstance(shown.function, ModuleFunction):
+        return shown.function, True
     functions = functions_named(shown.call.prefix, shown.call.api)
     if shown.function in functions:
         return shown.function, True

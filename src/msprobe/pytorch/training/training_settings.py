@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from msprobe.pytorch.training.optimizer_steps import described, options_of
 from msprobe.pytorch.training.torch_settings import torch_settings
+from msprobe.replay.module_settings import OWN_CLASS
 from msprobe.run_config.arguments import flat_arguments
 from msprobe.run_config.collecting import collect_settings
 from msprobe.run_config.live_objects import Kinds, live_objects, plain_settings, setting_text
@@ -104,6 +105,8 @@ def _of_modules(model: nn.Module, prefix: str, known: set[int]) -> Settings:
         name = f"{prefix}.{path}" if path else prefix
         shown = f"{type(module).__name__}({_extra_repr(module)})"
         found[name] = shown
+        if _is_namesake(type(module)):
+            found[f"{name}.{OWN_CLASS}"] = f"{type(module).__module__}.{type(module).__qualname__}"
         for key, text in plain_settings(module, without=_COUNTERS):
             if f"{key}=" not in shown:
                 found[f"{name}.{key}"] = text
@@ -113,6 +116,11 @@ def _of_modules(model: nn.Module, prefix: str, known: set[int]) -> Settings:
                 known.add(id(held))
                 found |= {f"{name}.{key}.{inner}": text for inner, text in _held(held)}
     return found
+
+
+def _is_namesake(of_type: type[nn.Module]) -> bool:
+    """Return whether a class of another library has a name of a class in `torch.nn`."""
+    return getattr(nn, of_type.__name__, of_type) is not of_type
 
 
 def _tied_parameters(model: nn.Module, prefix: str, first_names: dict[int, str]) -> Settings:

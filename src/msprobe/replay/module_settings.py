@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ModuleSettings`: how a module was made, by the settings that ``facts.json`` has of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from msprobe.dump.facts import Facts
+
+# Settings of modules begin with it; those of several models with `module.0.`.
+_ROOT: Final = "module"
+_MODULE: Final = re.compile(r"\w+\(.*\)", re.DOTALL)
+OWN_CLASS: Final = "class"
+"""Setting of a module whose class has a name of `torch.nn` and is another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSettings:
+    """How a module was made.
+
+    Attributes:
+        args: positional arguments of its class, as ``extra_repr`` shows them.
+        kwargs: keyword arguments, shown or among its plain attributes.
+        children: names of the modules in it.
+        training: whether it was training when the step began.
+        is_of_framework: whether its class is the framework's of that name.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    children: frozenset[str] = frozenset()
+    training: bool = True
+    is_of_framework: bool = True
+
+
+def module_settings(facts: Facts | None, path: str) -> ModuleSettings | None:
+    """Return the settings of a module; None where they were not recorded.
+
+    Args:
+        facts: of the step.
+        path: of the module in its model; empty for the model.
+    """
+    if facts is None:
+        return None
+    name = f"{_ROOT}.{path}" if path else _ROOT
+    shown = facts.settings.get(name)
+    if not isinstance(shown, str):
+        return None
+    below = {
+        key.removeprefix(f"{name}."): str(text)
+        for key, text in facts.settings.items()
+        if key.startswith(f"{name}.")
+    }
+    args, kwargs = _arguments(shown)
+    attributes = {key: _value(text) for key, text in below.items() if "." not in key}
+    return ModuleSettings(
+        args=args,
+        kwargs={**attributes, **kwargs},
+        children=frozenset(key for key, text in below.items() if _MODULE.fullmatch(text)),
+        training=_is_training(facts.modes.training, path) if facts.modes else True,
+        is_of_framework=OWN_CLASS not in below,
+    )
+
+
+def _arguments(shown: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments in ``Conv1d(4, 4, kernel_size=(3,))``; none where it is no such text."""
+    try:
+        call = ast.parse(shown, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return (), {}
+    if not isinstance(call, ast.Call):
+        return (), {}
+    try:
+        args = tuple(ast.literal_eval(one) for one in call.args)
+        return args, {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg}
+    except ValueError:
+        return (), {}
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return text
+
+
+def _is_training(modes: Mapping[str, bool], path: str) -> bool:
+    """Return the mode of a module: its own, else that of the nearest one around it."""
+    return next((modes[one] for one in _paths(path) if one in modes), True)
+
+
+def _paths(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
