@@ -221,6 +221,22 @@ def test_faulty_configurations_are_refused(dump: Path, tmp_path: Path, capsys, s
     assert said in capsys.readouterr().err
 
 
+def test_one_output_runs_backward_on_demand(tmp_path: Path) -> None:
+    def do() -> None:
+        x = torch.randn(4, 6, requires_grad=True)
+        first, second = torch.chunk(x, 2, dim=1)
+        (first.sum() + 2 * second.sum()).backward()
+
+    record(tmp_path / "dump", do)
+    found = {}
+    for index in (1, 5):  # there is no sixth output
+        (tmp_path / "torch_ut_setting.json").write_text(f'{{"chunk": {{"grad_index": {index}}}}}')
+        folder = tmp_path / str(index)
+        assert check(tmp_path / "dump", "-o", folder, "--standards", tmp_path) == 0
+        (found[index],) = [r for r in rows(folder, "result") if "chunk" in r["API name"]]
+    assert [found[index]["Backward Test Success"] for index in (1, 5)] == ["pass", "SKIP"]
+
+
 def test_repeated_calls_are_left_out_on_demand(tmp_path: Path) -> None:
     def do() -> None:
         for size in (3, 3, 4):

@@ -98,3 +98,7 @@ def test_recorded_results_of_mindspore_are_judged(tmp_path: Path, capsys) -> Non
     assert status["Mint.matmul.0.backward.output.1"] == "error"
     assert status["Tensor.sum.0.forward.output.0"] == "pass"
     assert rows[-1][2] == "mindspore.bfloat16"
+    (tmp_path / "checker_support_api.yaml").write_text("tensor: [add]\n")
+    words = ["acc_check", *words[:-1], str(tmp_path / "listed"), "--standards", str(tmp_path)]
+    assert main(words) == 1
+    assert "2 calls: " in capsys.readouterr().out  # without Tensor.sum

@@ -269,6 +269,9 @@ def test_files_of_the_user_are_laid_over(tmp_path: Path) -> None:
         ("api_precision_standard.yaml", "UlpStandard: [a]", "did you mean"),
         ("api_precision_threshold.yaml", "mul: {torch.float32: {rtol: x}}", "number of 0 or more"),
         ("api_precision_threshold.yaml", "mul: {torch.float32: {rtl: 1}}", "did you mean"),
+        ("torch_ut_setting.json", '{"topk": {"grad_inex": 0}}', "did you mean"),
+        ("torch_ut_setting.json", '{"topk": {"grad_index": -1}}', "an output, from 0"),
+        ("checker_support_api.yaml", "tensors: [add]", "did you mean"),
     ],
 )
 def test_faulty_files_of_the_user_are_refused(tmp_path: Path, name, text, said) -> None:
@@ -278,5 +281,5 @@ def test_faulty_files_of_the_user_are_refused(tmp_path: Path, name, text, said) 
 
 
 def test_a_folder_without_such_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigFileError, match="has neither"):
+    with pytest.raises(ConfigFileError, match="has none of api_precision_standard"):
         Standards.load(tmp_path)

@@ -184,7 +184,11 @@ def read_settings(path: Path) -> CheckSettings:
 
 
 def wanted_calls(
-    view: RankView, settings: CheckSettings, *, filter_repeated: bool = False
+    view: RankView,
+    settings: CheckSettings,
+    *,
+    filter_repeated: bool = False,
+    tensor_methods: frozenset[str] | None = None,
 ) -> list[str]:
     """Return the records of the calls to check, in order of execution.
 
@@ -193,6 +197,7 @@ def wanted_calls(
         settings: the user's lists.
         filter_repeated: whether to leave out calls that differ from an earlier one of the same
             operator in nothing but the values of their tensors.
+        tensor_methods: methods of MindSpore's tensors that are checked; None for all.
 
     Raises:
         UsageError: the white list names nothing that was recorded, or no call is left.
@@ -205,6 +210,8 @@ def wanted_calls(
         raise UsageError(f"white_list: no call of {unknown[0]!r} was recorded {hint}".rstrip())
     white, black = set(settings.white_list), set(settings.black_list)
     names = [n for n in names if apis[n] not in black and (not white or apis[n] in white)]
+    if tensor_methods is not None and view.head.framework == "mindspore":
+        names = [n for n in names if not n.startswith("Tensor.") or apis[n] in tensor_methods]
     if filter_repeated:
         names = list(_without_repeated(view, names))
     if not names:

@@ -93,7 +93,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         "--standards",
         metavar="DIR",
         type=Path,
-        help="folder with your api_precision_standard.yaml, api_precision_threshold.yaml",
+        help="folder with your api_precision_standard.yaml, torch_ut_setting.json …",
     )
 
 
@@ -154,13 +154,18 @@ def run(options: argparse.Namespace) -> int:
     if len(options.device) > 1 and options.dump is None and Path(options.device[-1]).exists():
         options.dump = options.device.pop()  # in "-d cpu DUMP" argparse takes both for devices
     settings = read_settings(options.config_path) if options.config_path else CheckSettings()
-    Standards.load(options.standards)  # a faulty file is told before anything is run
+    standards = Standards.load(options.standards)
     if options.follow is not None:
         with _without_warnings_of_journals():
             return _follow(options, settings)
     recording = named_recording(options)
     view = recording.view()
-    names = wanted_calls(view, settings, filter_repeated=options.filter_api)
+    names = wanted_calls(
+        view,
+        settings,
+        filter_repeated=options.filter_api,
+        tensor_methods=standards.tensor_methods,
+    )
     devices = _devices(options.device)
     files = _files(options, settings, view)
     plan = _plan(options, settings, recording, files)

@@ -3,7 +3,9 @@
 
 The numbers are in ``standards.yaml`` beside this module. Files of the user's have the forms of
 mindstudio-probe's: ``api_precision_standard.yaml`` (operators of each standard),
-``api_precision_threshold.yaml`` (limits by operator and type).
+``api_precision_threshold.yaml`` (limits by operator and type), ``torch_ut_setting.json`` (which
+output's gradient runs backward, by operator), ``checker_support_api.yaml`` (methods of MindSpore's
+tensors that are checked).
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from msprobe.yaml_nodes import Node, nearest, parse_yaml, read_yaml
 
 STANDARD_FILE: Final = "api_precision_standard.yaml"
 THRESHOLD_FILE: Final = "api_precision_threshold.yaml"
+GRADIENT_FILE: Final = "torch_ut_setting.json"
+SUPPORT_FILE: Final = "checker_support_api.yaml"
+_FILES: Final = (STANDARD_FILE, THRESHOLD_FILE, GRADIENT_FILE, SUPPORT_FILE)
 _DEFAULT_TYPE: Final = "float32"
 _LIMITS: Final = ("rtol", "small_value", "small_value_atol")
 
@@ -123,12 +128,17 @@ class Standards:
         ulp: limits of the second verdict for `Algorithm.ULP`.
         thousandth: share of elements that `Algorithm.THOUSANDTH` asks for.
         accumulative_small_value: as `TypeLimits.absolute_small_value`, for `ACCUMULATIVE`.
+        grad_index: number of the output whose gradient alone runs backward, by operator; others run
+            backward with the gradients of all outputs.
+        tensor_methods: methods of MindSpore's tensors that are checked; None for all.
     """
 
     first: FirstLimits
     ulp: UlpRules
     thousandth: float
     accumulative_small_value: float
+    grad_index: Mapping[str, int] = field(default_factory=dict)
+    tensor_methods: frozenset[str] | None = None
     _types: Mapping[str, TypeLimits]
     _ratios: Mapping[str, Mapping[str, float]]
     _levels: Mapping[str, str]
@@ -141,7 +151,7 @@ class Standards:
         """Return the standards, with the user's files in a folder laid over them.
 
         Args:
-            directory: may hold ``api_precision_standard.yaml``, ``api_precision_threshold.yaml``.
+            directory: holds any of the files that the module names.
 
         Raises:
             ConfigFileError: a file cannot be read, or the folder has none of them.
@@ -150,14 +160,18 @@ class Standards:
         built_in = _built_in()
         if directory is None:
             return built_in
-        lists, limits = directory / STANDARD_FILE, directory / THRESHOLD_FILE
-        if not lists.is_file() and not limits.is_file():
-            problem = f"this folder has neither {STANDARD_FILE} nor {THRESHOLD_FILE}"
-            raise ConfigFileError(directory, problem)
-        if lists.is_file():
-            built_in = replace(built_in, _algorithms=_algorithms(read_yaml(lists)))
-        if limits.is_file():
-            built_in = replace(built_in, _own_limits=_own_limits(read_yaml(limits)))
+        files = {name: directory / name for name in _FILES if (directory / name).is_file()}
+        if not files:
+            raise ConfigFileError(directory, f"this folder has none of {', '.join(_FILES)}")
+        read = {name: read_yaml(path) for name, path in files.items()}
+        if STANDARD_FILE in read:
+            built_in = replace(built_in, _algorithms=_algorithms(read[STANDARD_FILE]))
+        if THRESHOLD_FILE in read:
+            built_in = replace(built_in, _own_limits=_own_limits(read[THRESHOLD_FILE]))
+        if GRADIENT_FILE in read:
+            built_in = replace(built_in, grad_index=_grad_index(read[GRADIENT_FILE]))
+        if SUPPORT_FILE in read:
+            built_in = replace(built_in, tensor_methods=_tensor_methods(read[SUPPORT_FILE]))
         return built_in
 
     def limits(self, api: str, dtype: str) -> TypeLimits:
@@ -279,3 +293,25 @@ def _limit(value: Node) -> float:
         return _number(text)
     except ValueError:
         value.refuse(text, "a number of 0 or more")
+
+
+def _grad_index(file: Node) -> dict[str, int]:
+    found = {}
+    for api, _, settings in file.items("settings, by operator"):
+        for name, place, value in settings.items("grad_index"):
+            if name != "grad_index":
+                place.refuse(name, ["grad_index"], hint=nearest(name, ["grad_index"]))
+            text = value.text("the number of an output")
+            if not text.isdecimal():
+                value.refuse(text, "the number of an output, from 0")
+            found[api] = int(text)
+    return found
+
+
+def _tensor_methods(file: Node) -> frozenset[str]:
+    found: set[str] = set()
+    for name, place, methods in file.items("tensor: a list of methods"):
+        if name != "tensor":
+            place.refuse(name, ["tensor"], hint=nearest(name, ["tensor"]))
+        found |= {one.text("the name of a method") for one in methods.elements("a list")}
+    return frozenset(found)
