@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from msprobe import open_dump
 from msprobe.cli import main
 from msprobe.dump.facts import Ending, OptimizerStep, Scaler, Schedule
 from msprobe.dump.rank_view import RankView
+from msprobe.launch.imports import after_import
 
 LOOP = """
     import sys
@@ -110,6 +112,27 @@ def test_a_script_prints_and_computes_the_same(tmp_path: Path) -> None:
         for micro in range(2)
         for name in ("0.Linear", "1.GELU", "2.Dropout", "3.Linear", "Sequential")
     ]
+
+
+def test_a_program_may_look_for_a_module_before_it_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # transformers looks for torch in this way before it imports it
+    name = "msprobe_looked_for"
+    write(tmp_path, "value = 1", f"{name}.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[tuple[int, ...]] = []
+    finders = list(sys.meta_path)
+    after_import(name, lambda module: seen.append((module.value,)))
+    try:
+        assert importlib.util.find_spec(name) is not None
+        assert seen == []
+        importlib.import_module(name)
+        importlib.reload(sys.modules[name])
+    finally:
+        del sys.modules[name]
+    assert seen == [(1,)]
+    assert sys.meta_path == finders
 
 
 def test_the_default_records_two_steps_at_mix(tmp_path: Path) -> None:

@@ -27,22 +27,32 @@ class _Finder:
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
         self._name = name
         self._action = action
+        self._is_asking = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module, once; `sys.meta_path` calls this."""
-        if name != self._name:
+        """Find the module; `sys.meta_path` calls this.
+
+        Programs also ask for a module without importing it, as `importlib.util.find_spec` does. So
+        the action comes with the first module that is executed, whichever spec that has.
+        """
+        if name != self._name or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_asking = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_act(module: ModuleType) -> None:
             execute(module)
-            self._action(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._action(module)
 
         # The loader stays the object that it is: modules keep it, and are read through it.
         spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
