@@ -34,6 +34,7 @@ class Calls:
         selection: the calls to keep.
         sink: receives them, and their gradients.
         modules: the module calls that are open now, outermost first.
+        last_record: the last forward record of the step that ended; None before the first one.
         close_lost: ends the open modules that a call with this stack is not made in.
         inputs: see `CallSink.inputs`.
         part: see `CallSink.part`.
@@ -58,6 +59,7 @@ class Calls:
         self._modules_in_scope: set[str] = set()
         self._hidden_modules: set[str] = set()
         self.modules: list[Call] = []
+        self.last_record: str | None = None
         self.close_lost: Callable[[Stack], None] | None = None
 
     # -- sinks ---------------------------------------------------------------------------------
@@ -215,6 +217,8 @@ class Calls:
         """End a call that returned."""
         if call.is_module:
             self._leave(call)
+        if call.keeps_forward and not call.is_recompute:
+            self.last_record = call.forward_name
         self.sink.end(call)
 
     def raised(self, call: Call, error: str) -> None:
@@ -322,6 +326,7 @@ class Calls:
         self._modules_in_scope.clear()
         self._hidden_modules.clear()
         self.modules.clear()
+        self.last_record = None
         if self.selection.scope is not None:
             self.selection.scope.reset()
 

@@ -257,6 +257,7 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
         class_name: its class with its module (key ``class``).
         number: which optimizer of the run, in the order of their first steps.
         call: which call of its ``step`` in this step of the run.
+        record: the last record of a forward call that ended before it did; None if there was none.
         groups: settings of its groups.
         parameters: what it did to each parameter.
     """
@@ -264,6 +265,7 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     class_name: str = msgspec.field(name="class")
     number: int
     call: int
+    record: str | None = None
     groups: list[OptimizerGroup] = []
     parameters: OptimizedParameters = OptimizedParameters()
 

@@ -134,7 +134,7 @@ class OptimizerSteps:
         return _Draft(optimizer, number, call, gradients)
 
     def _finish(self, draft: _Draft) -> None:
-        self._session.facts.append("events", draft.step())
+        self._session.facts.append("events", draft.step(self._session.calls.last_record))
 
 
 def _divert_calls(kind: Any, around: Callable[..., Any]) -> Callable[[], None]:
@@ -194,8 +194,12 @@ class _Draft:
         if counts is not None and on_host():
             self._steps = float(counts.asnumpy().reshape(-1)[0])
 
-    def step(self) -> OptimizerStep:
-        """Return the record, with the parameters as they are now."""
+    def step(self, record: str | None) -> OptimizerStep:
+        """Return the record, with the parameters as they are now.
+
+        Args:
+            record: the last forward record of the step so far.
+        """
         parameters = self._parameters
         after = _Columns(parameters)
         kind = type(self._optimizer)
@@ -213,6 +217,7 @@ class _Draft:
             class_name=f"{kind.__module__}.{kind.__qualname__}",
             number=self._place[0],
             call=self._place[1],
+            record=record,
             groups=self._groups,
             parameters=OptimizedParameters(
                 name=[one.name for one in parameters],

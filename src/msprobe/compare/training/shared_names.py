@@ -7,7 +7,7 @@ are part of the names that a run records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -44,7 +44,7 @@ def _renamed(facts: Facts, names: Mapping[str, str]) -> Facts:
     if modes is not None:
         modes = replace(
             modes,
-            training=_with_names(modes.training, names),
+            training=_with_names(modes.training, _reaching(names, modes.training)),
             requires_grad_false=[names.get(name, name) for name in modes.requires_grad_false],
         )
     if parameters is not None:
@@ -67,6 +67,17 @@ def _renamed_event(event: Event, names: Mapping[str, str]) -> Event:
         notes=_with_names(columns.notes, names),
     )
     return replace(event, parameters=columns)
+
+
+def _reaching(names: Mapping[str, str], modules: Iterable[str]) -> dict[str, str]:
+    """Add modules without parameters: their names change as those of the modules around them."""
+    found = dict(names)
+    for name in modules:
+        around = name
+        while around not in names and around:
+            around = around.rpartition(".")[0]
+        found[name] = (names.get(around, "") + name.removeprefix(around)).removeprefix(".")
+    return found
 
 
 def _with_names(known: Mapping[str, _Known], names: Mapping[str, str]) -> dict[str, _Known]:

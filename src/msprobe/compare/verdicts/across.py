@@ -8,7 +8,7 @@ optimizer. A collective hands out the values of other ranks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Final
 
 from msprobe.collectives.calls import is_communication
@@ -71,8 +71,9 @@ class Across:
                     elif row.cause is Cause.OUTSIDE and history.handed_on(row):
                         mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
             _inherit_updates(comparison, training)
-            history.add(comparison)
             own = [each for each in facts if each.rank == comparison.rank]
+            _inherit_own_updates(comparison, own)
+            history.add(comparison)
             _clear_same_training(comparison, own)
         if len(ranks) > 1:
             _settle_ranks(ranks)
@@ -116,6 +117,42 @@ def _inherit_updates(comparison: RankComparison, training: TrainingHistory) -> N
             is_explained = updated.get(f"{path}.{argument}" if path else argument, True)
         if is_explained:
             mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
+
+
+def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
+    """Let parameters that are read after an optimizer of the same step inherit from it."""
+    for pair in facts:
+        updates = list(_own_updates(comparison, pair))
+        if not updates:
+            continue
+        for row in comparison.rows:
+            if row.cause not in _FROM_OUTSIDE or row.origin is not Origin.INTRODUCED:
+                continue
+            side = comparison.side_of(row.pair)
+            parsed = side.parsed(row.pair.name)
+            name = f"{parsed.path}.{parameter_of(comparison, row)[1]}".removeprefix(".")
+            of_module = row.value.role is Role.PARAMETER
+            if parsed.kind is RecordKind.FORWARD and any(
+                row.pair.position > place and (not of_module or not names or name in names)
+                for place, names in updates
+            ):
+                mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
+
+
+def _own_updates(
+    comparison: RankComparison, pair: FactsPair
+) -> Iterator[tuple[int, Collection[str]]]:
+    """Yield optimizer steps that leave other parameters: their places, and names if known."""
+    places = {each.target: each.position for each in comparison.pairs}
+    steps = step_pairs(pair)
+    for step in steps:
+        changed = {name for name, one in step.changes("after").items() if not one.is_equal}
+        if changed and (step.target.record is None or step.target.record in places):
+            yield places.get(step.target.record, -1), changed
+    made = [facts.optimizer_steps() for facts in (pair.target, pair.reference)]
+    if len(made[0]) != len(made[1]) and all(made):
+        last = steps[-1].target.record if steps else None
+        yield places.get(last, -1), ()
 
 
 def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:

@@ -322,15 +322,21 @@ class _Draft:
     def put(self, session: Session) -> None:
         """Hand the record over; one with numbers on a device when the step of the run ends."""
 
+        record = session.calls.last_record
+
         def made() -> OptimizerStep:
-            step = self.step()
+            step = self.step(record)
             session.calls.sink.optimizer_step(step)
             return step
 
         session.facts.append("events", made() if self.is_ready else made)
 
-    def step(self) -> OptimizerStep:
-        """Return the record; waits for numbers that are still on a device."""
+    def step(self, record: str | None) -> OptimizerStep:
+        """Return the record; waits for numbers that are still on a device.
+
+        Args:
+            record: the last forward record of the step so far.
+        """
         columns = self._columns()
         for one in columns.values():
             one.wait()
@@ -343,6 +349,7 @@ class _Draft:
             class_name=f"{kind.__module__}.{kind.__qualname__}",
             number=self._place[0],
             call=self._place[1],
+            record=record,
             groups=self._groups(),
             parameters=OptimizedParameters(
                 name=self._names,

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls after an optimizer of the same step inherit from it, and only these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from builders.recordings import recording  # noqa: E402
+from msprobe.compare.options import CompareOptions  # noqa: E402
+from msprobe.compare.run import run_comparison  # noqa: E402
+from msprobe.dump.reader import open_dump  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def recorded(
+    folder: Path,
+    level: str,
+    *,
+    lr: float = 0.1,
+    keep: float = 0.9,
+    before: Callable[[nn.Module], object] = lambda _model: None,
+) -> Path:
+    """Record a step that averages the parameters after the optimizer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    average = [torch.zeros_like(p) for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with recording(folder, level) as observed, observed.step_of(model):
+        before(model)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mean, p in zip(average, model.parameters(), strict=True):
+                mean.lerp_(p.clone(), 1 - keep)
+            model(torch.zeros(1, 3))
+    return folder
+
+
+def summary_of(target: Path, reference: Path) -> Any:
+    return run_comparison(target, reference, CompareOptions()).summary
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_what_reads_the_parameters_after_the_update_is_not_blamed(
+    tmp_path: Path, level: str
+) -> None:
+    sides = [recorded(tmp_path / str(lr), level, lr=lr) for lr in (0.2, 0.1)]
+    summary = summary_of(*sides)
+    assert summary["verdict"]["class"] == "optimizer_setting"
+    assert "SGD lr is 0.2 in the target, 0.1 in the reference" in summary["verdict"]["sentence"]
+    assert not summary["introduced"]
+
+
+def test_an_argument_after_the_update_is_named(tmp_path: Path) -> None:
+    sides = [recorded(tmp_path / str(keep), "mix", keep=keep) for keep in (0.5, 0.9)]
+    summary = summary_of(*sides)
+    assert summary["verdict"]["class"] == "argument"
+    assert "lerp_" in summary["verdict"]["sentence"]
+
+
+def test_a_value_from_outside_before_the_update_is_named(tmp_path: Path) -> None:
+    """Though the optimizer leaves other parameters, too."""
+
+    def scaled(model: Any) -> None:
+        with torch.no_grad():
+            model[0].weight.mul_(torch.ones(3).clone() * 1.5)
+
+    sides = [
+        recorded(tmp_path / "target", "mix", before=scaled),
+        recorded(tmp_path / "reference", "mix"),
+    ]
+    assert summary_of(*sides)["introduced"]
+
+
+def test_the_optimizer_knows_the_last_record_before_it(tmp_path: Path) -> None:
+    recorded(tmp_path, "mix")
+    view = open_dump(tmp_path).step().rank()
+    assert view.facts is not None
+    (step,) = view.facts.optimizer_steps()
+    names = [name for name in view.records if name.endswith("forward") or ".forward." in name]
+    first = names.index("Tensor.clone.0.forward")
+    assert step.record == names[first - 1]

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients cleared between micro batches are told from sums, of the step and side that clears."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from builders.recordings import recording  # noqa: E402
+from compare.judging import judged  # noqa: E402
+from msprobe.compare.verdicts.cleared_gradients import cleared_gradients  # noqa: E402
+
+pytestmark = pytest.mark.torch
+MICROS = 4
+
+
+def trained(folder: Path, clear: dict[int, slice], scale: float = 1.0) -> Path:
+    """Record a step of four micro batches.
+
+    Args:
+        folder: an empty folder.
+        clear: micro batch → which parameters' gradients are cleared before it.
+        scale: of the loss.
+    """
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    parameters = list(model.parameters())
+    data = torch.randn(MICROS, 4, 5)
+    shares = []
+    for x in data:
+        shares.append(torch.autograd.grad(model(x).exp().sum() * scale, parameters))
+    with recording(folder) as recorded, recorded.step_of(model):
+        for number, x in enumerate(data):
+            for p in parameters[clear.get(number, slice(0, 0))]:
+                p.grad = None
+            (model(x).exp().sum() * scale).backward()
+    # The oracle: what autograd adds, micro batch by micro batch.
+    for place, p in enumerate(parameters):
+        first = max((n for n, which in clear.items() if place in range(4)[which]), default=0)
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad, sum(share[place] for share in shares[first:]))
+    return folder / "step0" / "rank"
+
+
+ALL, NONE = slice(None), slice(0, 0)
+
+
+@pytest.mark.parametrize("first", range(1, MICROS))
+@pytest.mark.parametrize("side", ["target", "reference"])
+def test_the_first_cleared_micro_batch_is_named(tmp_path: Path, first: int, side: str) -> None:
+    clear = dict.fromkeys(range(first, MICROS), ALL)
+    sides = [trained(tmp_path / "cleared", clear), trained(tmp_path / "summed", {})]
+    if side == "reference":
+        sides.reverse()
+
+    words = cleared_gradients(judged(*sides))
+
+    assert words is not None
+    assert words.startswith(f"the {side}'s gradients are cleared between micro batches: after ")
+    assert f"micro batch {first} " in words
+    assert "(step 0, 4 gradients)" in words
+
+
+@pytest.mark.parametrize(
+    ("clear", "scale"),
+    [({}, 1.0), ({}, 0.5), ({2: slice(0, 1)}, 1.0)],
+    ids=["summed", "another loss", "one parameter of four"],
+)
+def test_other_differences_are_not_taken_for_it(
+    tmp_path: Path, clear: dict[int, slice], scale: float
+) -> None:
+    sides = trained(tmp_path / "target", clear, scale), trained(tmp_path / "reference", {})
+    assert cleared_gradients(judged(*sides)) is None
