@@ -192,6 +192,9 @@ class Million:
             "graphs": [{**head, "root": self.rows([0])}],
         }
 
+    def comparison(self) -> None:
+        return None
+
     def children(self, graph: int, node: int) -> dict[str, Any]:
         _, size = self.place(node)
         step = {self.count: self.stage, self.stage: self.block, self.block: 1}[size]

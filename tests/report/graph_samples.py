@@ -284,6 +284,9 @@ class Served:
             heads.append({**head, "root": self._rows(place, [0])})
         return {**self.graphs, "texts": [], "graphs": heads}
 
+    def comparison(self) -> None:
+        return None
+
     def children(self, graph: int, node: int) -> dict[str, Any]:
         data = self.graphs["graphs"][graph]
         end, ids = node + data["nodes"]["size"][node], []

@@ -623,7 +623,7 @@ def test_folded_modules_are_part_of_the_url(open_page):
     names = page.locator(".node .name")
     before = names.all_inner_texts()
     page.click(".node[title^='layers:'] .twist")
-    page.wait_for_url("**#fold=*")
+    page.wait_for_url("**#tree=*")
     folded = names.all_inner_texts()
     assert len(folded) < len(before)
     page.reload()

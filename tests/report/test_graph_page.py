@@ -385,7 +385,7 @@ def test_only_the_keyboard(show):
 def test_findings_in_turn(show):
     page = show(compared(extra=True))
     names = page.locator("#findings li .mono").all_inner_texts()
-    assert names == ["dropout", FC1]
+    assert names == ["Functional.dropout.2", FC1]
     heads = []
     for key in ("n", "n", "n", "p"):
         page.keyboard.press(key)

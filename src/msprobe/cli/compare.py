@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msprobe.cli.compare_options import add_all
 
@@ -78,13 +78,23 @@ def run(options: argparse.Namespace) -> int:
         advise_compare(*paths)
         raise
     files = result.write(
-        options.output, table=options.format, html=options.html, legacy=_legacy(given, options)
+        options.output,
+        table=options.format,
+        html=options.html,
+        legacy=_legacy(given, options),
+        page_parts=lambda sections: _graphs(result, sections),
     )
     with reader_may_leave():
         _show(result, files, options)
     if options.exit_code and result.differs:
         return EXIT_DIFFERENT
     return EXIT_UNREAD if result.has_unread else 0
+
+
+def _graphs(result: CompareResult, sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    from msprobe.graph.one_page import graphs_for_page
+
+    return graphs_for_page(result, sections)
 
 
 def _compare_arrays(given: CompareInput, options: argparse.Namespace) -> int:

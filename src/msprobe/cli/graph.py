@@ -185,10 +185,11 @@ def _output(options: argparse.Namespace, graphs: GraphSet) -> tuple[str, Path]:
 def write_graphs(graphs: GraphSet, path: Path, export: str, *, overflow: bool) -> Sequence[Path]:
     """Write graphs in one of the formats; return the files."""
     if export == "html":
+        from msprobe.graph.one_page import comparison_sections
         from msprobe.graph.page_json import whole
         from msprobe.report.graph_page import write_graph_page
 
-        return [write_graph_page(path, whole(graphs))]
+        return [write_graph_page(path, whole(graphs), comparison_sections(graphs))]
     if export == "vis.db":
         from msprobe.graph.vis_writer import write_vis_db
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile
@@ -154,6 +154,7 @@ class CompareResult:
         table: TableFormat | None = None,
         html: bool = False,
         legacy: LegacyChoices | None = None,
+        page_parts: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {},
     ) -> list[Path]:
         """Write the tables and ``summary.json`` into a folder; return the files.
 
@@ -165,6 +166,7 @@ class CompareResult:
                 rows, or more than 100 tables.
             html: whether to write a report to click through, too.
             legacy: options for the files of mindstudio-probe.
+            page_parts: takes the sections of the report, and returns those to add.
 
         Raises:
             ReportWriteError: a file cannot be written.
@@ -192,7 +194,11 @@ class CompareResult:
             self._elapsed_s += time.perf_counter() - began
             self.summary = {**self.summary, "elapsed_s": round(self._elapsed_s, 3)}
             if html:
-                files.append(self._write_page(folder / f"compare_report_{stamp}.html"))
+                from msprobe.report.comparison_page import write_sections
+
+                sections = self.page_sections()
+                path = folder / f"compare_report_{stamp}.html"
+                files.append(write_sections(path, {**sections, **page_parts(sections)}))
         files.append(write_summary(self.summary, folder))
         return files
 
@@ -232,10 +238,11 @@ class CompareResult:
             self._set_aside.close()
         return files
 
-    def _write_page(self, path: Path) -> Path:
+    def page_sections(self) -> dict[str, Any]:
+        """Return what the report shows, by section, as strict JSON."""
         from msprobe.compare.fact_lanes import make_lanes
         from msprobe.compare.tensors.pictures import make_pictures
-        from msprobe.report.comparison_page import write_comparison_page
+        from msprobe.report.comparison_page import DEFAULT_LIMIT, page_data
 
         comparisons = () if self._changes_tensors else self._comparisons
         more = {
@@ -243,7 +250,7 @@ class CompareResult:
             "lanes": make_lanes(self._comparisons),
         }
         present = {name: part for name, part in more.items() if part}
-        return write_comparison_page(path, self.summary, self.frame, more=present)
+        return page_data(self.summary, self.frame, limit=DEFAULT_LIMIT) | present
 
     def _note(self, note: str) -> None:
         if note not in self.summary["notes"]:

@@ -10,6 +10,7 @@ from operator import eq, ge, gt, le, lt
 from typing import Any, Final, NamedTuple
 
 from msprobe.graph.model import Edge, Roll, Severity
+from msprobe.graph.one_page import comparison_sections
 from msprobe.graph.page_json import (
     PlainTexts,
     detail_json,
@@ -71,6 +72,14 @@ class MemorySource:
     def overview(self) -> dict[str, Any]:
         """Return what a page shows first, with the root of each graph."""
         return self._overview
+
+    @cached_property
+    def _comparison(self) -> dict[str, Any] | None:
+        return comparison_sections(self._graphs)
+
+    def comparison(self) -> dict[str, Any] | None:
+        """Return the sections of the page of the comparison; None without one."""
+        return self._comparison
 
     def children(self, graph: int, node: int) -> dict[str, Any]:
         """Return the nodes directly inside a node, and the edges and rolled layers among them."""

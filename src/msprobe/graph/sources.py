@@ -13,6 +13,7 @@ from typing import Any, Final
 from msprobe.compare.model import Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.result import CompareResult
 from msprobe.compare.run import run_comparison
 from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.rank_view import RankView
@@ -94,13 +95,15 @@ class GraphSet:
         target: path of the dump.
         reference: path of the trusted dump; empty without one.
         places: steps and ranks, in order.
-        summary: summary of the comparison; None without one.
+        result: the comparison; None without one, and for files of graphs.
+        summary: its summary; None without one.
         links: communications between the ranks of the target, by step, the earliest first.
     """
 
     target: str
     reference: str
     places: Sequence[GraphPlace]
+    result: CompareResult | None = None
     summary: Mapping[str, Any] | None = None
     links: Sequence[Link] = ()
 
@@ -145,14 +148,20 @@ def open_graphs(
         given = options or CompareOptions()
         chosen = _with_selection(given, steps, ranks)
         result = run_comparison(Path(target), Path(reference), chosen)
-        places = [_compared(each, overflow=overflow) for each in result.comparisons]
-        return GraphSet(
-            target=str(target),
-            reference=str(reference),
-            places=places,
-            summary=result.summary,
-            links=_links(places),
-        )
+        return compared_graphs(result, overflow=overflow)
+
+
+def compared_graphs(result: CompareResult, *, overflow: bool = False) -> GraphSet:
+    """Return the graphs of both sides of a comparison, which still has its rows."""
+    places = [_compared(each, overflow=overflow) for each in result.comparisons]
+    return GraphSet(
+        target=result.summary["target"],
+        reference=result.summary["reference"],
+        places=places,
+        result=result,
+        summary=result.summary,
+        links=_links(places),
+    )
 
 
 def _with_selection(

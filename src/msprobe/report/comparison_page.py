@@ -50,7 +50,10 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT: Final = 10_000
 """Rows in a page unless asked otherwise: some 4 MB, which a browser opens at once."""
 
-_VIEWS: Final = ("verdict", "timeline", "modules", "list", "facts", "operation", "answer")
+# Main views and those at their sides, by the one that the page opens with.
+_WITHOUT_GRAPH: Final = ("modules", "list")
+_LIST_FIRST: Final = ("modules", "graph_list", "list", "graph", "graph_runs")
+_GRAPH_FIRST: Final = ("graph_list", "modules", "graph", "graph_runs", "list")
 _OPERATION_TEXTS: Final = ("rank", "operation", "module", "match", "source", "label", "direction")
 _OPERATION_NUMBERS: Final = (
     *("step", "order", "confidence", "error_in", "error_out", "rows", "interest"),
@@ -99,9 +102,35 @@ def write_comparison_page(
     Raises:
         ReportWriteError: the file cannot be written.
     """
-    title = f"msprobe: {summary['target']} against {summary['reference']}"
-    sections = {**page_data(summary, frame, limit=limit), **(more or {})}
-    return write_page(path, title=title, sections=sections, views=_VIEWS)
+    return write_sections(path, {**page_data(summary, frame, limit=limit), **(more or {})})
+
+
+def write_sections(path: Path, sections: Mapping[str, Any]) -> Path:
+    """Write the page of a comparison, with graphs of both sides where there is a section of them.
+
+    Args:
+        path: the file to write; it appears when it is complete.
+        sections: what `page_data` returns, and more.
+
+    Raises:
+        ReportWriteError: the file cannot be written.
+    """
+    views = page_views(sections, opens_with_graph=False)
+    return write_page(path, title=page_title(sections), sections=sections, views=views)
+
+
+def page_title(sections: Mapping[str, Any]) -> str:
+    """Return the title of the page of a comparison."""
+    summary = sections["summary"]
+    return f"msprobe: {summary['target']} against {summary['reference']}"
+
+
+def page_views(sections: Mapping[str, Any], *, opens_with_graph: bool) -> tuple[str, ...]:
+    """Return the views of the page of a comparison, in the order of their panes."""
+    has_graph = "graph" in sections
+    places = _GRAPH_FIRST if opens_with_graph else _LIST_FIRST if has_graph else _WITHOUT_GRAPH
+    details = ("facts", *(["graph_node"] if has_graph else []), "operation", "answer")
+    return ("verdict", "timeline", *places, *details)
 
 
 def page_data(summary: Mapping[str, Any], frame: pl.DataFrame, *, limit: int) -> dict[str, Any]:

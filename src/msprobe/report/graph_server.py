@@ -32,6 +32,9 @@ class GraphSource(Protocol):
     def overview(self) -> Mapping[str, Any]:
         """Return everything but the contents of the graphs."""
 
+    def comparison(self) -> Mapping[str, Any] | None:
+        """Return the sections of the page of the comparison; None without one."""
+
     def children(self, graph: int, node: int) -> Mapping[str, Any]:
         """Return the children of a node and the edges between them."""
 
@@ -81,7 +84,7 @@ class GraphServer(LocalServer):
         self._reopen_if_changed()
         if not question:
             overview = {**self._source.overview(), "version_served": self._version}
-            return HTTPStatus.OK, "text/html", graph_page_text(overview)
+            return HTTPStatus.OK, "text/html", graph_page_text(overview, self._source.comparison())
         words = {name: values[0] for name, values in parse_qs(query).items()}
         try:
             if int(words["version"]) != self._version:

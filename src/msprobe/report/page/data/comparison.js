@@ -116,8 +116,14 @@ function findUnmeasured({ first, rows: count }) {
 export const operations = readOperations();
 const byId = new Map(operations.map((each) => [each.id, each]));
 
-/** Returns the operation that is selected, if the page holds it. */
-export function selected() { return byId.get(state.at); }
+/** Read what is selected where another part of the page has named it. @type {((id: string) => Operation | undefined)[]} */
+export const otherNames = [];
+
+/** Returns the operation that is selected, if the page holds it. @returns {Operation | undefined} */
+export function selected() { return operationOf(state.at); }
+
+/** @param {string} id @returns {Operation | undefined} */
+function operationOf(id) { return byId.get(id) ?? otherNames.map((read) => read(id)).find(Boolean); }
 
 /** Returns the operation at a place of the summary, if the page holds it. @param {any} place */
 export function operationAt(place) { return place ? byId.get(`${place.step}/${place.rank}/${place.order}`) : undefined; }

@@ -4,6 +4,7 @@
 
 import { number, sections } from "../shared/sections.js";
 import { change, state } from "../shared/store.js";
+import { operations, otherNames } from "./comparison.js";
 
 /** @typedef {"target" | "reference"} Side */
 /** @typedef {Record<string, any>} GraphNode a row of the table of nodes, with its `id` */
@@ -212,6 +213,8 @@ export const cells = whole.cells;
 export function currentRun() {
   const names = cells.map((/** @type {any} */ cell) => `${cell.step}/${cell.rank}`);
   if (names.includes(state.run)) return state.run;
+  const picked = nodeOf.get(state.at);
+  if (picked) return picked.run;
   const { headline } = whole;
   return headline && names.includes(`${headline.step}/${headline.rank}`) ? `${headline.step}/${headline.rank}` : names[0] ?? "";
 }
@@ -225,9 +228,33 @@ export function graphOf(side, run = currentRun()) {
 /** @param {Side} side @param {number} node */
 export function nodeId(side, node) { return `graph/${side}/${node}`; }
 
-/** Returns the node that is selected. @returns {{side: Side, node: number, graph: Graph} | null} */
+// Where the page has a comparison too: the nodes of its operations, and back. A node has several operations; the most
+// interesting one is its own.
+
+/** @typedef {import("./comparison.js").Operation} Operation */
+/** @type {Map<string, {run: string, id: string}>} */
+const nodeOf = new Map();
+/** @type {Map<string, Operation>} */
+const operationOf = new Map();
+
+operations.forEach((operation, place) => {
+  const { side, node } = sections.graph_nodes ?? { side: [], node: [] };
+  if (!(node[place] >= 0)) return;
+  const run = `${operation.step}/${operation.rank}`, id = nodeId(side[place] ? "reference" : "target", node[place]), key = `${run} ${id}`;
+  nodeOf.set(operation.id, { run, id });
+  if (operation.interest < (operationOf.get(key)?.interest ?? Infinity)) operationOf.set(key, operation);
+});
+
+otherNames.push((id) => {
+  const found = selectedNode(id);
+  if (!found) return undefined;
+  const run = currentRun(), pair = found.side === "reference" ? partner("reference", found.node) : -1;
+  return operationOf.get(`${run} ${pair >= 0 ? nodeId("target", pair) : nodeId(found.side, found.node)}`);
+});
+
+/** Returns the node that is selected, or that of the operation that is. @returns {{side: Side, node: number, graph: Graph} | null} */
 export function selectedNode(id = state.at ?? "") {
-  const [word, side, text] = id.split("/");
+  const [word, side, text] = (nodeOf.get(id)?.id ?? id).split("/");
   if (word !== "graph" || (side !== "target" && side !== "reference")) return null;
   const graph = graphOf(side), node = Number(text);
   return graph && Number.isInteger(node) && node >= 0 && node < graph.count ? { side, node, graph } : null;
@@ -240,20 +267,40 @@ export function otherSide(side) { return side === "target" ? "reference" : "targ
 
 /** @type {Map<string, Map<number, number>>} */
 const handMade = new Map();
+let handMadeFor = "";
 
-/** Returns the pairs that were made by hand. */
+/** Returns the pairs that were made by hand: those that the state holds. @returns {ReadonlyMap<number, number>} */
 export function handPairs(run = currentRun()) {
-  let found = handMade.get(run);
-  if (!found) handMade.set(run, found = new Map());
-  return found;
+  const text = state.pairs ?? "";
+  if (text !== handMadeFor) {
+    handMade.clear();
+    for (const part of text.split(" ").filter(Boolean)) {
+      const [of, words = ""] = part.split("=");
+      handMade.set(of, new Map(words.split(",").filter(Boolean).map((word) => /** @type {[number, number]} */ (word.split("-").map(Number)))));
+    }
+    handMadeFor = text;
+  }
+  return handMade.get(run) ?? new Map();
 }
 
-/** Returns the partner of a node; -1 where it has none. @param {Side} side @param {number} node */
-export function partner(side, node) {
-  const pairs = handPairs();
+/** Puts the pairs of the run that is shown into the state. @param {ReadonlyMap<number, number>} pairs */
+export function keepPairs(pairs) {
+  const run = currentRun(), all = [...handMade].filter(([of]) => of !== run);
+  if (pairs.size) all.push([run, new Map(pairs)]);
+  change({ pairs: all.map(([of, made]) => `${of}=${[...made].map(([one, other]) => `${one}-${other}`).join(",")}`).join(" ") });
+}
+
+/** Returns the partner of a node; -1 where it has none. @param {Side} side @param {number} node @param {ReadonlyMap<number, number>} [pairs] */
+export function partner(side, node, pairs = handPairs()) {
   if (side === "target" && pairs.has(node)) return pairs.get(node) ?? -1;
   if (side === "reference") for (const [target, reference] of pairs) if (reference === node) return target;
   return graphOf(side)?.node(node).match ?? -1;
+}
+
+/** Returns the full name of a node: the path of a module, the number of a call. @param {GraphNode} node */
+export function fullName({ kind: sort, path, name, forward, backward }) {
+  const call = sort === kind.api ? (forward || backward).replace(/\.(forward|backward)$/, "") : "";
+  return call || path || name;
 }
 
 /** Returns the worse of both halves, or that of the half that is looked at. @param {GraphNode} node @param {string} half */

@@ -2,7 +2,7 @@
 // Pairs made by hand: one node of each side, and what is in them where it has the same names. They change the picture,
 // not the comparison; saved, they are a mapping that the next comparison takes.
 
-import { currentRun, graphOf, handPairs, nodeId, otherSide, partner } from "../data/graph.js";
+import { currentRun, graphOf, handPairs, keepPairs, nodeId, otherSide, partner } from "../data/graph.js";
 import { say } from "../shared/language.js";
 import { change, declare, state } from "../shared/store.js";
 import { chooseFile, saveFile } from "./saving.js";
@@ -21,20 +21,17 @@ export function chooseNode(side, node) {
   } else change({ pairing: `${side}/${node}` });
 }
 
-// The state counts the changes, so that everything that shows pairs is drawn again.
-function tell() { change({ pairs: [...handPairs()].map(([one, other]) => `${one}-${other}`).join(",") }); }
-
 /** Pairs two nodes, and what is in them. @param {number} target @param {number} reference @param {boolean} [withInner] */
 export function pairUp(target, reference, withInner = true) {
   const one = graphOf("target"), other = graphOf("reference");
   if (!one || !other || partner("target", target) >= 0 || partner("reference", reference) >= 0) return;
-  handPairs().set(target, reference);
-  if (withInner) pairInner(one, target, other, reference);
-  tell();
+  const pairs = new Map(handPairs()).set(target, reference);
+  if (withInner) pairInner(pairs, one, target, other, reference);
+  keepPairs(pairs);
 }
 
-/** @param {Graph} one @param {number} target @param {Graph} other @param {number} reference */
-function pairInner(one, target, other, reference) {
+/** @param {Map<number, number>} pairs @param {Graph} one @param {number} target @param {Graph} other @param {number} reference */
+function pairInner(pairs, one, target, other, reference) {
   /** @type {Map<string, number[]>} */
   const byName = new Map();
   for (const child of other.children(reference)) {
@@ -43,17 +40,16 @@ function pairInner(one, target, other, reference) {
   }
   for (const child of one.children(target)) {
     const { label, class: type } = one.node(child), match = byName.get(`${label} ${type}`)?.shift();
-    if (match === undefined || partner("target", child) >= 0 || partner("reference", match) >= 0) continue;
-    handPairs().set(child, match);
-    pairInner(one, child, other, match);
+    if (match === undefined || partner("target", child, pairs) >= 0 || partner("reference", match, pairs) >= 0) continue;
+    pairs.set(child, match);
+    pairInner(pairs, one, child, other, match);
   }
 }
 
 /** Undoes a pair made by hand, and those in it. @param {number} target */
 export function unpair(target) {
   const graph = graphOf("target");
-  for (const node of [...handPairs().keys()]) if (graph?.isIn(node, target)) handPairs().delete(node);
-  tell();
+  keepPairs(new Map([...handPairs()].filter(([node]) => !graph?.isIn(node, target))));
 }
 
 /** Returns all pairs with the names of both. */

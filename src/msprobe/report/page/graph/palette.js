@@ -36,7 +36,7 @@ function onKey(event) {
 
 /** @param {Answer} answer */
 function choose(answer) {
-  change({ q: box.value.startsWith(">") ? state.q : box.value });
+  change({ find: box.value.startsWith(">") ? state.find : box.value });
   dialog.close();
   answer.act();
 }
@@ -84,7 +84,7 @@ export function openPalette(commands) {
   commandsNow = commands;
   if (!dialog.isConnected) document.body.append(dialog);
   dialog.showModal();
-  box.value = state.q;
+  box.value = state.find;
   box.select();
   void search();
 }

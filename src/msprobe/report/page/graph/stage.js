@@ -2,7 +2,7 @@
 // The panes with pictures of the run that is shown: two beside each other, or one. What is open, selected and lit.
 
 import {
-  ask, currentRun, findings, firstNode, graphOf, handPairs, hasReference, kind, nodeId, otherSide, partner, selectedNode,
+  ask, currentRun, findings, firstNode, fullName, graphOf, handPairs, hasReference, kind, nodeId, otherSide, partner, selectedNode,
 } from "../data/graph.js";
 import { find } from "../data/graph_search.js";
 import { element, joined, replace } from "../shared/dom.js";
@@ -24,7 +24,7 @@ const contents = ["run", "panes", "folded", "rolled", "edges", "inferred", "micr
 /** The state of the pictures. */
 export const stageState = {
   run: "", at: "", panes: "two", folded: "", rolled: "", edges: "", inferred: "", micro: "", direction: "down", depth: "", fold: "",
-  sync: "", colour: "", half: "", flow: "", map: "", limit: "", q: "", cone: "",
+  sync: "", colour: "", half: "", flow: "", map: "", limit: "", find: "", cone: "",
 };
 
 const mostHits = 2000;
@@ -324,7 +324,8 @@ class Stage {
 
   /** Selects the next finding in order of execution. @param {number} by 1 or −1 */
   step(by) {
-    const ids = findings(), place = ids.indexOf(state.at);
+    const selected = selectedNode();
+    const ids = findings(), place = selected ? ids.indexOf(nodeId(selected.side, selected.node)) : -1;
     if (!ids.length) return;
     change({ at: ids[place < 0 ? (by > 0 ? 0 : ids.length - 1) : (place + by + ids.length) % ids.length], part: "" });
   }
@@ -340,10 +341,10 @@ class Stage {
   }
 
   async #search() {
-    const wanted = `${state.q};${currentRun()};${state.limit};${state.half}`;
+    const wanted = `${state.find};${currentRun()};${state.limit};${state.half}`;
     if (wanted === this.#searchedFor) return;
     this.#searchedFor = wanted;
-    const asked = state.q.startsWith("ref:") ? { side: /** @type {Side} */ ("reference"), text: state.q.slice(4) } : { side: /** @type {Side} */ ("target"), text: state.q };
+    const asked = state.find.startsWith("ref:") ? { side: /** @type {Side} */ ("reference"), text: state.find.slice(4) } : { side: /** @type {Side} */ ("target"), text: state.find };
     const graph = graphOf(asked.side);
     const answer = asked.text.trim() && graph ? await find(graph, asked.text, mostHits) : { ids: [], total: 0 };
     if (wanted !== this.#searchedFor) return;
@@ -413,7 +414,7 @@ function describe(scene, box) {
   const error = node.error === null ? "" : say("error {}", digits(node.error));
   const back = node.error_backward === null ? "" : say("backward {}", digits(node.error_backward));
   return [
-    roll ? node.label : node.path ? `${node.path}` : node.name || title(node),
+    roll ? node.label : fullName(node) || title(node),
     joined(node.class, node.kind === kind.api ? "" : say("{} calls", grouped(node.size - 1)), node.dtype, node.source),
     joined(hasReference ? seen.words : "", error, back, counts),
     joined(node.norm === null ? "" : say("norm {}", digits(node.norm)), node.grad_norm === null ? "" : say("gradient norm {}", digits(node.grad_norm))),

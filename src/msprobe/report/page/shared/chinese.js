@@ -7,7 +7,7 @@ export const chinese = {
   "Keyboard": "键盘", "light or dark": "浅色或深色", "this list": "本列表", "back to the overview": "返回概览",
   "Answer": "结论", "Operations": "算子", "Modules": "模块", "Overview": "概览", "Errors along the execution": "沿执行顺序的误差",
   "next operation (also ↓)": "下一个算子（也可用 ↓）", "previous operation (also ↑)": "上一个算子（也可用 ↑）",
-  "only differences, or all": "仅看差异或全部", "copy": "复制", "language": "语言", "search": "搜索", "Search": "搜索", "print": "打印",
+  "only differences, or all": "仅看差异或全部", "copy": "复制", "language": "语言", "in the graph": "在图中查看", "in the list": "在列表中查看", "search": "搜索", "Search": "搜索", "print": "打印",
   // the graph
   "Graph": "图", "Find": "查找", "Node": "节点", "Nodes": "节点", "Ranks and steps": "rank 与 step", "Layers and ranks": "层与 rank",
   "Graph: arrow keys walk through the boxes, Enter opens, n goes to the next finding": "图：方向键在方框间移动，Enter 展开，n 跳到下一处发现",

@@ -44,7 +44,7 @@ export function detailView(views) {
   return {
     name: "detail", title: views[views.length - 1].title, place: "detail", needs: [],
     state: { at: "", part: "" },
-    uses: ["at", "part", ...views.flatMap((view) => view.uses)],
+    uses: ["at", "part", "view", ...views.flatMap((view) => view.uses)],
     keys: Object.assign({}, ...views.map((view) => view.keys)),
     start(made) {
       pane = made;

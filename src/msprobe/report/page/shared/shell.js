@@ -26,6 +26,7 @@ import { startUrl } from "./url.js";
  * @property {string[]} uses names of the state that it draws
  * @property {(pane: HTMLElement) => void} start builds it, once
  * @property {() => void} render draws it: after the start and whenever something that it uses has changed
+ * @property {string[]} [beside] of panes at the side: the main views that it is shown with; without it, all
  * @property {() => boolean} [shows] of details: whether it has something to show
  * @property {import("./keyboard.js").Keys} [keys] what keys do while it is shown
  */
@@ -37,13 +38,13 @@ let views = [];
 export function showMain() { change({ pane: "main" }); }
 
 /** Returns the name of the main view that is shown. */
-function mainView() {
+export function mainView() {
   const names = views.filter(({ place }) => place === "main").map(({ name }) => name);
   return names.includes(state.view) ? state.view : names[0] ?? "";
 }
 
 /** @param {View} view */
-function isActive(view) { return view.place !== "main" || view.name === mainView(); }
+function isActive({ place, name, beside }) { return place === "main" ? name === mainView() : beside?.includes(mainView()) ?? true; }
 
 /** @type {import("./keyboard.js").Keys} */
 const keys = {
@@ -55,9 +56,11 @@ const keys = {
 /** Shows the panes that the state names. */
 function showPanes() {
   document.body.dataset.shows = state.pane;
+  document.body.dataset.view = mainView();
   for (const view of views.filter(({ place }) => place === "main" || place === "side" || place === "detail")) {
     const isShown = isActive(view), tab = byId(`${view.name}-tab`);
     byId(view.name).hidden = !isShown;
+    tab.hidden = !isShown && view.place !== "main";
     tab.setAttribute("aria-current", String(isShown && view.place === state.pane));
     tab.classList.toggle("shown", isShown);
   }
@@ -113,7 +116,8 @@ export function start(all) {
   });
   startUrl();
   startPaper();
-  startKeyboard(() => Object.assign({}, ...views.filter(isActive).map((view) => view.keys), keys));
+  // The keys of the main view go before those of details.
+  startKeyboard(() => Object.assign({}, ...views.filter(isActive).reverse().map((view) => view.keys), keys));
   byId("help-button").addEventListener("click", showHelp);
   byId("theme-button").addEventListener("click", toggleTheme);
 }

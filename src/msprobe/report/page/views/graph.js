@@ -9,6 +9,7 @@ import { saveFile } from "../graph/saving.js";
 import { stage, stageState } from "../graph/stage.js";
 import { element, isNarrow, replace, span } from "../shared/dom.js";
 import { language, say, toggleLanguage } from "../shared/language.js";
+import { mainView } from "../shared/shell.js";
 import { change, defaults, state } from "../shared/store.js";
 import { chooseNode, unpair } from "../graph/pairing.js";
 
@@ -23,7 +24,7 @@ const depth = element("input", { type: "range", id: "graph-depth", min: "0", max
 export const view = {
   name: "graph", title: say("Graph"), place: "main", needs: ["graph"],
   state: { ...stageState, colour: usualColour, panes: hasReference && !isNarrow() ? "two" : "one" },
-  uses: Object.keys(stageState),
+  uses: [...Object.keys(stageState), "view"],
 
   start(pane) {
     stage.panes.tabIndex = 0;
@@ -41,6 +42,8 @@ export const view = {
   },
 
   render() {
+    // A graph is that of one run: what is selected next is in the same one.
+    if (!state.run && whole.cells.length > 1 && mainView() === "graph") change({ run: currentRun() });
     document.querySelectorAll("[data-graph-state]").forEach((/** @type {any} */ control) => {
       const value = state[control.dataset.graphState];
       if (control.type === "checkbox") control.checked = value === (control.dataset.on ?? ""); else control.value = value;

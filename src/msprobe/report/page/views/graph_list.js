@@ -3,7 +3,7 @@
 // and pairs made by hand.
 
 import {
-  currentRun, errorOf, findings, flag, graphOf, handPairs, hasReference, overflows, partner, selectedNode, severities, severityOf,
+  currentRun, errorOf, findings, flag, fullName, graphOf, handPairs, hasReference, overflows, partner, selectedNode, severities, severityOf,
 } from "../data/graph.js";
 import { look } from "../graph/colours.js";
 import { goTo, loadPairs, namedPairs, pairUp, savePairs, unpair } from "../graph/pairing.js";
@@ -38,12 +38,12 @@ let itemsFor = "";
 
 /** @type {import("../shared/shell.js").View} */
 export const view = {
-  name: "graph_list", title: say("Find"), place: "side", needs: ["graph"], state: { levels: "", measure: "error" },
-  uses: ["q", "run", "levels", "limit", "at", "half", "colour", "pairs", "pairing", "measure"],
+  name: "graph_list", title: say("Find"), place: "side", needs: ["graph"], beside: ["graph", "graph_runs"], state: { levels: "", measure: "error" },
+  uses: ["find", "run", "levels", "limit", "at", "half", "colour", "pairs", "pairing", "measure"],
 
   start(pane) {
     list = new RowList({ name: "graph-row", label: say("Nodes"), height: 40, empty: say("Nothing fits."), draw, open: ({ side, row }) => goTo(side, row.id) });
-    const search = searchBox({ id: "graph-search", name: "q", placeholder: say("search, or norm>1e4"), enter: () => move(1), escape: () => change({ q: "" }) });
+    const search = searchBox({ id: "graph-search", name: "find", placeholder: say("search, or norm>1e4"), enter: () => move(1), escape: () => change({ find: "" }) });
     stage.onFound.add(() => { itemsFor = ""; render(); });
     replace(pane,
       element("div", { class: "graph-finder" }, search, ticks,
@@ -79,7 +79,7 @@ function readItems() {
     const error = errorOf(row);
     return state.limit === "" || error !== null && !(error <= least);
   };
-  if (state.q.trim()) {
+  if (state.find.trim()) {
     const graph = graphOf(stage.found.side, run);
     if (!graph) return [];
     return stage.found.ids.filter((id) => graph.isKnown(id)).map((id) => ({ side: stage.found.side, row: graph.node(id) })).filter(({ row }) => passes(row));
@@ -104,12 +104,12 @@ function everyLeaf(run) {
 }
 
 function render() {
-  const wanted = [state.q, currentRun(), state.levels, state.limit, state.half, state.pairs].join(";");
+  const wanted = [state.find, currentRun(), state.levels, state.limit, state.half, state.pairs].join(";");
   if (wanted !== itemsFor) { itemsFor = wanted; items = readItems(); }
   limit.value = state.limit || "-12";
   limitText.textContent = state.limit === "" ? say("any") : digits(Number((10 ** Number(state.limit)).toPrecision(2)));
   showTicks();
-  const isFiltered = Boolean(state.q.trim() || state.levels || state.limit), total = state.q.trim() ? Math.max(stage.found.total, items.length) : items.length;
+  const isFiltered = Boolean(state.find.trim() || state.levels || state.limit), total = state.find.trim() ? Math.max(stage.found.total, items.length) : items.length;
   found.textContent = isFiltered ? say("{} nodes", grouped(state.levels || state.limit ? items.length : total)) : say("{} findings", grouped(items.length));
   const selected = selectedNode();
   list.show(items, items.find(({ side, row }) => selected?.side === side && selected.node === row.id));
@@ -127,10 +127,10 @@ function draw({ side, row }) {
   const seen = look(row, false), error = errorOf(row);
   const figure = hasReference ? (error === null ? row.status : digits(error)) : row.norm === null ? "" : digits(row.norm);
   return {
-    attributes: { class: "row graph-row", title: row.path || row.name },
+    attributes: { class: "row graph-row", title: fullName(row) },
     children: [
       element("span", { class: "mark", style: seen.fill ? `color:${seen.fill}` : null, "aria-hidden": "true" }, seen.mark || "·"),
-      element("span", { class: "name" }, span("mono", title(row)), element("div", { class: "dim" }, `${side === "reference" ? `${say("reference")} · ` : ""}${row.path || row.name}`)),
+      element("span", { class: "name" }, span("mono", title(row)), element("div", { class: "dim" }, `${side === "reference" ? `${say("reference")} · ` : ""}${fullName(row)}`)),
       span("number dim", figure ?? ""),
     ],
   };
@@ -139,7 +139,7 @@ function draw({ side, row }) {
 // Pairs made by hand: what is chosen first waits for its partner.
 function showPairs() {
   const [side, text] = state.pairing.split("/"), graph = side ? graphOf(/** @type {Side} */ (side)) : null;
-  const waiting = graph ? element("p", {}, say("choose a node of the other side for {}", graph.node(Number(text)).path || title(graph.node(Number(text)))), " ",
+  const waiting = graph ? element("p", {}, say("choose a node of the other side for {}", fullName(graph.node(Number(text)))), " ",
     link(say("cancel"), () => change({ pairing: "" }))) : null;
   const selected = selectedNode();
   const isReady = graph && selected && selected.side !== side && partner(selected.side, selected.node) < 0;

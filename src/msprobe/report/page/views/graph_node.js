@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // One node of the graph in full: its verdict, the values of both sides, call stack, group and partners.
 
-import { findings, graphOf, hasReference, kind, nodeId, otherSide, overflows, partner, selectedNode, severities, whole } from "../data/graph.js";
+import { findings, fullName, graphOf, hasReference, kind, nodeId, otherSide, overflows, partner, selectedNode, severities, whole } from "../data/graph.js";
 import { title } from "../graph/scene.js";
 import { head } from "../shared/detail.js";
-import { command, element, facts, items, joined, link, pill, replace, span, table, title as heading } from "../shared/dom.js";
+import { command, element, facts, isNarrow, items, joined, link, pill, replace, span, table, title as heading } from "../shared/dom.js";
 import { folded } from "../shared/folds.js";
 import { digits, exact, grouped } from "../shared/format.js";
 import { say } from "../shared/language.js";
-import { number } from "../shared/sections.js";
+import { number, sections } from "../shared/sections.js";
+import { mainView } from "../shared/shell.js";
 import { change, state } from "../shared/store.js";
 
 /** @typedef {import("../data/graph.js").GraphNode} GraphNode */
@@ -20,6 +21,7 @@ let drawnFor = "";
 /** @type {import("../shared/shell.js").View} */
 export const view = {
   name: "graph_node", title: say("Node"), place: "detail", needs: ["graph"], uses: ["run", "at", "pairs"],
+  shows: () => !sections.operations || mainView().startsWith("graph"),
   start(made) { pane = made; },
   render() {
     const selected = selectedNode();
@@ -43,7 +45,7 @@ function overview() {
     const culprit = whole.culprits.find((/** @type {any} */ each) => nodeId(each.side, each.node) === id);
     if (!found?.graph.isKnown(found.node)) return element("li", {}, link(culprit?.reason ?? id, () => change({ at: id })));
     const row = found.graph.node(found.node);
-    return element("li", {}, link(row.path || title(row), () => change({ at: id }), { class: "link mono" }), " ", span("dim", joined(row.class, culprit?.half, row.source)),
+    return element("li", {}, link(fullName(row) || title(row), () => change({ at: id }), { class: "link mono" }), " ", span("dim", joined(row.class, culprit?.half, row.source)),
       culprit?.reason ? element("div", { class: "dim" }, culprit.reason) : null);
   });
   const notes = (graphOf("target")?.notes ?? []).concat(graphOf("reference")?.notes ?? []);
@@ -77,7 +79,8 @@ function top(row, side) {
   const pills = [["forward", row.status, row.origin, row.severity], ["backward", row.status_backward, row.origin_backward, row.severity_backward]]
     .filter(([, status]) => status).map(([half, status, origin]) => pill(`${origin || status}`, `${half}: ${status}`));
   return [
-    ...head(row.path || row.name || title(row), ...crumbs,
+    ...head(fullName(row) || title(row), ...crumbs,
+      sections.operations ? link(say("in the list"), () => change({ view: "list", pane: isNarrow() ? "detail" : "main" })) : null,
       pair >= 0 ? link(`${say("partner")} →`, () => change({ at: nodeId(otherSide(side), pair), part: "" })) : null),
     element("p", { class: "dim" }, joined(row.class, hasReference ? say(side) : "", row.source, row.micro ? say("micro step {}", row.micro) : "")),
     element("div", {}, ...pills, row.overflow ? pill(overflows[row.overflow], say("overflow level")) : null),

@@ -53,5 +53,5 @@ function layers() {
   const { labels, rank: ranks } = whole.layers ?? { labels: [], rank: [] };
   return grid(say("layer"), ranks.map((/** @type {any} */ { step, rank }) => `${step}/${rank}`), labels.map((/** @type {string} */ label, /** @type {number} */ place) => [label,
     ranks.map((/** @type {any} */ { step, rank, severity }) => cell(severity[place] ?? 0, 0, "", say("{}, step {}, rank {}: {}", label, step, rank, say(severities[severity[place] ?? 0])),
-      () => change({ run: `${step}/${rank}`, at: "", fold: "", q: label, view: "graph", pane: "main" }), false))]));
+      () => change({ run: `${step}/${rank}`, at: "", fold: "", find: label, view: "graph", pane: "main" }), false))]));
 }

@@ -35,7 +35,7 @@ let tree;
 
 /** @type {import("../shared/shell.js").View} */
 export const view = {
-  name: "modules", title: "Modules", place: "side", needs: ["modules"], state: { module: "", fold: "" }, uses: ["module", "fold"],
+  name: "modules", title: "Modules", place: "side", needs: ["modules"], state: { module: "", tree: "" }, uses: ["module", "tree"], beside: ["list"],
 
   start(pane) {
     root = readModules();
@@ -46,7 +46,7 @@ export const view = {
   },
 
   render() {
-    const folds = new Set(chosen("fold"));
+    const folds = new Set(chosen("tree"));
     nodes.forEach((node, place) => { node.isOpen = node.isOpenAtFirst !== folds.has(String(place)); });
     // What is above the module may be folded afterwards.
     if (state.module !== revealed) reveal(state.module);
@@ -58,7 +58,7 @@ export const view = {
 // The state names the modules, by place, that are not as they were at first.
 function keepFolds() {
   const places = nodes.flatMap((node, place) => (node.isOpen === node.isOpenAtFirst ? [] : [place]));
-  change({ fold: places.join(",") });
+  change({ tree: places.join(",") });
 }
 
 /** @returns {ModuleNode} */

@@ -10,6 +10,8 @@ import {
 } from "../shared/dom.js";
 import { folded } from "../shared/folds.js";
 import { digits, exact, grouped, percent, plural } from "../shared/format.js";
+import { say } from "../shared/language.js";
+import { sections } from "../shared/sections.js";
 import { change } from "../shared/store.js";
 
 /** @typedef {import("../data/comparison.js").Operation} Operation */
@@ -61,7 +63,8 @@ function neighbours(operation) {
   };
   const to = (/** @type {string} */ text, /** @type {Operation | null} */ found, meaning = found?.name) => (
     found && link(text, () => open(found.id), { title: meaning }));
-  return [to("ran before", other(-1)), to("ran after", other(1)), to("next introduced", nextIntroduced(1), "n")];
+  const inGraph = sections.graph ? link(say("in the graph"), () => change({ view: "graph", pane: "main" })) : null;
+  return [inGraph, to("ran before", other(-1)), to("ran after", other(1)), to("next introduced", nextIntroduced(1), "n")];
 }
 
 /** @param {Operation} operation @param {Value} value */

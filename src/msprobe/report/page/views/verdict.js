@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verdict of a comparison in one sentence, what to do next, and the choice of a step and rank.
 
-import { severalRuns, summary } from "../data/comparison.js";
+import { operationAt, operations, severalRuns, summary } from "../data/comparison.js";
 import { placeName } from "../data/words.js";
-import { byId, command, element, joined, replace, span } from "../shared/dom.js";
+import { open } from "../shared/detail.js";
+import { byId, command, element, joined, link, replace, span } from "../shared/dom.js";
 import { sections } from "../shared/sections.js";
 import { change, state } from "../shared/store.js";
 
@@ -17,8 +18,10 @@ export const view = {
 
   start(pane) {
     const { outcome, sentence, counts, steps } = sections.answer;
+    const { record, step, rank } = summary.verdict?.where ?? {};
+    const culprit = operations.find((each) => each.name === record && each.step === step && each.rank === String(rank)) ?? operationAt(summary.introduced[0]);
     const sides = joined(`${summary.target}  against  ${summary.reference}`, counts);
-    replace(pane, element("h1", {}, span(`badge ${outcome.split(/\W/)[0]}`, outcome), sentence),
+    replace(pane, element("h1", {}, span(`badge ${outcome.split(/\W/)[0]}`, outcome), culprit ? link(sentence, () => open(culprit.id), { class: "link headline" }) : sentence),
       element("p", { id: "sides", class: "dim" }, sides), steps.length ? nextSteps(steps) : null);
     if (!severalRuns) return;
     select.append(element("option", { value: "" }, "all steps and ranks"));
