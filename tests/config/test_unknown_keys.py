@@ -49,13 +49,6 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
             {"task": "tensor", "tensor": {"bench_path": "x"}},
             '"tensor.bench_path" is not supported and ignored',
         ),
-        *(
-            (
-                {"task": "tensor", "tensor": {key: "x"}},
-                f'"tensor.{key}" is not supported and ignored: calls are not sent',
-            )
-            for key in ("online_run_ut", "nfs_path", "host", "port", "tls_path")
-        ),
         (
             {"statistics": {"slice": [{}, {"dim": 0, "stop": 3}]}},
             '"statistics.slice[1].stop" is not a known key and ignored',

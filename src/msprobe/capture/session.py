@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from msprobe.capture.account import Account, RunTotals, Step, Written
@@ -29,6 +30,7 @@ from msprobe.capture.events import CallSink
 from msprobe.capture.facts import FactCollector, FactSink
 from msprobe.capture.flight import FlightRecorder, KeptStep
 from msprobe.capture.nan_check import NanCheck
+from msprobe.capture.online import OnlineRun
 from msprobe.capture.overflow import OverflowCheck
 from msprobe.capture.recording import Recording, RecordingContext, TensorRecording
 from msprobe.capture.saved_values import SavedValues
@@ -132,6 +134,7 @@ class Session:
         self.current = Step()
         self.totals = RunTotals()
         self._writer: DumpWriter | None = None
+        self._online: OnlineRun | None = None
         self._claims: dict[int | None, RankClaim] = {}
         self._warned_of_rank = False
         self._switch = DumpSwitch(enabled=config.dump_enable)
@@ -321,6 +324,8 @@ class Session:
         self._dead = True
         if self._writer is not None:
             self._writer.close()
+        if self._online is not None and not self.is_forked:
+            self._guarded("close", self._online.close)
         if self.files is not None:
             self._guarded("close", self.files.close)
         for claim in self._claims.values():
@@ -494,6 +499,7 @@ class Session:
         calls = config.extra_info and config.level is not Level.DEBUG
         is_held = self.flight is not None
         self.dump = self._writer.open(directory, head, extra_info=calls, held=is_held)
+        self._send_online(claim)
         if self.check is not None:
             results = claim.dump_path / f"{config.task}_{claim.name}"
             self.check.begin_step(self.step_number, results)
@@ -502,6 +508,11 @@ class Session:
         self.recording.use(self.dump)
         facts = self.dump if self.flight is None else self.flight.watch(self.dump)
         self.facts.begin(self.step_number, facts)
+
+    def _send_online(self, claim: RankClaim) -> None:
+        section = self.config.section
+        if self._online is None and isinstance(section, TensorSection) and section.online:
+            self._online = OnlineRun(section.online, claim)
 
     def _claim(self, rank: int | None) -> RankClaim:
         claim = self._claims.get(rank)
@@ -534,6 +545,8 @@ class Session:
         kept = KeptStep(dump, account, fields)
         if self.flight is None:
             written = dump.close()
+            if self._online is not None:
+                self._guarded("online", partial(self._online.step_ended, self.step_number))
             if self.check is not None:
                 fields |= self.attempt("check", self.check.end_step) or {}
             if self.judge is not None:

@@ -27,8 +27,10 @@ from msprobe.yaml_nodes import nearest
 
 SECTIONS: Final = ("acc_check", "run_ut")
 """Names of the section of `config.json`, of 26.2.0 and of the documents."""
-_KEYS: Final = ("white_list", "black_list", "error_data_path", "precision")
+_ONLINE_KEYS: Final = ("is_online", "nfs_path", "host", "port", "tls_path", "rank_list")
+_KEYS: Final = ("white_list", "black_list", "error_data_path", "precision", *_ONLINE_KEYS)
 _MOST_DECIMALS: Final = 20
+_LAST_PORT: Final = 65535
 # Of a tensor, all that makes calls different but its values.
 _FORM: Final = ("type", "dtype", "shape")
 
@@ -45,12 +47,31 @@ class CheckSettings:
         black_list: not these.
         error_data_path: folder for saved tensors of calls that do not pass.
         precision: decimals in the files.
+        online: where calls come from while the training runs; None for a recording.
     """
 
     white_list: tuple[str, ...] = ()
     black_list: tuple[str, ...] = ()
     error_data_path: Path = Path()
     precision: int | None = None
+    online: OnlineSource | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineSource:
+    """Where the calls of a running training come from.
+
+    Attributes:
+        nfs_path: a folder that the training writes into; None for a socket.
+        address: ``host:port`` to listen at; None for a folder.
+        tls_path: folder of the keys; None for none.
+        ranks: numbers of the ranks that are waited for.
+    """
+
+    nfs_path: Path | None = None
+    address: str | None = None
+    tls_path: Path | None = None
+    ranks: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +201,7 @@ def read_settings(path: Path) -> CheckSettings:
         black_list=_names(raw, "black_list", section, path),
         error_data_path=_folder(raw.get("error_data_path") or ".", section, path),
         precision=_decimals(raw.get("precision"), section, path),
+        online=_online(raw, section, path) if raw.get("is_online") else None,
     )
 
 
@@ -337,3 +359,22 @@ def _decimals(found: Any, section: str | None, path: Path) -> int | None:
         rule = f"a number from 0 to {_MOST_DECIMALS}"
         raise ConfigError(f"{section}.precision", found, rule, source=path)
     return found
+
+
+def _online(raw: Mapping[str, Any], section: str | None, path: Path) -> OnlineSource:
+    texts = {key: raw.get(key) or "" for key in ("nfs_path", "host", "tls_path")}
+    for key, found in texts.items():
+        if not isinstance(found, str):
+            raise ConfigError(f"{section}.{key}", found, "a text", source=path)
+    ranks, port = raw.get("rank_list", [0]), raw.get("port")
+    if not isinstance(ranks, list) or not ranks or not all(type(one) is int for one in ranks):
+        raise ConfigError(f"{section}.rank_list", ranks, "numbers of ranks, as [0, 1]", source=path)
+    found = OnlineSource(
+        tls_path=Path(texts["tls_path"]) if texts["tls_path"] else None, ranks=tuple(ranks)
+    )
+    if texts["nfs_path"]:
+        return replace(found, nfs_path=Path(texts["nfs_path"]))
+    if not texts["host"] or type(port) is not int or not 0 < port <= _LAST_PORT:
+        rule = 'with "is_online" either "nfs_path", or "host" and "port" (1 to 65535)'
+        raise ConfigError(f"{section}.port", port, rule, source=path)
+    return replace(found, address=f"{texts['host']}:{port}")

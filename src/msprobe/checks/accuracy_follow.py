@@ -48,12 +48,14 @@ class Follower:
         settings: the user's lists of operators.
         patience_s: ends after so many seconds without a new call.
         rank: only this rank; None for all.
+        is_over: whether nothing more will come: then all that is new is looked at once more.
     """
 
     path: Path
     settings: CheckSettings
     patience_s: float
     rank: int | None = None
+    is_over: Callable[[], bool] = lambda: False
     _seen: dict[Recording, tuple[int, bool]] = field(default_factory=dict)
 
     def arrivals(self, sleep: Callable[[float], object] = time.sleep) -> Iterator[Arrived]:
@@ -64,10 +66,13 @@ class Follower:
         """
         waited = 0.0
         while waited < self.patience_s:
+            is_over = self.is_over()
             found = list(self._new())
             if found:
                 waited = 0.0
                 yield from found
+            elif is_over:
+                return
             else:
                 sleep(_SECONDS_BETWEEN)
                 waited += _SECONDS_BETWEEN

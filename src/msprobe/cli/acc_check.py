@@ -6,7 +6,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,9 +16,15 @@ from typing import TYPE_CHECKING, Final
 from msprobe.cli.options import add_output, decimal, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from msprobe.checks.accuracy_check import CheckPlan, CheckSettings, CheckTally, Recording
+    from msprobe.checks.accuracy_check import (
+        CheckPlan,
+        CheckSettings,
+        CheckTally,
+        OnlineSource,
+        Recording,
+    )
     from msprobe.checks.accuracy_csv import CheckFiles, Style
     from msprobe.dump.rank_view import RankView
 
@@ -24,6 +32,9 @@ EXIT_FOUND: Final = 1
 EXIT_UNABLE: Final = 2
 _MOST_LISTED: Final = 20
 _MOST_WORKERS: Final = 64
+_THIS_MACHINE: Final = ("127.0.0.1:", "localhost:", "[::1]:")
+# A training may take that long between two steps.
+_PATIENCE_S: Final = 3600.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -144,6 +155,21 @@ def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
         metavar="S",
         help="check a recording while it is made; end when no call came for S seconds",
     )
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help="check calls that a training sends (online_run_ut); end when all ranks have ended",
+    )
+    parser.add_argument(
+        "--keys", metavar="DIR", type=Path, help="keys for --listen, made by online-keys"
+    )
+    parser.add_argument(
+        "--rank-list",
+        metavar="N",
+        nargs="+",
+        type=whole_number,
+        help="with --listen: the ranks that are waited for (0)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -155,9 +181,12 @@ def run(options: argparse.Namespace) -> int:
         options.dump = options.device.pop()  # in "-d cpu DUMP" argparse takes both for devices
     settings = read_settings(options.config_path) if options.config_path else CheckSettings()
     standards = Standards.load(options.standards)
-    if options.follow is not None:
+    source = _online_source(options, settings)
+    if source is not None or options.follow is not None:
         with _without_warnings_of_journals():
-            return _follow(options, settings)
+            if source is None or source.nfs_path is not None:
+                return _follow(options, settings, None if source is None else source.nfs_path)
+            return _listen(options, settings, source)
     recording = named_recording(options)
     view = recording.view()
     names = wanted_calls(
@@ -193,18 +222,61 @@ def _without_warnings_of_journals() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _follow(options: argparse.Namespace, settings: CheckSettings) -> int:
-    """Check the calls of a recording while it is made; each rank and step has its own files."""
+def _online_source(options: argparse.Namespace, settings: CheckSettings) -> OnlineSource | None:
+    """Return where calls come from while a training runs; None for a recording."""
+    from msprobe.checks.accuracy_check import OnlineSource
+
+    if options.listen is None:
+        return settings.online
+    ranks = tuple(options.rank_list or (0,))
+    return OnlineSource(address=options.listen, tls_path=options.keys, ranks=ranks)
+
+
+def _listen(options: argparse.Namespace, settings: CheckSettings, source: OnlineSource) -> int:
+    """Receive the calls of a training, and check them as they come."""
+    from msprobe.errors import UsageError
+    from msprobe.online.keys import read_keys
+    from msprobe.online.receiver import Receiver
+
+    if source.tls_path is None and not str(source.address).startswith(_THIS_MACHINE):
+        hint = "make keys with: msprobe online-keys DIR"
+        raise UsageError(f"{source.address}: other machines are heard with --keys only; {hint}")
+    keys = None if source.tls_path is None else read_keys(source.tls_path, "server")
+    folder = options.output / f"online_{time.strftime('%Y%m%d%H%M%S')}"
+    receiver = Receiver(f"tcp://{source.address}", keys, folder)
+    print(f"listening at {receiver.address}", flush=True)
+
+    def is_over() -> bool:
+        ended = {int(name.removeprefix("rank") or 0) for name in receiver.ended}
+        return set(source.ranks) <= ended
+
+    try:
+        return _follow(options, settings, folder, is_over)
+    finally:
+        receiver.close()
+
+
+def _follow(
+    options: argparse.Namespace,
+    settings: CheckSettings,
+    received: Path | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> int:
+    """Check the calls of a recording while it is made; each rank and step has its own files.
+
+    Tensors of `received` are removed once their step was checked.
+    """
     from msprobe.checks.accuracy_follow import Follower
     from msprobe.errors import UsageError
 
-    path = options.api_info_file or options.dump
+    path = received or options.api_info_file or options.dump
     if path is None:
         raise UsageError("name the folder that is recorded into: msprobe acc-check DUMP --follow S")
     devices = _devices(options.device)
     open_files: dict[Recording, CheckFiles] = {}
     codes: dict[Recording, int] = {}
-    follower = Follower(Path(path), settings, options.follow, rank=options.rank)
+    patience_s = _PATIENCE_S if options.follow is None else options.follow
+    follower = Follower(Path(path), settings, patience_s, rank=options.rank, is_over=is_over)
     for arrived in follower.arrivals():
         recording = arrived.recording
         view = recording.view()
@@ -216,6 +288,8 @@ def _follow(options: argparse.Namespace, settings: CheckSettings) -> int:
         if arrived.has_ended:
             print(f"{recording.label}: ", end="")
             codes[recording] = _print(tally, files, view, plan.error_data)
+            if received is not None:
+                shutil.rmtree(view.tensor_directory, ignore_errors=True)
     unfinished = open_files.keys() - codes.keys()
     for recording in unfinished:
         print(f"{recording.label} did not end")

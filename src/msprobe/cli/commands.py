@@ -124,6 +124,7 @@ COMMANDS: Final = (
         "the same in several processes",
         aliases=("multi-run-ut",),
     ),
+    Command("online-keys", Group.CHECK, "make the keys with which calls are sent to acc-check"),
     Command(
         "run-overflow-check",
         Group.CHECK,

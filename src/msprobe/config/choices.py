@@ -75,6 +75,13 @@ class FileFormat(StrEnum):
     BIN = "bin"
 
 
+class OnlineQueue(StrEnum):
+    """What happens while too many recorded bytes wait to be sent to another process."""
+
+    WAIT = "wait"
+    DROP = "drop"
+
+
 class CheckMode(StrEnum):
     """Which overflows of the device an overflow check of kernels looks for (MindSpore at L2)."""
 

@@ -24,6 +24,7 @@ from msprobe.config.choices import (
     GradLevel,
     Handler,
     Level,
+    OnlineQueue,
     PerturbationWord,
     Precision,
     RiskLevel,
@@ -156,6 +157,44 @@ class TensorKeys(msgspec.Struct, frozen=True, kw_only=True):
     ] = FileFormat.NPY
     slice: Slices = []
     black_list: BlackList = []
+    online_run_ut: Annotated[
+        bool,
+        Meta(
+            description="Send the calls to a process that checks them while the training runs, "
+            "through `nfs_path`, or to `host` and `port`."
+        ),
+    ] = False
+    online_run_ut_recompute: Annotated[
+        bool,
+        Meta(description="No effect: calls that activation checkpointing repeats are not checked."),
+    ] = False
+    nfs_path: Annotated[
+        str, Meta(description="With `online_run_ut`: a folder that the other machine sees, too.")
+    ] = ""
+    host: Annotated[
+        str, Meta(description="With `online_run_ut`: name or number of the other machine.")
+    ] = ""
+    port: Annotated[
+        int,
+        Meta(description="With `online_run_ut`: the port that it listens at.", ge=-1, le=65535),
+    ] = -1
+    tls_path: Annotated[
+        str,
+        Meta(
+            description="With `online_run_ut`: the folder with `client.key`, `client.crt` and "
+            "`server.crt`, made by `msprobe online-keys`. Needed unless `host` is this machine."
+        ),
+    ] = ""
+    online_queue: Annotated[
+        OnlineQueue,
+        Meta(
+            description="With `online_run_ut`, while too much waits to be sent: `wait` lets the "
+            "training wait at the end of its step, `drop` leaves calls out and counts them."
+        ),
+    ] = OnlineQueue.WAIT
+    online_queue_mb: Annotated[
+        int, Meta(description="With `online_run_ut`: megabytes that may wait to be sent.", ge=1)
+    ] = 1024
 
 
 class StructureKeys(msgspec.Struct, frozen=True, kw_only=True):

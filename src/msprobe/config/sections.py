@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from msprobe.config.choices import (
     FuzzDevice,
     Handler,
     Level,
+    OnlineQueue,
     Perturbation,
     PerturbationWord,
     Stage,
@@ -45,6 +46,7 @@ from msprobe.config.settings import (
     GradProbeSection,
     NanCheckSection,
     NoiseFloorSection,
+    OnlineSettings,
     OverflowCheckSection,
     Preheat,
     Section,
@@ -56,6 +58,9 @@ from msprobe.config.settings import (
 )
 from msprobe.errors import ConfigError
 
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+_THIS_MACHINE: Final = ("127.0.0.1", "localhost", "[::1]")
+_CLIENT_KEYS: Final = ("client.key", "client.crt", "server.crt")
 _MAX_INDEX: Final = 2**63 - 1  # no tensor has more elements
 _API: Final = re.compile(r"([^.\s][^.]*)\..+\.[0-9]+\.(?:forward|backward)")
 _MODULE: Final = re.compile(r"(?:Module|Cell)\..+\.(?:forward|backward)\.[0-9]+")
@@ -172,7 +177,46 @@ def _tensor(
         file_format=keys.file_format,
         slice=_parse_slices(keys.slice, f"{section}.slice", source=source),
         black_list=tuple(keys.black_list),
+        online=_online(keys, source=source) if keys.online_run_ut else None,
     )
+
+
+def _online(keys: TensorKeys, *, source: str | Path) -> OnlineSettings:
+    """Return where calls are sent.
+
+    Raises:
+        ConfigError: to no place, to two, or to another machine without keys.
+    """
+    found = OnlineSettings(
+        drops=keys.online_queue is OnlineQueue.DROP, queue_bytes=keys.online_queue_mb << 20
+    )
+    has_socket = bool(keys.host) or keys.port > 0
+    if bool(keys.nfs_path) == has_socket:
+        rule = 'either "nfs_path", or "host" and "port", with "online_run_ut"'
+        raise ConfigError("tensor.nfs_path", keys.nfs_path, rule, source=source)
+    if keys.nfs_path:
+        folder = Path(keys.nfs_path).expanduser()
+        if not folder.is_dir():
+            rule = "a folder that exists"
+            raise ConfigError("tensor.nfs_path", keys.nfs_path, rule, source=source)
+        return replace(found, nfs_path=folder.absolute())
+    if not _HOST.fullmatch(keys.host):
+        rule = "the name or number of a machine"
+        raise ConfigError("tensor.host", keys.host, rule, source=source)
+    if keys.port <= 0:
+        raise ConfigError("tensor.port", keys.port, "a number from 1 to 65535", source=source)
+    if not keys.tls_path and keys.host not in _THIS_MACHINE:
+        hint = "to another machine nothing is sent without encryption"
+        rule = "the folder of keys that `msprobe online-keys` makes"
+        raise ConfigError("tensor.tls_path", "", rule, source=source, hint=hint)
+    tls_path = Path(keys.tls_path).expanduser().absolute() if keys.tls_path else None
+    for name in _CLIENT_KEYS if tls_path else ():
+        assert tls_path is not None
+        if not (tls_path / name).is_file():
+            hint = f"it has no {name}; `msprobe online-keys` makes it"
+            rule = "a folder of keys"
+            raise ConfigError("tensor.tls_path", keys.tls_path, rule, source=source, hint=hint)
+    return replace(found, address=f"tcp://{keys.host}:{keys.port}", tls_path=tls_path)
 
 
 def _overflow_check(keys: OverflowCheckKeys, *, source: str | Path) -> OverflowCheckSection:

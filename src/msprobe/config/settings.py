@@ -80,11 +80,31 @@ class StatisticsSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineSettings:
+    """Where the calls of a running training are sent: to an address, or into a folder.
+
+    Attributes:
+        nfs_path: a folder that the receiver sees; None for a socket.
+        address: ``tcp://host:port`` of the receiver; None for a folder.
+        tls_path: folder of the keys; None for a connection without encryption.
+        drops: whether calls are left out while the queue is full; else the training waits.
+        queue_bytes: recorded bytes that may wait to be sent.
+    """
+
+    nfs_path: Path | None = None
+    address: str | None = None
+    tls_path: Path | None = None
+    drops: bool = False
+    queue_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSection:
     """Settings of the task `tensor`; see `StatisticsSection` for the shared ones.
 
     Attributes:
         file_format: only MindSpore graph mode at L2 heeds it.
+        online: where calls are sent while the training runs; None for nowhere.
     """
 
     scope: tuple[str, str] | None = None
@@ -94,6 +114,7 @@ class TensorSection:
     file_format: FileFormat = FileFormat.NPY
     slice: tuple[Slice, ...] = ()
     black_list: tuple[str, ...] = ()
+    online: OnlineSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,10 +27,6 @@ UNSUPPORTED_IN_SECTION: Final[dict[str, str]] = {
     "request_id": "calls cannot be selected by request",
     "bench_path": "a capture is compared with another one afterwards",
     "diff_nums": "a capture is compared with another one afterwards",
-    **dict.fromkeys(
-        ("online_run_ut", "nfs_path", "host", "port", "tls_path"),
-        "calls are not sent to another machine while they run",
-    ),
 }
 
 
