@@ -14,7 +14,7 @@ from msprobe.errors import ConfigError, ConfigFileError
 from msprobe.numerics.tolerances import RowTolerance, Tolerances
 
 NAME = "Module.blocks.0.ln1.LayerNorm.forward.0.output.0"
-FLOAT32 = RowTolerance(rtol=1.3e-6, atol=1e-5)
+FLOAT32 = RowTolerance(rtol=1.3e-6, rms_tol=1e-5)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -62,19 +62,25 @@ def test_a_file_changes_types_and_rows(tmp_path: Path) -> None:
         "dtypes:\n"
         "  float32: {rtol: 1.0e-3}\n"
         "rows:\n"
-        '  "Module.*": {atol: 0.5}\n'
+        '  "Module.*": {rms_tol: 0.5}\n'
         '  "*.LayerNorm.*": {rtol: 0.25, absolute: 2}\n',
     )
 
     tolerances = Tolerances.load(path)
 
     assert tolerances.for_row("Torch.add.0.forward.output.0", "float32", "float32") == RowTolerance(
-        rtol=1e-3, atol=1e-5
+        rtol=1e-3, rms_tol=1e-5
     )
     assert tolerances.for_row(NAME, "float32", "float32") == RowTolerance(
-        rtol=0.25, atol=0.5, absolute=2.0
+        rtol=0.25, rms_tol=0.5, absolute=2.0
     )
-    assert tolerances.for_row(NAME, "float16", "float16").atol == 0.5
+    assert tolerances.for_row(NAME, "float16", "float16").rms_tol == 0.5
+
+
+def test_the_tolerance_by_size_may_have_its_earlier_name(tmp_path: Path) -> None:
+    path = write(tmp_path, 'rows:\n  "Module.*": {atol: 0.5}\n')
+
+    assert Tolerances.load(path).for_row(NAME, "float16", "float16").rms_tol == 0.5
 
 
 @pytest.mark.parametrize("text", ["", "rows:\n", "dtypes: {}\n", "# nothing\n"])
@@ -102,8 +108,8 @@ def test_tolerances_decide_statuses(tmp_path: Path) -> None:
         ("dtypes:\n  float32: {rtoll: 1}\n", 2, '"dtypes.float32.rtoll"'),
         ("rows:\n  a: {rtol: 1}\n  b: {rtol: -1}\n", 3, '"rows.b.rtol" is "-1"'),
         ("rows:\n  a: {rtol: soon}\n", 2, "a number >= 0"),
-        ("rows:\n  a: {atol: .nan}\n", 2, "a number >= 0"),
-        ("rows:\n  a: {atol: [1]}\n", 2, "a number >= 0"),
+        ("rows:\n  a: {rms_tol: .nan}\n", 2, "a number >= 0"),
+        ("rows:\n  a: {rms_tol: [1]}\n", 2, "a number >= 0"),
         ("rows:\n  a: 3\n", 2, "a mapping"),
         ("rows: [1]\n", 1, "a mapping"),
         ("layers: {}\n", 1, "one of dtypes, rows"),

@@ -33,7 +33,7 @@ from msprobe.mindspore import (
     start_state,
 )
 from msprobe.mindspore.device_statistics import DeviceStatistics
-from msprobe.mindspore.unnoticed import Unnoticed
+from msprobe.mindspore.guard import Guard
 
 NUMBERS = ("max", "min", "mean", "norm")
 
@@ -234,7 +234,7 @@ def test_a_failure_of_ours_leaves_precision_and_differentiation_alone() -> None:
 
     class Half(nn.Cell):
         def construct(self, x: Tensor) -> Tensor:
-            with pytest.raises(MemoryError), Unnoticed():
+            with pytest.raises(MemoryError), Guard():
                 raise MemoryError
             return x * x
 
@@ -246,7 +246,7 @@ def test_a_failure_of_ours_leaves_precision_and_differentiation_alone() -> None:
 def test_a_failure_that_empties_the_stack_of_precisions_is_survived() -> None:
     x = Tensor([1.0, 3.0], ms.float32)
     for _ in range(3):
-        with pytest.raises(TypeError), Unnoticed():
+        with pytest.raises(TypeError), Guard():
             ops.L2Loss()(Tensor([1, 2], ms.int64)).asnumpy()
     assert (x * x).dtype == ms.float32
     assert x.astype(ms.float16).dtype == (x.astype(ms.float16) * 2).dtype == ms.float16

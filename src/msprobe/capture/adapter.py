@@ -126,7 +126,7 @@ class Adapter(Protocol):
         A summary that never got finished leaves a note in its record.
         """
 
-    def unnoticed(self) -> AbstractContextManager[object]:
+    def guard(self) -> AbstractContextManager[object]:
         """Return a context in which our computations have no effect on the user's program.
 
         Events come in such a context already; `stop` and `step` do not.

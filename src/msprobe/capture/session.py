@@ -425,7 +425,7 @@ class Session:
         """Run msprobe's part of the user's `stop` or `step`; an exception is noted, not raised."""
 
         def run() -> None:
-            with self.adapter.unnoticed():
+            with self.adapter.guard():
                 action()
 
         self.attempt(where, run)

@@ -228,7 +228,7 @@ class MindSporeAdapter:
         """Write the finished summaries into the records of `draft`; see `Adapter`."""
         fill_waiting(draft)
 
-    def unnoticed(self) -> AbstractContextManager[object]:
+    def guard(self) -> AbstractContextManager[object]:
         """Return a context that does nothing: the code that runs operators enters its own."""
         return nullcontext()
 

@@ -33,12 +33,12 @@ from msprobe.mindspore.device_reductions import (
     is_reducible,
     reduce,
 )
+from msprobe.mindspore.guard import Guard, may_fail, must_not_run
 from msprobe.mindspore.immediate_operators import (
     are_immediate,
     set_immediate,
     wait_for_launched,
 )
-from msprobe.mindspore.unnoticed import Unnoticed, may_fail, must_not_run
 
 # Float64 would leave the vector units of an Ascend for its slow general-purpose processor.
 _IN_FLOAT32: Final = frozenset({"Ascend"})
@@ -148,7 +148,7 @@ class DeviceStatistics:
             self._note(tensor.dtype)
             return None
         try:
-            with Unnoticed():
+            with Guard():
                 if crop is not None:
                     tensor = _SLICE(tensor, *crop)
                 reduction = reduce(tensor, constants)
@@ -211,7 +211,7 @@ class DeviceStatistics:
         if must_not_run() or not all(self._calculates.get(dtype, False) for dtype in types):
             return None
         try:
-            with Unnoticed():
+            with Guard():
                 return compute(*tensors)
         except Exception:  # noqa: BLE001 - whatever it is: it must not come again
             self._calculates.update(dict.fromkeys(types, False))
@@ -222,7 +222,7 @@ def _fetch(waiting: list[_Waiting]) -> Fetch:
     parts = [column for _, reduction in waiting for column in reduction.columns]
     if must_not_run():
         return Fetch(parts, waiting)
-    with Unnoticed():
+    with Guard():
         while len(parts) > 1:
             groups = range(0, len(parts), _MOST_INPUTS)
             parts = [_CONCAT(parts[start : start + _MOST_INPUTS]) for start in groups]

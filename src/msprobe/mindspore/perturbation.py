@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The task `free_benchmark` in the dynamic graph: operators run again with a slight change.
 
-A failed operator would cost the program its gradients (see `unnoticed.may_fail`), and operators
+A failed operator would cost the program its gradients (see `guard.may_fail`), and operators
 that draw random numbers keep a state of their own. So only operators that are known run again,
 none that is random or writes, in higher precision only where a failure does no harm.
 """
@@ -33,8 +33,8 @@ from msprobe.checks.perturbation_task import PerturbationTask
 from msprobe.config import FreeBenchmarkSection, Handler, Perturbation, Stage
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.errors import ConfigError
+from msprobe.mindspore.guard import Guard, may_fail, must_not_run
 from msprobe.mindspore.tensor_search import output_slots, tensors_in
-from msprobe.mindspore.unnoticed import Unnoticed, may_fail, must_not_run
 from msprobe.numerics.number_types import Kind, epsilon_of, kind_of
 from msprobe.operators.lookup import is_in_place, operator_of
 from msprobe.operators.operator import Family, Operator
@@ -135,7 +135,7 @@ class MindSporePerturbation:
         if mode is Perturbation.HIGH_PRECISION and not may_fail():
             raise SkippedError("a gradient is recorded, which an unknown kernel would destroy")
         change = self._change(found)
-        with Unnoticed():
+        with Guard():
             changed = run(*_mapped(args, change), **_mapped(kwargs, change))
         unit = max((epsilon_of(dtype) for dtype in types), default=0.0) / 2
         for index, (one, other) in enumerate(

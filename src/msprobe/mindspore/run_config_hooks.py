@@ -170,5 +170,5 @@ class _MindSpore:
     def is_tracing(self) -> bool:
         return False  # `parts_of` refuses graph mode
 
-    def unnoticed(self) -> AbstractContextManager[object]:
+    def guard(self) -> AbstractContextManager[object]:
         return nullcontext()  # reading a tensor has no side effect

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from msprobe.numerics.elementwise import Tolerance
 
 _BUILT_IN: Final = "tolerances.yaml"
-_FIELDS: Final = ("rtol", "atol", "absolute")
+_FIELDS: Final = ("rtol", "rms_tol", "absolute")
+# The name of `rms_tol` in earlier versions; everywhere else it is an absolute tolerance.
+_OLD_RMS_TOL: Final = "atol"
 _PARTS: Final = ("dtypes", "rows")
 # For tensors whose statistics are unknown, so that their size is: torch.testing's own floor.
 _FLOOR_WITHOUT_SIZE: Final = 1e-5
@@ -31,22 +33,22 @@ _FLOOR_WITHOUT_SIZE: Final = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTolerance:
-    """Allowed difference: ``rtol * |reference| + atol * rms + absolute``.
+    """Allowed difference: ``rtol * |reference| + rms_tol * rms + absolute``.
 
     Attributes:
         rtol: relative to each element of the reference.
-        atol: relative to the root mean square of the reference.
+        rms_tol: relative to the root mean square of the reference.
         absolute: in the units of the values.
     """
 
     rtol: float
-    atol: float = 0.0
+    rms_tol: float = 0.0
     absolute: float = 0.0
 
     @property
     def relative(self) -> float:
         """Tolerance of a statistic of the whole tensor, relative to its size."""
-        return self.rtol + self.atol
+        return self.rtol + self.rms_tol
 
 
 EXACT: Final = RowTolerance(rtol=0.0)
@@ -131,9 +133,9 @@ class Tolerances:
         from msprobe.numerics.elementwise import Tolerance
 
         allowed = self.for_row(name, target_dtype, reference_dtype)
-        if not allowed.atol:
+        if not allowed.rms_tol:
             return Tolerance(rtol=allowed.rtol, atol=allowed.absolute)
-        floor = _FLOOR_WITHOUT_SIZE if size is None else allowed.atol * size
+        floor = _FLOOR_WITHOUT_SIZE if size is None else allowed.rms_tol * size
         return Tolerance(rtol=allowed.rtol, atol=floor + allowed.absolute)
 
     def _for_types(self, target: str, reference: str) -> RowTolerance:
@@ -156,7 +158,7 @@ def _parse(
         if part not in _PARTS:
             place.refuse(part, _PARTS)
         for name, _, numbers in _items(entries):
-            fields = {field: _number(field, value) for field, _, value in _items(numbers)}
+            fields = dict(_number(field, value) for field, _, value in _items(numbers))
             if part == "dtypes":
                 _check_type(name, numbers)
                 dtypes[name] = replace(known.get(name, RowTolerance(rtol=0.0)), **fields)
@@ -176,7 +178,9 @@ def _items(node: Node) -> Iterable[tuple[str, Node, Node]]:
     return () if node.kind == "null" else node.items("a mapping")
 
 
-def _number(field: str, value: Node) -> float:
+def _number(field: str, value: Node) -> tuple[str, float]:
+    if field == _OLD_RMS_TOL:
+        field = "rms_tol"
     if field not in _FIELDS:
         value.refuse(field, _FIELDS)
     rule = "a number >= 0"
@@ -187,4 +191,4 @@ def _number(field: str, value: Node) -> float:
         number = math.nan
     if not (math.isfinite(number) and number >= 0):
         value.refuse(text, rule)
-    return number
+    return field, number

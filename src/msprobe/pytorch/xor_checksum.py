@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from msprobe.pytorch.interception.guard import unnoticed
+from msprobe.pytorch.interception.guard import guard
 from msprobe.pytorch.values.checksum import crc32_hex
 
 __all__ = ["checksum", "xor_checksum"]
@@ -25,7 +25,7 @@ def checksum(tensor: Tensor) -> str | None:
 
     None where its memory cannot be read.
     """
-    with unnoticed():
+    with guard():
         return crc32_hex(tensor.detach())
 
 
@@ -40,7 +40,7 @@ def xor_checksum(tensor: Tensor) -> Tensor:
     Returns:
         An int64 tensor without dimensions, on the tensor's device.
     """
-    with unnoticed():
+    with guard():
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         count = plain.numel() * plain.element_size()
         found = torch.zeros(-(-count // _WORD), dtype=torch.int64, device=tensor.device)

@@ -74,7 +74,7 @@ class Framework(Protocol):
     def is_tracing(self) -> bool:
         """Return whether a call now computes nothing, as code is being compiled."""
 
-    def unnoticed(self) -> AbstractContextManager[object]:
+    def guard(self) -> AbstractContextManager[object]:
         """Return the state in which tensors can be read without the program noticing."""
 
 
@@ -209,7 +209,7 @@ class ModelWatch:
         """
         with_grad = self._framework.with_grad()
         try:
-            with self._framework.unnoticed():
+            with self._framework.guard():
                 self._collect(args, kwargs, with_grad)
         except Exception as exc:
             logger.warning("config_check stops watching the model: %s", exc, exc_info=True)

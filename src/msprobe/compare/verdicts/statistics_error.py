@@ -214,9 +214,9 @@ def _judge_changes(
     )
     most = max(shares)
     floor = allowed.absolute
-    around = allowed.rtol + allowed.atol
+    around = allowed.rtol + allowed.rms_tol
     is_beyond = (
-        extreme > allowed.rtol * peak + allowed.atol * size + floor
+        extreme > allowed.rtol * peak + allowed.rms_tol * size + floor
         or mean > around * size + floor
         or norm > around * total + floor * count
     )

@@ -32,7 +32,7 @@ _dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 
 
 @contextmanager
-def unnoticed() -> Iterator[None]:
+def guard() -> Iterator[None]:
     """Enter the state that `quietly` runs in: for rare work, as it costs more."""
     had_grad = _is_grad_enabled()
     with _DisableTorchFunction(), _disable_current_modes() if _dispatch_modes() else nullcontext():
@@ -44,7 +44,7 @@ def unnoticed() -> Iterator[None]:
 
 
 def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
-    """Run `action` (see `msprobe.capture.guard.Quietly`) in the state that `unnoticed` enters.
+    """Run `action` (see `msprobe.capture.guard.Quietly`) in the state that `guard` enters.
 
     Every event of a run passes here, so the guard is written out: a call more would cost a tenth.
     """

@@ -15,7 +15,7 @@ from msprobe.errors import ConfigError, UsageError
 from msprobe.monitor.collecting.front import MonitorFront, World, check_count
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.settings import MonitorSettings
-from msprobe.pytorch.interception.guard import unnoticed
+from msprobe.pytorch.interception.guard import guard
 from msprobe.pytorch.monitoring.collector import Collector
 from msprobe.pytorch.monitoring.reading import READING, TorchReading
 from msprobe.pytorch.monitoring.steps import plain_optimizer, watch_steps
@@ -175,7 +175,7 @@ class TrainerMon(MonitorFront):
             rank_list: ranks that do it; empty for all. Others return nothing.
             ops_list: the operations.
         """
-        with unnoticed():
+        with guard():
             name = f"{module_name}.{tensor_name}"
             return self._adhoc(tensor.detach(), name, rank_list, ops_list)
 

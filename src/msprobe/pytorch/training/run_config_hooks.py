@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from msprobe.dump.records import JsonTree
-from msprobe.pytorch.interception.guard import unnoticed
+from msprobe.pytorch.interception.guard import guard
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.training.model_contents import ModelContents, numbered
 from msprobe.pytorch.training.start_state import modes_of
@@ -175,5 +175,5 @@ class _Torch:
     def is_tracing(self) -> bool:
         return is_tracing()
 
-    def unnoticed(self) -> AbstractContextManager[object]:
-        return unnoticed()
+    def guard(self) -> AbstractContextManager[object]:
+        return guard()

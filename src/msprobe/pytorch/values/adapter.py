@@ -35,7 +35,7 @@ from msprobe.config import (
     TensorSection,
 )
 from msprobe.dump.records import TensorRecord
-from msprobe.pytorch.interception.guard import unnoticed
+from msprobe.pytorch.interception.guard import guard
 from msprobe.pytorch.interception.stack_traits import classify
 from msprobe.pytorch.values.buffer_pool import BufferPool
 from msprobe.pytorch.values.checksum import crc32_hex
@@ -342,9 +342,9 @@ class TorchAdapter:
         except RuntimeError:  # a sparse and a dense share, one of them with a batch dimension …
             return total + share
 
-    def unnoticed(self) -> AbstractContextManager[object]:
+    def guard(self) -> AbstractContextManager[object]:
         """Return a context without grad mode, torch functions and the user's modes."""
-        return unnoticed()
+        return guard()
 
     # -- devices -------------------------------------------------------------------------------
 
