@@ -52,7 +52,56 @@ def test_unseeded_dropout_is_named_and_the_recordings_are_kept(
     assert found["first"]["record"] == "Functional.dropout.0.forward"
     assert found["first"]["line"] == "train.py:16"
     assert found["first"]["module"] == "1"
+    # The weights, filled afterwards, were drawn first.
+    assert found["first"]["draw"].startswith("nn.init.kaiming_uniform_ at train.py:8 draws from")
     assert main(["compare", "kept/first", "kept/second", "--exit-code", "-q"]) == 1
+
+
+CAUSES = """
+    import os
+    import sys
+    import time
+
+    import numpy as np
+    import torch
+    from torch import nn
+
+    HOW = sys.argv[1]
+    torch.manual_seed(0)
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    @torch.library.custom_op("planted::op", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        return x + os.urandom(1)[0] * 1e-6 if HOW == "kernel" else x.clone()
+
+    op.register_autograd(lambda ctx, grad: grad)
+    batch = torch.ones(8, 4)
+    if HOW == "data":  # a draw that does not matter comes later
+        batch = batch + time.time() % 7
+    if HOW == "seed":
+        batch = batch + np.random.rand()
+    for step in range(2000):
+        op(net(batch)).square().mean().backward()
+        optimizer.step()
+        np.random.rand()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", ["data", "seed", "kernel"])
+def test_a_planted_cause_is_named(
+    cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "causes.py").write_text(dedent(CAUSES))
+    assert main(["determinism", "--json", "--step", "0", "causes.py", cause]) == 1
+    found = json.loads(capsys.readouterr().out)["first"]
+    assert found["source"] == cause
+    draw = found["draw"] or ""
+    assert draw.startswith("numpy.random.rand at causes.py:24 draws" if cause == "seed" else "")
+    assert bool(draw) == (cause == "seed")
+    if cause == "kernel":
+        assert found["record"] == "planted.op.0.forward"
 
 
 @pytest.mark.slow

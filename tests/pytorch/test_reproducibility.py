@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 
 from msprobe.cli import main
+from msprobe.compare.random_logs import compare_random_logs
 from msprobe.pytorch.reproducibility import record_random
 
 pytestmark = pytest.mark.torch
@@ -142,6 +143,54 @@ def test_a_draw_by_a_name_that_was_imported_before_is_seen_by_the_state(tmp_path
 
     found = [(row["api_name"], row["generator"]) for row in rows(record(tmp_path, program))]
     assert found == [("unseen call", "python"), ("rand", "cpu")]
+
+
+def test_a_generator_that_is_made_without_a_seed_counts_when_it_is_used(tmp_path: Path) -> None:
+    def program() -> None:
+        used, _unused = np.random.default_rng(), np.random.default_rng()
+        torch.ones(1) * used.random()
+
+    one, two = (record(tmp_path / name, program) for name in "ab")
+    assert [row["api_name"].split(".py:")[0] for row in rows(one)] == [
+        "numpy.random.default_rng of test_reproducibility"
+    ]
+    found, _ = compare_random_logs(one, two)
+    assert found is not None
+    assert "another state of the generator numpy" in found.words
+
+
+def test_seeding_from_an_unknown_state_is_no_difference(tmp_path: Path) -> None:
+    def program(seed: int | None) -> None:
+        random.seed(seed)
+        random.random()
+
+    paths = []
+    for name, seed in (("a", 5), ("b", 5), ("c", None)):
+        random.seed()
+        with record_random(tmp_path / name) as path:
+            program(seed)
+        paths.append(path)
+    assert compare_random_logs(*paths[:2]) == (None, 2)
+    found, number = compare_random_logs(*paths[1:])
+    assert found is not None
+    assert (number, found.words.split(" at ")[0]) == (0, "random.seed")
+    assert "no fixed seed" in found.words
+
+
+def test_workers_of_a_loader_write_no_rows(tmp_path: Path) -> None:
+    data = [1.0, 2.0, 3.0, 4.0]
+
+    def collate(batch: list[float]) -> torch.Tensor:
+        return torch.tensor(batch) + random.random()
+
+    def program() -> None:
+        for _ in torch.utils.data.DataLoader(
+            data, 2, num_workers=1, collate_fn=collate, multiprocessing_context="fork"
+        ):
+            pass
+
+    found = [row["api_name"] for row in rows(record(tmp_path, program))]
+    assert found == ["Tensor.random_"]
 
 
 def test_an_error_in_a_draw_is_the_programs_own_and_all_is_put_back(tmp_path: Path) -> None:

@@ -13,18 +13,24 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol
 
 GENERATORS: Final = ("python", "numpy")
-_SETTING: Final = frozenset(("getstate", "get_state", "get_bit_generator"))
+_READING: Final = frozenset(("getstate", "get_state", "get_bit_generator"))
+_SETTING: Final = frozenset(("seed", "setstate", "set_state", "set_bit_generator"))
+_OWN: Final = "numpy.random.default_rng"
 
 
 class OnDraw(Protocol):
     """Is told of a draw."""
 
     def __call__(self, name: str, generator: str, before: str, after: str) -> None:
-        """Take the function, the generator, and checksums of its state before and after."""
+        """Take the function, the generator, and checksums of its state before and after.
+
+        Before is empty for a function that sets the state.
+        """
 
 
 class HostDraws:
@@ -36,6 +42,7 @@ class HostDraws:
         self._thread = threading.get_ident()
         self._is_inside = False
         self._states: dict[str, str] = {}
+        self._made: list[tuple[Any, dict[str, Any], str]] = []
         self._undo: list[tuple[ModuleType, str, Any, Any]] = []
 
     def install(self) -> None:
@@ -43,11 +50,17 @@ class HostDraws:
         for generator, module, owner in _owners():
             self._states[generator] = state_of(generator)
             for name, function in list(vars(module).items()):
-                if name in _SETTING or getattr(function, "__self__", None) is not owner:
+                if name in _READING or getattr(function, "__self__", None) is not owner:
                     continue
                 ours = self._reporting(function, f"{module.__name__}.{name}", generator)
                 self._undo.append((module, name, function, ours))
                 setattr(module, name, ours)
+
+        numpy_random = sys.modules.get("numpy.random")
+        if numpy_random is not None:
+            function, ours = numpy_random.default_rng, self._making(numpy_random.default_rng)
+            self._undo.append((numpy_random, "default_rng", function, ours))
+            setattr(numpy_random, "default_rng", ours)  # noqa: B010 - a module without types
 
     def remove(self) -> None:
         """Put the functions back, unless others have replaced them since."""
@@ -58,6 +71,7 @@ class HostDraws:
 
     def look(self) -> None:
         """Report draws that no exchanged function has made since the last look."""
+        self.look_at_made()
         for generator, before in list(self._states.items()):
             after = state_of(generator)
             if after != before:
@@ -81,11 +95,33 @@ class HostDraws:
 
         return reporting
 
+    def look_at_made(self) -> None:
+        """Report generators that were made without a seed, once numbers were drawn from them."""
+        for entry in self._made[:]:
+            generator, before, line = entry
+            if generator.state != before:
+                self._made.remove(entry)
+                after = _checksum(generator.state)
+                self._on_draw(f"{_OWN} of {line}", "numpy", _checksum(before), after)
+
+    def _making(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Keep each generator of NumPy that is made without a seed: the system gives it one."""
+
+        @functools.wraps(function)
+        def making(*args: Any, **kwargs: Any) -> Any:
+            made = function(*args, **kwargs)
+            if not (args or kwargs) and threading.get_ident() == self._thread:
+                self._made.append((made.bit_generator, made.bit_generator.state, _caller()))
+            return made
+
+        return making
+
     def _note(self, name: str, generator: str) -> None:
         before, after = self._states[generator], state_of(generator)
         if after != before:
             self._states[generator] = after
-            self._on_draw(name, generator, before, after)
+            sets = name.rpartition(".")[2] in _SETTING
+            self._on_draw(name, generator, "" if sets else before, after)
 
 
 def _owners() -> Iterator[tuple[str, ModuleType, Any]]:
@@ -100,7 +136,16 @@ def state_of(generator: str) -> str:
     """Return a checksum of the state of Python's or NumPy's global generator."""
     if generator == "python":
         return f"{zlib.crc32(repr(random.getstate()).encode()):08x}"
-    state = sys.modules["numpy.random"].get_state(legacy=False)
+    return _checksum(sys.modules["numpy.random"].get_state(legacy=False))
+
+
+def _caller() -> str:
+    """Return the line that called the exchanged function."""
+    frame = sys._getframe(2)
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _checksum(state: Any) -> str:
     return f"{zlib.crc32(repr(_plain(state)).encode()):08x}"
 
 

@@ -43,6 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=whole_number, metavar="N", help="seed Python, NumPy and PyTorch first")
     add("--deterministic", action="store_true", help="prefer deterministic kernels")
+    add("--random-log", metavar="DIR", type=Path, help="write down each draw of random numbers")
     rest = argparse.REMAINDER
     add("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module, as python -m")
     add("program", nargs=rest, metavar="SCRIPT ARGS", help="the script and its arguments")
@@ -76,6 +77,7 @@ def run(options: argparse.Namespace) -> Callable[[], int]:
         scope=options.scope,
         seed=options.seed,
         deterministic=options.deterministic,
+        random_log=options.random_log,
     )
     words, is_module = options.program, options.module is not None
     if is_module:

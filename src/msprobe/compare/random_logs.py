@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -13,6 +14,8 @@ from msprobe.errors import DumpFormatError
 from msprobe.plain_text import reason
 
 _NEEDED: Final = ("api_name", "stack", "number", "generator", "before", "after", "line")
+_LATER: Final = ("step", "recorded")  # columns that older files lack
+_OF_HOST: Final = ("python", "numpy")
 
 Draw = dict[str, str]
 
@@ -48,14 +51,45 @@ def compare_random_logs(target: Path, reference: Path) -> tuple[RandomDifference
     Raises:
         DumpFormatError: a file is no such file.
     """
-    pairs = zip_longest(_read(target), _read(reference))
-    number = 0
-    for number, (draw, other) in enumerate(pairs):
+    draws = _read(target)
+    found = _first(draws, _read(reference))
+    return found, len(draws) if found is None else found.number
+
+
+def _first(draws: Sequence[Draw], others: Sequence[Draw]) -> RandomDifference | None:
+    for number, (draw, other) in enumerate(zip_longest(draws, others)):
         words = _difference(draw, other)
         if words:
-            found = RandomDifference(number=number, words=words, target=draw, reference=other)
-            return found, number
-    return None, number + 1 if _read(target) else 0
+            return RandomDifference(number=number, words=words, target=draw, reference=other)
+    return None
+
+
+def first_other_draw(
+    target: Path, reference: Path, step: int, *, while_recorded: bool
+) -> RandomDifference | None:
+    """Return the first draw that differs before a step, or before a recorded call of it.
+
+    Args:
+        target: the file of one run.
+        reference: the file of the other.
+        step: number of the step.
+        while_recorded: whether it is to explain a recorded call of the step: only draws of the
+            framework do, but also those of the step's recorded part.
+
+    Raises:
+        DumpFormatError: a file is no file of `record_random`.
+    """
+
+    def matters(draw: Draw) -> bool:
+        if not draw["step"]:
+            return False
+        now = int(draw["step"])
+        if while_recorded:
+            return now <= step and draw["generator"] not in _OF_HOST
+        return now < step or (now == step and draw["recorded"] == "0")
+
+    sides = [[draw for draw in _read(path) if matters(draw)] for path in (target, reference)]
+    return _first(*sides)
 
 
 def _difference(target: Draw | None, reference: Draw | None) -> str:
@@ -71,6 +105,8 @@ def _difference(target: Draw | None, reference: Draw | None) -> str:
             f"{name} draws from another state of the generator {target['generator']}: seeds "
             "differ, or the state was set between the draws"
         )
+    if target["after"] != reference["after"] and not target["before"]:
+        return f"{name} sets another state of the generator {target['generator']}: no fixed seed"
     if target["after"] != reference["after"]:
         return f"{name} draws more or fewer numbers than {reference['line']}"
     return ""
@@ -83,6 +119,6 @@ def _read(path: Path) -> list[Draw]:
             lacking = [name for name in _NEEDED if name not in (rows.fieldnames or ())]
             if lacking:
                 raise DumpFormatError(path, f"is no record of random calls: it lacks {lacking[0]}")
-            return list(rows)
+            return [dict.fromkeys(_LATER, "") | row for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DumpFormatError(path, f"cannot be read: {reason(error)}") from error

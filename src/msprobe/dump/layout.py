@@ -29,6 +29,7 @@ CONSTRUCT_JSON: Final = "construct.json"
 FACTS_JSON: Final = "facts.json"
 ACCOUNT_JSON: Final = "account.json"
 ERROR_LOG: Final = "dump_error_info.log"
+RANDOM_LOGS: Final = "random_logs"
 JOURNAL: Final = "journal.jsonl"
 TENSOR_FOLDER: Final = "dump_tensor_data"
 TENSOR_SUFFIXES: Final = (".pt", ".npy")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -56,6 +57,7 @@ class Settings:
         scope: first and last record.
         seed: seeds Python, NumPy and PyTorch when the program imports the latter.
         deterministic: prefer deterministic kernels.
+        random_log: folder that gets a row for each draw of random numbers.
     """
 
     config: Path | None = None
@@ -68,6 +70,7 @@ class Settings:
     scope: list[str] | None = None
     seed: int | None = None
     deterministic: bool = False
+    random_log: Path | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of `load_config`."""
@@ -120,6 +123,7 @@ class Launch:
         self._program = module(name) if is_module else script(Path(name))
         self._steps = None if step_function is None else StepFunction.parse(step_function)
         self._follower: Follower | None = None
+        self._undo = ExitStack()
         if self._steps is not None and not self._steps.module:
             self._steps.check(self._program)
 
@@ -158,6 +162,10 @@ class Launch:
         from msprobe.pytorch.training.seed import fix_chance
 
         fix_chance(self._settings.seed, deterministic=self._settings.deterministic)
+        if self._settings.random_log is not None:
+            from msprobe.pytorch.reproducibility import record_random
+
+            self._undo.enter_context(record_random(self._settings.random_log))
         self._follower = follow_script(self._config, has_step_function=self._steps is not None)
 
     def _step(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,6 +178,7 @@ class Launch:
         return step
 
     def _finish(self) -> None:
+        self._undo.close()
         if self._follower is not None:
             self._follower.finish()
         elif "torch" not in sys.modules:

@@ -71,6 +71,7 @@ def record_twice(
     for dump in (first, second):
         words = ["--config", str(settings), "--level", script.level, "--task", "statistics"]
         words += ["--step", script.step, "--output", str(dump), *options]
+        words += ["--random-log", str(dump / layout.RANDOM_LOGS)]
         if script.step_function is not None:
             words += ["--step-function", script.step_function]
         command = [sys.executable, "-m", "msprobe", "run", *words, *["-m"] * script.is_module]

@@ -25,6 +25,8 @@ from torch import Generator, Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from msprobe.capture import host_draws
+from msprobe.capture.session import current_session
+from msprobe.pytorch.interception.guard import unnoticed
 from msprobe.pytorch.training.seed import fix_chance
 from msprobe.pytorch.values.random_state import generators_of
 
@@ -32,7 +34,10 @@ __all__ = ["record_random"]
 
 _OWN_FILES: Final = (__file__, torch.overrides.__file__, host_draws.__file__)
 _TORCH: Final = str(Path(torch.__file__).parent)
-_COLUMNS: Final = ("api_name", "stack", "number", "call", "generator", "before", "after", "line")
+_COLUMNS: Final = (
+    *("api_name", "stack", "number", "call", "generator", "before", "after", "line"),
+    *("step", "recorded"),
+)
 
 
 @contextmanager
@@ -48,7 +53,8 @@ def record_random(
     The file is ``random_{rank}_{time}.csv``, or ``random_proc{id}_{time}.csv`` without a process
     group. It has a row for each generator that a call moved: name and stack of the call, its number
     among all draws and among the draws of this name, the generator, checksums of its state before
-    and after, and the line of the program. Rows are flushed at once: a killed run keeps them.
+    and after (before is empty for a call that sets the state), the line of the program, the step of
+    the debugger, and whether its recording had begun. Rows are flushed at once.
 
     Args:
         folder: where to; made if missing.
@@ -69,15 +75,13 @@ def record_random(
     path = _file_in(Path(folder))
     with path.open("w", encoding="utf-8", newline="") as file:
         log = _RandomLog(file, isolate, seed or 0)
-        host = host_draws.HostDraws(log.note_host)
-        log.look_at_host = host.look
-        host.install()
+        log.host.install()
         try:
             with _RandomMode(log):
                 yield path
         finally:
-            host.remove()
-            host.look()
+            log.host.remove()
+            log.host.look()
 
 
 def _file_in(folder: Path) -> Path:
@@ -93,24 +97,26 @@ class _RandomLog:
     """Writes the rows.
 
     Attributes:
-        look_at_host: writes rows for draws of Python and NumPy that are not written yet.
+        host: sees draws of Python and NumPy.
     """
 
-    look_at_host: Callable[[], None]
-
     def __init__(self, file: IO[str], isolate: Sequence[str], seed: int) -> None:
+        self.host = host_draws.HostDraws(self.note_host)
         self._file = file
         self._rows = csv.writer(file)
         self._isolate = tuple(isolate)
         self._seed = seed
         self._number = 0
+        self._process = os.getpid()
         self._calls: Counter[str] = Counter()
         self._rows.writerow(_COLUMNS)
+        file.flush()
 
     def run(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run a call, and write a row if it drew random numbers."""
+        self.host.look_at_made()
         generators = generators_of(args, kwargs)
         before = [generator.get_state() for generator in generators]
         name = _name_of(function)
@@ -132,10 +138,11 @@ class _RandomLog:
         states = [
             (one, before, one.get_state()) for one, before in zip(generators, began, strict=True)
         ]
-        moved = [found for found in states if not torch.equal(found[1], found[2])]
+        with unnoticed():  # a debugger that records must not see our reads
+            moved = [found for found in states if not torch.equal(found[1], found[2])]
         if not moved:
             return
-        self.look_at_host()
+        self.host.look()
         for generator, before, after in moved:
             self._write(name, str(generator.device), _checksum(before), _checksum(after))
         self._count(name)
@@ -146,9 +153,13 @@ class _RandomLog:
         self._count(name)
 
     def _write(self, name: str, generator: str, before: str, after: str) -> None:
+        if os.getpid() != self._process:  # the worker of a data loader shares the file
+            return
+        session = current_session()
+        now = ("", 0) if session is None else (session.step_number, int(session.calls.any_began))
         stack, line = _stack()
         number, call = self._number, self._calls[name]
-        self._rows.writerow((name, stack, number, call, generator, before, after, line))
+        self._rows.writerow((name, stack, number, call, generator, before, after, line, *now))
 
     def _count(self, name: str) -> None:
         self._number += 1

@@ -18,12 +18,14 @@ from msprobe.compare.call_differences import CallDifference, ExactRule, judge_ca
 from msprobe.compare.matching.pairing import pair_operations
 from msprobe.compare.model import Match, OperationPair, Row, row_name
 from msprobe.compare.options import CompareOptions
+from msprobe.compare.random_logs import first_other_draw
 from msprobe.compare.ranks import ViewPair
 from msprobe.compare.sides import Side
 from msprobe.compare.training.differences import Effect, FactDifference, some_of
 from msprobe.compare.value_pairs import pair_values
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts
+from msprobe.dump.layout import RANDOM_LOGS
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 from msprobe.triage.recorded_runs import RecordedRuns
@@ -83,6 +85,7 @@ class FirstDifference:
         value: the first value that differs.
         module: path of the module around it.
         line: the line of the program.
+        draw: the first draw of random numbers that differs before it, in words; empty if none does.
         evidence: what speaks for it.
         further: calls of the same step that are not deterministic either.
         confirmed_by: the source of chance that was fixed, after which two runs were equal; empty
@@ -97,6 +100,7 @@ class FirstDifference:
     value: str | None = None
     module: str | None = None
     line: str | None = None
+    draw: str = ""
     evidence: Sequence[str] = ()
     further: Sequence[Further] = ()
     confirmed_by: str = ""
@@ -130,7 +134,8 @@ def judge_determinism(first: Path, second: Path) -> Determinism:
     """Compare two recordings of one program to the bit, up to the first difference.
 
     Args:
-        first: dump path of one recording, made with checksums.
+        first: dump path of one recording, made with checksums. Where both hold draws of random
+            numbers (`RANDOM_LOGS`), the first one that differs is named.
         second: dump path of the other one.
 
     Raises:
@@ -140,8 +145,9 @@ def judge_determinism(first: Path, second: Path) -> Determinism:
     runs = RecordedRuns.open(first, second)
     found = Determinism(steps=runs.numbers)
     rule = ExactRule()
+    logs = [next(path.glob(f"{RANDOM_LOGS}/random_*.csv"), None) for path in (first, second)]
     for view in runs.views:
-        found.first = _Walk(view, runs.facts, rule, found).first()
+        found.first = _Walk(view, runs.facts, rule, found, logs).first()
         if found.first is not None:
             break
     found.notes += runs.notes
@@ -152,9 +158,15 @@ class _Walk:
     """Looks for the first difference of a step and rank."""
 
     def __init__(
-        self, view: ViewPair, facts: RunFacts, rule: ExactRule, found: Determinism
+        self,
+        view: ViewPair,
+        facts: RunFacts,
+        rule: ExactRule,
+        found: Determinism,
+        logs: Sequence[Path | None],
     ) -> None:
         self._view = view
+        self._logs = logs
         self._facts = [each for each in facts.differences if each.step <= view.step]
         self._seen = facts.seen(view.step)
         self._rule = rule
@@ -212,7 +224,8 @@ class _Walk:
             for other, found in later
             if found.begins and self._is_plain_forward(other)
         ]
-        return self._difference(source, words, row, further=further)
+        draw = self._draw(while_recorded=True) if draws else ""
+        return self._difference(source, words, row, draw=draw, further=further)
 
     def _is_plain_forward(self, pair: OperationPair) -> bool:
         """Return whether nothing but its inputs decides a call: no module, no backward pass."""
@@ -223,17 +236,27 @@ class _Walk:
         words = f"{row.name} differs before any recorded call does"
         facts = {each.verdict: each for each in self._facts if each.step == self._view.step}
         parameters, data = self._changed_parameters(), facts.get(VerdictClass.DATA)
+        draw = self._draw(while_recorded=False)
         if parameters or row.value.role is Role.PARAMETER:
-            source = Source.SEED if self._is_unseeded else Source.START
+            source = Source.SEED if draw or self._is_unseeded else Source.START
             if parameters:
                 words = f"{some_of(*parameters)} differ when the step starts"
         elif data is not None:
-            source, words = Source.DATA, data.words
+            source, words = Source.SEED if draw else Source.DATA, data.words
         elif pair.name.endswith("backward") or not row.holds_tensor:
             source = Source.PROGRAM
         else:
-            source = Source.DATA
-        return self._difference(source, words, row)
+            source = Source.SEED if draw else Source.DATA
+        return self._difference(source, words, row, draw=draw)
+
+    def _draw(self, *, while_recorded: bool) -> str:
+        """Return the first draw that differs before a call of this step; empty if none does."""
+        first, second = self._logs
+        if first is None or second is None:
+            return ""
+        step = self._view.step
+        found = first_other_draw(first, second, step, while_recorded=while_recorded)
+        return "" if found is None else found.words
 
     def _changed_parameters(self) -> tuple[list[str], int] | None:
         """Return the parameters that differ when the step starts, and the number of all."""
@@ -294,6 +317,7 @@ class _Walk:
         *,
         record: str | None = None,
         side: Side | None = None,
+        draw: str = "",
         further: Sequence[Further] = (),
     ) -> FirstDifference:
         side = side or self._target
@@ -312,6 +336,7 @@ class _Walk:
             value=None if row is None else row_name(row.pair.name, row.value.slot),
             module=None if record is None else side.module(record),
             line=None if record is None else side.source_line(record),
+            draw=draw,
             evidence=evidence,
             further=list(islice(further, _FURTHER)),
         )

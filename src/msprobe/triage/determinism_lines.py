@@ -75,6 +75,8 @@ def _first_lines(first: FirstDifference, width: int) -> Iterator[Text]:
         yield from fact_lines("module", first.module, width)
     if first.line is not None:
         yield from fact_lines("line", first.line, width)
+    if first.draw:
+        yield from fact_lines("draw", first.draw, width)
     for text in first.evidence:
         yield from fact_lines("evidence", text, width)
     for other in first.further:
@@ -113,6 +115,7 @@ def _first_json(first: FirstDifference) -> dict[str, JsonTree]:
         "value": first.value,
         "module": first.module,
         "line": first.line,
+        "draw": plain(first.draw) or None,
         "evidence": [plain(text) for text in first.evidence],
         "further": [{"record": each.record, "line": each.source} for each in first.further],
     }

@@ -88,10 +88,9 @@ def try_out(record: Record, found: Determinism) -> Determinism:
         options += trial.options
         environment |= trial.environment
         if judge_determinism(*record(options, environment)).is_deterministic:
-            keeps = trial is Trial.SEED and first.source is Source.DATA
             found.first = replace(
                 first,
-                source=first.source if keeps else trial.source,
+                source=trial.source,
                 confirmed_by=trial,
                 evidence=[*first.evidence, f"both runs are equal with {trial.words}"],
             )
