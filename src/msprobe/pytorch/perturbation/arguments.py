@@ -29,11 +29,6 @@ _CHOOSE_KERNELS: Final = (Family.ATTENTION, Family.COMPOSITE, Family.OTHER)
 Function = Callable[..., Any]
 
 
-def is_real(tensor: Tensor) -> bool:
-    """Return whether a tensor has real floating-point elements that can be perturbed."""
-    return tensor.dtype in _FLOATS
-
-
 def is_float(tensor: Tensor) -> bool:
     """Return whether a tensor has floating-point or complex elements that can be perturbed."""
     return tensor.dtype in _FLOATS or tensor.dtype in _COMPLEX
