@@ -92,3 +92,25 @@ def test_equal_runs_have_no_culprit(tmp_path):
     assert page["culprits"] == []
     assert page["headline"]["node"] == -1
     assert page["cells"][0]["severity"] == Severity.EQUAL
+
+
+def test_dumps_of_structure_show_the_calls_that_one_side_has(tmp_path):
+    graphs = compared(tmp_path, extra=True, task="structure")
+    (place,) = graphs.places
+    target, reference = place.target, place.reference
+    alone = [
+        node.name
+        for node in target.graph.nodes
+        if node.id and target.results.matches[node.id] < 0 and node.halves
+    ]
+    assert [name.split(".")[1] for name in alone] == ["tanh"]
+    assert all(match >= 0 for match in reference.results.matches)
+    head = whole(graphs)["headline"]
+    assert head["sentence"].startswith("structure: 1 calls only in the target, 0 only in the")
+    assert target.graph.nodes[head["node"]].name == alone[0]
+
+
+def test_equal_structures_have_no_finding(tmp_path):
+    graphs = compared(tmp_path, task="structure")
+    assert whole(graphs)["headline"]["class"] == "equal"
+    assert graphs.places[0].target.results.tallies[0].worst is Severity.NONE

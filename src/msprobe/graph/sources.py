@@ -13,6 +13,7 @@ from typing import Any, Final
 from msprobe.compare.model import Row
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.ranks import pair_views
 from msprobe.compare.result import CompareResult
 from msprobe.compare.run import run_comparison
 from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
@@ -22,9 +23,11 @@ from msprobe.dump.record_names import forward_name
 from msprobe.errors import DumpFormatError, UsageError
 from msprobe.garbage import collector_paused
 from msprobe.graph.building import RecordValues, build_graph, read_values
-from msprobe.graph.comparing import NodeResults, compare_graphs
+from msprobe.graph.comparing import ComparedGraphs, NodeResults, compare_graphs
 from msprobe.graph.links import Link, find_links
 from msprobe.graph.model import Graph
+from msprobe.graph.structures import MODE as STRUCTURE
+from msprobe.graph.structures import compare_structures, structure_summary
 from msprobe.graph.vis_reader import is_graph_file
 from msprobe.overflow.severity import Severity as OverflowLevel
 from msprobe.overflow.severity import classify
@@ -147,6 +150,9 @@ def open_graphs(
             return _single(Path(target), steps, ranks, overflow=overflow)
         given = options or CompareOptions()
         chosen = _with_selection(given, steps, ranks)
+        dumps = open_dump(target), open_dump(reference)
+        if all(_has_structure_only(dump) for dump in dumps):
+            return _structures(dumps, chosen)
         result = run_comparison(Path(target), Path(reference), chosen)
         return compared_graphs(result, overflow=overflow)
 
@@ -160,6 +166,29 @@ def compared_graphs(result: CompareResult, *, overflow: bool = False) -> GraphSe
         places=places,
         result=result,
         summary=result.summary,
+        links=_links(places),
+    )
+
+
+def _has_structure_only(dump: Dump) -> bool:
+    views = (view for step in dump.steps for view in dump.step(step).ranks.values())
+    return all(view.head.task == STRUCTURE for view in views)
+
+
+def _structures(dumps: tuple[Dump, Dump], options: CompareOptions) -> GraphSet:
+    """Return the graphs of two dumps without values, with the calls that only one side made."""
+    pairs = pair_views(*dumps, steps=options.steps, ranks=options.ranks).pairs
+    found = [(pair, compare_structures(pair, options)) for pair in pairs]
+    target, reference = (str(dump.path) for dump in dumps)
+    places = [
+        _place(pair.step, pair.rank, graphs, (pair.target, pair.reference), overflow=False)
+        for pair, graphs in found
+    ]
+    return GraphSet(
+        target=target,
+        reference=reference,
+        places=places,
+        summary=structure_summary(target, reference, found),
         links=_links(places),
     )
 
@@ -210,36 +239,46 @@ def _chosen_steps(dump: Dump, steps: Sequence[int] | None) -> list[DumpStep]:
 
 
 def _compared(comparison: RankComparison, *, overflow: bool) -> GraphPlace:
+    views = comparison.target.view, comparison.reference.view
     found = compare_graphs(comparison)
+    return _place(comparison.step, comparison.rank, found, views, overflow=overflow)
+
+
+def _place(
+    step: int,
+    rank: RankKey,
+    found: ComparedGraphs,
+    views: tuple[RankView, RankView],
+    *,
+    overflow: bool,
+) -> GraphPlace:
     sides = [
         GraphSide(
             side=name,
             graph=graph,
-            view=side.view,
+            view=view,
             values=values,
             results=results,
-            overflow=_overflow_levels(side.view) if overflow else {},
+            overflow=_overflow_levels(view) if overflow else {},
         )
-        for name, graph, side, values, results in (
+        for name, graph, view, values, results in (
             (
                 TARGET,
                 found.target,
-                comparison.target,
+                views[0],
                 found.target_values,
                 found.target_results,
             ),
             (
                 REFERENCE,
                 found.reference,
-                comparison.reference,
+                views[1],
                 found.reference_values,
                 found.reference_results,
             ),
         )
     ]
-    return GraphPlace(
-        step=comparison.step, rank=comparison.rank, target=sides[0], reference=sides[1]
-    )
+    return GraphPlace(step=step, rank=rank, target=sides[0], reference=sides[1])
 
 
 def _overflow_levels(view: RankView) -> dict[str, OverflowLevel]:
