@@ -115,7 +115,7 @@ class Collector(StepCollector):
             total = self._parameters.total_norm(READING.table)
             self.numbers.put_optimizer(self._parameters.settings(), total)
 
-    def read_after(self, rows: StepRows) -> None:
+    def read_after(self, rows: StepRows, result: object) -> None:
         """Measure what the optimizer leaves."""
         self._parameters.read_after(rows)
 

@@ -87,8 +87,8 @@ class StepCollector(ABC):
         """Measure what the optimizer gets."""
 
     @abstractmethod
-    def read_after(self, rows: StepRows) -> None:
-        """Measure what the optimizer leaves."""
+    def read_after(self, rows: StepRows, result: object) -> None:
+        """Measure what the optimizer leaves; `result` is what its step returned, if known."""
 
     @abstractmethod
     def tell(self, rows: StepRows | None) -> None:
@@ -135,12 +135,12 @@ class StepCollector(ABC):
         if self._rows is not None:
             self.attempt("optimizer step", self.read_before, self._rows)
 
-    def after_step(self) -> None:
+    def after_step(self, result: object = None) -> None:
         """Read what the optimizer leaves, hand the rows on, and begin the next step."""
         self._is_stepping = False
         rows, self._rows = self._rows, None
         if rows is not None:
-            self.attempt("optimizer step", self.read_after, rows)
+            self.attempt("optimizer step", self.read_after, rows, result)
             self.end_observing()
             self.attempt("end of step", self._hand_on, rows)
         self.step += 1

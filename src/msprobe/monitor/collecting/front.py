@@ -319,11 +319,11 @@ class MonitorFront(ABC):
         if self._collector is not None:
             self._collector.before_step()
 
-    def _after_step(self) -> None:
+    def _after_step(self, result: object = None) -> None:
         self._step += 1
         collector = self._collector
         if collector is not None:
-            collector.after_step()
+            collector.after_step(result)
         changed = self._changed_settings()
         if changed is not None and self._make_collector is not None:
             if changed.keys.alert != self._settings.keys.alert:

@@ -84,6 +84,11 @@ class RunNumbers:
             self._put(SKIPPED, float(self._skips))
         self._skips = 0
 
+    def put_told(self, numbers: Mapping[str, float]) -> None:
+        """Take numbers by name that the optimizer tells; they count instead of measured ones."""
+        for name, value in numbers.items():
+            self._put(name, value)
+
     def _put(self, name: str, value: float, micro_step: int = 0) -> None:
         if self.rows is not None and Stream.RUN in self.rows.streams:
             self.rows.put_number(Key(name), value, micro_step)

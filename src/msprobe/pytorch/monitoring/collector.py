@@ -137,9 +137,10 @@ class Collector(StepCollector):
         total = self._parameters.total_norm() if Stream.RUN in rows.streams else None
         self.numbers.put_optimizer(self._view.groups(), total)
 
-    def read_after(self, rows: StepRows) -> None:
+    def read_after(self, rows: StepRows, result: object) -> None:
         """Measure what the optimizer leaves."""
         self._parameters.read_after()
+        self.numbers.put_told(self._view.told(result))
 
     def tell(self, rows: StepRows | None) -> None:
         """Tell everything that measures of the rows of a step."""

@@ -10,7 +10,17 @@ from torch import Tensor
 
 
 class OptimizerView(Protocol):
-    """The values of parameters as an optimizer has them."""
+    """The values of parameters as an optimizer has them.
+
+    Attributes:
+        tells_norm: whether the norm of all gradients is what `told` says, and not that of the
+            gradients: these are parts, or the step scales and clips them.
+    """
+
+    tells_norm: bool
+
+    def value(self, parameter: Tensor) -> Tensor:
+        """Return the elements of a parameter that this process holds."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """Return the reduced gradient of a parameter, None without one."""
@@ -21,6 +31,13 @@ class OptimizerView(Protocol):
     def groups(self) -> list[dict[str, Any]]:
         """Return the groups of settings."""
 
+    def told(self, result: object) -> Mapping[str, float]:
+        """Return the numbers of the run that the optimizer tells of the step it made.
+
+        Args:
+            result: what `step()` returned.
+        """
+
 
 class PlainView:
     """`torch.optim`, and everything that keeps its states by parameter.
@@ -30,9 +47,15 @@ class PlainView:
         reads_main_grad: whether a parameter's `main_grad` is its gradient, where it has one.
     """
 
+    tells_norm = False
+
     def __init__(self, optimizer: Any, *, reads_main_grad: bool) -> None:
         self._optimizer = optimizer
         self._reads_main_grad = reads_main_grad
+
+    def value(self, parameter: Tensor) -> Tensor:
+        """Return the parameter."""
+        return parameter
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """Return ``main_grad`` or ``grad``."""
@@ -47,6 +70,10 @@ class PlainView:
         """Return the optimizer's groups."""
         return list(self._optimizer.param_groups)
 
+    def told(self, result: object) -> Mapping[str, float]:
+        """Return nothing."""
+        return {}
+
 
 def gradient_of(parameter: Tensor, *, reads_main_grad: bool) -> Tensor | None:
     """Return ``main_grad`` where it is wanted and there, else ``grad``."""
@@ -58,5 +85,21 @@ def gradient_of(parameter: Tensor, *, reads_main_grad: bool) -> Tensor | None:
 
 
 def view_of(optimizer: Any, *, reads_main_grad: bool) -> OptimizerView:
-    """Return how the values of an optimizer are read."""
+    """Return how the values of an optimizer are read, by the names of its classes."""
+    from msprobe.pytorch.monitoring import partitions
+
+    kinds = {kind.__name__ for kind in type(optimizer).__mro__}
+    if "DeepSpeedZeroOptimizer_Stage3" in kinds:
+        return partitions.ZeroThreeView(optimizer)
+    if kinds & {"DeepSpeedZeroOptimizer", "BF16_Optimizer"}:
+        return partitions.ZeroView(optimizer)
+    if kinds & {"FP16_Optimizer", "FP16_UnfusedOptimizer"} and hasattr(optimizer, "fp16_groups"):
+        return partitions.ZeroZeroView(optimizer)
+    if "ChainedOptimizer" in kinds:
+        views = [
+            view_of(one, reads_main_grad=reads_main_grad) for one in optimizer.chained_optimizers
+        ]
+        return partitions.ChainedView(optimizer, views)
+    if "MegatronOptimizer" in kinds:
+        return partitions.MegatronView(optimizer, reads_main_grad=reads_main_grad)
     return PlainView(optimizer, reads_main_grad=reads_main_grad)

@@ -103,6 +103,10 @@ class Parameters:
         if not (is_last or self._every_micro_step):
             return
         gradient = gradient_of(parameter, reads_main_grad=self._reads_main_grad)
+        own = parameter.grad
+        if gradient is not own and own is not None and not _is_added(parameter):
+            # Megatron-core adds it in a hook of the node, which runs after those of the parameter.
+            gradient = gradient + own
         settings = rows.streams.get(Stream.GRAD_UNREDUCED)
         if gradient is not None and settings is not None and settings.wants(key.name):
             number = micro_step if self._every_micro_step else 0
@@ -119,7 +123,7 @@ class Parameters:
         if self._holds_reduced:
             self._put(rows, Stream.GRAD_REDUCED, self._view.gradient, self._known_gradients)
         self._put_states(rows)
-        self._put(rows, Stream.PARAM_ORIGIN, _itself, self._known_parameters)
+        self._put(rows, Stream.PARAM_ORIGIN, self._view.value, self._known_parameters)
         if Stream.UPDATE in rows.streams:
             self._copy_parameters(rows)
         if self._direction:
@@ -130,7 +134,7 @@ class Parameters:
         rows = self.rows
         if rows is None:
             return
-        self._put(rows, Stream.PARAM_UPDATED, _itself, self._known_parameters)
+        self._put(rows, Stream.PARAM_UPDATED, self._view.value, self._known_parameters)
         if self._before:
             self._put_updates(rows)
 
@@ -140,9 +144,11 @@ class Parameters:
         Those that were measured unreduced and have not changed since are not read again.
 
         Returns:
-            None without gradients, and where this rank has a part of one only: the norm of parts is
-            not that of the whole.
+            None without gradients, where the optimizer tells it, and where this rank has a part of
+            one only: the norm of parts is not that of the whole.
         """
+        if self._view.tells_norm:
+            return None
         found = [
             gradient
             for _, parameter in self._parameters
@@ -203,7 +209,8 @@ class Parameters:
         self._before = [
             (key, found, found.detach().clone())
             for key, parameter in self._wanted(rows, Stream.UPDATE)
-            if parameter.requires_grad and isinstance(found := readable(parameter), Tensor)
+            if parameter.requires_grad
+            and isinstance(found := readable(self._view.value(parameter)), Tensor)
         ]
 
     def _put_updates(self, rows: StepRows) -> None:
@@ -227,19 +234,24 @@ class Parameters:
                 continue
             share = 1.0
             if isinstance(moment, Tensor) and moment.numel():
-                agreeing = (gradient.sign() * moment.sign()).sum().item()
-                share = (agreeing / moment.numel() + 1) / 2
+                if moment.numel() != gradient.numel():  # a part of the one, and the whole other
+                    continue
+                if moment.shape != gradient.shape:  # parts are flat
+                    moment = moment.view_as(gradient)
+                signs = gradient.sign() * moment.sign()
+                share = (signs.sum().item() / moment.numel() + 1) / 2
             rows.put_number(key, share, stream=Stream.OTHER, op=MG_DIRECTION)
+
+
+def _is_added(parameter: Tensor) -> bool:
+    """Return whether a fused kernel has added the gradient to `main_grad` already."""
+    return bool(getattr(parameter, "grad_added_to_main_grad", False))
 
 
 def _is_whole(gradient: Tensor) -> bool:
     """Return whether all elements of a gradient can be read here."""
     found = readable(gradient)
     return isinstance(found, Tensor) and found.shape == gradient.shape
-
-
-def _itself(parameter: Tensor) -> Tensor:
-    return parameter
 
 
 def plain_number(value: Any) -> float | None:

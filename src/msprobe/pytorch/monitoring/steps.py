@@ -10,18 +10,18 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-Event = Callable[[], None]
-
 
 def plain_optimizer(optimizer: Any) -> Any:
     """Return the optimizer inside a wrapper that only hands its steps on (accelerate)."""
-    while type(optimizer).__name__ == "AcceleratedOptimizer":
+    while type(optimizer).__name__ in ("AcceleratedOptimizer", "DeepSpeedOptimizerWrapper"):
         optimizer = optimizer.optimizer
     return optimizer
 
 
-def watch_steps(optimizer: Any, before: Event, after: Event, undo: ExitStack) -> None:
-    """Call `before` and `after` around each step.
+def watch_steps(
+    optimizer: Any, before: Callable[[], None], after: Callable[..., None], undo: ExitStack
+) -> None:
+    """Call `before` and `after` around each step; `after` with what the step returned, if known.
 
     Those of torch have hooks for that. Others (DeepSpeed, Megatron-core) get a `step` of their own
     on the object, which `undo` takes away.
@@ -36,7 +36,7 @@ def watch_steps(optimizer: Any, before: Event, after: Event, undo: ExitStack) ->
     def step(*args: Any, **kwargs: Any) -> Any:
         before()
         result = original(*args, **kwargs)
-        after()
+        after(result)
         return result
 
     had_own = "step" in vars(optimizer)
