@@ -104,11 +104,13 @@ class Parameters:
             return
         gradient = gradient_of(parameter, reads_main_grad=self._reads_main_grad)
         own = parameter.grad
-        if gradient is not own and own is not None and not _is_added(parameter):
+        if gradient is None:
+            return
+        if own is not None and own is not gradient and not _is_added(parameter):
             # Megatron-core adds it in a hook of the node, which runs after those of the parameter.
             gradient = gradient + own
         settings = rows.streams.get(Stream.GRAD_UNREDUCED)
-        if gradient is not None and settings is not None and settings.wants(key.name):
+        if settings is not None and settings.wants(key.name):
             number = micro_step if self._every_micro_step else 0
             batch = rows.batch(Stream.GRAD_UNREDUCED, number)
             batch.add((key,), [gradient], self._known_gradients)
