@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from msprobe.capture import host_draws
 from msprobe.capture.session import current_session
-from msprobe.pytorch.interception.guard import unnoticed
+from msprobe.pytorch.interception.guard import guard
 from msprobe.pytorch.training.seed import fix_chance
 from msprobe.pytorch.values.random_state import generators_of
 
@@ -138,7 +138,7 @@ class _RandomLog:
         states = [
             (one, before, one.get_state()) for one, before in zip(generators, began, strict=True)
         ]
-        with unnoticed():  # a debugger that records must not see our reads
+        with guard():  # a debugger that records must not see our reads
             moved = [found for found in states if not torch.equal(found[1], found[2])]
         if not moved:
             return
