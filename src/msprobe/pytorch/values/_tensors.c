@@ -35,7 +35,8 @@
 #include "../../capture/_native_api.h"
 
 #define MAX_DIMS MSPROBE_MAX_DIMS
-/* Entries of either table; those of dead storages are then dropped. */
+/* Entries of either table; those of dead storages are then dropped. Then again when there are twice as
+ * many as were alive: with a fixed limit each value of a large model would look through all others. */
 #define PRUNE_AT 8192
 /* Characters; longer texts are cut off in Python. */
 #define LONGEST_TEXT 10000
@@ -540,6 +541,7 @@ static struct table table_empty(struct table *table)
 typedef struct {
     PyObject_HEAD
     struct table storages, known;
+    size_t pruned; /* entries of the larger table after the last `prune`; 0 for none */
     int64_t last_id;
     int64_t bad; /* values with a NaN or +Inf that were described */
     double share; /* of the largest number of a type, from which a value is near it */
@@ -565,9 +567,15 @@ static void free_storage(struct storage *storage)
     PyMem_Free(storage);
 }
 
+static int is_full(const Memo *self, const struct table *table)
+{
+    return table->count >= PRUNE_AT && table->count >= 2 * self->pruned;
+}
+
 static void forget_all(Memo *self)
 {
     struct table known = table_empty(&self->known), storages = table_empty(&self->storages);
+    self->pruned = 0;
     for (size_t i = 0; i < known.capacity; i++) free_known(known.slots[i]);
     for (size_t i = 0; i < storages.capacity; i++)
         if (storages.slots[i]) free_storage(storages.slots[i]);
@@ -603,6 +611,8 @@ static int prune(Memo *self)
     }
     PyMem_Free(known.slots);
     PyMem_Free(storages.slots);
+    self->pruned = self->known.count;
+    if (self->pruned < self->storages.count) self->pruned = self->storages.count;
     return failed ? -1 : 0;
 }
 
@@ -622,7 +632,7 @@ static struct storage *enter_object(Memo *self, uint64_t address, PyObject *obje
     /* A known one is alive or at least not given back: the weak reference keeps its address. */
     struct storage *storage = table_get(&self->storages, address);
     if (storage) return storage;
-    if (self->storages.count >= PRUNE_AT && prune(self) < 0) return NULL;
+    if (is_full(self, &self->storages) && prune(self) < 0) return NULL;
     if (!(storage = PyMem_Calloc(1, sizeof *storage))) return (void *)PyErr_NoMemory();
     storage->address = address;
     storage->was_born = (uint8_t)was_born;
@@ -771,7 +781,7 @@ static Value *look(Memo *self, PyObject *tensor, int comes_in)
         if (numbers) numbers = numbers_in_order(numbers, &view);
         if (!numbers && !PyErr_Occurred())
             numbers = numbers_of(tensor, &view, storage_object);
-        if (version >= 0 && self->known.count >= PRUNE_AT && prune(self) < 0) Py_CLEAR(numbers);
+        if (version >= 0 && is_full(self, &self->known) && prune(self) < 0) Py_CLEAR(numbers);
         if (numbers && PyTuple_GET_ITEM(numbers, 4) != Py_None)
             self->bad += is_bad(PyTuple_GET_ITEM(numbers, 4));
         value = new_value(numbers, version >= 0 ? ++self->last_id : 0, &view);

@@ -8,7 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-_PRUNE_AT: Final = 1024  # storages; dead ones are then dropped
+# Storages; dead ones are then dropped, and again when there are twice as many as were alive.
+_PRUNE_AT: Final = 1024
 _Storage: Final[Any] = torch.UntypedStorage
 
 
@@ -19,17 +20,18 @@ class UndefinedMemory:
         storages: by address, each with a weak reference that keeps the address taken.
     """
 
-    __slots__ = ("storages",)
+    __slots__ = ("_prune_at", "storages")
 
     def __init__(self) -> None:
         self.storages: Final[dict[int, Any]] = {}
+        self._prune_at = _PRUNE_AT
 
     def add(self, tensor: Tensor) -> None:
         """Note that a call made this tensor and left its content undefined."""
         storage = _storage_of(tensor)
         if storage is None or storage._cdata in self.storages:
             return
-        if len(self.storages) >= _PRUNE_AT:
+        if len(self.storages) >= self._prune_at:
             self._prune()
         self.storages[storage._cdata] = storage._weak_ref()
 
@@ -61,6 +63,7 @@ class UndefinedMemory:
         for address, handle in list(self.storages.items()):
             if _Storage._expired(handle):
                 _Storage._free_weak_ref(self.storages.pop(address))
+        self._prune_at = max(_PRUNE_AT, 2 * len(self.storages))
 
 
 def _storage_of(tensor: Tensor) -> Any:
