@@ -703,6 +703,18 @@ def test_a_reload_keeps_what_is_shown_and_back_leads_back(open_page):
     page.wait_for_selector("[data-word=backward][aria-pressed=true]")
 
 
+def test_what_changes_while_the_url_is_being_written_is_written_too(open_page):
+    page = open_page(transformer(2).frame)
+    page.click("[data-filter=kind][data-word=backward]")
+    page.wait_for_url("**#kind=backward")
+    # The browser tells of the new URL later: here after a further change.
+    page.evaluate("""() => {
+        document.querySelector("#list .row").click();
+        window.dispatchEvent(new HashChangeEvent("hashchange"));
+    }""")
+    page.wait_for_url("**&at=*")
+
+
 def test_opened_parts_are_in_the_url_and_closed_by_back(open_page):
     page = open_page(transformer(2).frame)
     words = page.locator("details[data-fold=words]")

@@ -17,9 +17,10 @@ function toText() {
 
 /** Takes over the state that the URL holds; what it does not name gets its default. */
 function readUrl() {
-  clearTimeout(waiting);
   const text = window.location.hash.slice(1);
+  // The event of our own writing comes late: a change made since then still waits to be written.
   if (text === written) return;
+  clearTimeout(waiting);
   change({ ...defaults, ...Object.fromEntries(new URLSearchParams(text)) });
   clearTimeout(waiting);
   written = toText();
