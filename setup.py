@@ -45,6 +45,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "msprobe.pytorch.values._cuda",
+            sources=["src/msprobe/pytorch/values/_cuda.c"],
+            extra_compile_args=FLAGS,
+            libraries=[] if sys.platform == "win32" else ["dl"],
+            optional=True,
+        ),
+        Extension(
             "msprobe.numerics._elementwise",
             sources=["src/msprobe/numerics/_elementwise.c"],
             depends=[

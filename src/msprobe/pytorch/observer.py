@@ -296,7 +296,7 @@ class Observer:
         """Forget the state of the step that is over."""
         self.recomputations.next_step()
         self._model_calls.next_step()
-        self._adapter.memo.next_step()
+        self._adapter.next_step()
         if self.kernels is not None:
             self.kernels.next_step()
         if self._noise is not None:

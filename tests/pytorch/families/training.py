@@ -131,7 +131,7 @@ def _feed_tensor(update: Callable[[bytes], None], tensor: Tensor) -> None:
         parts = [tensor]
     for part in parts:
         update(f"{tuple(part.shape)}".encode())
-        update(part.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        update(part.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
 
 
 Around = Callable[[TrainCase, int], AbstractContextManager[object]]

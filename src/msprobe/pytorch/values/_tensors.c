@@ -466,6 +466,7 @@ static PyTypeObject ValueType = {
 /* A storage that was seen, held by a weak reference that keeps its address taken. */
 struct storage {
     uint64_t address;
+    uint64_t number; /* no other storage has had it in this step */
     PyObject *weak_ref;
     uint32_t epoch;
     uint8_t is_banned, was_born;
@@ -543,6 +544,7 @@ typedef struct {
     struct table storages, known;
     size_t pruned; /* entries of the larger table after the last `prune`; 0 for none */
     int64_t last_id;
+    uint64_t last_storage;
     int64_t bad; /* values with a NaN or +Inf that were described */
     double share; /* of the largest number of a type, from which a value is near it */
     char active;
@@ -635,6 +637,7 @@ static struct storage *enter_object(Memo *self, uint64_t address, PyObject *obje
     if (is_full(self, &self->storages) && prune(self) < 0) return NULL;
     if (!(storage = PyMem_Calloc(1, sizeof *storage))) return (void *)PyErr_NoMemory();
     storage->address = address;
+    storage->number = ++self->last_storage;
     storage->was_born = (uint8_t)was_born;
     storage->weak_ref = PyObject_CallMethodNoArgs(object, names._weak_ref);
     if (!storage->weak_ref || table_put(&self->storages, storage) < 0) {
@@ -1243,6 +1246,26 @@ static PyObject *Memo_ban(Memo *self, PyObject *tensor)
     Py_RETURN_NONE;
 }
 
+static PyObject *Memo_state_of(Memo *self, PyObject *tensor)
+{
+    PyObject *object = NULL;
+    struct storage *storage = NULL;
+    if (self->active && (PyObject *)Py_TYPE(tensor) == torch.tensor && is_strided(tensor) > 0)
+        storage = table_get(&self->storages, storage_address(tensor, &object));
+    Py_XDECREF(object);
+    PyErr_Clear(); /* a tensor without storage of its own */
+    if (!storage || !storage->was_born || storage->is_banned) Py_RETURN_NONE;
+    int64_t version = version_of(tensor);
+    if (version < 0) Py_RETURN_NONE;
+    return Py_BuildValue("KIL", (unsigned long long)storage->number, (unsigned int)storage->epoch,
+                         (long long)version);
+}
+
+static PyObject *Memo_new_id(Memo *self, PyObject *ignored)
+{
+    return PyLong_FromLongLong(++self->last_id);
+}
+
 static PyObject *Memo_clear(Memo *self, PyObject *ignored)
 {
     forget_all(self);
@@ -1295,6 +1318,10 @@ static PyMethodDef MEMO_METHODS[] = {
     {"wrote", (PyCFunction)Memo_wrote, METH_O, "wrote(tensor): a call may have written to it"},
     {"ban", (PyCFunction)Memo_ban, METH_O,
      "ban(tensor): its storage may from now on change unseen"},
+    {"state_of", (PyCFunction)Memo_state_of, METH_O,
+     "state_of(tensor) -> (storage, epoch, version): while it is the same, so are the elements in the "
+     "memory of a plain tensor, on whatever device; None where nothing is known of it"},
+    {"new_id", (PyCFunction)Memo_new_id, METH_NOARGS, "new_id() -> the next `Value.id`"},
     {"clear", (PyCFunction)Memo_clear, METH_NOARGS, "clear(): forget everything"},
     {"next_step", (PyCFunction)Memo_next_step, METH_NOARGS,
      "next_step(): forget everything and number values anew"},

@@ -40,7 +40,7 @@ from msprobe.pytorch.interception.stack_traits import classify
 from msprobe.pytorch.values.buffer_pool import BufferPool
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.describing import describe, placements_of, tensor_type
-from msprobe.pytorch.values.memo import FoundOut, Value, new_memo
+from msprobe.pytorch.values.memo import DeviceValues, FoundOut, Value, new_memo
 from msprobe.pytorch.values.readable import readable
 from msprobe.pytorch.values.statistics import DeviceBatch, summarise
 from msprobe.pytorch.values.tensor_columns import KnownTensors
@@ -80,6 +80,7 @@ class TorchAdapter:
         # These must know before the next call; everything else can wait.
         self._waits = config.task not in (Task.OVERFLOW_CHECK, Task.DIFF_CHECK)
         self._batch: DeviceBatch | None = None
+        self._device_values = DeviceValues(self.memo)
         self._buffers = BufferPool()
         # Records then hold nothing but the memo's texts.
         self._locates = config.task is Task.NAN_CHECK
@@ -131,7 +132,13 @@ class TorchAdapter:
     def forget_values(self) -> None:
         """Forget the summaries of values: from now on their memory may be written unseen."""
         self.memo.clear()
+        self._device_values.clear()
         self.undefined.clear()
+
+    def next_step(self) -> None:
+        """Forget the values of the step that is over, and number those of the next anew."""
+        self.memo.next_step()
+        self._device_values.clear()
 
     # -- tensors -------------------------------------------------------------------------------
 
@@ -258,7 +265,11 @@ class TorchAdapter:
 
     def _value_of(self, tensor: Tensor) -> Value:
         known = self.memo.look(tensor)
-        return FoundOut(self._summarise(tensor)) if known is None else known
+        if known is not None:
+            return known
+        if tensor.is_cpu:
+            return FoundOut(self._summarise(tensor))
+        return self._device_values.look(tensor, self._summarise)
 
     def _summarise(self, tensor: Tensor) -> Summary:
         if tensor.is_cpu or tensor.is_meta or not self._waits:

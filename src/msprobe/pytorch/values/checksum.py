@@ -66,7 +66,7 @@ def _crc_of(t: torch.Tensor, crc: int) -> int:
     if t.is_conj() or t.is_neg():
         # Lazy views: their memory is not their value.
         for piece in row_pieces(t, PIECE_BYTES):
-            crc = _crc_of_memory(piece.resolve_conj().resolve_neg().contiguous(), crc)
+            crc = _crc_of_memory(piece.resolve_conj().resolve_neg().contiguous().cpu(), crc)
         return crc
     if t.is_cpu and t.is_contiguous():
         return _crc_of_memory(t, crc)

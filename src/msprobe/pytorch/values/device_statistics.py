@@ -1,26 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics by torch's own reductions, on whatever device the tensor lies.
+"""Statistics computed on the device where the tensor lies.
 
 The numbers of many tensors gather in one buffer on the device and come to the host in one copy,
-so that a captured step synchronises once. The same code serves the CPU when the C kernels are not
-there. The meaning of the numbers: `msprobe.capture.statistics`.
-
-Cost on an accelerator: about 7 kernel launches a tensor (12 more with `count_nonfinite`), a few
-float64 copies of at most `DEFAULT_PIECE_ELEMENTS` elements at a time (64 MB each), no
-synchronisation until the numbers are asked for.
+so that a captured step synchronises once. On a GPU one kernel reads a tensor once
+(`device_kernels`). Elsewhere, and for types that it does not read, torch's own reductions do it:
+some 30 launches a tensor, and float64 copies of at most `DEFAULT_PIECE_ELEMENTS` elements at a time
+(64 MB each). The same code serves the CPU when the C kernels are not there. Nothing waits for the
+device until the numbers are asked for. The meaning of the numbers: `msprobe.capture.statistics`.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from types import ModuleType
 from typing import Any, Final
 
 import torch
 
 from msprobe.capture.statistics import NonFinite, Summary
-from msprobe.pytorch.values.device_streams import current_stream, stream_context
+from msprobe.pytorch.values.device_streams import (
+    HostCopy,
+    current_device,
+    current_stream,
+    stream_address,
+)
 from msprobe.pytorch.values.readable import note_of_stored_values, readable
+
+logger = logging.getLogger(__name__)
 
 PIECE_ELEMENTS: Final = {"cpu": 1 << 14}
 """How many elements are converted at a time, by device type.
@@ -33,6 +42,9 @@ BLOCK_ROWS: Final = 1024
 NOT_COUNTED: Final = "non-finite, not counted"
 """Note of a tensor with NaN or infinities in a batch that does not count them."""
 
+CAPTURED: Final = "in the capture of a CUDA graph"
+"""Note of values that are computed later, by the graph."""
+
 # Columns of a row of 64-bit words. Floating-point ones come first, then integer ones:
 # counts of NaN, +Inf and -Inf for floats; max, min and the halves of the sum for integers.
 _FLOAT_COLUMNS: Final = 7
@@ -43,6 +55,8 @@ _LOW_MASK: Final = (1 << 32) - 1
 # The unsigned types have few operations: they are widened, or reinterpreted (uint64).
 _WIDER: Final = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 _WIDE: Final = frozenset({torch.float64, torch.complex128})
+
+_KERNEL_DEVICES: Final = frozenset({"cuda", "xpu"})
 
 _Parts = tuple[list[torch.Tensor], list[torch.Tensor]]
 
@@ -66,9 +80,9 @@ class DeviceBatch:
         """Make an empty batch; buffers are allocated when the first tensor of a device comes."""
         self._count_nonfinite = count_nonfinite
         self._only_extremes = only_extremes
-        self._open: dict[tuple[torch.device, Any], _Rows] = {}
+        self._open: dict[tuple[torch.device, int], _Rows] = {}
         self._full: list[_Rows] = []
-        self._copies: list[tuple[_Rows, torch.Tensor, Any]] = []
+        self._copies: list[tuple[_Rows, HostCopy]] = []
 
     def __len__(self) -> int:
         """Return the number of summaries whose copy was not started."""
@@ -90,19 +104,26 @@ class DeviceBatch:
             return Summary()
         if self._only_extremes and not (found.is_floating_point() or found.is_complex()):
             return Summary()
+        device = found.device
         try:
             if found.is_quantized:
                 found = found.dequantize()
-            summary = self._rows_for(found.device).add(found, self._count_nonfinite)
+            stream = stream_address(device)
+            if stream is None:
+                return Summary(note=CAPTURED)
+            with current_device(device):
+                rows = self._rows_for(device, stream)
+                summary = rows.add(found, self._count_nonfinite)
         except (RuntimeError, NotImplementedError, TypeError) as exc:
             return Summary(note=f"unreadable: {type(exc).__name__}")
-        summary.note = note_of_stored_values(t)
+        if found is not t:
+            summary.note = note_of_stored_values(t)
         return summary
 
     def start_copy(self) -> None:
         """Start the copy of all numbers so far to the host, without waiting for the device."""
         for rows in (*self._full, *self._open.values()):
-            self._copies.append((rows, *rows.copy_to_host()))
+            self._copies.append((rows, HostCopy(rows.words[: len(rows.pending)], rows.stream)))
         self._full, self._open = [], {}
 
     def collect(self) -> None:
@@ -113,29 +134,26 @@ class DeviceBatch:
         """
         self.start_copy()
         while self._copies:
-            rows, host, event = self._copies.pop()
-            if event is not None:
-                event.synchronize()
-            rows.fill(host)
+            rows, copy = self._copies.pop()
+            rows.fill(copy.wait())
 
-    def _rows_for(self, device: torch.device) -> _Rows:
-        stream = current_stream(device)
+    def _rows_for(self, device: torch.device, stream: int) -> _Rows:
         rows = self._open.get((device, stream))
         if rows is not None and len(rows.pending) == BLOCK_ROWS:
             self._full.append(rows)
             rows = None
         if rows is None:
             kind = _Extremes if self._only_extremes else _Rows
-            rows = self._open[device, stream] = kind(device, stream)
+            rows = self._open[device, stream] = kind(device, stream, current_stream(device))
         return rows
 
 
 class _Rows:
     """The numbers of up to `BLOCK_ROWS` tensors of one device and stream."""
 
-    __slots__ = ("accumulate", "floats", "pending", "stream", "words")
+    __slots__ = ("_reader", "accumulate", "floats", "pending", "stream", "words")
 
-    def __init__(self, device: torch.device, stream: Any) -> None:
+    def __init__(self, device: torch.device, address: int, stream: Any) -> None:
         """Allocate the buffer on the stream that will write it."""
         # MPS has no float64.
         self.accumulate = torch.float32 if device.type == "mps" else torch.float64
@@ -143,8 +161,36 @@ class _Rows:
         self.floats = self.words.view(self.accumulate)
         self.pending: list[tuple[Summary, torch.dtype, int]] = []
         self.stream = stream
+        kernels = _KERNELS.module() if device.type in _KERNEL_DEVICES else None
+        self._reader: Any = None
+        if kernels is not None:
+            try:
+                self._reader = kernels.reader_of(self.words, address)
+            except Exception as error:  # noqa: BLE001 - no compiler, a driver that is too old …
+                _KERNELS.give_up(error)
 
     def add(self, t: torch.Tensor, count_nonfinite: bool) -> Summary:
+        if self._reader is None or not self._add_by_kernel(t):
+            return self._add_by_reductions(t, count_nonfinite)
+        summary = Summary(ready=False)
+        self.pending.append((summary, t.dtype, t.numel()))
+        return summary
+
+    def _add_by_kernel(self, t: torch.Tensor) -> bool:
+        """Start the kernel that fills the next row; False where there is none for this tensor."""
+        if t.dtype.itemsize == 1 and t.is_floating_point():
+            t = t.to(torch.bfloat16)  # holds each number of the types of 8 bits
+        kernels = _KERNELS.module()
+        if kernels is None or not kernels.reads(t):
+            return False
+        try:
+            self._reader.read(t, len(self.pending))
+        except Exception as error:  # noqa: BLE001 - as above
+            _KERNELS.give_up(error)
+            return False
+        return True
+
+    def _add_by_reductions(self, t: torch.Tensor, count_nonfinite: bool) -> Summary:
         floats, integers = _parts(t, self.accumulate, count_nonfinite=count_nonfinite)
         row = len(self.pending)
         if floats:
@@ -156,16 +202,6 @@ class _Rows:
         counted = 1 if integers else -1
         self.pending.append((summary, t.dtype, counted * t.numel()))
         return summary
-
-    def copy_to_host(self) -> tuple[torch.Tensor, Any]:
-        """Return the host's copy and the event after which it is complete (None: already is)."""
-        used = self.words[: len(self.pending)]
-        if self.stream is None:
-            return used.cpu(), None
-        host = torch.empty(used.shape, dtype=used.dtype, device="cpu", pin_memory=True)
-        with stream_context(self.stream):
-            host.copy_(used, non_blocking=True)
-            return host, self.stream.record_event()
 
     def fill(self, host: torch.Tensor) -> None:
         floats = host.view(self.accumulate).tolist()
@@ -188,7 +224,7 @@ class _Extremes(_Rows):
 
     __slots__ = ()
 
-    def add(self, t: torch.Tensor, count_nonfinite: bool) -> Summary:
+    def _add_by_reductions(self, t: torch.Tensor, count_nonfinite: bool) -> Summary:
         values = t.abs() if t.is_complex() else t
         if values.element_size() == 1:  # without reductions of their own
             values = values.float()
@@ -204,6 +240,33 @@ class _Extremes(_Rows):
         ):
             summary.max, summary.min = numbers[0] + 0.0, numbers[1] + 0.0
             summary.ready = True
+
+
+class _Kernels:
+    """The kernels for GPUs: found at the first use, given up when one does not run."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: list[ModuleType | None] = []
+
+    def module(self) -> ModuleType | None:
+        """Return them, or None where they cannot run."""
+        if not self._found:
+            try:
+                self._found.append(import_module("msprobe.pytorch.values.device_kernels"))
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with the user's Triton
+                logger.info("no kernels for GPUs: %s", error)
+                self._found.append(None)
+        return self._found[0]
+
+    def give_up(self, error: Exception) -> None:
+        """Use none any more in this process."""
+        logger.warning("Triton cannot compile here (%s): recording on GPUs is slower", error)
+        self._found[:] = [None]
+
+
+_KERNELS: Final = _Kernels()
 
 
 # ---- on the device ------------------------------------------------------------------------------

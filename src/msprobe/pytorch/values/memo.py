@@ -9,7 +9,7 @@ summarised each time, and saved under each of its names.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -22,6 +22,9 @@ from msprobe.capture.statistics import NATIVE, NATIVE_VARIABLE, Summary, from_ra
 from msprobe.capture.values import Found, Position
 
 _MODULE: Final = "msprobe.pytorch.values._tensors"
+
+State = tuple[int, int, int]
+"""Number of a storage, our epoch of it, and torch's version."""
 
 
 class Value(Protocol):
@@ -125,6 +128,15 @@ class Memo(Protocol):
     def ban(self, tensor: Tensor) -> None:
         """Note that a tensor's storage may from now on change unseen."""
 
+    def state_of(self, tensor: Tensor) -> State | None:
+        """Return what stays equal while a tensor's memory holds the same, on whatever device.
+
+        None where nothing is known of it.
+        """
+
+    def new_id(self) -> int:
+        """Return the next `Value.id`."""
+
     def clear(self) -> None:
         """Forget everything."""
 
@@ -189,10 +201,45 @@ class NoMemo:
     ) -> None:
         """Return None."""
 
+    def state_of(self, tensor: Tensor) -> None:
+        """Return None."""
+
+    def new_id(self) -> int:
+        """Return 0."""
+        return 0
+
     def clear(self) -> None:
         """Do nothing."""
 
     next_step = clear
+
+
+class DeviceValues:
+    """The values of plain tensors on accelerators, by the same rules as those on the CPU."""
+
+    __slots__ = ("_known", "_memo")
+
+    def __init__(self, memo: Memo) -> None:
+        """Create it; `memo` knows which memory has not changed."""
+        self._memo = memo
+        self._known: dict[tuple[object, ...], FoundOut] = {}
+
+    def look(self, tensor: Tensor, summarise: Callable[[Tensor], Summary]) -> FoundOut:
+        """Return the value of a tensor, summarised if it is not known."""
+        state = self._memo.state_of(tensor)
+        if state is None:
+            return FoundOut(summarise(tensor))
+        place = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        lazy = (tensor.is_neg(), tensor.is_conj())
+        value = self._known.get((state, place, lazy))
+        if value is None:
+            value = FoundOut(summarise(tensor), self._memo.new_id())
+            self._known[state, place, lazy] = value
+        return value
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._known.clear()
 
 
 def _load() -> Any:

@@ -64,6 +64,8 @@ def readable(t: torch.Tensor) -> torch.Tensor | str:
 
 
 def _readable(t: torch.Tensor) -> torch.Tensor | str:
+    if type(t) in PLAIN and _is_itself(t):
+        return "released" if is_released(t) else t
     inner = _look_through(t)
     if isinstance(inner, str):
         return inner
@@ -76,6 +78,17 @@ def _readable(t: torch.Tensor) -> torch.Tensor | str:
     if is_wrapper(t):
         return f"wrapper {type(t).__name__}"
     return "released" if is_released(t) else t
+
+
+def _is_itself(t: torch.Tensor) -> bool:
+    """Return whether a tensor of a plain type holds strided elements of its own."""
+    return (
+        t.layout is torch.strided
+        and not t.is_meta
+        and not t.is_nested
+        and not _functorch.is_functorch_wrapped_tensor(t)
+        and not _functorch.is_legacy_batchedtensor(t)
+    )
 
 
 def _look_through(t: torch.Tensor) -> torch.Tensor | str:
@@ -158,10 +171,13 @@ def is_wrapper(t: torch.Tensor) -> bool:
 
 def is_released(t: torch.Tensor) -> bool:
     """Return whether the storage of `t` ends before its last element (reading would crash)."""
-    if t.numel() == 0:
+    count = t.numel()
+    if count == 0:
         return False
-    last = t.storage_offset() + sum(
-        (size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)
-    )
+    if not t.is_contiguous():
+        count = 1 + sum(
+            (size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)
+        )
     storage = t.untyped_storage()
-    return storage.nbytes() < (last + 1) * t.element_size() or storage.data_ptr() == 0
+    end = (t.storage_offset() + count) * t.element_size()
+    return storage.nbytes() < end or storage.data_ptr() == 0

@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from enum import IntEnum
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from msprobe.dump.crc import crc32
 from msprobe.dump.facts import Fingerprints, Number, Projections, sample_index
 from msprobe.pytorch.values.checksum import crc32_hex
-from msprobe.pytorch.values.device_streams import current_stream, stream_context
+from msprobe.pytorch.values.device_streams import HostCopy, current_stream
 from msprobe.pytorch.values.memo import TENSORS
 from msprobe.pytorch.values.readable import PLAIN, note_of_stored_values, readable
 from msprobe.pytorch.values.statistics import summarise
@@ -190,20 +189,18 @@ class TensorColumns:
         for place in set(places) - set(real):
             self.notes[place] = f"{self._found[place].dtype} on {device.type}"
         if pieces:
-            packed, stream = torch.cat(pieces), current_stream(device)
-            self._fetches.append(lambda: _spread(packed, stream, puts))
+            copy = HostCopy(torch.cat(pieces), current_stream(device))
+            self._fetches.append(lambda: _spread(copy, puts))
 
 
-def _spread(packed: Tensor, stream: Any, puts: list[tuple[list[Any], int, int]]) -> None:
-    """Bring numbers to the host and put them into their columns.
+def _spread(copy: HostCopy, puts: list[tuple[list[Any], int, int]]) -> None:
+    """Put numbers into their columns when they have arrived.
 
     Args:
-        packed: the numbers.
-        stream: of the device, on which they are computed.
+        copy: the numbers.
         puts: column, row, and how many numbers (-1 for a single one), in their order.
     """
-    with nullcontext() if stream is None else stream_context(stream):
-        numbers = iter(packed.tolist())
+    numbers = iter(copy.wait().tolist())
     for column, place, count in puts:
         column[place] = next(numbers) if count < 0 else [next(numbers) for _ in range(count)]
 
