@@ -41,7 +41,8 @@ def _make_signs() -> NDArray[np.float64]:
     return bits.ravel().astype(np.float64) * 2 - 1
 
 
-_SIGNS: Final = _make_signs()
+SIGNS: Final = _make_signs()
+"""1 and -1; `_PERIOD` of them from a place that is drawn for each block."""
 
 
 def project(values: NDArray[Any]) -> Projections | None:
@@ -81,5 +82,5 @@ def _project_blocks(piece: NDArray[np.float64], first_block: int) -> NDArray[np.
     starts = (random >> np.uint64(55), (random >> np.uint64(46)) & np.uint64(511))
     places = np.arange(_PERIOD)
     return np.array(
-        [(folded * _SIGNS[start.astype(np.int64)[:, None] + places]).sum() for start in starts]
+        [(folded * SIGNS[start.astype(np.int64)[:, None] + places]).sum() for start in starts]
     )

@@ -1,44 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of a tensor on a GPU in one reading, by a kernel written in Triton.
+"""Kernels in Triton that read a tensor once for all statistics and projections.
 
-A tensor takes one kernel launch, a large one two, where torch's reductions take about thirty and
-copies in float64. Sums are added in float64, in an order that depends on the number of elements
-alone: two runs, on whatever GPU, have the same bits. The meaning of the numbers:
-`msprobe.capture.statistics`.
-
-Imported when the first tensor of a GPU is read: Triton comes with PyTorch for GPUs, elsewhere this
-raises ImportError.
+A part of a tensor is read by one program, block by block. A tensor of one part has its row at once;
+of a larger one, a second kernel joins what the parts have put into a scratch. Sums are added in
+float64, in an order that depends on the number of elements alone: two runs, on whatever GPU, have
+the same bits. Columns of a row: `device_statistics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib import import_module
-from typing import Any, Final
+from typing import Final
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-FLOATS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
-INTEGERS: Final = frozenset(
-    {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
-)
+ROW_COLUMNS: Final = 13
+MOST_PROGRAMS: Final = 1024
+"""A power of two: how many parts a tensor is read in, at most."""
+SCRATCH_ROWS: Final = 9
+BLOCK: Final = 1008
+"""Elements with the same repeated signs: see `msprobe.capture.projections`."""
+BLOCKS: Final = 2
+LANES: Final = 1024
+"""The power of two that holds a block."""
 
-_BLOCK: Final = 2048
-_ELEMENTS_PER_PROGRAM: Final = 4 * _BLOCK
-_MOST_PROGRAMS: Final = 1024
-_MOST_DIMENSIONS: Final = 4
-_FLAT: Final = (1, 1, 1, 0, 0, 0, 0)
-"""Sizes and strides of a tensor that lies in memory without gaps: they are not used."""
 # These would be compiled anew for numbers that are 1 or divisible by 16.
 _ANY_NUMBER: Final = (
     *("row", "count", "size1", "size2", "size3"),
     *("step0", "step1", "step2", "step3"),
 )
 _ANY_PROGRAMS: Final = ("row", "programs")
-_SCRATCH_SHAPE: Final = (7, _MOST_PROGRAMS)
 
 
 @triton.jit
@@ -53,12 +44,32 @@ def _place(index, size1, size2, size3, step0, step1, step2, step3):
     return first * step0 + second * step1 + third * step2 + last * step3
 
 
+@triton.jit
+def _random(n):
+    """Return the n-th output of splitmix64, as `msprobe.capture.projections` defines the signs."""
+    z = 2035 + (n + 1) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _signs(signs, blocks, lanes):
+    """Return whether the elements of blocks of 1008 count as they are, in either projection."""
+    drawn = _random(blocks.to(tl.uint64) + 11)
+    place = lanes % 144
+    first = tl.load(signs + (drawn >> 55).to(tl.int32) + place)
+    second = tl.load(signs + ((drawn >> 46) & 511).to(tl.int32) + place)
+    return first != 0, second != 0
+
+
 @triton.jit(do_not_specialize=_ANY_NUMBER)
-def _read_floats(
+def read_floats(
     values,
     scratch,
     floats,
     words,
+    signs,
     row,
     count,
     size1,
@@ -70,24 +81,28 @@ def _read_floats(
     step3,
     IS_FLAT: tl.constexpr,
     IS_WHOLE: tl.constexpr,
-    BLOCK: tl.constexpr,
     PROGRAMS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     """Reduce a part of a tensor: into its row if it is all, else into a column of the scratch."""
     program = tl.program_id(0)
-    lanes = tl.arange(0, BLOCK).to(tl.int64)
+    lanes = tl.arange(0, LANES)[None, :]
+    blocks = tl.arange(0, BLOCKS)[:, None] + program.to(tl.int64) * BLOCKS
     inf = float("inf")
-    total = tl.zeros([BLOCK], tl.float64)
-    squares = tl.zeros([BLOCK], tl.float64)
-    high = tl.full([BLOCK], -inf, tl.float32)
-    low = tl.full([BLOCK], inf, tl.float32)
-    nans = tl.zeros([BLOCK], tl.int32)
-    ups = tl.zeros([BLOCK], tl.int32)
-    downs = tl.zeros([BLOCK], tl.int32)
-    start = program.to(tl.int64) * BLOCK
+    total = tl.zeros([BLOCKS, LANES], tl.float64)
+    squares = tl.zeros([BLOCKS, LANES], tl.float64)
+    high = tl.full([BLOCKS, LANES], -inf, tl.float32)
+    low = tl.full([BLOCKS, LANES], inf, tl.float32)
+    nans = tl.zeros([BLOCKS, LANES], tl.int32)
+    ups = tl.zeros([BLOCKS, LANES], tl.int32)
+    downs = tl.zeros([BLOCKS, LANES], tl.int32)
+    first = tl.zeros([BLOCKS, LANES], tl.float64)
+    second = tl.zeros([BLOCKS, LANES], tl.float64)
+    start = program.to(tl.int64) * BLOCKS * 1008
     while start < count:
-        index = start + lanes
-        is_here = index < count
+        index = blocks * 1008 + lanes
+        is_here = (index < count) & (lanes < 1008)
         if IS_FLAT:
             place = index
         else:
@@ -102,15 +117,21 @@ def _read_floats(
         wide = tl.where(is_finite, x, 0.0).to(tl.float64)
         total += wide
         squares += wide * wide
-        start += tl.num_programs(0).to(tl.int64) * BLOCK
+        signs1, signs2 = _signs(signs, blocks, lanes)
+        first += tl.where(signs1, wide, -wide)
+        second += tl.where(signs2, wide, -wide)
+        blocks += tl.num_programs(0).to(tl.int64) * BLOCKS
+        start += tl.num_programs(0).to(tl.int64) * BLOCKS * 1008
     _write_floats(
-        tl.sum(total, 0),
-        tl.sum(squares, 0),
-        tl.max(high, 0).to(tl.float64),
-        tl.min(low, 0).to(tl.float64),
-        tl.sum(nans.to(tl.int64), 0),
-        tl.sum(ups.to(tl.int64), 0),
-        tl.sum(downs.to(tl.int64), 0),
+        tl.sum(total),
+        tl.sum(squares),
+        tl.sum(first),
+        tl.sum(second),
+        tl.max(high).to(tl.float64),
+        tl.min(low).to(tl.float64),
+        tl.sum(nans.to(tl.int64)),
+        tl.sum(ups.to(tl.int64)),
+        tl.sum(downs.to(tl.int64)),
         scratch,
         floats,
         words,
@@ -125,6 +146,8 @@ def _read_floats(
 def _write_floats(
     total,
     squares,
+    first,
+    second,
     high,
     low,
     nans,
@@ -141,18 +164,20 @@ def _write_floats(
     if IS_WHOLE:
         nan = float("nan")
         inf = float("inf")
-        first = row.to(tl.int64) * 11
+        start = row.to(tl.int64) * 13
         top = tl.where(ups > 0, inf, tl.where(high < low, -inf, high))
         bottom = tl.where(downs > 0, -inf, tl.where(high < low, inf, low))
-        tl.store(floats + first, tl.where(nans > 0, nan, top))
-        tl.store(floats + first + 1, tl.where(nans > 0, nan, bottom))
-        tl.store(floats + first + 2, total)
-        tl.store(floats + first + 3, squares)
-        tl.store(floats + first + 4, high)
-        tl.store(floats + first + 5, low)
-        tl.store(words + first + 7, nans)
-        tl.store(words + first + 8, ups)
-        tl.store(words + first + 9, downs)
+        tl.store(floats + start, tl.where(nans > 0, nan, top))
+        tl.store(floats + start + 1, tl.where(nans > 0, nan, bottom))
+        tl.store(floats + start + 2, total)
+        tl.store(floats + start + 3, squares)
+        tl.store(floats + start + 4, high)
+        tl.store(floats + start + 5, low)
+        tl.store(floats + start + 11, first)
+        tl.store(floats + start + 12, second)
+        tl.store(words + start + 7, nans)
+        tl.store(words + start + 8, ups)
+        tl.store(words + start + 9, downs)
     else:
         tl.store(scratch + program, total)
         tl.store(scratch + PROGRAMS + program, squares)
@@ -161,10 +186,12 @@ def _write_floats(
         tl.store(scratch + 4 * PROGRAMS + program, nans.to(tl.float64))
         tl.store(scratch + 5 * PROGRAMS + program, ups.to(tl.float64))
         tl.store(scratch + 6 * PROGRAMS + program, downs.to(tl.float64))
+        tl.store(scratch + 7 * PROGRAMS + program, first)
+        tl.store(scratch + 8 * PROGRAMS + program, second)
 
 
 @triton.jit(do_not_specialize=_ANY_PROGRAMS)
-def _join_floats(
+def join_floats(
     scratch,
     floats,
     words,
@@ -183,9 +210,13 @@ def _join_floats(
     nans = tl.load(scratch + 4 * PROGRAMS + lanes, mask=is_here, other=0.0)
     ups = tl.load(scratch + 5 * PROGRAMS + lanes, mask=is_here, other=0.0)
     downs = tl.load(scratch + 6 * PROGRAMS + lanes, mask=is_here, other=0.0)
+    first = tl.load(scratch + 7 * PROGRAMS + lanes, mask=is_here, other=0.0)
+    second = tl.load(scratch + 8 * PROGRAMS + lanes, mask=is_here, other=0.0)
     _write_floats(
         tl.sum(total, 0),
         tl.sum(squares, 0),
+        tl.sum(first, 0),
+        tl.sum(second, 0),
         tl.max(high, 0),
         tl.min(low, 0),
         tl.sum(nans, 0).to(tl.int64),
@@ -202,11 +233,12 @@ def _join_floats(
 
 
 @triton.jit(do_not_specialize=_ANY_NUMBER)
-def _read_integers(
+def read_integers(
     values,
     scratch,
     floats,
     words,
+    signs,
     row,
     count,
     size1,
@@ -218,21 +250,25 @@ def _read_integers(
     step3,
     IS_FLAT: tl.constexpr,
     IS_WHOLE: tl.constexpr,
-    BLOCK: tl.constexpr,
     PROGRAMS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
-    """Same as `_read_floats` for integers, whose sum goes in two halves of 32 bits."""
+    """Same as `read_floats` for integers, whose sum goes in two halves of 32 bits."""
     program = tl.program_id(0)
-    lanes = tl.arange(0, BLOCK).to(tl.int64)
-    squares = tl.zeros([BLOCK], tl.float64)
-    high = tl.full([BLOCK], -0x7FFFFFFFFFFFFFFF - 1, tl.int64)
-    low = tl.full([BLOCK], 0x7FFFFFFFFFFFFFFF, tl.int64)
-    lower = tl.zeros([BLOCK], tl.int64)
-    upper = tl.zeros([BLOCK], tl.int64)
-    start = program.to(tl.int64) * BLOCK
+    lanes = tl.arange(0, LANES)[None, :]
+    blocks = tl.arange(0, BLOCKS)[:, None] + program.to(tl.int64) * BLOCKS
+    squares = tl.zeros([BLOCKS, LANES], tl.float64)
+    high = tl.full([BLOCKS, LANES], -0x7FFFFFFFFFFFFFFF - 1, tl.int64)
+    low = tl.full([BLOCKS, LANES], 0x7FFFFFFFFFFFFFFF, tl.int64)
+    lower = tl.zeros([BLOCKS, LANES], tl.int64)
+    upper = tl.zeros([BLOCKS, LANES], tl.int64)
+    first = tl.zeros([BLOCKS, LANES], tl.float64)
+    second = tl.zeros([BLOCKS, LANES], tl.float64)
+    start = program.to(tl.int64) * BLOCKS * 1008
     while start < count:
-        index = start + lanes
-        is_here = index < count
+        index = blocks * 1008 + lanes
+        is_here = (index < count) & (lanes < 1008)
         if IS_FLAT:
             place = index
         else:
@@ -244,13 +280,19 @@ def _read_integers(
         upper += x >> 32
         wide = x.to(tl.float64)
         squares += wide * wide
-        start += tl.num_programs(0).to(tl.int64) * BLOCK
+        signs1, signs2 = _signs(signs, blocks, lanes)
+        first += tl.where(signs1, wide, -wide)
+        second += tl.where(signs2, wide, -wide)
+        blocks += tl.num_programs(0).to(tl.int64) * BLOCKS
+        start += tl.num_programs(0).to(tl.int64) * BLOCKS * 1008
     _write_integers(
-        tl.sum(squares, 0),
-        tl.max(high, 0),
-        tl.min(low, 0),
-        tl.sum(lower, 0),
-        tl.sum(upper, 0),
+        tl.sum(squares),
+        tl.sum(first),
+        tl.sum(second),
+        tl.max(high),
+        tl.min(low),
+        tl.sum(lower),
+        tl.sum(upper),
         scratch,
         floats,
         words,
@@ -264,6 +306,8 @@ def _read_integers(
 @triton.jit
 def _write_integers(
     squares,
+    first,
+    second,
     high,
     low,
     lower,
@@ -277,12 +321,14 @@ def _write_integers(
     PROGRAMS: tl.constexpr,
 ):
     if IS_WHOLE:
-        first = row.to(tl.int64) * 11
-        tl.store(floats + first, squares)
-        tl.store(words + first + 7, high)
-        tl.store(words + first + 8, low)
-        tl.store(words + first + 9, lower)
-        tl.store(words + first + 10, upper)
+        start = row.to(tl.int64) * 13
+        tl.store(floats + start, squares)
+        tl.store(words + start + 7, high)
+        tl.store(words + start + 8, low)
+        tl.store(words + start + 9, lower)
+        tl.store(words + start + 10, upper)
+        tl.store(floats + start + 11, first)
+        tl.store(floats + start + 12, second)
     else:
         counts = scratch.to(tl.pointer_type(tl.int64))
         tl.store(scratch + program, squares)
@@ -290,10 +336,12 @@ def _write_integers(
         tl.store(counts + 2 * PROGRAMS + program, low)
         tl.store(counts + 3 * PROGRAMS + program, lower)
         tl.store(counts + 4 * PROGRAMS + program, upper)
+        tl.store(scratch + 7 * PROGRAMS + program, first)
+        tl.store(scratch + 8 * PROGRAMS + program, second)
 
 
 @triton.jit(do_not_specialize=_ANY_PROGRAMS)
-def _join_integers(
+def join_integers(
     scratch,
     floats,
     words,
@@ -310,8 +358,12 @@ def _join_integers(
     low = tl.load(counts + 2 * PROGRAMS + lanes, mask=is_here, other=0x7FFFFFFFFFFFFFFF)
     lower = tl.load(counts + 3 * PROGRAMS + lanes, mask=is_here, other=0)
     upper = tl.load(counts + 4 * PROGRAMS + lanes, mask=is_here, other=0)
+    first = tl.load(scratch + 7 * PROGRAMS + lanes, mask=is_here, other=0.0)
+    second = tl.load(scratch + 8 * PROGRAMS + lanes, mask=is_here, other=0.0)
     _write_integers(
         tl.sum(squares, 0),
+        tl.sum(first, 0),
+        tl.sum(second, 0),
         tl.max(high, 0),
         tl.min(low, 0),
         tl.sum(lower, 0),
@@ -324,172 +376,3 @@ def _join_integers(
         True,
         PROGRAMS,
     )
-
-
-def reads(t: Tensor) -> bool:
-    """Return whether `Reader` can read a strided tensor where it lies."""
-    return (
-        (t.dtype in FLOATS or t.dtype in INTEGERS)
-        and (t.is_contiguous() or len(_geometry(t)) <= _MOST_DIMENSIONS)
-        and not t.is_neg()
-    )
-
-
-class Reader:
-    """Puts the numbers of tensors into the rows of one buffer, on one stream of one device."""
-
-    __slots__ = ("_device", "_floats", "_launcher", "_pointers", "_scratch", "_stream", "_words")
-
-    def __init__(self, words: Tensor, stream: int, launcher: _Launcher | None) -> None:
-        """Create it, on the stream that will write.
-
-        Args:
-            words: the rows, int64; numbers of type float64 have their bits.
-            stream: the address of the stream.
-            launcher: launches what is compiled; None to leave it to Triton.
-        """
-        self._device = words.device
-        self._words = words
-        self._floats = words.view(torch.float64)
-        # The numbers of the parts of one large tensor.
-        self._scratch = torch.empty(_SCRATCH_SHAPE, dtype=torch.float64, device=words.device)
-        base = words.data_ptr()
-        self._pointers = (self._scratch.data_ptr(), base, base)
-        self._stream = stream
-        self._launcher = launcher
-
-    def read(self, t: Tensor, row: int) -> None:
-        """Start to fill a row with the numbers of a tensor that `reads` accepts, with elements.
-
-        The tensor's device must be the current one.
-        """
-        count = t.numel()
-        is_flat, dimensions = True, _FLAT
-        if not t.is_contiguous():
-            found = _geometry(t)
-            is_flat = len(found) == 1 and found[0][1] == 1
-            padded = (*((1, 0),) * (_MOST_DIMENSIONS - len(found)), *found)
-            sizes, steps = zip(*padded, strict=True)
-            dimensions = (*sizes[1:], *steps)
-        programs = min(_MOST_PROGRAMS, -(-count // _ELEMENTS_PER_PROGRAM))
-        is_float = t.dtype in FLOATS
-        address = t.data_ptr()
-        numbers = (row, count, *dimensions)
-        key = (self._device, t.dtype, is_flat, programs == 1, address % 16 == 0)
-        if self._launcher is None or not self._launcher.launch(
-            (key, programs, self._stream, 4, address, *self._pointers, *numbers)
-        ):
-            held = t.view(torch.uint8) if t.dtype is torch.bool else t
-            kernel = _read_floats if is_float else _read_integers
-            arguments = (held, self._scratch, self._floats, self._words, *numbers)
-            options: dict[str, object] = {
-                "IS_FLAT": is_flat,
-                "IS_WHOLE": programs == 1,
-                "BLOCK": _BLOCK,
-            }
-            self._start(kernel, key, programs, arguments, options)
-        if programs > 1:
-            self._join(is_float, row, programs)
-
-    def _join(self, is_float: bool, row: int, programs: int) -> None:
-        """Start to fill a row with what the programs of a large tensor have found."""
-        key = (self._device, is_float)
-        if self._launcher is None or not self._launcher.launch(
-            (key, 1, self._stream, 3, *self._pointers, row, programs)
-        ):
-            kernel = _join_floats if is_float else _join_integers
-            arguments = (self._scratch, self._floats, self._words, row, programs)
-            self._start(kernel, key, 1, arguments, {})
-
-    def _start(
-        self,
-        kernel: Any,
-        key: tuple[object, ...],
-        programs: int,
-        arguments: tuple[object, ...],
-        options: dict[str, object],
-    ) -> None:
-        """Launch a kernel by Triton, compiled if need be."""
-        compiled = kernel[(programs,)](
-            *arguments, **options, PROGRAMS=_MOST_PROGRAMS, enable_fp_fusion=False
-        )
-        if self._launcher is not None:
-            self._launcher.learn(key, compiled)
-
-
-class _Launcher:
-    """Launches kernels that Triton has compiled and loaded, without Triton's look at arguments."""
-
-    __slots__ = ("_is_right", "_kernels", "_launch")
-
-    def __init__(self) -> None:
-        self._kernels: dict[tuple[object, ...], tuple[int, int, int]] = {}
-        self._launch: Any = None
-        self._is_right: bool | None = None
-
-    def launch(self, call: tuple[Any, ...]) -> bool:
-        """Launch a kernel: (key, programs, stream, pointers, *arguments); False if not known."""
-        key, programs, *rest = call
-        known = self._kernels.get(key)
-        if known is None:
-            return False
-        function, threads, shared_bytes = known
-        try:
-            self._launch(function, programs, threads, shared_bytes, *rest)
-        except OverflowError:  # a number needs 64 bits: Triton compiles that anew
-            return False
-        return True
-
-    def learn(self, key: tuple[object, ...], compiled: Any) -> None:
-        """Note a compiled kernel, if this version of Triton lets its function be seen."""
-        function = getattr(compiled, "function", None)
-        found: Any = getattr(compiled, "metadata", None)
-        if isinstance(function, int) and getattr(found, "num_ctas", 0) == 1:
-            self._kernels[key] = (function, 32 * found.num_warps, found.shared)
-
-    def is_right(self, device: torch.device, stream: int) -> bool:
-        """Return whether it does the same as Triton here; the first time, waits for the device."""
-        if self._is_right is None:
-            self._is_right = device.type == "cuda" and torch.version.hip is None
-            self._is_right = self._is_right and self._open() and self._agrees(device, stream)
-        return self._is_right
-
-    def _open(self) -> bool:
-        try:
-            native: Any = import_module("msprobe.pytorch.values._cuda")
-        except ImportError:
-            return False
-        self._launch = native.launch
-        return bool(native.open_driver())
-
-    def _agrees(self, device: torch.device, stream: int) -> bool:
-        """Compare both ways, which depend on where a version of Triton puts arguments."""
-        words = torch.full((2, 11), -1, dtype=torch.int64, device=device)
-        reader = Reader(words, stream, self)
-        values = torch.arange(9, dtype=torch.float32, device=device)
-        reader.read(values, 0)
-        is_known = bool(self._kernels)
-        reader.read(values, 1)
-        return is_known and torch.equal(words[0], words[1]) and bool(words[0, 7] == 0)
-
-
-_LAUNCHER: Final = _Launcher()
-
-
-def reader_of(words: Tensor, stream: int) -> Reader:
-    """Return what fills the rows of `words`; its device must be the current one."""
-    is_right = _LAUNCHER.is_right(words.device, stream)
-    return Reader(words, stream, _LAUNCHER if is_right else None)
-
-
-def _geometry(t: Tensor) -> Sequence[tuple[int, int]]:
-    """Return sizes and strides with as few dimensions as hold the same elements, in any order."""
-    pairs = [(size, step) for size, step in zip(t.shape, t.stride(), strict=True) if size > 1]
-    pairs.sort(key=lambda pair: -pair[1])
-    merged: list[tuple[int, int]] = []
-    for size, step in pairs:
-        if merged and merged[-1][1] == size * step:
-            merged[-1] = (merged[-1][0] * size, step)
-        else:
-            merged.append((size, step))
-    return merged or [(1, 1)]

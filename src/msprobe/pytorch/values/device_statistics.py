@@ -3,7 +3,7 @@
 
 The numbers of many tensors gather in one buffer on the device and come to the host in one copy,
 so that a captured step synchronises once. On a GPU one kernel reads a tensor once
-(`device_kernels`). Elsewhere, and for types that it does not read, torch's own reductions do it:
+(`device_reader`). Elsewhere, and for types that it does not read, torch's own reductions do it:
 some 30 launches a tensor, and float64 copies of at most `DEFAULT_PIECE_ELEMENTS` elements at a time
 (64 MB each). The same code serves the CPU when the C kernels are not there. Nothing waits for the
 device until the numbers are asked for. The meaning of the numbers: `msprobe.capture.statistics`.
@@ -46,9 +46,11 @@ CAPTURED: Final = "in the capture of a CUDA graph"
 """Note of values that are computed later, by the graph."""
 
 # Columns of a row of 64-bit words. Floating-point ones come first, then integer ones:
-# counts of NaN, +Inf and -Inf for floats; max, min and the halves of the sum for integers.
+# counts of NaN, +Inf and -Inf for floats; max, min and the halves of the sum for integers. The last
+# two are the projections, which kernels for GPUs compute.
 _FLOAT_COLUMNS: Final = 7
-_COLUMNS: Final = 11
+_PROJECTIONS: Final = 11
+_COLUMNS: Final = 13
 
 _TOP_BIT: Final = -(1 << 63)
 _LOW_MASK: Final = (1 << 32) - 1
@@ -151,7 +153,7 @@ class DeviceBatch:
 class _Rows:
     """The numbers of up to `BLOCK_ROWS` tensors of one device and stream."""
 
-    __slots__ = ("_reader", "accumulate", "floats", "pending", "stream", "words")
+    __slots__ = ("_kernels", "_reader", "accumulate", "floats", "pending", "stream", "words")
 
     def __init__(self, device: torch.device, address: int, stream: Any) -> None:
         """Allocate the buffer on the stream that will write it."""
@@ -159,13 +161,13 @@ class _Rows:
         self.accumulate = torch.float32 if device.type == "mps" else torch.float64
         self.words = torch.empty((BLOCK_ROWS, _COLUMNS), dtype=torch.int64, device=device)
         self.floats = self.words.view(self.accumulate)
-        self.pending: list[tuple[Summary, torch.dtype, int]] = []
+        self.pending: list[tuple[Summary, torch.dtype, int, bool]] = []
         self.stream = stream
-        kernels = _KERNELS.module() if device.type in _KERNEL_DEVICES else None
+        self._kernels: Any = _KERNELS.module() if device.type in _KERNEL_DEVICES else None
         self._reader: Any = None
-        if kernels is not None:
+        if self._kernels is not None:
             try:
-                self._reader = kernels.reader_of(self.words, address)
+                self._reader = self._kernels.reader_of(self.words, address)
             except Exception as error:  # noqa: BLE001 - no compiler, a driver that is too old …
                 _KERNELS.give_up(error)
 
@@ -173,20 +175,21 @@ class _Rows:
         if self._reader is None or not self._add_by_kernel(t):
             return self._add_by_reductions(t, count_nonfinite)
         summary = Summary(ready=False)
-        self.pending.append((summary, t.dtype, t.numel()))
+        has_projections = self._kernels.has_order(t)
+        self.pending.append((summary, t.dtype, t.numel(), has_projections))
         return summary
 
     def _add_by_kernel(self, t: torch.Tensor) -> bool:
         """Start the kernel that fills the next row; False where there is none for this tensor."""
         if t.dtype.itemsize == 1 and t.is_floating_point():
             t = t.to(torch.bfloat16)  # holds each number of the types of 8 bits
-        kernels = _KERNELS.module()
-        if kernels is None or not kernels.reads(t):
+        if not self._kernels.reads(t):
             return False
         try:
             self._reader.read(t, len(self.pending))
         except Exception as error:  # noqa: BLE001 - as above
             _KERNELS.give_up(error)
+            self._reader = None
             return False
         return True
 
@@ -200,15 +203,15 @@ class _Rows:
             torch.stack(integers, out=self.words[row, _FLOAT_COLUMNS:end])
         summary = Summary(ready=False)
         counted = 1 if integers else -1
-        self.pending.append((summary, t.dtype, counted * t.numel()))
+        self.pending.append((summary, t.dtype, counted * t.numel(), False))
         return summary
 
     def fill(self, host: torch.Tensor) -> None:
         floats = host.view(self.accumulate).tolist()
-        for (summary, dtype, count), words, numbers in zip(
+        for (summary, dtype, count, has_projections), words, numbers in zip(
             self.pending, host.tolist(), floats, strict=True
         ):
-            integers = words[_FLOAT_COLUMNS:]
+            integers = words[_FLOAT_COLUMNS:_PROJECTIONS]
             if dtype == torch.bool:
                 summary.max, summary.min = bool(integers[0]), bool(integers[1])
             elif dtype.is_floating_point or dtype.is_complex:
@@ -216,6 +219,8 @@ class _Rows:
                 _fill_float(summary, numbers, integers, count, scale)
             else:
                 _fill_integer(summary, numbers[0], integers, count, dtype)
+            if has_projections:
+                summary.projections = (numbers[_PROJECTIONS], numbers[_PROJECTIONS + 1])
             summary.ready = True
 
 
@@ -231,11 +236,11 @@ class _Extremes(_Rows):
         low, high = torch.aminmax(values)
         self.floats[len(self.pending), :2] = torch.stack([high, low])
         summary = Summary(ready=False)
-        self.pending.append((summary, t.dtype, t.numel()))
+        self.pending.append((summary, t.dtype, t.numel(), False))
         return summary
 
     def fill(self, host: torch.Tensor) -> None:
-        for (summary, _, _), numbers in zip(
+        for (summary, *_), numbers in zip(
             self.pending, host.view(self.accumulate).tolist(), strict=True
         ):
             summary.max, summary.min = numbers[0] + 0.0, numbers[1] + 0.0
@@ -254,7 +259,7 @@ class _Kernels:
         """Return them, or None where they cannot run."""
         if not self._found:
             try:
-                self._found.append(import_module("msprobe.pytorch.values.device_kernels"))
+                self._found.append(import_module("msprobe.pytorch.values.device_reader"))
             except Exception as error:  # noqa: BLE001 - whatever is wrong with the user's Triton
                 logger.info("no kernels for GPUs: %s", error)
                 self._found.append(None)

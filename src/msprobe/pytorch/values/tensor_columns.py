@@ -2,7 +2,7 @@
 """Checksums, norms and some elements of many tensors, by column.
 
 On the CPU all plain tensors are read at once by one call in C, nothing copied. On an accelerator
-norms (float32, one `torch._foreach_norm` for a dtype) and elements are computed there, and come to
+norms (one `torch._foreach_norm` for a dtype) and elements are computed there, and come to
 the host in one copy when they are asked for; checksums and projections are left out.
 """
 
@@ -175,8 +175,7 @@ class TensorColumns:
         puts: list[tuple[list[Any], int, int]] = []
         for dtype, group in by_type.items():
             tensors = [self._found[place] for place in group]
-            accumulate = dtype if dtype is torch.float64 else torch.float32
-            norms = torch._foreach_norm(tensors, 2, dtype=accumulate)
+            norms = torch._foreach_norm(tensors, 2, dtype=wide)
             pieces.append(torch.stack(norms).to(wide))
             puts += [(self.norm, place, -1) for place in group]
             views = [view for tensor in tensors for view in _sampled(tensor)]
