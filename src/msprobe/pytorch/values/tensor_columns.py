@@ -173,7 +173,7 @@ class TensorColumns:
             by_type[self._found[place].dtype].append(place)
         pieces: list[Tensor] = []
         puts: list[tuple[list[Any], int, int]] = []
-        for dtype, group in by_type.items():
+        for group in by_type.values():
             tensors = [self._found[place] for place in group]
             norms = torch._foreach_norm(tensors, 2, dtype=wide)
             pieces.append(torch.stack(norms).to(wide))
@@ -199,9 +199,12 @@ def _spread(copy: HostCopy, puts: list[tuple[list[Any], int, int]]) -> None:
         copy: the numbers.
         puts: column, row, and how many numbers (-1 for a single one), in their order.
     """
-    numbers = iter(copy.wait().tolist())
+    numbers = copy.wait().tolist()
+    start = 0
     for column, place, count in puts:
-        column[place] = next(numbers) if count < 0 else [next(numbers) for _ in range(count)]
+        end = start + abs(count)
+        column[place] = numbers[start] if count < 0 else numbers[start:end]
+        start = end
 
 
 def _has_elements(tensor: Tensor, found: Tensor) -> bool:
@@ -214,7 +217,8 @@ def _sampled(tensor: Tensor) -> list[Tensor]:
     if not tensor.is_contiguous():
         return [view.view(1) for view in _element_views(tensor)]
     index = sample_index(tensor.numel())
-    return [tensor.view(-1)[index.start : index.stop : index.step]] if index else []
+    first = tensor.storage_offset() + index.start
+    return [tensor.as_strided((len(index),), (index.step,), first)] if index else []
 
 
 def _element_views(tensor: Tensor) -> list[Tensor]:
