@@ -12,7 +12,8 @@ from builders.dumps import write_rank
 from builders.records import forward
 from msprobe.cli.entry import main
 from msprobe.dump.reader import open_dump
-from msprobe.errors import UsageError
+from msprobe.errors import ConfigError, UsageError
+from msprobe.graph.input_file import read_graph_input
 from msprobe.graph.merging import Layout, merge_ranks
 from msprobe.graph.sources import open_graphs
 
@@ -139,6 +140,43 @@ def test_merged_ranks_can_be_written_as_a_dump(tmp_path):
     assert len(open_dump(tmp_path / "out").step().rank().records) == 5
 
 
+def test_layouts_may_stand_in_the_file_of_both_paths(tmp_path, capsys):
+    write_layers(tmp_path / "one" / "step0" / "rank0", 2)
+    for rank in range(2):
+        write_layers(tmp_path / "two" / "step0" / f"rank{rank}", 2, 2, rank)
+    tree = {
+        "npu_path": str(tmp_path / "two"),
+        "bench_path": str(tmp_path / "one"),
+        "parallel_merge": {"npu": {"rank_size": 2, "tp": 2, "vpp": 1}, "bench": {"rank_size": 1}},
+    }
+    path = tmp_path / "compare.json"
+    path.write_text(json.dumps(tree))
+
+    assert main(["-f", "pytorch", "graph", "-i", str(path), "-o", str(tmp_path)]) == 0
+
+    halves = open_graphs(capsys.readouterr().out.strip()).places[0].target.results.halves
+    names = {name.partition(".")[0] for name, half in halves.items() if half.status.is_difference}
+    assert names <= {"Distributed"}
+
+
+@pytest.mark.parametrize(
+    ("merge", "message"),
+    [
+        ({"gpu": {}}, "parallel_merge"),
+        ({"npu": {"tp": 2}, "bench": {"rank_size": 1}}, "parallel_merge.npu"),
+        ({"npu": {"rank_size": 2, "tensor": 2}}, "parallel_merge.npu.tensor"),
+        ({"npu": {"rank_size": "2"}}, "parallel_merge.npu.rank_size"),
+    ],
+    ids=["side", "size", "axis", "type"],
+)
+def test_layouts_in_the_file_that_cannot_be_are_refused(tmp_path, merge, message):
+    path = tmp_path / "compare.json"
+    path.write_text(json.dumps({"npu_path": "a", "parallel_merge": merge}))
+
+    with pytest.raises(ConfigError, match=message):
+        read_graph_input(path)
+
+
 def test_ranks_are_numbered_along_the_axes_in_order():
     assert Layout(rank_size=8, tp=2, pp=2).groups() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     other = Layout(rank_size=8, tp=2, pp=2, order="tp-cp-ep-pp-dp")
@@ -151,12 +189,20 @@ def test_ranks_are_numbered_along_the_axes_in_order():
         (Layout(rank_size=6, tp=4), "multiple"),
         (Layout(rank_size=4, order="tp-pp"), "order"),
         (Layout(rank_size=0), "multiple"),
+        (Layout(rank_size=2, vpp=0), "vpp"),
     ],
-    ids=["size", "order", "none"],
+    ids=["size", "order", "none", "pieces"],
 )
 def test_layouts_that_cannot_be_are_refused(layout, message):
     with pytest.raises(UsageError, match=message):
         layout.groups()
+
+
+def test_another_number_of_pieces_is_named(tmp_path):
+    write_layers(tmp_path / "dump" / "step0" / "rank0", 1)
+
+    with pytest.raises(UsageError, match="--vpp 2"):
+        merge_ranks(open_dump(tmp_path / "dump"), Layout(rank_size=1, vpp=2), tmp_path / "merged")
 
 
 def test_a_missing_rank_is_named(tmp_path):

@@ -12,6 +12,7 @@ from msprobe.cli.options import add_output, add_ranks, add_steps, whole_number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from msprobe.graph.merging import Layout
     from msprobe.graph.sources import GraphSet
 
 _EXAMPLES: Final = """\
@@ -97,9 +98,19 @@ def run(options: argparse.Namespace) -> int:
     """Build the graphs, write them, and say where."""
     from msprobe.errors import UsageError
 
-    target, reference = _paths(options)
+    target, reference, layouts = _paths(options)
     if target is None:
         raise UsageError("give a dump, or two, or -i compare.json")
+    if layouts:
+        from msprobe.graph.merging import merged_dumps
+
+        with merged_dumps(target, reference, layouts) as merged:
+            return _show(*merged, options)
+    return _show(target, reference, options)
+
+
+def _show(target: Path, reference: Path | None, options: argparse.Namespace) -> int:
+    """Serve or write the graphs."""
     if options.serve:
         return _serve(target, reference, options)
     graphs = open_compared(target, reference, options)
@@ -155,7 +166,10 @@ def open_compared(target: Path, reference: Path | None, options: argparse.Namesp
     )
 
 
-def _paths(options: argparse.Namespace) -> tuple[Path | None, Path | None]:
+def _paths(
+    options: argparse.Namespace,
+) -> tuple[Path | None, Path | None, Sequence[Layout]]:
+    """Return the dump, its reference, and how their ranks are merged, if they are."""
     from msprobe.errors import UsageError
 
     if len(options.dumps) > 2 or (options.dumps and options.input_path is not None):
@@ -164,9 +178,9 @@ def _paths(options: argparse.Namespace) -> tuple[Path | None, Path | None]:
         from msprobe.graph.input_file import read_graph_input
 
         found = read_graph_input(options.input_path)
-        return found.target, found.reference
+        return found.target, found.reference, found.layouts
     paths = [Path(each) for each in options.dumps]
-    return (paths[0] if paths else None), (paths[1] if len(paths) > 1 else None)
+    return (paths[0] if paths else None), (paths[1] if len(paths) > 1 else None), ()
 
 
 def _output(options: argparse.Namespace, graphs: GraphSet) -> tuple[str, Path]:

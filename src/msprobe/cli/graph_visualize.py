@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msprobe.cli.graph import add_shared_options, open_compared
 from msprobe.cli.options import add_output
+
+if TYPE_CHECKING:
+    from msprobe.graph.merging import Layout
 
 _AXES: Final = {
     "tp": "ranks that share a layer",
     "cp": "ranks that share a sequence",
     "ep": "ranks that share the experts",
     "pp": "stages of the pipeline",
-    "vpp": "pieces of the model in each stage; only 1",
+    "vpp": "pieces of the model in each stage",
 }
 
 
@@ -57,46 +60,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Merge ranks where asked to, build the graphs, write them, and say where."""
-    from tempfile import TemporaryDirectory
-
     if options.rank_size is None:
         return _write(options, options.target_path, options.golden_path)
+    from msprobe.graph.merging import merge_ranks, merged_dumps
+
+    target = _layout(options, 0)
     if options.file_type == "json":
-        print(_merged(options, options.target_path, 0, options.output))
+        from msprobe.dump.reader import open_dump
+
+        print(merge_ranks(open_dump(options.target_path), target, options.output))
         return 0
-    with TemporaryDirectory() as folder:
-        reference = options.golden_path
-        if reference is not None:
-            reference = _merged(options, reference, 1, Path(folder, "reference"))
-        target = _merged(options, options.target_path, 0, Path(folder, "target"), reference)
-        return _write(options, target, reference)
+    layouts = [target] if options.golden_path is None else [target, _layout(options, 1)]
+    with merged_dumps(options.target_path, options.golden_path, layouts) as merged:
+        return _write(options, *merged)
 
 
-def _merged(
-    options: argparse.Namespace, dump: Path, side: int, output: Path, like: Path | None = None
-) -> Path:
-    """Return the folder of the merged dump of one side."""
-    from msprobe.dump.reader import open_dump
-    from msprobe.errors import UnsupportedError, UsageError
-    from msprobe.graph.merging import DEFAULT_ORDER, Layout, merge_ranks
+def _layout(options: argparse.Namespace, side: int) -> Layout:
+    """Return the layout of the target, 0, or the reference, 1."""
+    from msprobe.errors import UsageError
+    from msprobe.graph.merging import Layout
 
-    def given(name: str, default: Any) -> Any:
+    given = {}
+    for name in ("rank_size", *_AXES, "order"):
         values = getattr(options, name)
-        if values is None:
-            return default
-        if side >= len(values):
+        if values is not None and side >= len(values):
             raise UsageError(f"--{name}: give a second value for the reference")
-        return values[side]
-
-    if given("vpp", 1) != 1:
-        raise UnsupportedError("--vpp: stages that hold several pieces of the model are not merged")
-    layout = Layout(
-        rank_size=given("rank_size", 1),
-        **{axis: given(axis, 1) for axis in ("tp", "cp", "ep", "pp")},
-        order=given("order", DEFAULT_ORDER),
-    )
-    whole = None if like is None else open_dump(like)
-    return merge_ranks(open_dump(dump), layout, output, like=whole)
+        if values is not None:
+            given[name] = values[side]
+    return Layout(**given)
 
 
 def _write(options: argparse.Namespace, target: Path, reference: Path | None) -> int:

@@ -1,43 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merge the ranks of a parallel run into one dump per data-parallel replica.
 
-Ranks of one stage of a pipeline hold the same calls. Where all of them hold the same value it is
-replicated, and one is kept; otherwise each holds a part, and the statistics of the whole follow
-from those of the parts. Stages follow each other: calls and layers of a later one are numbered on.
-
-A partial sum, which the ranks add up afterwards, has no statistics of its own: it becomes that of
-the sum if an all-reduce of it follows. Along which dimension a tensor was split is not recorded;
-a reference tells, where one of its sizes is so many times that of a part.
+Calls of ranks that share a layer are the same if they have the same place: the same box around
+them, and the same number among the calls of this name in it. Their values are merged along one
+axis after the other (`merged_values`). Stages of a pipeline, and pieces of the model in one stage,
+follow each other: their layers and calls are numbered on. Experts live on one rank each.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from msprobe.dump.dump_steps import Dump, DumpStep
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.record_names import RecordName
+from msprobe.dump.reader import open_dump
 from msprobe.errors import UsageError
 from msprobe.files import write_report
+from msprobe.graph.merged_values import Reductions, join_pieces, merge_records, settle
+from msprobe.graph.model import HalfKind
+from msprobe.graph.rank_calls import Key, Piece, RankCall, Renaming, pieces_of
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_ORDER: Final = "tp-cp-ep-dp-pp"
 
-_STATISTICS: Final = ("Max", "Min", "Mean", "Norm")
 _AXES: Final = ("tp", "cp", "ep", "dp", "pp")
-_LAYER: Final = re.compile(r"(?<=\.)(\d+)(?=\.)")
-_MESSAGES: Final = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
-_REDUCTIONS: Final = ("all_reduce", "functional_all_reduce", "reduce_scatter_tensor")
-_PARTS: Final = "merged"
+_SHARED: Final = ("tp", "ep", "cp")
+"""Axes of the ranks that share a stage of one replica, in the order in which they are merged."""
+_MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +46,7 @@ class Layout:
         rank_size: number of ranks.
         tp: ranks that share a layer; also `cp` (a sequence) and `ep` (the experts).
         pp: stages of the pipeline.
+        vpp: pieces of the model in each stage.
         order: the axes from the fastest to the slowest.
     """
 
@@ -56,10 +55,11 @@ class Layout:
     cp: int = 1
     ep: int = 1
     pp: int = 1
+    vpp: int = 1
     order: str = DEFAULT_ORDER
 
-    def groups(self) -> list[list[list[int]]]:
-        """Return, for each replica of the data, its stages, each a list of ranks.
+    def places(self) -> list[dict[str, int]]:
+        """Return the place of each rank on each axis.
 
         Raises:
             UsageError: the sizes do not fit each other.
@@ -72,18 +72,27 @@ class Layout:
             raise UsageError(
                 f"--rank_size {self.rank_size} is not a multiple of tp*cp*ep*pp = {fixed}"
             )
-        sizes = {
-            "tp": self.tp,
-            "cp": self.cp,
-            "ep": self.ep,
-            "pp": self.pp,
-            "dp": self.rank_size // fixed,
-        }
-        found: list[list[list[int]]] = [[[] for _ in range(self.pp)] for _ in range(sizes["dp"])]
+        if self.vpp < 1:
+            raise UsageError(f"--vpp {self.vpp}: give the number of pieces in each stage, from 1")
+        sizes = {axis: getattr(self, axis, self.rank_size // fixed) for axis in _AXES}
+        found = []
         for rank in range(self.rank_size):
             place, rest = {}, rank
             for axis in axes:
                 rest, place[axis] = divmod(rest, sizes[axis])
+            found.append(place)
+        return found
+
+    def groups(self) -> list[list[list[int]]]:
+        """Return, for each replica of the data, its stages, each a list of ranks.
+
+        Raises:
+            UsageError: the sizes do not fit each other.
+        """
+        places = self.places()
+        replicas = max(place["dp"] for place in places) + 1
+        found: list[list[list[int]]] = [[[] for _ in range(self.pp)] for _ in range(replicas)]
+        for rank, place in enumerate(places):
             found[place["dp"]][place["pp"]].append(rank)
         return found
 
@@ -95,24 +104,41 @@ def merge_ranks(dump: Dump, layout: Layout, output: Path, *, like: Dump | None =
         dump: the dump of all ranks.
         layout: how they share the model.
         output: the folder to write to.
-        like: a dump of the whole model, for the sizes of tensors that were split; None keeps those
-            of the parts.
+        like: a dump of the whole model. Its sizes tell tensors that were split from partial sums
+            and from copies that should agree and do not.
 
     Raises:
         UsageError: a rank of the layout is missing, or the sizes do not fit.
         DumpFormatError: a file of records is damaged.
         ReportWriteError: the folder cannot be written.
     """
-    groups = layout.groups()
+    places, groups = layout.places(), layout.groups()
+    whole = None if like is None else next(iter(next(iter(like.steps.values())).ranks.values()))
     for step in dump.steps.values():
         for replica, stages in enumerate(groups):
-            merged = _Merged()
-            for ranks in stages:
-                merged.add_stage([_view(dump, step, rank) for rank in ranks])
-            if like is not None:
-                merged.take_shapes(next(iter(next(iter(like.steps.values())).ranks.values())))
+            views = {rank: _view(dump, step, rank) for ranks in stages for rank in ranks}
+            merged = _Replica(layout, views, places, whole)
             merged.write(output / f"step{step.number}" / f"rank{replica}")
     return output
+
+
+@contextmanager
+def merged_dumps(
+    target: Path, reference: Path | None, layouts: Sequence[Layout]
+) -> Iterator[tuple[Path, Path | None]]:
+    """Merge both dumps; yield their folders, which exist within the context.
+
+    Args:
+        target: the dump of all ranks.
+        reference: the dump that it is compared with, if any.
+        layouts: of the target, and of the reference.
+    """
+    with TemporaryDirectory() as folder:
+        whole = reference
+        if reference is not None:
+            whole = merge_ranks(open_dump(reference), layouts[1], Path(folder, "reference"))
+        like = None if whole is None else open_dump(whole)
+        yield merge_ranks(open_dump(target), layouts[0], Path(folder, "target"), like=like), whole
 
 
 def _view(dump: Dump, step: DumpStep, rank: int) -> RankView:
@@ -121,212 +147,216 @@ def _view(dump: Dump, step: DumpStep, rank: int) -> RankView:
     return step.ranks[rank]
 
 
-class _Merged:
-    """The records of one replica, stage by stage."""
+class _Replica:
+    """The records of one replica of the data: all its ranks merged."""
 
-    def __init__(self) -> None:
-        self._head: dict[str, Any] = {}
-        self._records: dict[str, Any] = {}
-        self._parents: dict[str, str | None] = {}
-        self._stacks: dict[str, Sequence[str]] = {}
-        self._calls: Counter[str] = Counter()  # of an API, in earlier stages
-        self._layers: Counter[str] = Counter()  # of a list of modules, in earlier stages
+    def __init__(
+        self,
+        layout: Layout,
+        views: Mapping[int, RankView],
+        places: Sequence[Mapping[str, int]],
+        whole: RankView | None,
+    ) -> None:
+        self._layout, self._views, self._places = layout, views, places
+        self._whole = {} if whole is None else _records_by_key(whole)
+        self._calls: list[tuple[tuple[Any, ...], RankCall]] = []  # place in the whole, call
+        self._records: dict[tuple[Key, HalfKind, int], dict[int, Any]] = {}  # by piece
+        keeps_number = whole is None or Piece.is_numbered(whole)
+        renaming = Renaming(keeps_number=keeps_number, ranks_of_experts=layout.ep)
+        stages: dict[int, list[int]] = defaultdict(list)
+        for rank in views:
+            stages[places[rank]["pp"]].append(rank)
+        pieces = {rank: pieces_of(view, layout.vpp) for rank, view in views.items()}
+        calls: dict[int, dict[int, list[RankCall]]] = {}  # piece → rank → its calls
+        for number in range(layout.vpp):
+            for stage, ranks in sorted(stages.items()):
+                place = number * layout.pp + stage
+                parts = {rank: pieces[rank][number] for rank in ranks}
+                calls[place] = self._add(place, parts, renaming)
+        for stage in sorted(stages):
+            self._merge({place: calls[place] for place in calls if place % layout.pp == stage})
+        self._settle()
+        self._renames = layout.pp * layout.vpp > 1 or layout.ep > 1
 
-    def add_stage(self, views: Sequence[RankView]) -> None:
-        """Add the ranks of one stage, which hold the same calls."""
-        first = views[0]
-        head = first.head
-        self._head = {"task": head.task, "level": head.level, "framework": head.framework}
-        names = [*dict.fromkeys([*first.parents, *first.records])]
-        renamed = {name: self._renamed(first.records.parsed(name)) for name in names}
-        reduced = _reduced_values(views)
-        _warn_of_gaps(views)
-        for record in first.records:
-            if _is_message(first.records.parsed(record)):
-                continue
-            trees = [view.records.data(record) for view in views if record in view.records]
-            self._records.setdefault(renamed[record], _merge(trees, reduced))
-            self._stacks.setdefault(renamed[record], first.frames(record))
-        for name, parent in first.parents.items():
-            if not _is_message(first.records.parsed(name)):
-                self._parents.setdefault(
-                    renamed[name], renamed.get(parent, parent) if parent else None
+    def _add(
+        self, place: int, pieces: Mapping[int, Piece], renaming: Renaming
+    ) -> dict[int, list[RankCall]]:
+        """Add the calls of a piece of the model, which some ranks share; return them by rank."""
+        calls = {
+            rank: piece.calls(renaming, expert=self._places[rank]["ep"])
+            for rank, piece in pieces.items()
+        }
+        first = next(iter(pieces))
+        renaming.count(pieces[first], calls[first])
+        self._warn_of_gaps(calls)
+        for position, call in _in_order(calls):
+            step, phase = call.micro_step, int(call.is_backward)
+            self._calls.append(((step, phase, -place if phase else place, *position), call))
+        return calls
+
+    def _merge(self, pieces: Mapping[int, Mapping[int, Sequence[RankCall]]]) -> None:
+        """Merge the records of the ranks of a stage, along one axis after the other."""
+        found: dict[int, dict[Any, Any]] = defaultdict(dict)
+        for place, calls in pieces.items():
+            for rank, each in calls.items():
+                for call in each:
+                    for kind, number, record in call.records():
+                        tree = self._views[rank].records.data(record)
+                        found[rank][place, (call.key, kind, number)] = tree
+        for axis in _SHARED:
+            lines: dict[tuple[int, ...], list[int]] = defaultdict(list)
+            for rank in found:
+                others = (name for name in _SHARED if name != axis)
+                lines[tuple(self._places[rank][name] for name in others)].append(rank)
+            found = {
+                line[0]: self._merged([found[rank] for rank in line], line, axis)
+                for line in lines.values()
+            }
+        (merged,) = found.values()
+        for (place, key), tree in merged.items():
+            self._records.setdefault(key, {})[place] = tree
+
+    def _merged(
+        self, sides: Sequence[Mapping[Any, Any]], ranks: Sequence[int], axis: str
+    ) -> dict[Any, Any]:
+        """Return the records of some ranks, which differ along one axis, as those of one."""
+        if len(sides) == 1:
+            return dict(sides[0])
+        reductions = Reductions(ranks)
+        shared: dict[Any, list[Any]] = defaultdict(list)
+        for side in sides:
+            for key, tree in side.items():
+                shared[key].append(tree)
+                reductions.learn(_name(key), tree)
+        return {
+            key: merge_records(
+                trees,
+                reductions,
+                whole=self._whole.get(key[1]),
+                has_partial_sums=key[1][1] is HalfKind.PARAMETERS_GRAD and axis != "tp",
+            )
+            for key, trees in shared.items()
+        }
+
+    def _settle(self) -> None:
+        """Decide on partial sums; tell of values that ranks should hold alike and do not."""
+        odd: Counter[str] = Counter()
+        for key, trees in self._records.items():
+            for tree in trees.values():
+                whole = self._whole.get(key)
+                odd[str(key[0][-1])] += settle(tree, whole if len(trees) == 1 else None)
+        names = [name for name, count in odd.items() if count]
+        if names:
+            logger.warning(
+                "ranks %s: %d values that these ranks should hold alike are not the same; those of "
+                "the first are kept. They are at calls of %s",
+                ", ".join(map(str, self._views)),
+                odd.total(),
+                ", ".join(names[:_MOST_NAMED]) + (" …" if len(names) > _MOST_NAMED else ""),
+            )
+
+    def _warn_of_gaps(self, calls: Mapping[int, Sequence[RankCall]]) -> None:
+        """Tell of ranks of a stage that lack records, and of calls that only some of them made."""
+        for rank in calls:
+            view = self._views[rank]
+            if view.incomplete_reason is not None:
+                logger.warning(
+                    "%s: records may be missing: %s", view.directory, view.incomplete_reason
                 )
-        self._count(first, names)
-
-    def _renamed(self, name: RecordName) -> str:
-        """Return the name of a record in the whole model."""
-        if name.is_module or not name.prefix:
-            return _LAYER.sub(lambda found: self._layer(name.full, found), name.full, count=1)
-        base = f"{name.prefix}.{name.path}"
-        number = (name.index or 0) + self._calls[base]
-        return name.full.replace(f"{base}.{name.index}", f"{base}.{number}", 1)
-
-    def _layer(self, name: str, found: re.Match[str]) -> str:
-        return str(int(found[1]) + self._layers[name[: found.start()]])
-
-    def _count(self, view: RankView, names: Sequence[str]) -> None:
-        calls: Counter[str] = Counter()
-        layers: Counter[str] = Counter()
-        for full in names:
-            name = view.records.parsed(full)
-            found = _LAYER.search(full)
-            if name.is_module and found is not None:
-                key = full[: found.start()]
-                layers[key] = max(layers[key], int(found[1]) + 1)
-            elif name.index is not None and not name.is_module:
-                base = f"{name.prefix}.{name.path}"
-                calls[base] = max(calls[base], name.index + 1)
-        self._calls += calls
-        self._layers += layers
-
-    def take_shapes(self, whole: RankView) -> None:
-        """Give split tensors the sizes of their counterparts in a dump of the whole model."""
-        for name, record in self._records.items():
-            if name not in whole.records:
-                continue
-            tensors, others = [*_tensors(record)], [*_tensors(whole.records.data(name))]
-            if len(tensors) == len(others):
-                for tensor, other in zip(tensors, others, strict=True):
-                    _take_shape(tensor, other)
+        for number in {self._places[rank]["ep"] for rank in calls}:
+            known = {
+                rank: {call.key: call.name.full for call in each if [*call.records()]}
+                for rank, each in calls.items()
+                if self._places[rank]["ep"] == number
+            }
+            names = {key: name for each in known.values() for key, name in each.items()}
+            odd = [key for key in names if any(key not in each for each in known.values())]
+            if odd:
+                logger.warning(
+                    "%s: %d records are not on all ranks that share a layer, such as %s; what is "
+                    "merged of them is of the others alone",
+                    *(self._views[next(iter(known))].directory, len(odd)),
+                    min(names[key] for key in odd),
+                )
 
     def write(self, folder: Path) -> None:
         """Write the files of the rank."""
+        calls = [call for _, call in sorted(self._calls, key=lambda entry: entry[0])]
+        names = _final_names(calls) if self._renames else {}
+        records: dict[str, Any] = {}
+        parents: dict[str, str | None] = {}
         stacks: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-        for name, frames in self._stacks.items():
-            if frames:
-                stacks[tuple(frames)].append(name)
+        renamed = {
+            (call.rank_view, record): call.renamed(record, names.get(call.key))
+            for call in calls
+            for record in call.all_names()
+        }
+        for call in calls:
+            for record in call.all_names():
+                above = call.rank_view.parents.get(record)
+                parents[renamed[call.rank_view, record]] = (
+                    None if above is None else renamed.get((call.rank_view, above), above)
+                )
+            for kind, number, record in call.records():
+                name = renamed[call.rank_view, record]
+                records[name] = join_pieces(self._records[call.key, kind, number], kind)
+                if frames := call.rank_view.frames(record):
+                    stacks[tuple(frames)].append(name)
+        head = next(iter(self._views.values())).head
+        about = {"task": head.task, "level": head.level, "framework": head.framework}
         numbered = enumerate(stacks.items())
         files: dict[str, Any] = {
-            "dump.json": {**self._head, "dump_data_dir": None, "data": self._records},
-            "construct.json": self._parents,
+            "dump.json": {**about, "dump_data_dir": None, "data": records},
+            "construct.json": parents,
             "stack.json": {str(n): [names, [*frames]] for n, (frames, names) in numbered},
         }
         for name, tree in files.items():
             write_report(folder / name, json.dumps(tree, indent=1), warns=False)
 
 
-def _warn_of_gaps(views: Sequence[RankView]) -> None:
-    """Tell of ranks of a stage that lack records, and of calls that only some of them made."""
-    known = [
-        {name for name in view.records if not _is_message(view.records.parsed(name))}
-        for view in views
-    ]
-    odd = known[0].union(*known) - known[0].intersection(*known)
-    for view in views:
-        if view.incomplete_reason is not None:
-            logger.warning("%s: records may be missing: %s", view.directory, view.incomplete_reason)
-    if odd:
-        logger.warning(
-            "%s: %d records are not on all ranks that share a layer, such as %s; what is merged of "
-            "them is of the others alone, or left out",
-            *(views[0].directory, len(odd), min(odd)),
-        )
+def _name(key: tuple[int, tuple[Key, HalfKind, int]]) -> str:
+    """Return the name of the call of a record."""
+    return str(key[1][0][-1])
 
 
-def _is_message(name: RecordName) -> bool:
-    return name.prefix == "Distributed" and name.path in _MESSAGES
-
-
-def _reduced_values(views: Sequence[RankView]) -> dict[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the statistics of each value that the ranks added up → those of the sum."""
-    found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for view in views if len(views) > 1 else ():
-        for record in view.records:
-            name = view.records.parsed(record)
-            if name.prefix != "Distributed" or name.path not in _REDUCTIONS:
-                continue
-            tree = view.records.data(record)
-            given, made = ([*_tensors(tree.get(part))] for part in ("input_args", "output"))
-            if given and made and made[0].get("shape") == given[0].get("shape"):
-                found[_print(given[0])] = made[0]
-    return found
-
-
-def _tensors(tree: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(tree, dict):
-        if "shape" in tree:
-            yield tree
-        else:
-            for item in tree.values():
-                yield from _tensors(item)
-    elif isinstance(tree, list):
-        for item in tree:
-            yield from _tensors(item)
-
-
-def _print(tensor: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (
-        str(tensor.get("shape")),
-        *(tensor.get(name) for name in _STATISTICS),
-        tensor.get("md5"),
-    )
-
-
-def _merge(trees: Sequence[Any], reduced: Mapping[tuple[Any, ...], Mapping[str, Any]]) -> Any:
-    """Return the tree of a value, or of several, of the ranks together."""
-    first = trees[0]
-    if isinstance(first, dict) and "shape" in first:
-        return _merge_tensors(trees, reduced)
-    if isinstance(first, dict):
-        return {
-            key: _merge(
-                [tree[key] for tree in trees if isinstance(tree, dict) and key in tree], reduced
-            )
-            for key in first
-        }
-    if isinstance(first, list):
-        lists = [tree for tree in trees if isinstance(tree, list) and len(tree) == len(first)]
-        return [_merge([tree[place] for tree in lists], reduced) for place in range(len(first))]
-    return first
-
-
-def _merge_tensors(
-    tensors: Sequence[Any], reduced: Mapping[tuple[Any, ...], Mapping[str, Any]]
-) -> dict[str, Any]:
-    known = [tensor for tensor in tensors if isinstance(tensor, dict) and "shape" in tensor]
-    first: dict[str, Any] = dict(known[0])
-    for key in ("data_name", "value_id", "projections"):
-        first.pop(key, None)
-    if len({_print(tensor) for tensor in known}) == 1:
-        return first
-    first.pop("md5", None)
-    total = reduced.get(_print(known[0]))
-    if total is not None and all(_print(tensor) in reduced for tensor in known):
-        return {**first, **{name: total.get(name) for name in _STATISTICS}, _PARTS: "sum"}
-    return {**first, **_statistics(known), _PARTS: f"{len(known)} parts"}
-
-
-def _take_shape(tensor: dict[str, Any], whole: Mapping[str, Any]) -> None:
-    """Set the size of the one dimension that a tensor was split along."""
-    own, there = tensor["shape"], whole["shape"]
-    parts = str(tensor.get(_PARTS, "")).partition(" parts")[0]
-    if not parts.isdigit() or len(own) != len(there):
-        return
-    split = [place for place, sizes in enumerate(zip(own, there, strict=True)) if len({*sizes}) > 1]
-    if len(split) == 1 and own[split[0]] * int(parts) == there[split[0]]:
-        tensor["shape"] = there
-        tensor[_PARTS] = f"{parts} parts along dimension {split[0]}"
-
-
-def _statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the statistics of all elements of some tensors."""
-    columns: dict[str, list[float]] = {name: [] for name in _STATISTICS}
-    for part in parts:
-        for name, column in columns.items():
-            number = part.get(name)
-            if not isinstance(number, (int, float)):
-                return dict.fromkeys(_STATISTICS)
-            column.append(number)
-    counts = [math.prod(part["shape"]) for part in parts]
-    weighted = sum(mean * count for mean, count in zip(columns["Mean"], counts, strict=True))
+def _records_by_key(view: RankView) -> dict[tuple[Key, HalfKind, int], Any]:
+    """Return the records of a whole model by their places."""
+    (piece,) = pieces_of(view, 1)
     return {
-        "Max": _or_nan(columns["Max"], max(columns["Max"])),
-        "Min": _or_nan(columns["Min"], min(columns["Min"])),
-        "Mean": weighted / sum(counts) if sum(counts) else None,
-        "Norm": math.hypot(*columns["Norm"]),
+        (call.key, kind, number): view.records.data(record)
+        for call in piece.calls(Renaming(keeps_number=True, ranks_of_experts=1))
+        for kind, number, record in call.records()
     }
 
 
-def _or_nan(numbers: Sequence[float], extreme: float) -> float:
-    return math.nan if any(map(math.isnan, numbers)) else extreme
+def _in_order(
+    calls: Mapping[int, Sequence[RankCall]],
+) -> Iterator[tuple[tuple[int, ...], RankCall]]:
+    """Yield the calls of ranks that share a piece, each once, with its place among them.
+
+    What only another rank has comes before the next call that both have.
+    """
+    first, *others = calls.values()
+    places = {call.key: place for place, call in enumerate(first)}
+    for place, call in enumerate(first):
+        yield (place, 1, 0, 0), call
+    for number, other in enumerate(others):
+        following = len(first)
+        for place in range(len(other) - 1, -1, -1):
+            call = other[place]
+            if call.key in places:
+                following = min(following, places[call.key])
+            else:
+                yield (following, 0, number, place), call
+        places |= {call.key: len(first) for call in other if call.key not in places}
+
+
+def _final_names(calls: Sequence[RankCall]) -> dict[Key, int]:
+    """Return the number of each call of an API among all, in order."""
+    counts: dict[str, int] = defaultdict(int)
+    found = {}
+    for call in calls:
+        if not call.name.is_module and call.name.index is not None:
+            found[call.key] = counts[call.name.base]
+            counts[call.name.base] += 1
+    return found
