@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from msprobe.dump.kernel_ir import IrGraph, IrOperator, SourceLine
+from msprobe.dump.kernel_ir import IrGraph, IrOperator, IrValue, SourceLine
 
 _UNSAFE: Final = re.compile(r"[/\\. ]")
 _NUMBER: Final = re.compile(r"-op\d+\Z")
@@ -85,6 +85,16 @@ class CodeMap:
         if operator is None:
             operator = self._by_last_part.get(name)
         return None if operator is None else self._place(operator)
+
+    def full_name(self, name: str) -> str:
+        """Return the full name of a kernel with its slashes; the name itself if no graph has it."""
+        operator = self._operators.get(flat_name(name))
+        return name if operator is None else operator.scope
+
+    def inputs(self, name: str) -> Sequence[IrValue | None]:
+        """Return the values that a kernel is given, by place; none if no graph names it."""
+        operator = self._operators.get(flat_name(name))
+        return () if operator is None else operator.inputs
 
     def only_kernel_like(self, name: str) -> CodePlace | None:
         """Return the location of the only kernel of the same scope and type; None if not unique.

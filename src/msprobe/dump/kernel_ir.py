@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads MindSpore's graphs as text (``*.ir``): the source line of each operator.
+"""Reads MindSpore's graphs as text (``*.ir``): source line and inputs of each operator.
 
     %1(equiv_5_x) = PrimFunc_MatMul(%para5_inputs0, %0) {…} cnode_primal_attrs: {unique_id: "8528"}
         : (<Tensor[Float32], (3, 4)>, …) -> (<Tensor[Float32], (3, 8)>)
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -24,6 +24,9 @@ from msprobe.errors import DumpFormatError
 from msprobe.plain_text import reason
 
 _NODE: Final = re.compile(r"\s*(?:%\w+(?:\(.*?\))?\s*=\s|Return\()")
+_CALL: Final = re.compile(r"\s*(%\w+)(?:\(.*?\))?\s*=\s*(?:PrimFunc_)?(\w+)\(")
+_OPERAND: Final = re.compile(r"%para\d+_[^\s,()]+|%\w+")
+_SUBGRAPH: Final = re.compile(r"\s*subgraph ")
 _GRAPH: Final = re.compile(r"\s*(?:subgraph |\}|# )")
 _PARAMETER: Final = re.compile(r"\s*%para\d+_([^\s:,()]+)\s*:\s*<")
 _SCOPE: Final = re.compile(r"\s*[#:]\s*full_?\s?name[ _]with[ _]scope\s*:\s*\((.*)\)", re.I)
@@ -59,6 +62,26 @@ class SourceLine(NamedTuple):
         return f"File {self.file}, line {self.line}, in {self.function}, \n {self.source}"
 
 
+class IrValue(NamedTuple):
+    """A value inside a graph: an output of an operator, or a parameter.
+
+    Attributes:
+        scope: full name of the operator, or the parameter's name.
+        index: which of its outputs.
+    """
+
+    scope: str
+    index: int
+
+
+class _Call(NamedTuple):
+    """An operator as other lines refer to it."""
+
+    kind: str
+    scope: str
+    operands: tuple[str, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class IrOperator:
     """One operator of a graph.
@@ -68,12 +91,14 @@ class IrOperator:
         identity: its ``unique_id``; empty if it has none.
         forward: ``unique_id`` of the operator that it is the gradient of; empty if of none.
         frames: where the program called it, outermost first.
+        inputs: the values that it is given, by place; None for constants.
     """
 
     scope: str = ""
     identity: str = ""
     forward: str = ""
     frames: list[SourceLine] = field(default_factory=list)
+    inputs: list[IrValue | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +123,16 @@ def read_ir(path: str | os.PathLike[str]) -> IrGraph:
     path = Path(path)
     operators: list[IrOperator] = []
     parameters: dict[str, None] = {}
+    calls: dict[str, _Call] = {}  # of the graph that is being read
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for block in _blocks(file, parameters):
+                if block and _SUBGRAPH.match(block[0]):
+                    calls = {}
+                    continue
                 operator = _operator(block)
+                if block:
+                    _add_inputs(operator, block[0], calls)
                 if operator.scope:
                     operators.append(operator)
     except OSError as exc:
@@ -126,7 +157,55 @@ def _blocks(lines: Iterator[str], parameters: dict[str, None]) -> Iterator[list[
             block = []
         elif block:
             block.append(text)
+        if _SUBGRAPH.match(text):
+            yield [text]
     yield block
+
+
+def _add_inputs(operator: IrOperator, line: str, calls: dict[str, _Call]) -> None:
+    """Find the values that an operator is given; take note of how others refer to it."""
+    found = _CALL.match(line)
+    if found is None:
+        return
+    operands = _operands(line, found.end())
+    calls[found[1]] = _Call(found[2], operator.scope, operands)
+    operator.inputs = [_value(each, calls) for each in operands]
+
+
+def _operands(line: str, start: int) -> tuple[str, ...]:
+    """Return what is between the brackets of a call, parted at its commas."""
+    depth, begin, found = 0, start, []
+    for place in range(start, len(line)):
+        letter = line[place]
+        if letter in "([{<":
+            depth += 1
+        elif letter in ")]}>":
+            depth -= 1
+        if depth < 0 or (depth == 0 and letter == ","):
+            found.append(line[begin:place].strip())
+            begin = place + 1
+        if depth < 0:
+            break
+    return tuple(found)
+
+
+def _value(operand: str, calls: Mapping[str, _Call], index: int = 0) -> IrValue | None:
+    """Return the value that an operand names; None for constants."""
+    if _OPERAND.fullmatch(operand) is None:
+        return None
+    if operand.startswith("%para"):
+        return IrValue(operand.partition("_")[2], 0)
+    call = calls.get(operand)
+    if call is None:
+        return None
+    if call.kind == "TupleGetItem":
+        number = re.search(r"\((\d+)\)", call.operands[1]) if len(call.operands) > 1 else None
+        return _value(call.operands[0], calls, int(number[1]) if number else 0)
+    if call.kind in ("Load", "Depend") and call.operands:
+        return _value(call.operands[0], calls, index)
+    if call.kind == "MakeTuple":
+        return _value(call.operands[index], calls) if index < len(call.operands) else None
+    return IrValue(call.scope, index) if call.scope else None
 
 
 def _belongs_to_node(text: str) -> bool:

@@ -13,13 +13,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from msprobe.dump import layout
 from msprobe.dump.array_statistics import array_statistics
 from msprobe.dump.dump_steps import Dump, DumpStep
-from msprobe.dump.kernel_code import CodeMap
+from msprobe.dump.kernel_code import CodeMap, flat_name
 from msprobe.dump.kernel_files import (
     STATISTIC_CSV,
     KernelFolder,
@@ -110,12 +111,43 @@ class KernelView(RankView):
     @cached_property
     def call_tree(self) -> CallTree:
         """The cell of each kernel, where full names are known."""
-        parents = {
-            record.name: parent
-            for record in self._kernels
-            if (parent := _enclosing_cell(record.scope)) is not None
-        }
+        parents: dict[str, str | None] = {}
+        for record in self._kernels:
+            cells = _enclosing_cells(self._readable_code.full_name(record.scope))
+            for outer, inner in pairwise((None, *cells, record.name) if cells else ()):
+                parents.setdefault(inner, outer)
         return CallTree(parents=parents, micro_steps={}, micro_step_count=None)
+
+    @cached_property
+    def flow(self) -> Mapping[str, Mapping[str, tuple[str, str]]]:
+        """Kernel → its input → the kernel that made it, and its output; from the graph files."""
+        last: dict[str, str] = {}  # full name → record of its last execution so far
+        found = {}
+        for kernel in self._kernels:
+            inputs = enumerate(self._readable_code.inputs(kernel.scope))
+            known = {
+                f"input.{place}": (last[flat_name(value.scope)], f"output.{value.index}")
+                for place, value in inputs
+                if value is not None and flat_name(value.scope) in last
+            }
+            if known or self._readable_code.kernel(kernel.scope) is not None:
+                found[kernel.name] = known
+            last[flat_name(kernel.scope)] = kernel.name
+        return found
+
+    @cached_property
+    def _readable_code(self) -> CodeMap:
+        """The same; empty where a graph file is damaged, which `frames` reports."""
+        try:
+            return self._code
+        except DumpFormatError:
+            return CodeMap([])
+
+    @cached_property
+    def _code(self) -> CodeMap:
+        """Source lines and inputs from the graph files beside the values."""
+        paths = {path for folder in self._folders if (path := find_graph_file(folder))}
+        return CodeMap([read_ir(path) for path in sorted(paths)])
 
     @cached_property
     def _kernels(self) -> list[Kernel]:
@@ -139,8 +171,7 @@ class KernelView(RankView):
         """Call stacks from the graph files beside the values."""
         if layout.STACK_JSON in self._ignored:
             return {}
-        paths = {path for folder in self._folders if (path := find_graph_file(folder))}
-        code = CodeMap([read_ir(path) for path in sorted(paths)])
+        code = self._code
         found = {}
         for kernel in self._kernels:
             is_parameter = kernel.values[0].op_type == PARAMETER
@@ -152,7 +183,8 @@ class KernelView(RankView):
     def unload(self) -> None:
         """Forget everything read so far, to free memory."""
         super().unload()
-        self.__dict__.pop("_kernels", None)
+        for name in ("_kernels", "_code", "_readable_code", "flow"):
+            self.__dict__.pop(name, None)
 
 
 class Kernel:
@@ -332,15 +364,19 @@ def _flat(name: str) -> str:
     return re.sub(r"[/\\. ]", "_", name)
 
 
-def _enclosing_cell(scope: str) -> str | None:
-    """Return the record name of the cell around a kernel, None where its scope is not known.
+def _enclosing_cells(scope: str) -> list[str]:
+    """Return the record names of the cells around a kernel, the outermost first.
 
-    ``Default/network-WithLossCell/fc1-Dense/MatMul-op0`` → ``Cell.network.fc1.Dense.forward.0``.
+    ``Default/network-WithLossCell/fc1-Dense/MatMul-op0`` →
+    ``Cell.network.WithLossCell.forward.0``, ``Cell.network.fc1.Dense.forward.0``.
     """
     parts = scope.split("/")
     direction = "backward" if parts[0] == _GRADIENTS else "forward"
-    cells = [part.rpartition("-") for part in parts[1:-1] if "-" in part]
-    if not cells:
-        return None
-    path = ".".join(name.replace(".", "_") for name, _, _ in cells)
-    return f"Cell.{path}.{cells[-1][2]}.{direction}.0"
+    found = []
+    path: list[str] = []
+    for part in parts[1:-1]:
+        name, dash, class_name = part.rpartition("-")
+        if dash:
+            path.append(name.replace(".", "_"))
+            found.append(f"Cell.{'.'.join(path)}.{class_name}.{direction}.0")
+    return found

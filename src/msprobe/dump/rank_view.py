@@ -249,6 +249,15 @@ class RankView:
         return _read_call_tree(self._optional_file(layout.CONSTRUCT_JSON))
 
     @property
+    def flow(self) -> Mapping[str, Mapping[str, tuple[str, str]]]:
+        """Record → its input → the record that made it, and its output.
+
+        Empty unless a compiled graph lies beside the dump; values that programs hand on are
+        recognised by their `value_id`.
+        """
+        return {}
+
+    @property
     def parents(self) -> Mapping[str, str | None]:
         """Record name → the record it ran inside, or None; in call order."""
         return self.call_tree.parents

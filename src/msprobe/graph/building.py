@@ -9,7 +9,7 @@ from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
-from msprobe.graph.edges import find_edges, values_by_record
+from msprobe.graph.edges import NO_FLOW, Flow, find_edges, values_by_record
 from msprobe.graph.hierarchy import Calls, build_nodes
 from msprobe.graph.model import Graph
 from msprobe.graph.rolling import find_rolls
@@ -51,13 +51,13 @@ def build_graph(view: RankView, values: RecordValues, *, step: int, rank: RankKe
         nodes=nodes,
         notes=[*damages, *notes],
     )
-    finish_graph(graph, values)
+    finish_graph(graph, values, view.flow)
     return graph
 
 
-def finish_graph(graph: Graph, values: RecordValues) -> None:
+def finish_graph(graph: Graph, values: RecordValues, flow: Flow = NO_FLOW) -> None:
     """Add the edges and the repeated layers to a graph that has its nodes."""
-    graph.edges = find_edges(graph.nodes, values_by_record(values))
+    graph.edges = find_edges(graph.nodes, values_by_record(values), flow)
     graph.rolls = find_rolls(graph)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The values between calls: which call made what another one used.
 
-msprobe numbers the values that it recognises (`value_id`), so most edges are recorded. Others are
-inferred: an output of a call that had ended, with the same type, shape, checksum or statistics.
+msprobe numbers the values that it recognises (`value_id`), so most edges are recorded. The edges of
+compiled graphs are those of the graph. Others are inferred: an output of a call that had ended, with the same type, shape, checksum or statistics.
 Where several calls handed out the same value, the last one before its use counts, as programs
 hardly ever keep a value and its unchanged copy apart.
 """
@@ -19,10 +19,14 @@ from typing import Final, NamedTuple
 
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.dump.values import Role, Value
-from msprobe.graph.model import Edge, HalfKind, How, Node, NodeFlag, NodeKind
+from msprobe.graph.model import Edge, Half, HalfKind, How, Node, NodeFlag, NodeKind
 
 Values = Callable[[str], Sequence[Value]]
 """The values of a record by its name."""
+
+Flow = Mapping[str, Mapping[str, tuple[str, str]]]
+"""Record → its input → the record that made it, and its output."""
+NO_FLOW: Final[Flow] = {}
 
 # Confidence of an edge whose value is recognised by …
 _BY_CHECKSUM: Final = 0.99
@@ -48,19 +52,22 @@ class _Found:
     confidence: float
 
 
-def find_edges(nodes: Sequence[Node], values: Values) -> list[Edge]:
+def find_edges(nodes: Sequence[Node], values: Values, flow: Flow = NO_FLOW) -> list[Edge]:
     """Return the values between the calls of a rank, in the order of their use.
 
     Args:
         nodes: all nodes; see `Graph`.
         values: reads the values of a record.
+        flow: which output made which input, where a compiled graph tells.
     """
-    ends = _Ends(nodes, values)
+    ends = _Ends(nodes, values, flow)
     gradients = _Gradients(nodes, values)
     makers = _Makers(nodes, ends.made)
+    makers_in_graph = _MakersInGraph(nodes, ends.made, flow)
     found: list[Edge] = []
     for node, used in ends.used.items():
-        for maker, value in makers.of_call(node, used):
+        known = makers_in_graph.of_call(node, used)
+        for maker, value in makers.of_call(node, used) if known is None else known:
             gradient = gradients.flows(maker.maker, _Use(node, value))
             found.append(_edge(maker, node, value, has_gradient=gradient))
     return found
@@ -90,14 +97,14 @@ class _Ends:
         used: node → its inputs, in order.
     """
 
-    def __init__(self, nodes: Sequence[Node], values: Values) -> None:
+    def __init__(self, nodes: Sequence[Node], values: Values, flow: Flow) -> None:
         self.made: list[_Use] = []
         self.used: dict[int, list[Value]] = {}
         # Keys of values by the boxes that they were made or used in.
         self._made_inside: defaultdict[int, set[Hashable]] = defaultdict(set)
         self._used_inside: defaultdict[int, set[Hashable]] = defaultdict(set)
         for node in reversed(nodes):  # calls before the boxes that they are in
-            half = node.half(HalfKind.FORWARD)
+            half = _main_half(node, flow)
             if half is not None and half.is_recorded:
                 self._add(node, values(half.record))
             elif node.kind is not NodeKind.API:
@@ -133,6 +140,37 @@ class _Ends:
         if node.parent >= 0:
             self._made_inside[node.parent] |= made | self._made_inside.pop(node.id, set())
             self._used_inside[node.parent] |= used | self._used_inside.pop(node.id, set())
+
+
+def _main_half(node: Node, flow: Flow) -> Half | None:
+    """Return the record whose values a node makes: the forward one, or that of a kernel."""
+    half = node.half(HalfKind.FORWARD)
+    if half is None and node.halves and node.halves[0].record in flow:
+        return node.halves[0]
+    return half
+
+
+class _MakersInGraph:
+    """Finds the kernels that made values, as a compiled graph tells."""
+
+    def __init__(self, nodes: Sequence[Node], made: Sequence[_Use], flow: Flow) -> None:
+        self._nodes, self._flow = nodes, flow
+        self._made = {}
+        for use in made if flow else ():
+            half = _main_half(nodes[use.node], flow)
+            if half is not None:
+                self._made[half.record, use.value.slot] = use
+
+    def of_call(self, node: int, used: Sequence[Value]) -> list[tuple[_Found, Value]] | None:
+        """Return the makers of the inputs of a kernel; None where the graph does not know it."""
+        half = _main_half(self._nodes[node], self._flow)
+        known = None if half is None else self._flow.get(half.record)
+        if known is None:
+            return None
+        makers = ((self._made.get(known.get(value.slot, ("", ""))), value) for value in used)
+        return [
+            (_Found(maker, How.GRAPH, 1.0), value) for maker, value in makers if maker is not None
+        ]
 
 
 def _key(value: Value) -> Hashable:

@@ -8,6 +8,7 @@ Without ``construct.json`` modules are nested by their paths.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,6 +33,7 @@ _FOLDED: Final = frozenset(
         *("hsplit", "vsplit", "dsplit", "view_as_real", "view_as_complex", "diagonal"),
     )
 )
+_KERNEL: Final = re.compile(r"-op\d+\Z")
 _COLLECTION: Final = "Apis_Between_Modules"
 _KINDS: Final = {
     RecordKind.FORWARD: HalfKind.FORWARD,
@@ -292,7 +294,7 @@ def _node(call: _Call, number: int, parent: Node, *, is_mindspore: bool) -> Node
     elif not halves:
         kind, label = NodeKind.GROUP, name.full
     else:
-        kind, label = NodeKind.API, name.path
+        kind, label = NodeKind.API, name.prefix if _KERNEL.search(name.path) else name.path
         flags |= _flags_of_api(name, is_mindspore=is_mindspore)
     return Node(
         id=number,
