@@ -59,8 +59,10 @@ def test_edges_are_those_of_the_graph_and_boxes_its_cells(tmp_path):
 
     graph = side.graph
     edges = {
-        (graph.nodes[edge.source].label, edge.source_slot)
-        + (graph.nodes[edge.target].label, edge.target_slot)
+        (
+            *(graph.nodes[edge.source].label, edge.source_slot),
+            *(graph.nodes[edge.target].label, edge.target_slot),
+        )
         for edge in graph.edges
     }
     assert edges == {

@@ -85,6 +85,9 @@ def test_details_name_the_other_side(source):
         ("", [Condition("status", "=", "differs")], [1, 2, 3, 4]),
         ("relu", [Condition("norm", ">", 1000)], []),
         ("", [Condition("nonsense", "=", "1")], []),
+        ("", [Condition("norm", ">", "many")], []),
+        ("", [Condition("dir", ":", "backward")], []),
+        ("LINEAR net", [Condition("class", "=", "net")], []),
     ],
 )
 def test_nodes_are_found_by_names_and_values(source, text, conditions, found):

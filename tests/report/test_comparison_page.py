@@ -7,12 +7,12 @@ import json
 import math
 import re
 import shutil
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
 import polars as pl
 import pytest
+from browser_waits import wait_until
 from comparison_samples import (
     DIFFERENT,
     Sample,
@@ -31,14 +31,6 @@ from msprobe.report.comparison_page import page_data, write_comparison_page
 EVIL = (
     "</script><script>window.broken=1</script><img src=x onerror=window.broken=2>{{data}}\u2028'\""
 )
-
-
-def wait_until(page, condition: str) -> None:
-    """Wait for a condition in JavaScript; the page's own policy forbids playwright's way."""
-    deadline = time.monotonic() + 20
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(20)
 
 
 def data_of(page: Path) -> dict:
@@ -737,3 +729,24 @@ def test_a_link_may_name_what_the_page_does_not_hold(open_page):
 def test_nothing_to_compare(open_page):
     page = open_page(Sample().frame)
     assert "nothing to compare" in page.locator("h1").inner_text()
+
+
+LABELS = """() => {
+  const parts = "h3, th, dt, option, summary, .chip, .pill, .tab, #legend span, .link, #found";
+  return [...document.querySelectorAll(parts)]
+    .filter(each => each.checkVisibility() && !each.closest(".mono, .headline"))
+    .map(each => each.innerText.trim());
+}"""
+
+
+def test_every_label_is_in_the_readers_language(open_page):
+    """What is left in English are names of the data, and short terms of the field."""
+    page = open_page(transformer(6).frame, fragment="lang=zh")
+    page.wait_for_selector("#detail h3")
+    labels = page.evaluate(LABELS)
+    page.click("#list .row >> nth=0")
+    page.wait_for_selector("#detail table")
+    labels += page.evaluate(LABELS)
+    english = {text for text in labels if re.search(r"\b[a-z]{3,} [a-z]{2,}", text)}
+    assert english == set()
+    assert any("相对误差" in text for text in labels)

@@ -6,11 +6,11 @@ from __future__ import annotations
 import random
 import re
 import shutil
-import time
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from browser_waits import wait_until, wait_until_drawn
 from graph_samples import INTRODUCED, Made, compared, transformer, whole
 
 from msprobe.compare.matching.call_pairs import read_call_pairs
@@ -29,14 +29,6 @@ export const view = {
   render() {},
 };
 """
-
-
-def wait_until(page, condition: str) -> None:
-    """Wait for a condition in JavaScript; the page's own policy forbids playwright's way."""
-    deadline = time.monotonic() + 20
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(20)
 
 
 # The laws of the layout
@@ -184,7 +176,7 @@ def show(open_file, tmp_path):
         path = write_graph_page(tmp_path / "graph.html", graphs)
         page = open_file(path, **more)
         wait_until(page, "document.querySelector('.graph-canvas')?.width > 200")
-        page.wait_for_timeout(250)
+        settle(page)
         return page
 
     opened.said = open_file.said
@@ -263,7 +255,8 @@ def is_in_sight(page, text: str, pane: int = 0) -> bool:
 
 
 def settle(page) -> None:
-    page.wait_for_timeout(330)
+    """Wait until the page has taken an input in, and nothing moves any more."""
+    wait_until_drawn(page)
 
 
 FC1 = "model.layers.3.mlp.fc1"
@@ -419,8 +412,8 @@ def test_what_only_one_side_has_is_shown_in_the_merged_graph(show):
 def test_the_language_of_the_search(show, text, count):
     page = show(compared())
     page.fill("#graph-search", text)
-    page.wait_for_timeout(100)
-    assert page.locator("#graph-found").inner_text() == f"{count} nodes"
+    settle(page)
+    wait_until(page, f"document.querySelector('#graph-found').innerText === '{count} nodes'")
     assert page.locator("#graph-rows [role=option]").count() == min(count, 21)
 
 
@@ -495,7 +488,7 @@ def test_every_way_to_colour(show, theme):
     modes = page.locator("[data-graph-state=colour] option")
     for value in modes.evaluate_all("options => options.map(each => each.value)"):
         page.select_option("[data-graph-state=colour]", value)
-        page.wait_for_timeout(60)
+        settle(page)
         seen.add(page.locator(".graph-legend").inner_text())
     assert len(seen) >= 5
 
@@ -659,7 +652,7 @@ def test_narrow_windows_and_paper(show, width):
     page = show(compared(), width=width, fragment="pane=main")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.emulate_media(media="print")
-    page.wait_for_timeout(200)
+    page.wait_for_selector(".graph-tools", state="hidden")
     assert page.is_visible(".graph-canvas >> nth=0")
     assert not page.is_visible(".graph-tools")
 

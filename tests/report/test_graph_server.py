@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
+from browser_waits import wait_until, wait_until_drawn
 from graph_samples import Served, compared, transformer, whole
-from test_graph_page import wait_until
 
 from msprobe.report.graph_server import GraphServer
 
@@ -133,7 +133,7 @@ def test_the_page_fetches_what_is_opened(browser, server):
     page.on("request", lambda request: asked.append(request.url))
     page.goto(server.url)
     wait_until(page, "document.querySelectorAll('.graph-canvas').length === 2")
-    page.wait_for_timeout(300)
+    wait_until_drawn(page)
     assert len([url for url in asked if "/children?" in url]) < 12  # the path to the culprit only
     page.click(".headline")
     wait_until(page, "document.querySelector('#detail').innerText.includes('parameters.weight')")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,6 +13,7 @@ from urllib.parse import urljoin
 
 import numpy as np
 import pytest
+from browser_waits import wait_until
 
 from builders.monitor_runs import LAYERS, Step, run_of, write
 from msprobe import GradComparator
@@ -52,13 +52,6 @@ def server(runs):
         yield started
         started.close()
         thread.join()
-
-
-def wait_until(page, condition: str) -> None:
-    deadline = time.monotonic() + 20
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(20)
 
 
 def test_exported_page_shows_incidents_heat_map_and_series(runs, tmp_path, open_file, capsys):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from browser_waits import wait_until_drawn
 
 from builders.dumps import write_rank
 from builders.records import backward, forward, tensor
@@ -44,7 +45,7 @@ def page_of(open_file, command, target, reference, folder, **more):
     assert main([command, target, reference, *options]) == 0
     page = open_file(next(folder.glob("*.html")), **more)
     page.wait_for_selector(".graph-canvas", state="attached")
-    page.wait_for_timeout(300)
+    wait_until_drawn(page)
     return page
 
 
@@ -117,15 +118,15 @@ def test_pairs_chosen_in_the_page_are_taken_by_the_next_comparison(open_file, tm
     page.click("summary:has-text('match by hand')")
     for side, name in names.items():
         page.fill("#graph-search", f"{'ref:' if side == 'reference' else ''}{name} kind:module")
-        page.wait_for_timeout(300)
+        wait_until_drawn(page)
         page.locator("#graph_list .row").first.click()
-        page.wait_for_timeout(200)
+        wait_until_drawn(page)
         text = "match the selected node" if side == "target" else "match both"
         page.click(f".graph-pairs >> text={text}")
     page.wait_for_url("**pairs=*")
     count = page.locator(".graph-pairs li").count()
     assert count == 1  # what is in it has partners
-    page.wait_for_timeout(300)
+    wait_until_drawn(page)
     page.reload()
     page.wait_for_selector(".graph-pairs li", state="attached")
     assert page.locator(".graph-pairs li").count() == count

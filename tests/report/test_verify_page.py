@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browser_waits import wait_until
 
 from builders.dumps import DumpBuilder, value
 from msprobe.cli import main
@@ -17,13 +17,6 @@ torch = pytest.importorskip("torch")
 
 EVIL = "</script><script>window.broken=1</script>"
 _X = np.random.default_rng(3).normal(size=(4, 8)).astype(np.float32)
-
-
-def wait_until(page: Any, condition: str) -> None:
-    deadline = time.monotonic() + 20
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(20)
 
 
 @pytest.fixture(scope="module")

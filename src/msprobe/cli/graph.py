@@ -122,11 +122,15 @@ def _show(target: Path, reference: Path | None, options: argparse.Namespace) -> 
 
 def _serve(target: Path, reference: Path | None, options: argparse.Namespace) -> int:
     """Show the page from a local server until Ctrl-C."""
+    import threading
+
     from msprobe.graph.source import MemorySource
     from msprobe.report.graph_server import serve_graphs
 
     def opened() -> MemorySource:
-        return MemorySource(open_compared(target, reference, options))
+        source = MemorySource(open_compared(target, reference, options))
+        threading.Thread(target=source.prepare, daemon=True).start()
+        return source
 
     serve_graphs(
         opened,

@@ -2,9 +2,10 @@
 """The values between calls: which call made what another one used.
 
 msprobe numbers the values that it recognises (`value_id`), so most edges are recorded. The edges of
-compiled graphs are those of the graph. Others are inferred: an output of a call that had ended, with the same type, shape, checksum or statistics.
-Where several calls handed out the same value, the last one before its use counts, as programs
-hardly ever keep a value and its unchanged copy apart.
+compiled graphs are those of the graph. Others are inferred: an output of a call that had ended,
+with the same type, shape, checksum or statistics. Where several calls handed out the same value,
+the last one before its use counts, as programs hardly ever keep a value and its unchanged copy
+apart.
 """
 
 from __future__ import annotations

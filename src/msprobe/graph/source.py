@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from operator import eq, ge, gt, le, lt
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from msprobe.graph.model import Edge, Roll, Severity
+from msprobe.graph.model import Roll, Severity
 from msprobe.graph.one_page import comparison_sections
 from msprobe.graph.page_json import (
     PlainTexts,
@@ -22,7 +23,11 @@ from msprobe.graph.page_json import (
 )
 from msprobe.graph.sources import GraphSet
 
+if TYPE_CHECKING:
+    import polars as pl
+
 MOST_FOUND: Final = 1000
+_ROW: Final = "number of the node"
 
 
 class Condition(NamedTuple):
@@ -39,7 +44,7 @@ class Condition(NamedTuple):
     value: str | float
 
 
-_COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
+_COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "=": eq,
     "<": lt,
     ">": gt,
@@ -57,8 +62,9 @@ class MemorySource:
     def __init__(self, graphs: GraphSet) -> None:
         self._graphs = graphs
         self._sides = graphs.graphs
+        self._makers: dict[int, dict[int, list[int]]] = {}
         self._edges: dict[int, dict[int, list[int]]] = {}
-        self._columns: dict[int, dict[str, list[Any]]] = {}
+        self._frames: dict[int, pl.DataFrame] = {}
 
     @cached_property
     def _overview(self) -> dict[str, Any]:
@@ -109,35 +115,51 @@ class MemorySource:
         limit: int = MOST_FOUND,
     ) -> dict[str, Any]:
         """Return the nodes whose name or class holds a text and that meet all conditions."""
-        columns = self._all_columns(graph)
-        words, asked = text.lower().split(), [Condition(*each) for each in conditions]
-        searched = [columns[name] for name in _SEARCHED if name in columns]
-        found = [
-            node
-            for node in range(1, len(self._sides[graph].graph.nodes))
-            if all(any(word in column[node].lower() for column in searched) for word in words)
-            and all(_meets(columns, node, condition) for condition in asked)
-        ]
+        import polars as pl
+
+        frame = self._frame(graph)
+        tests = [_is_so(frame, Condition(*each)) for each in conditions]
+        for word in text.lower().split():
+            columns = (pl.col(name) for name in _SEARCHED if name in frame.columns)
+            tests.append(
+                pl.any_horizontal(column.str.contains(word, literal=True) for column in columns)
+            )
+        rows = frame.with_row_index(_ROW).filter(pl.all_horizontal(pl.col(_ROW) > 0, *tests))
+        found = rows[_ROW].to_list()
         return {"ids": found[:limit], "total": len(found)}
 
     def upstream(self, graph: int, node: int, limit: int = MOST_FOUND) -> list[int]:
         """Return the nodes that a node's values come from, the nearest first."""
         built = self._sides[graph].graph
-        makers: defaultdict[int, list[Edge]] = defaultdict(list)
-        for edge in built.edges:
-            makers[edge.target].append(edge)
+        makers = self._makers_of(graph)
         inside = range(node, node + built.nodes[node].size)
         found: dict[int, None] = {}
         waiting = [*inside]
         while waiting and len(found) < limit:
             following = []
             for user in waiting:
-                for edge in makers.get(user, ()):
-                    if edge.source not in found and edge.source not in inside:
-                        found[edge.source] = None
-                        following.append(edge.source)
+                for source in makers.get(user, ()):
+                    if source not in found and source not in inside:
+                        found[source] = None
+                        following.append(source)
             waiting = following
         return [*found][:limit]
+
+    def prepare(self) -> None:
+        """Index all graphs for searches, so that the first one does not have to wait."""
+        for graph in range(len(self._sides)):
+            self._edges_in(graph)
+            self._makers_of(graph)
+            self._frame(graph)
+
+    def _makers_of(self, graph: int) -> dict[int, list[int]]:
+        """Return node → the nodes that made what it used."""
+        if graph not in self._makers:
+            found: defaultdict[int, list[int]] = defaultdict(list)
+            for edge in self._sides[graph].graph.edges:
+                found[edge.target].append(edge.source)
+            self._makers[graph] = found
+        return self._makers[graph]
 
     def _nodes(self, graph: int, ids: Sequence[int]) -> dict[str, list[Any]]:
         return node_columns(self._sides[graph], ids, PlainTexts())
@@ -152,38 +174,60 @@ class MemorySource:
             self._edges[graph] = found
         return self._edges[graph]
 
-    def _all_columns(self, graph: int) -> dict[str, list[Any]]:
-        if graph not in self._columns:
+    def _frame(self, graph: int) -> pl.DataFrame:
+        """Return all nodes with what is searched in them; texts in small letters."""
+        if graph not in self._frames:
+            import polars as pl
+
             count = len(self._sides[graph].graph.nodes)
             columns = self._nodes(graph, range(count))
-            self._columns[graph] = {
-                name: column * count if len(column) == 1 else column
+            found = {
+                name: _series(column * count if len(column) == 1 else column)
                 for name, column in columns.items()
             }
-        return self._columns[graph]
+            self._frames[graph] = pl.DataFrame(found)
+        return self._frames[graph]
 
 
-def _meets(columns: dict[str, list[Any]], node: int, condition: Condition) -> bool:
+def _series(column: list[Any]) -> pl.Series:
+    """Return texts in small letters, or numbers; those that JSON cannot hold are words there."""
+    import polars as pl
+
+    if any(type(entry) in (int, float) for entry in column):
+        numbers = [None if entry is None else float(entry) for entry in column]
+        return pl.Series(numbers, dtype=pl.Float64)
+    return pl.Series(column, dtype=pl.String).str.to_lowercase()
+
+
+def _is_so(frame: pl.DataFrame, condition: Condition) -> pl.Expr:
+    """Return whether nodes meet a condition; none does if there is no such column."""
+    import polars as pl
+
     if condition.field == "dir":
-        return bool(columns[str(condition.value)][node])
+        name = str(condition.value)
+        return pl.col(name) != "" if name in ("forward", "backward") else pl.lit(value=False)
     if (condition.field, condition.value) == ("status", "error"):
         condition = Condition("severity", ">=", float(Severity.INHERITED))
     fields = ("status", "origin") if condition.field == "status" else (condition.field,)
     names = [*fields, *(f"{field}_backward" for field in fields if field in _HALVED)]
-    return any(
-        _is_so(columns[name][node], condition.operator, condition.value)
+    tests = [
+        _compared(frame, name, condition.operator, condition.value)
         for name in names
-        if name in columns
-    )
+        if name in frame.columns
+    ]
+    return pl.any_horizontal(pl.lit(value=False), *tests)
 
 
-def _is_so(found: Any, operator: str, value: str | float) -> bool:
-    if isinstance(found, str):
-        wanted = str(value).lower()
-        return wanted in found.lower() if operator == ":" else found.lower() == wanted
-    if found is None:
-        return False
+def _compared(frame: pl.DataFrame, name: str, operator: str, value: str | float) -> pl.Expr:
+    import polars as pl
+
+    column, wanted = pl.col(name), str(value).lower()
+    if frame.schema[name] == pl.String:
+        return column.str.contains(wanted, literal=True) if operator == ":" else column == wanted
     try:
-        return _COMPARE["=" if operator == ":" else operator](found, float(value))
+        number = float(value)
     except ValueError:
-        return False
+        return pl.lit(value=False)
+    if math.isnan(number):
+        return column.is_nan()
+    return _COMPARE["=" if operator == ":" else operator](column.fill_nan(None), number)

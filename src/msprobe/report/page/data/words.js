@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The words of comparisons: their meanings, order, and the sign of each.
 
+import { say } from "../shared/language.js";
 import { element } from "../shared/dom.js";
 import { sections } from "../shared/sections.js";
 
@@ -38,7 +39,7 @@ export function countDifferent(counts) {
 }
 
 /** Returns the sign of a group. @param {string} group */
-export function mark(group, meaning = words.origins[group] ?? group) {
+export function mark(group, meaning = say(words.origins[group] ?? group)) {
   const attributes = { class: `mark ${group}`, title: meaning, "aria-hidden": "true" };
   return element("span", attributes, glyphs[/** @type {keyof typeof glyphs} */ (group)] ?? glyphs.agrees);
 }
@@ -48,6 +49,6 @@ export function mark(group, meaning = words.origins[group] ?? group) {
  * @param {number} step @param {string} rank
  */
 export function placeName(step, rank) {
-  if (rank === "rank") return `step ${step}`;
-  return /^\d+$/.test(rank) ? `step ${step}, rank ${rank}` : `step ${step}, ${rank}`;
+  if (rank === "rank") return say("step {}", step);
+  return /^\d+$/.test(rank) ? say("step {}, rank {}", step, rank) : `${say("step {}", step)}, ${rank}`;
 }

@@ -133,9 +133,11 @@ export class Pane {
   draw() {
     if (this.#isWaiting) return;
     this.#isWaiting = true;
+    this.canvas.setAttribute("aria-busy", "true");
     requestAnimationFrame(() => {
       this.#isWaiting = false;
       this.#paint();
+      if (!this.#isWaiting) this.canvas.removeAttribute("aria-busy");
     });
   }
 

@@ -51,8 +51,21 @@ class Stage {
   /** @type {Set<() => void>} */
   onFound = new Set();
 
-  /** Draws what the state says. */
+  #rendering = 0;
+
+  /** Draws what the state says. The panes are busy meanwhile. */
   async render() {
+    this.#rendering += 1;
+    this.panes.setAttribute("aria-busy", "true");
+    try {
+      await this.#render();
+    } finally {
+      this.#rendering -= 1;
+      if (!this.#rendering) this.panes.removeAttribute("aria-busy");
+    }
+  }
+
+  async #render() {
     const wanted = JSON.stringify(contents.map((name) => state[name]).concat(currentRun(), String([...handPairs()])));
     const isNew = wanted !== this.#madeFor;
     this.#madeFor = wanted;

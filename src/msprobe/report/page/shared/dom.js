@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of the document. Nothing from the data is ever read as markup.
+// Elements of the document. Nothing from the data is ever read as markup. Labels are in the reader's language.
+
+import { say } from "./language.js";
 
 /** @typedef {Node | string | null | undefined} Child */
 
@@ -37,8 +39,11 @@ export function replace(parent, ...children) { parent.replaceChildren(...present
 /** @param {string} className @param {...Child} children */
 export function span(className, ...children) { return element("span", { class: className }, ...children); }
 
+/** Returns a text in the reader's language, anything else as it is. @param {Child} child @returns {Child} */
+const said = (child) => (typeof child === "string" ? say(child) : child);
+
 /** @param {...Child} children */
-export function title(...children) { return element("h3", {}, ...children); }
+export function title(...children) { return element("h3", {}, ...children.map(said)); }
 
 /** @param {Child[]} texts */
 export function items(texts, className = "plain-list") {
@@ -47,7 +52,7 @@ export function items(texts, className = "plain-list") {
 
 /** @param {string} text @param {() => void} click @param {Record<string, any>} [more] */
 export function link(text, click, more = {}) {
-  return element("button", { type: "button", class: "link", click, ...more }, text);
+  return element("button", { type: "button", class: "link", click, ...more }, said(text));
 }
 
 /** Returns what is known, with dots between. @param {...(string | null | undefined)} parts */
@@ -61,7 +66,7 @@ export function joined(...parts) { return parts.filter(Boolean).join(" · "); }
 export function table(titles, rows) {
   const headings = titles.map((text) => {
     const attributes = { class: text.startsWith("|") ? "right" : "", scope: "col" };
-    return element("th", attributes, text.replace("|", ""));
+    return element("th", attributes, say(text.replace("|", "")));
   });
   const parts = [element("thead", {}, element("tr", {}, ...headings)), element("tbody", {}, ...rows)];
   return element("div", { class: "scroll" }, element("table", {}, ...parts));
@@ -71,7 +76,7 @@ export function table(titles, rows) {
 export function facts(pairs) {
   const known = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
   return element("dl", { class: "facts" },
-    ...known.flatMap(([label, value]) => [element("dt", {}, label), element("dd", {}, value)]));
+    ...known.flatMap(([label, value]) => [element("dt", {}, said(label)), element("dd", {}, value)]));
 }
 
 /** Returns a name that may be broken after its dots and underscores, not within words. @param {string} name */
@@ -81,11 +86,11 @@ export function breakable(name) {
 }
 
 /** @param {string} word @param {string} meaning */
-export function pill(word, meaning) { return element("span", { class: `pill ${word}`, title: meaning }, word); }
+export function pill(word, meaning) { return element("span", { class: `pill ${word}`, title: said(meaning) }, said(word)); }
 
 /** @param {string} text */
 export function copyButton(text) {
-  const button = element("button", { type: "button", class: "copy", click: () => copy(text, button) }, "copy");
+  const button = element("button", { type: "button", class: "copy", click: () => copy(text, button) }, say("copy"));
   return button;
 }
 
@@ -109,6 +114,6 @@ async function copy(text, button) {
     document.execCommand("copy");
     area.remove();
   }
-  button.textContent = "copied";
-  setTimeout(() => { button.textContent = "copy"; }, 1200);
+  button.textContent = say("copied");
+  setTimeout(() => { button.textContent = say("copy"); }, 1200);
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Numbers as text for people.
 
+import { language, say } from "./language.js";
+
 /** Returns a value in four digits. @param {number | boolean | null | undefined} value */
 export function digits(value) {
   if (value === null || value === undefined) return "–";
@@ -34,7 +36,10 @@ export function percent(part, whole) {
 }
 
 /** @param {number} count @param {string} noun */
-export function plural(count, noun) { return `${grouped(count)} ${noun}${count === 1 ? "" : "s"}`; }
+export function plural(count, noun) {
+  const many = `{} ${noun}s`;
+  return count === 1 && language === "en" ? `${count} ${noun}` : say(many, grouped(count));
+}
 
 /** @param {number} size */
 export function bytes(size) {

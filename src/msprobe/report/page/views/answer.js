@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The answer: its evidence, where differences begin, what differs first, how large errors are.
 
+import { say } from "../shared/language.js";
 import { noFilters, operationAt, operations, readValue, severalRuns, summary } from "../data/comparison.js";
 import { countDifferent, groupOf, mark, placeName, words } from "../data/words.js";
 import { open } from "../shared/detail.js";
@@ -53,7 +54,7 @@ function evidence() {
   return [
     title(joined("Evidence", confidence)),
     found.length ? items(found) : null,
-    where ? element("p", { class: "dim" }, `at ${where}`) : null,
+    where ? element("p", { class: "dim" }, say("at {}", where)) : null,
   ];
 }
 
@@ -61,7 +62,7 @@ function firstDifference() {
   const first = summary.first_difference;
   if (!first) return [];
   const group = first.origin ?? groupOf(first.status);
-  const where = joined(first.status, first.origin, first.module || "outside of modules", first.source,
+  const where = joined(first.status, first.origin, first.module || say("outside of modules"), first.source,
     severalRuns ? placeName(first.step, String(first.rank)) : "");
   return [
     title("First difference in the order of execution"),
@@ -75,14 +76,14 @@ function culprits() {
   /** @type {any[]} */
   const found = sections.answer.groups;
   if (!found.length) {
-    const text = "No operation introduces a difference by itself.";
+    const text = say("No operation introduces a difference by itself.");
     return [title("Culprits"), element("p", { class: "dim" }, text)];
   }
   const shown = found.slice(0, 12).map(culpritCard), rest = found.slice(12).map(culpritCard);
   const total = summary.introduced_total;
-  const count = total > found.length ? `${grouped(found.length)}, ${plural(total, "value")} in all` : grouped(found.length);
+  const count = total > found.length ? say("{}, {} in all", grouped(found.length), plural(total, "value")) : grouped(found.length);
   return [
-    title(`Culprits, best first: ${count}`),
+    title(say("Culprits, best first: {}", count)),
     items(shown, "culprits"),
     rest.length ? folded("culprits", `${rest.length} more`, items(rest, "culprits")) : null,
   ];
@@ -90,9 +91,9 @@ function culprits() {
 
 /** @param {any} group */
 function culpritCard(group) {
-  const several = `in ${group.places} of ${summary.comparisons.length} steps and ranks`;
+  const several = say("in {} of {} steps and ranks", group.places, summary.comparisons.length);
   const seen = group.places > 1 ? several : placeName(group.step, group.rank);
-  const where = joined(group.kind.replace("_", " "), group.status, group.module || "outside of modules",
+  const where = joined(group.kind.replace("_", " "), group.status, group.module || say("outside of modules"),
     group.source, severalRuns ? seen : "");
   return card(group, "introduced", group.error, where, group);
 }
@@ -115,7 +116,7 @@ function distribution() {
   const tall = (/** @type {number} */ count) => (floor - size.top) * Math.sqrt(count / most);
   const svg = shape("svg", {
     class: "histogram", viewBox: `0 0 ${size.width} ${size.height}`, role: "img",
-    "aria-label": "How many values have which relative error",
+    "aria-label": say("How many values have which relative error"),
   });
   for (let bin = start; bin < end; bin += 1) {
     const x = size.side + (bin - start) * step;
@@ -127,8 +128,8 @@ function distribution() {
         x: x + 1, y: floor - top, width: Math.max(step - 2, 1),
         height: Math.max(top - tall(below), 1), fill: `var(--${name})`,
       });
-      const what = name === "agrees" ? "that agree" : name;
-      bar.append(shape("title", {}, `${plural(count, "value")} ${what}, error ${low} to ${high}`));
+      const what = say(name === "agrees" ? "that agree" : name);
+      bar.append(shape("title", {}, say("{} {}, error {} to {}", plural(count, "value"), what, low, high)));
       svg.append(bar);
       below += count;
     }
@@ -154,7 +155,7 @@ function comparisonTable() {
     const pick = () => change({ run: `${each.step}/${each.rank}` });
     return element("tr", {},
       element("td", {}, link(placeName(each.step, String(each.rank)), pick)),
-      element("td", { class: "right" }, `${grouped(differ)} of ${grouped(total)}`),
+      element("td", { class: "right" }, say("{} of {}", grouped(differ), grouped(total))),
       element("td", { class: "mono" }, each.first_difference?.name ?? "–"));
   });
   return [title("Steps and ranks"), table(["", "|differ", "first difference"], rows)];
@@ -170,7 +171,7 @@ function unread() {
     return span("", show, span("dim", ` ${reason ?? ""}`));
   });
   const showAll = () => change({ ...noFilters, status: "unread" });
-  return [title(`Could not be read: ${plural(count, "value")}`), items(few), link("show all of them", showAll)];
+  return [title(say("Could not be read: {}", plural(count, "value"))), items(few), link("show all of them", showAll)];
 }
 
 function unreadValues() {
@@ -186,9 +187,9 @@ function unmatched() {
     /** @type {string[]} */
     const names = summary.unmatched.operations[word] ?? [];
     if (!count) continue;
-    const more = count > names.length ? `, the first ${names.length}` : "";
+    const more = count > names.length ? say(", the first {}", names.length) : "";
     const unique = [...new Set(names)].map((name) => span("mono", ...breakable(name)));
-    const heading = `${plural(count, "operation")} only in the ${side}${more}`;
+    const heading = say(side === "target" ? "{} only in the target{}" : "{} only in the reference{}", plural(count, "operation"), more);
     parts.push(folded(word, heading, items(unique), unique.length <= 6));
   }
   return parts.length ? [title("Without a partner"), ...parts] : [];
@@ -202,9 +203,9 @@ function pairing() {
     element("td", { class: "right" }, digits(each.confidence)),
     element("td", {}, each.match),
     element("td", { class: "mono" }, link(each.name, () => open(each.id)))));
-  const more = guessed.length > rows.length ? `, the ${rows.length} least certain` : "";
+  const more = guessed.length > rows.length ? say(", the {} least certain", rows.length) : "";
   return [
-    title(`Paired by more than the name: ${grouped(guessed.length)}${more}`),
+    title(say("Paired by more than the name: {}{}", grouped(guessed.length), more)),
     table(["|confidence", "by", "operation"], rows),
   ];
 }
@@ -212,14 +213,14 @@ function pairing() {
 function replicas() {
   const found = summary.replicas;
   if (!found) return [];
-  if (!found.length) return [title("Replicas"), element("p", {}, "Ranks that should agree do.")];
+  if (!found.length) return [title("Replicas"), element("p", {}, say("Ranks that should agree do."))];
   const shown = found.slice(0, 50).map((/** @type {any} */ each) => {
     const error = each.error === undefined || each.error === null ? each.status : digits(number(each.error));
     const name = span("mono", ...breakable(String(each.row ?? each.name ?? "")));
     return span("", name, " ", span("dim", joined(error, each.reason, each.source)));
   });
-  const more = found.length > shown.length ? `, the first ${shown.length}` : "";
-  return [title(`Ranks that should agree differ: ${plural(found.length, "value")}${more}`), items(shown)];
+  const more = found.length > shown.length ? say(", the first {}", shown.length) : "";
+  return [title(say("Ranks that should agree differ: {}{}", plural(found.length, "value"), more)), items(shown)];
 }
 
 function notes() {
@@ -227,7 +228,7 @@ function notes() {
 }
 
 function about() {
-  const size = `${plural(summary.rows, "value")} in ${plural(summary.operations, "operation")}`;
+  const size = say("{} in {}", plural(summary.rows, "value"), plural(summary.operations, "operation"));
   const read = summary.bytes_read ? `, ${bytes(summary.bytes_read)} read` : "";
   /** @type {[Child, Child][]} */
   const origins = Object.entries(words.origins).map(([word, meaning]) => [span(word, mark(word), ` ${word}`), meaning]);
@@ -238,11 +239,11 @@ function about() {
     facts([
       ["target", span("mono", summary.target)],
       ["reference", span("mono", summary.reference)],
-      ["judged by", words.modes[summary.mode] ?? summary.mode],
+      ["judged by", say(words.modes[summary.mode] ?? summary.mode)],
       ["size", size],
       ["took", `${digits(summary.elapsed_s)} s${read}`],
       ["written by", `msprobe ${summary.msprobe_version}`],
     ]),
-    folded("words", "what the words mean", element("div", {}, facts(origins), element("hr", {}), facts(statuses))),
+    folded("words", say("what the words mean"), element("div", {}, facts(origins), element("hr", {}), facts(statuses))),
   ];
 }

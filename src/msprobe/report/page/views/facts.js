@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A batch of data, or an event around the optimizer, on both sides.
 
+import { say } from "../shared/language.js";
 import { severalRuns } from "../data/comparison.js";
 import { entryAt, entryId } from "../data/lanes.js";
 import { placeName } from "../data/words.js";
@@ -27,7 +28,7 @@ export const view = {
     replace(pane, ...head(severalRuns ? `${entry.name}, ${where}` : entry.name),
       element("div", {}, entry.same ? pill("equal", "the same on both sides") : pill("differs", "not the same")),
       title("Both sides, what differs first"),
-      entry.facts.length ? table(["", "target", "reference"], rows) : element("p", { class: "dim" }, "nothing is known of it"),
+      entry.facts.length ? table(["", "target", "reference"], rows) : element("p", { class: "dim" }, say("nothing is known of it")),
       title("The same step"), ...neighbours(lane));
   },
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operations of a comparison as a list, with filters.
 
+import { say } from "../shared/language.js";
 import {
   errorShare, filterNames, filters, inRun, noFilters, operations, originNames, selected, severalRuns, shownOperations, summary,
 } from "../data/comparison.js";
@@ -20,19 +21,19 @@ import { change, state, toggled, words as chosen } from "../shared/store.js";
 const list = new RowList({
   name: "row", label: "Operations", height: 46, draw: drawRow,
   open: (operation, isMove) => open(operation.id, { stay: isMove }),
-  empty: summary.rows ? "Nothing fits these filters." : "There is nothing to show.",
+  empty: say(summary.rows ? "Nothing fits these filters." : "There is nothing to show."),
 });
 const search = searchBox({
-  id: "search", name: "q", placeholder: "Search names, modules, sources  ( / )", escape: () => list.box.focus(),
+  id: "search", name: "q", placeholder: say("Search names, modules, sources  ( / )"), escape: () => list.box.focus(),
   enter: () => { if (list.items.length) open(list.items[0].id); },
 });
-const sort = element("select", { id: "sort", "aria-label": "Order", change: () => change({ sort: sort.value }) },
-  element("option", { value: "interest" }, "most interesting first"),
-  element("option", { value: "order" }, "order of execution"),
-  element("option", { value: "error" }, "largest error first"));
+const sort = element("select", { id: "sort", "aria-label": say("Order"), change: () => change({ sort: sort.value }) },
+  element("option", { value: "interest" }, say("most interesting first")),
+  element("option", { value: "order" }, say("order of execution")),
+  element("option", { value: "error" }, say("largest error first")));
 const chips = element("div", { id: "chips", class: "chips" });
 const found = element("span", { id: "found", role: "status" });
-const clear = element("button", { id: "clear", type: "button", class: "link", click: () => change(noFilters) }, "show all");
+const clear = element("button", { id: "clear", type: "button", class: "link", click: () => change(noFilters) }, say("show all"));
 
 /** @type {import("../shared/shell.js").View} */
 export const view = {
@@ -40,7 +41,7 @@ export const view = {
   state: filters, uses: [...filterNames, "at"],
 
   start(pane) {
-    const headings = ["", "operation", "went in", "came out"].map((text) => element("span", {}, text));
+    const headings = ["", "operation", "went in", "came out"].map((text) => element("span", {}, text && say(text)));
     replace(pane,
       element("div", { class: "filters" },
         element("div", { class: "search" }, search, sort), chips,
@@ -58,7 +59,7 @@ export const view = {
     list.show(shown, selected());
     const all = operations.filter(inRun).length;
     const part = shown.length === all ? "all" : `${grouped(shown.length)} of`;
-    found.textContent = `${part} ${plural(all, "operation")}${state.module ? ` in ${state.module}` : ""}`;
+    found.textContent = `${part} ${plural(all, "operation")}${state.module ? say(" in {}", state.module) : ""}`;
     clear.hidden = shown.length === all;
     sort.value = state.sort;
     for (const chip of chips.querySelectorAll(".chip")) {
@@ -81,7 +82,7 @@ function toggleDifferences() { change({ differences: state.differences === "only
 /** @param {Operation} operation */
 function drawRow(operation) {
   const where = joined(operation.kind === "parameter" ? "parameter" : "",
-    operation.module || "outside of modules", operation.source,
+    operation.module || say("outside of modules"), operation.source,
     severalRuns ? placeName(operation.step, operation.rank) : "");
   const came = operation.match === "unmatched" ? "" : operation.unmeasuredIn ?? digits(operation.errorIn);
   const verdict = operation.origin ?? (agrees(operation.status) ? "" : operation.status);
@@ -108,7 +109,7 @@ function titleParts({ title: text, direction }) {
 /** @param {Operation} operation */
 function outCell(operation) {
   if (operation.match === "unmatched") {
-    return element("div", { class: "out unmatched" }, operation.status === "added" ? "target only" : "reference only");
+    return element("div", { class: "out unmatched" }, say(operation.status === "added" ? "target only" : "reference only"));
   }
   const text = operation.unmeasuredOut ?? digits(operation.errorOut);
   const filled = operation.unmeasuredOut ? 1 : errorShare(operation.errorOut);
@@ -125,20 +126,20 @@ function outCell(operation) {
 function chipGroup(name, all, counts, meanings, least = 2) {
   const present = all.filter((word) => counts[word]);
   if (present.length < least) return [];
-  return [element("span", { class: "group" }, name), ...present.map((word) => element("button", {
-    type: "button", class: "chip", title: meanings[word], "data-filter": name, "data-word": word,
+  return [element("span", { class: "group" }, say(name)), ...present.map((word) => element("button", {
+    type: "button", class: "chip", title: meanings[word] && say(meanings[word]), "data-filter": name, "data-word": word,
     click: () => {
       const held = toggled(name, word);
       // A reader who asks for equal values wants to see them.
       const asksForEqual = name === "status" && held.includes(word) && !isDifference(word);
       change({ [name]: held, ...(asksForEqual ? { differences: "all" } : {}) });
     },
-  }, word.replace("_", " "), " ", element("span", { class: "count" }, grouped(counts[word]))))];
+  }, say(word.replace("_", " ")), " ", element("span", { class: "count" }, grouped(counts[word]))))];
 }
 
 function onlyDifferences() {
   return element("button", { type: "button", class: "chip", "data-filter": "differences", click: toggleDifferences },
-    "only differences");
+    say("only differences"));
 }
 
 function kindChips() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The modules of a comparison as a tree, folded to where differences are; picking one filters the list.
 
+import { say } from "../shared/language.js";
 import { isUnder, summary } from "../data/comparison.js";
 import { groupOf, mark, words } from "../data/words.js";
 import { element, isNarrow, replace, span } from "../shared/dom.js";
@@ -70,7 +71,7 @@ function readModules() {
     children: [], isOpen: false, isOpenAtFirst: false,
   }));
   rows.forEach(([, , parent], place) => { if (parent !== null) nodes[parent].children.push(nodes[place]); });
-  nodes[0].label = "all modules";
+  nodes[0].label = say("all modules");
   nodes[0].isOpen = true;
   const opened = summary.first_difference?.module ?? "";
   for (const node of nodes.slice(1)) node.isOpen = node.introduced > 0 || `${opened}.`.startsWith(`${node.path}.`);
@@ -96,10 +97,10 @@ function reveal(path) {
 
 /** @param {ModuleNode} node @returns {[group: string, meaning: string]} */
 function judge(node) {
-  if (node.introduced) return ["introduced", `${plural(node.introduced, "difference")} introduced in here`];
+  if (node.introduced) return ["introduced", say("{} introduced in here", plural(node.introduced, "difference"))];
   const group = groupOf(node.status);
   if (group === "agrees") return [group, group];
-  const error = node.differ ? `, largest error ${digits(node.error)}` : "";
+  const error = node.differ ? say(", largest error {}", digits(node.error)) : "";
   return [group === "other" ? "inherited" : group, `worst: ${node.status}${error}`];
 }
 
@@ -111,7 +112,7 @@ function drawNode(node) {
   return {
     attributes: {
       class: `${group === "agrees" ? "clean" : ""} ${isPicked ? "picked" : ""}`, "aria-selected": String(isPicked),
-      title: `${node.path || "everything"}: ${meaning}`,
+      title: `${node.path || say("everything")}: ${meaning}`,
     },
     children: [mark(group, meaning), span("name", node.label), span("share", share)],
   };

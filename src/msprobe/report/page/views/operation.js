@@ -38,7 +38,7 @@ export const view = {
         value.origin ? pill(value.origin, words.origins[value.origin]) : null, span("dim", meaning)),
       value.reason ? element("p", { class: `why ${value.origin ?? ""}` }, value.reason) : null,
       title("Where"), whereFacts(operation, value), stackOf(operation),
-      title(`Values of this operation (${operation.rows})`), valueTable(operation, row),
+      title(say("Values of this operation ({})", operation.rows)), valueTable(operation, row),
       ...valueParts(operation, value));
     if (hadFocus) /** @type {HTMLElement} */ (pane.querySelector("tr.picked")).focus();
   },
@@ -70,16 +70,16 @@ function neighbours(operation) {
 /** @param {Operation} operation @param {Value} value */
 function whereFacts(operation, value) {
   const pick = () => change({ module: operation.module });
-  const module = operation.module && link(operation.module, pick, { title: "show this module only" });
-  let pairing = `${operation.match}, confidence ${digits(operation.confidence)}`;
+  const module = operation.module && link(operation.module, pick, { title: say("show this module only") });
+  let pairing = say("{}, confidence {}", say(operation.match), digits(operation.confidence));
   if (operation.match === "exact") pairing = "";
-  if (operation.match === "unmatched") pairing = "no partner";
+  if (operation.match === "unmatched") pairing = say("no partner");
   return facts([
-    ["module", module || "outside of modules"],
+    ["module", module || say("outside of modules")],
     ["source", operation.source && span("mono", operation.source)],
     ["kind", value.kind.replace("_", " ")],
     ["run", severalRuns ? placeName(operation.step, operation.rank) : ""],
-    ["order", `${grouped(operation.order)} in the execution`],
+    ["order", say("{} in the execution", grouped(operation.order))],
     ["paired by", pairing],
     ["target's name", value.target_name],
     ["reference's name", value.reference_name],
@@ -93,7 +93,7 @@ function stackOf(operation) {
   const stack = operation.culprit?.stack ?? [];
   if (stack.length < 2) return null;
   const frames = stack.map(([text, isOwn]) => element("li", { class: isOwn ? "own" : "dim" }, text));
-  return folded("stack", `call stack, ${plural(stack.length, "frame")}`,
+  return folded("stack", say("call stack, {} frames", stack.length),
     element("ol", { class: "plain-list mono" }, ...frames));
 }
 
@@ -107,7 +107,7 @@ function kindOfValue(value) {
   };
   const [target, reference] = [side("target"), side("reference")];
   const isOne = !target || !reference || target === reference;
-  return isOne ? target || reference : `${target}, reference ${reference}`;
+  return isOne ? target || reference : say("{}, reference {}", target, reference);
 }
 
 /** @param {Operation} operation @param {number} picked */
@@ -139,9 +139,9 @@ function valueRow(value, isPicked) {
 function valueParts(operation, value) {
   const name = () => span("mono", value.slot);
   const errors = errorFacts(value), largest = largestErrors(value);
-  const by = value.count ? ", element by element" : "";
+  const by = value.count ? say(", element by element") : "";
   return [
-    ...(errors.length ? [title("How ", name(), ` differs${by}`), facts(errors)] : []),
+    ...(errors.length ? [title("How ", name(), say(" differs") + by), facts(errors)] : []),
     ...(largest.length ? [title("Largest errors of ", name()), facts(largest)] : []),
     ...picturesOf(operation.id, value.slot),
     title("Both sides of ", name()), sidesTable(operation, value),
@@ -155,11 +155,11 @@ function errorFacts(value) {
   const shown = (key, format = digits) => (has(key) ? format(value[key]) : "");
   const counted = (/** @type {string} */ key) => {
     if (!has(key) || !value.count) return "";
-    const of = `of ${grouped(value.count)}`;
+    const of = say("of {}", grouped(value.count));
     const count = value[key];
-    return count ? `${grouped(count)} ${of} (${percent(count, value.count)})` : `none ${of}`;
+    return count ? `${grouped(count)} ${of} (${percent(count, value.count)})` : `${say("none")} ${of}`;
   };
-  const share = (/** @type {number} */ ratio) => `${percent(ratio, 1)} of elements`;
+  const share = (/** @type {number} */ ratio) => say("{} of elements", percent(ratio, 1));
   /** @type {[string, string][]} */
   const all = [
     ["relative error", shown("error")],
@@ -174,7 +174,7 @@ function errorFacts(value) {
     ["signs flipped", shown("sign_flips", grouped)],
     ["rel. error < 0.1 %", shown("ratio_1e3", share)],
     ["rel. error < 0.5 %", shown("ratio_5e3", share)],
-    ["first NaN/Inf apart", shown("first_nonfinite", (index) => `at ${index}`)],
+    ["first NaN/Inf apart", shown("first_nonfinite", (index) => say("at {}", index))],
   ];
   return all.filter(([, text]) => text !== "");
 }
@@ -184,9 +184,9 @@ function largestErrors(value) {
   const found = [["abs. error", "max_abs"], ["rel. error", "max_rel"]];
   return found.filter(([, key]) => value[`${key}_err`] > 0).map(([name, key]) => {
     const index = value[`${key}_index`];
-    const both = `${exact(value[`${key}_target`])}, reference ${exact(value[`${key}_reference`])}`;
+    const both = say("{}, reference {}", exact(value[`${key}_target`]), exact(value[`${key}_reference`]));
     const error = element("b", { class: "number" }, digits(value[`${key}_err`]));
-    return [name, span("", error, index ? span("mono", ` at ${index}`) : "", element("br"), span("dim", both))];
+    return [name, span("", error, index ? span("mono", ` ${say("at {}", index)}`) : "", element("br"), span("dim", both))];
   });
 }
 
@@ -206,7 +206,7 @@ function sidesTable(operation, value) {
     .map(([name, key]) => ({ name, target: read("target", key), reference: read("reference", key), canDiffer: key !== "file" }))
     .filter(({ target, reference }) => target !== null || reference !== null)
     .map(sidesRow);
-  if (!rows.length) return element("p", { class: "dim" }, "nothing is known of it");
+  if (!rows.length) return element("p", { class: "dim" }, say("nothing is known of it"));
   return table(["", "|target", "|reference", "|difference"], rows);
 }
 

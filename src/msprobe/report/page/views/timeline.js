@@ -2,6 +2,7 @@
 // Errors along the execution, on a logarithmic scale. What has no number is in a lane on top,
 // what is equal in one at the bottom.
 
+import { say } from "../shared/language.js";
 import {
   errorShare, filterNames, inRun, operations, scale as errorScale, selected, severalRuns, shownOperations, summary,
   valueError,
@@ -45,7 +46,7 @@ export const view = {
   start(pane) {
     const count = Object.values(summary.counts).reduce((sum, each) => sum + each, 0);
     canvas.setAttribute("aria-label",
-      `Relative error of ${plural(count, "value")} along the execution; the list holds the same.`);
+      say("Relative error of {} along the execution; the list holds the same.", plural(count, "value")));
     canvas.addEventListener("mousemove", showTip);
     canvas.addEventListener("mouseleave", () => { tip.hidden = true; });
     canvas.addEventListener("click", (/** @type {MouseEvent} */ event) => {
@@ -67,9 +68,9 @@ function legend() {
     agrees: "agrees", other: "shape or type", unmatched: "no partner", nonfinite: "NaN or Inf", unread: "could not be read",
   };
   const entries = layers.filter((name) => present.has(name)).reverse().map((group) => (
-    element("span", { title: words.origins[group] ?? "" }, mark(group), ` ${names[group] ?? group}`)));
+    element("span", { title: say(words.origins[group] ?? "") }, mark(group), ` ${say(names[group] ?? group)}`)));
   /** @param {string} name @param {string} text @param {string} meaning */
-  const band = (name, text, meaning) => element("span", { title: meaning }, element("i", { class: `band ${name}` }), ` ${text}`);
+  const band = (name, text, meaning) => element("span", { title: meaning && say(meaning) }, element("i", { class: `band ${name}` }), ` ${say(text)}`);
   const bands = [];
   if (backwardBegins().size) bands.push(band("shade", "backward pass", "where gradients flow"));
   if (severalRuns) bands.push(band("edge", "step or rank", "steps and ranks are one after the other"));
@@ -153,7 +154,7 @@ function marksOf(lane, kind, scale) {
   return entries.flatMap((entry, place) => {
     if (isCrowded && entry.same) return [];
     const x = kind === "data" ? left + gap * place : right - gap * (entries.length - place);
-    const id = entryId(lane, kind, place), words = `${entry.name}: ${entry.same ? "the same" : "differs"}`;
+    const id = entryId(lane, kind, place), words = `${entry.name}: ${say(entry.same ? "the same" : "differs")}`;
     return element("button", {
       type: "button", class: `lane-mark ${entry.same ? "agrees" : "apart"} ${state.at === id ? "picked" : ""}`, title: words,
       "aria-label": `${words}, ${placeName(lane.step, lane.rank)}`, style: `left:${x.toFixed(1)}px`, click: () => open(id),
@@ -173,7 +174,7 @@ function drawGround(pen, scale, width, height) {
       const start = scale.x(first);
       pen.fillStyle = colour("shade");
       pen.fillRect(start - 3, 4, right - start + 3, tall);
-      backwards.push({ text: "backward", left: start + 2, room: right - start });
+      backwards.push({ text: say("backward"), left: start + 2, room: right - start });
     }
     if (scale.spans.size > 1) names.push({ text: name, left, room: right - left });
     if (begin) {
@@ -181,7 +182,7 @@ function drawGround(pen, scale, width, height) {
       pen.fillRect(Math.round(left) - 5, 4, 1, tall);
     }
   }
-  const axis = { text: "relative error along the execution", left: margins.left, room: width };
+  const axis = { text: say("relative error along the execution"), left: margins.left, room: width };
   writeLabels(pen, [...names, ...backwards, ...(names.length ? [] : [axis])], height - 6, width - margins.right);
 }
 
@@ -226,7 +227,7 @@ function drawAxes(pen, scale, width) {
   const space = (scale.bottom - scale.top) / (errorScale.high - errorScale.low);
   const every = Math.max(1, Math.ceil(20 / space));
   /** @type {[number | null, string][]} */
-  const lines = [[null, "no number"], [0, "equal"]];
+  const lines = [[null, say("no number")], [0, say("equal")]];
   /** @type {number[]} */
   const labelled = [];
   for (let decade = errorScale.low; decade <= errorScale.high; decade += every) lines.push([10 ** decade, `1e${decade}`]);
@@ -342,7 +343,7 @@ function showTip(event) {
   replace(tip,
     element("div", {}, mark(operation.group), ` ${operation.label}`),
     element("div", { class: "dim" }, where),
-    element("div", {}, `in ${came}  →  out ${left}`));
+    element("div", {}, say("in {}  →  out {}", came, left)));
   tip.style.left = `${Math.min(point.x + 12, canvas.clientWidth - tip.offsetWidth - 6)}px`;
   tip.style.top = `${Math.max(point.y - tip.offsetHeight - 10, 4)}px`;
 }

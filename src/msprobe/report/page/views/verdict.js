@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verdict of a comparison in one sentence, what to do next, and the choice of a step and rank.
 
+import { say } from "../shared/language.js";
 import { operationAt, operations, severalRuns, summary } from "../data/comparison.js";
 import { placeName } from "../data/words.js";
 import { open } from "../shared/detail.js";
@@ -9,7 +10,7 @@ import { sections } from "../shared/sections.js";
 import { change, state } from "../shared/store.js";
 
 const select = element("select", {
-  id: "comparison", "aria-label": "Step and rank", change: () => change({ run: select.value }),
+  id: "comparison", "aria-label": say("Step and rank"), change: () => change({ run: select.value }),
 });
 
 /** @type {import("../shared/shell.js").View} */
@@ -20,11 +21,11 @@ export const view = {
     const { outcome, sentence, counts, steps } = sections.answer;
     const { record, step, rank } = summary.verdict?.where ?? {};
     const culprit = operations.find((each) => each.name === record && each.step === step && each.rank === String(rank)) ?? operationAt(summary.introduced[0]);
-    const sides = joined(`${summary.target}  against  ${summary.reference}`, counts);
+    const sides = joined(`${summary.target}  ${say("against")}  ${summary.reference}`, counts);
     replace(pane, element("h1", {}, span(`badge ${outcome.split(/\W/)[0]}`, outcome), culprit ? link(sentence, () => open(culprit.id), { class: "link headline" }) : sentence),
       element("p", { id: "sides", class: "dim" }, sides), steps.length ? nextSteps(steps) : null);
     if (!severalRuns) return;
-    select.append(element("option", { value: "" }, "all steps and ranks"));
+    select.append(element("option", { value: "" }, say("all steps and ranks")));
     for (const { step, rank } of summary.comparisons) {
       select.append(element("option", { value: `${step}/${rank}` }, placeName(step, String(rank))));
     }
@@ -37,6 +38,6 @@ export const view = {
 /** @param {string[]} steps */
 function nextSteps(steps) {
   const shown = steps.map((text) => (text.startsWith("msprobe ") ? command(text) : element("span", {}, text)));
-  return element("div", { id: "next", role: "group", "aria-label": "What to do next" },
+  return element("div", { id: "next", role: "group", "aria-label": say("what to do next") },
     element("b", {}, "Next"), element("ol", {}, ...shown.map((step) => element("li", {}, step))));
 }
