@@ -20,6 +20,6 @@ def wait_until(page, condition: str) -> None:
 
 
 def wait_until_drawn(page) -> None:
-    """Wait until a page has taken an input in, and its graph neither loads nor moves."""
+    """Wait until a page has taken an input in: nothing loads or moves, the URL is complete."""
     page.evaluate(_FRAMES)
-    wait_until(page, "!document.querySelector('[aria-busy]')")
+    wait_until(page, "!document.querySelector('[aria-busy], [data-url-waits]')")

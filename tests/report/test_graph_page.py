@@ -477,8 +477,7 @@ def test_what_reached_a_node_is_lit(show):
     settle(page)
     assert page.locator(".graph-canvas").first.screenshot() != dark
     page.keyboard.press("c")
-    settle(page)
-    assert "cone" not in page.url
+    wait_until(page, "!window.location.hash.includes('cone')")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -23,11 +23,13 @@ function readUrl() {
   clearTimeout(waiting);
   change({ ...defaults, ...Object.fromEntries(new URLSearchParams(text)) });
   clearTimeout(waiting);
+  delete document.documentElement.dataset.urlWaits;
   written = toText();
 }
 
 // Through `location`, not `history`: files without a server may not use the latter everywhere.
 function writeUrl() {
+  delete document.documentElement.dataset.urlWaits;
   const text = toText();
   if (text === written) return;
   written = text;
@@ -39,6 +41,7 @@ export function startUrl() {
   listen(() => {
     clearTimeout(waiting);
     waiting = setTimeout(writeUrl, settled_ms);
+    document.documentElement.dataset.urlWaits = ""; // for those who want to know that the URL is complete
   });
   window.addEventListener("hashchange", readUrl);
 }
