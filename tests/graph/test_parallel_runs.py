@@ -100,6 +100,7 @@ def test_layers_and_stages_together_have_every_value_of_the_whole(tmp_path, dens
     counts, wrong = differences(merged, dense)
     assert not wrong
     assert counts.keys() == {"equal"}
+    assert open_graphs(merged, dense).summary["verdict"]["class"] == "equal"
 
 
 @pytest.mark.parametrize(("layout", "world"), [("cp2", 2), ("tp2-cp2-pp2", 8)])

@@ -67,11 +67,11 @@ class IrValue(NamedTuple):
 
     Attributes:
         scope: full name of the operator, or the parameter's name.
-        index: which of its outputs.
+        output: which of its outputs.
     """
 
     scope: str
-    index: int
+    output: int
 
 
 class _Call(NamedTuple):

@@ -126,7 +126,7 @@ class KernelView(RankView):
         for kernel in self._kernels:
             inputs = enumerate(self._readable_code.inputs(kernel.scope))
             known = {
-                f"input.{place}": (last[flat_name(value.scope)], f"output.{value.index}")
+                f"input.{place}": (last[flat_name(value.scope)], f"output.{value.output}")
                 for place, value in inputs
                 if value is not None and flat_name(value.scope) in last
             }

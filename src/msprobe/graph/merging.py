@@ -279,6 +279,20 @@ class _Replica:
                     min(names[key] for key in odd),
                 )
 
+    def _in_order(self) -> list[tuple[RankCall, str]]:
+        """Return the records in the order of execution: of a micro batch first all forward ones."""
+        found: list[tuple[tuple[Any, ...], RankCall, str]] = []
+        for place, call in self._calls:
+            step, _, piece, *_ = place
+            if not call.node.halves:
+                found.append((place, call, call.name.full))
+            for half in call.node.halves:
+                is_first = half.kind is HalfKind.FORWARD and not call.is_backward
+                behind = (step, 1, -abs(piece), half.order, 0, 0, 0)
+                found.append((place if is_first else behind, call, half.record))
+        found.sort(key=lambda entry: entry[0])
+        return [(call, record) for _, call, record in found]
+
     def write(self, folder: Path) -> None:
         """Write the files of the rank."""
         calls = [call for _, call in sorted(self._calls, key=lambda entry: entry[0])]
@@ -291,17 +305,20 @@ class _Replica:
             for call in calls
             for record in call.all_names()
         }
-        for call in calls:
-            for record in call.all_names():
-                above = call.rank_view.parents.get(record)
-                parents[renamed[call.rank_view, record]] = (
+        for call, record in self._in_order():
+            name = renamed[call.rank_view, record]
+            above = call.rank_view.parents.get(record)
+            if name not in parents:
+                parents[name] = (
                     None if above is None else renamed.get((call.rank_view, above), above)
                 )
-            for kind, number, record in call.records():
-                name = renamed[call.rank_view, record]
-                records[name] = join_pieces(self._records[call.key, kind, number], kind)
-                if frames := call.rank_view.frames(record):
-                    stacks[tuple(frames)].append(name)
+            found = next((each for each in call.records() if each[2] == record), None)
+            if found is None or name in records:
+                continue
+            kind, number, _ = found
+            records[name] = join_pieces(self._records[call.key, kind, number], kind)
+            if frames := call.rank_view.frames(record):
+                stacks[tuple(frames)].append(name)
         head = next(iter(self._views.values())).head
         about = {"task": head.task, "level": head.level, "framework": head.framework}
         numbered = enumerate(stacks.items())
