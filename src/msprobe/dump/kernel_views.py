@@ -13,7 +13,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,8 +113,9 @@ class KernelView(RankView):
         parents: dict[str, str | None] = {}
         for record in self._kernels:
             cells = _enclosing_cells(self._readable_code.full_name(record.scope))
-            for outer, inner in pairwise((None, *cells, record.name) if cells else ()):
-                parents.setdefault(inner, outer)
+            chain = [*cells, record.name] if cells else []
+            for place, inner in enumerate(chain):
+                parents.setdefault(inner, chain[place - 1] if place else None)
         return CallTree(parents=parents, micro_steps={}, micro_step_count=None)
 
     @cached_property

@@ -230,4 +230,5 @@ def _compared(frame: pl.DataFrame, name: str, operator: str, value: str | float)
         return pl.lit(value=False)
     if math.isnan(number):
         return column.is_nan()
-    return _COMPARE["=" if operator == ":" else operator](column.fill_nan(None), number)
+    test: pl.Expr = _COMPARE["=" if operator == ":" else operator](column.fill_nan(None), number)
+    return test
