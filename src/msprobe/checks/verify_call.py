@@ -119,13 +119,13 @@ class VerifyOptions:
     Attributes:
         device: where calls are run again whose results were not recorded.
         rerun: whether the results of a new run are judged even where the recorded ones are there.
-        units: unit roundoff by family name, where a setting of the run made it coarser (TF32).
+        units: unit roundoff of float32 by family, where a setting of the run made it coarser.
         reference: how references are computed.
     """
 
     device: str = "cpu"
     rerun: bool = False
-    units: Mapping[str, float] = field(default_factory=dict)
+    units: Mapping[Family, float] = field(default_factory=dict)
     reference: Setting = REFERENCE
 
 
@@ -258,7 +258,7 @@ class _Verification:
 
     def _computing_unit(self) -> float:
         family = self._call.operator.family
-        return max(computing_unit(self._types()), self._options.units.get(family, 0.0))
+        return computing_unit(self._types(), self._options.units.get(family, 0.0))
 
     def _types(self) -> list[str]:
         forms = tensor_forms(self._call.outputs, ())
