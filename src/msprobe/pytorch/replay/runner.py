@@ -382,6 +382,8 @@ def _functions(call: RecordedCall) -> Sequence[Function]:
     if call.operator.allocates:
         raise CannotReplayError(Reason.NO_OUTPUT, "memory that nothing was written to")
     functions = functions_named(call.prefix, call.api)
+    if not functions and call.operator.draws_random:
+        raise CannotReplayError(Reason.RANDOM, call.function)
     if not functions:
         detail = f"{call.function}; --import names the module that defines it"
         raise CannotReplayError(Reason.UNKNOWN, detail)
