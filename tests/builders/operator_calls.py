@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -43,6 +44,79 @@ def record_samples(
         run.debugger.stop()
         run.debugger.step()
     return folder
+
+
+def module_database() -> list[Any]:
+    """PyTorch's table of modules with sample inputs; it needs the package expecttest."""
+    from torch.testing._internal.common_modules import module_db
+
+    return list(module_db)
+
+
+def record_modules(
+    folder: Path, entries: Iterable[Any], dtype: torch.dtype, level: str, most: int = 3
+) -> Path:
+    """Record calls of modules on their samples, forward and backward, with tensors.
+
+    Args:
+        folder: gets the dump.
+        entries: entries of `module_database`.
+        dtype: of parameters and samples; samples that cannot be run in it are left out.
+        level: ``L0`` or ``L1``.
+        most: samples of each module.
+    """
+    calls = [call for one in entries for call in islice(_module_calls(one, dtype), most)]
+    model = torch.nn.ModuleList([module for module, _, _ in calls])
+    with observed(folder, Setting(level, "tensor")) as run, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run.debugger.start(model)
+        for module, sample, gradients in calls:
+            roots = _roots(module(*_apart(sample.args), **_apart(sample.kwargs)))
+            if roots:
+                torch.autograd.backward(roots, gradients)
+        run.debugger.stop()
+        run.debugger.step()
+    return folder
+
+
+def _module_calls(
+    entry: Any, dtype: torch.dtype
+) -> Iterator[tuple[torch.nn.Module, Any, list[torch.Tensor]]]:
+    """Yield modules and samples that they accept, with gradients for their results."""
+    torch.manual_seed(0)
+    try:
+        inputs = entry.module_inputs_func(
+            entry, device="cpu", dtype=dtype, requires_grad=True, training=True
+        )
+    except Exception:  # noqa: BLE001 - samples that this build cannot make
+        return
+    for one in inputs:
+        given, sample = one.constructor_input, one.forward_input
+        if sample is None:
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                module = entry.module_cls(*given.args, **given.kwargs).to(dtype)
+                trial = copy.deepcopy(module)
+                roots = _roots(trial(*_apart(sample.args), **_apart(sample.kwargs)))
+                gradients = [torch.randn_like(root) for root in roots]
+                if roots:
+                    torch.autograd.backward(roots, gradients)
+            except Exception:  # noqa: BLE001 - a type that it does not support
+                continue
+        yield module, sample, gradients
+
+
+def _apart(arguments: Any) -> Any:
+    """Return arguments of which no tensor depends on another one."""
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+    return torch.utils._pytree.tree_map(leaf, arguments)
 
 
 def _calls(operator: Any, dtype: torch.dtype) -> Iterator[tuple[Any, Any, list[torch.Tensor]]]:

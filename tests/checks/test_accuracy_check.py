@@ -271,6 +271,17 @@ def test_results_of_another_recording_are_not_continued(dump: Path, tmp_path: Pa
     assert path.read_bytes() == before
 
 
+def test_results_of_other_shapes_are_not_continued(tmp_path: Path, capsys) -> None:
+    for name, size in (("one", 3), ("other", 4)):
+        record(tmp_path / name, lambda size=size: torch.exp(torch.ones(size)))
+    assert check(tmp_path / "one", "-o", tmp_path) == 0
+    (path,) = tmp_path.glob("accuracy_checking_result_*.csv")
+    capsys.readouterr()
+    assert check(tmp_path / "other", "-csv_path", path) == 2
+    said = "is of another recording: Torch.ones.0.forward.output.0 has the shape (3,) there, (4,)"
+    assert said in capsys.readouterr().err
+
+
 def test_tensors_of_calls_that_fail_are_saved(tmp_path: Path, capsys) -> None:
     def do() -> None:
         torch.exp(torch.tensor([1.0, 100.0], dtype=torch.float16))

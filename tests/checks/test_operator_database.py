@@ -12,7 +12,12 @@ import pytest
 import torch
 from damaged_results import detection
 
-from builders.operator_calls import operator_database, record_samples
+from builders.operator_calls import (
+    module_database,
+    operator_database,
+    record_modules,
+    record_samples,
+)
 from msprobe import open_dump
 from msprobe.checks.verify_dump import verify_dump
 
@@ -20,7 +25,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1800)]
 pytest.importorskip("expecttest")
 
 SAMPLES: Final = 2
-# With MSPROBE_TEST_ALL_OPERATORS=1 every operator is tried: some three minutes for each type.
+# With MSPROBE_TEST_ALL_OPERATORS=1 every entry is tried: some three minutes for each type.
 EVERY: Final = 1 if os.environ.get("MSPROBE_TEST_ALL_OPERATORS") else 4
 # Kernels of the CPU that are wrong, or overflow inside: docs/tasks/verify.md tells of each.
 KNOWN_FAULTS: Final = {
@@ -45,6 +50,23 @@ def test_sound_kernels_are_not_called_wrong(tmp_path: Path, dtype: torch.dtype) 
     assert len(found.calls) > len(operators)
     assert unexplained <= 0.002 * found.judged, faults
     assert found.judged >= 0.94 * len(found.calls), found.not_judged
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("level", "judged"), [("L0", 0.8), ("L1", 0.9)])
+def test_sound_modules_are_not_called_wrong(
+    tmp_path: Path, dtype: torch.dtype, level: str, judged: float
+) -> None:
+    """At L0 those with other modules in them, as `Transformer`, are not judged."""
+    entries = module_database()[::EVERY]
+    folder = record_modules(tmp_path, entries, dtype, level, most=SAMPLES)
+
+    found = verify_dump(open_dump(folder), workers=0)
+
+    assert len(found.calls) > len(entries)
+    assert not [call.report.name for call in found.calls if call.is_fault]
+    assert found.judged >= judged * len(found.calls), found.not_judged
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -427,6 +427,64 @@ def test_modules_are_made_again_from_their_settings(
         assert ended.value.code is code
 
 
+def test_recurrent_modules_are_made_again_with_their_kind_of_cell(tmp_path: Path) -> None:
+    nn = torch.nn
+    model = nn.ModuleList(
+        [
+            nn.RNNCell(4, 3, nonlinearity="relu"),
+            nn.RNN(4, 3, nonlinearity="relu"),
+            nn.GRU(4, 3, bidirectional=True),
+            nn.LSTM(4, 3, num_layers=2),
+        ]
+    )
+
+    def program() -> None:
+        x = torch.randn(5, 4)
+        cell, *networks = model
+        total = cell(x).sum()
+        for one in networks:
+            # Gradients arrive at the states, too, which are nested in the results.
+            for part in torch.utils._pytree.tree_leaves(one(x.clone().requires_grad_())):
+                total = total + (part * torch.randn_like(part)).sum()
+        total.backward()
+
+    found = verified(recorded(tmp_path, program, level="L0", model=model))
+    judged = [call for call in found.calls if call.report.is_judged]
+    assert [call.report.name.split(".")[2] for call in judged] == ["RNNCell", "RNN", "GRU", "LSTM"]
+    assert [call.report.name for call in judged if call.is_fault] == []
+    for call in judged[1:]:
+        assert any("backward" in row.record and row.judgement for row in call.report.rows)
+
+
+def test_the_gradient_of_a_gate_that_is_nearly_open_is_a_difference(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.cat([torch.ones(3, 2), torch.full((3, 2), 12.0)], dim=1).requires_grad_()
+        F.glu(x).sum().backward()
+
+    folder = recorded(tmp_path, program)
+    assert not any(call.is_fault for call in verified(folder).calls)
+    damage(folder, "Functional.glu.0.backward.output.0", lambda value: value * 1.01)
+    assert call_of(verified(folder), "Functional.glu.0.forward").is_fault
+
+
+def test_gradients_of_gradients_are_judged(tmp_path: Path) -> None:
+    def program() -> None:
+        weight = torch.randn(8, 4, requires_grad=True)
+        x = torch.randn(5, 4, requires_grad=True)
+        result = torch.tanh(F.gelu(F.linear(x, weight)))
+        (slope,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+        (((slope.norm(2, dim=1) - 1) ** 2).mean() + result.mean()).backward()
+
+    folder = recorded(tmp_path, program)
+    found = verified(folder)
+    assert found.judged == len(found.calls) - 2  # randn
+    assert not any(call.is_fault for call in found.calls)
+    name = "Functional.gelu.0.backward.pass1"  # of the second backward pass
+    damage(folder, f"{name}.output.0", lambda value: value * 1.01)
+    call = call_of(verified(folder), "Functional.gelu.0.forward")
+    assert [row.record for row in call.report.rows if row.judgement.ratio > 1] == [name]
+
+
 def test_calls_under_autocast_run_again_in_its_type(tmp_path: Path) -> None:
     def program() -> None:
         x = torch.randn(8, 16, requires_grad=True)

@@ -326,7 +326,7 @@ def test_a_cluster_gives_the_same_result_though_a_worker_is_killed(cluster, tmp_
 @pytest.mark.timeout(60)
 def test_nobody_answers(monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr("msprobe.compare.tensors.schedule.CONNECT_S", 1)
+    monkeypatch.setattr("msprobe.cluster.CONNECT_S", 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

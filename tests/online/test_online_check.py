@@ -7,6 +7,8 @@ import csv
 import json
 import logging
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -154,6 +156,37 @@ def test_a_receiver_that_is_gone_stops_nothing(tmp_path: Path, caplog) -> None:
     assert "there is no such folder; the training goes on" in caplog.text
     for one, other in zip(sent, train(tmp_path, steps=1), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_receiver_that_is_killed_ends_the_waiting_of_the_training(tmp_path: Path, caplog) -> None:
+    words = ["acc_check", "--listen", "127.0.0.1:0", "-n", "0", "-d", "cpu", "-o", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "msprobe", *words], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        port = int(re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())[1])
+        model = torch.nn.Linear(600, 600)
+        section = {"host": "127.0.0.1", "port": port, "online_queue_mb": 1}
+        with (
+            caplog.at_level(logging.ERROR, "msprobe"),
+            recording(
+                tmp_path / "dump", "L1", "tensor", section={"online_run_ut": True, **section}
+            ) as run,
+        ):
+            for step in range(3):
+                with run.step_of(model):
+                    result = model(torch.ones(2, 600))
+                status = json.loads((tmp_path / "dump" / "online_rank.json").read_text())
+                if step == 0:
+                    # By then the training has waited: less is left than may wait.
+                    assert status["last_step"] == 0
+                    assert status["waiting_bytes"] <= 1 << 20
+                    assert status["sent_bytes"] > 400_000
+                    process.kill()
+                    process.wait()
+    assert "the receiver is gone; the training goes on" in caplog.text
+    assert torch.isfinite(result).all()
+    assert len(list((tmp_path / "dump").glob("step*"))) == 3
 
 
 def test_wrong_keys_and_missing_ones_are_not_heard(tmp_path: Path) -> None:

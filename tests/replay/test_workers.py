@@ -56,3 +56,15 @@ def test_an_error_of_a_task_is_one_row() -> None:
 def test_a_process_that_cannot_start_is_an_error() -> None:
     with pytest.raises(UnsupportedError, match="no_such"):
         list(run_tasks(["1"], partial(eval, "no_such")))
+
+
+@pytest.mark.timeout(120)
+def test_a_cluster_shares_the_tasks_and_keeps_crashes_apart() -> None:
+    distributed = pytest.importorskip("distributed")
+    tasks = [CRASH, *map(str, range(120))]
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as cluster:
+        found = answers(tasks, scheduler=cluster.scheduler_address)
+    assert found.pop(CRASH) == Crash(Reason.CRASHED, "SIGSEGV")
+    assert found == {str(number): number for number in range(120)}

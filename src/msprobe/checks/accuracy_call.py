@@ -120,7 +120,15 @@ def check_call(
     if index is not None and runner.reruns:
         call = replace(call, passes=tuple(_with_one_gradient(one, index) for one in call.passes))
     report = verify_call(
-        call, runner, tensors, VerifyOptions(device=options.device, rerun=runner.reruns), seen.add
+        call,
+        runner,
+        tensors,
+        VerifyOptions(
+            device=options.device,
+            rerun=runner.reruns,
+            units=runner.float32_units(options.device) if runner.reruns else {},
+        ),
+        seen.add,
     )
     rows = tuple(seen.row(row, report) for row in report.rows)
     found = CheckedCall(result=_result(call, report, rows), rows=rows, device=options.device)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.checks.accuracy_call import CheckedCall, CheckOptions, call_name, check_call
-from msprobe.checks.accuracy_csv import CheckFiles, ResultRow, bare_api
+from msprobe.checks.accuracy_csv import CheckFiles, DetailRow, ResultRow, bare_api
 from msprobe.checks.standards.first_verdict import Status
 from msprobe.checks.standards.standard import Generation, Standards
 from msprobe.config.reading import read_config_file
@@ -179,7 +179,7 @@ def find_recording(path: str, *, step: int | None = None, rank: int | None = Non
         known = ", ".join(f"step {number} rank {key}" for number, key in list(found)[:8])
         which = f"has several: {known}" if found else "has no such step and rank"
         raise UsageError(f"{path}: {which}; name one with --step and --rank, or its dump.json")
-    return Recording(path=path, step=found[0][0], rank=found[0][1])
+    return Recording(path=str(Path(path).resolve()), step=found[0][0], rank=found[0][1])
 
 
 def read_settings(path: Path) -> CheckSettings:
@@ -243,6 +243,19 @@ def wanted_calls(
     return names
 
 
+def recorded_shape(view: RankView, row: DetailRow) -> str:
+    """Return the shape that a recording has of a result in a file of details; empty for none."""
+    record, _, place = row.name.rpartition(".output")
+    part, *path = f"output{place}".split(".")
+    found: Any = view.records[record].data if record in view.records else None
+    for key in (part, *path):
+        if isinstance(found, list) and key.isdigit() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            found = found.get(key) if isinstance(found, Mapping) else None
+    return str(tuple(found.get("shape") or ())) if isinstance(found, Mapping) else ""
+
+
 def run_check(
     plan: CheckPlan,
     names: Sequence[str],
@@ -251,6 +264,7 @@ def run_check(
     devices: Sequence[str] = ("",),
     workers: int = 1,
     limits: Limits | None = None,
+    scheduler: str | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> CheckTally:
     """Check calls and append their rows to the files; those that the files have are left out.
@@ -262,6 +276,7 @@ def run_check(
         devices: words for the devices, dealt out in turn.
         workers: number of processes; 0 to work in this one.
         limits: of each call.
+        scheduler: address of a dask cluster that does the work; None for this machine.
         progress: called with the numbers of calls done and of all that were left.
 
     Raises:
@@ -274,7 +289,7 @@ def run_check(
     left = [name for name in names if call_name(name) not in files.done]
     tasks = [(name, devices[number % len(devices)]) for number, name in enumerate(left)]
     start = partial(start_checks, plan, max(workers, 1))
-    answers = run_tasks(tasks, start, count=workers, limits=limits)
+    answers = run_tasks(tasks, start, count=workers, limits=limits, scheduler=scheduler)
     for done, ((name, _), found) in enumerate(answers, 1):
         call = _crashed(name, found) if isinstance(found, Crash) else found
         files.add(call.result, [row.detail for row in call.rows])

@@ -12,7 +12,7 @@ import io
 import math
 import re
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -261,7 +261,13 @@ def new_files(directory: Path, style: Style, *, suffix: str = "") -> CheckFiles:
     return CheckFiles(path, style)
 
 
-def resumed_files(result: Path, style: Style, *, calls: Container[str]) -> CheckFiles:
+def resumed_files(
+    result: Path,
+    style: Style,
+    *,
+    calls: Container[str],
+    shape_of: Callable[[DetailRow], str],
+) -> CheckFiles:
     """Open the files of an interrupted check to append to.
 
     Details without a result are removed: their call is checked again.
@@ -270,6 +276,7 @@ def resumed_files(result: Path, style: Style, *, calls: Container[str]) -> Check
         result: the file of results.
         style: of the cells.
         calls: names of all calls of the recording.
+        shape_of: returns the shape that the recording has of a result, as a row has it.
 
     Raises:
         UsageError: a file cannot be read, is none of a check, or of another recording.
@@ -284,11 +291,21 @@ def resumed_files(result: Path, style: Style, *, calls: Container[str]) -> Check
     details = details_beside(result)
     known = {row.name for row in done}
     kept = [row for row in read_details(details) if row.call in known] if details.exists() else []
+    for each in kept:
+        if each.shape and _numbers(each.shape) != _numbers(shape_of(each)):
+            raise UsageError(
+                f"{details}: is of another recording: {each.name} has the shape {each.shape} "
+                f"there, {shape_of(each) or 'none'} here"
+            )
     if details.exists():
         style = style._replace(english=_is_english(details))
     files = CheckFiles(result, style, done=done)
     files.rewrite(kept, done)
     return files
+
+
+def _numbers(shape: str) -> list[str]:
+    return re.findall(r"\d+", shape)
 
 
 def details_beside(result: Path) -> Path:

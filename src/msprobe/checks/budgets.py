@@ -31,6 +31,7 @@ STEP_ROUNDINGS: Final = 4.0
 _STEPS: Final = {Family.NORMALISING: 16.0, Family.COMPOSITE: 16.0}
 # Half types are summed in float32.
 _ACCUMULATION: Final = 2.0**-24
+_SINGLE: Final = ("float32", "complex64")
 # Families whose results are elements of their inputs, or of the gradients.
 _EXACT: Final = frozenset((Family.MOVING,))
 # Results with one term for each element of the inputs.
@@ -114,9 +115,15 @@ def smallest_of(dtype: str) -> float:
     return 0.0 if layout is None else math.ldexp(layout.epsilon, max(layout.min_exponent, -1022))
 
 
-def computing_unit(dtypes: Iterable[str]) -> float:
-    """Return the unit roundoff of the coarsest of these types; 0 if all hold integers."""
-    return max(map(unit_of, dtypes), default=0.0)
+def computing_unit(dtypes: Iterable[str], float32_unit: float = 0.0) -> float:
+    """Return the unit roundoff of the coarsest of these types; 0 if all hold integers.
+
+    Args:
+        dtypes: the types.
+        float32_unit: that of float32, where a setting of the run made it coarser.
+    """
+    units = (max(unit_of(dtype), float32_unit if dtype in _SINGLE else 0.0) for dtype in dtypes)
+    return max(units, default=0.0)
 
 
 def budget_of(

@@ -22,7 +22,7 @@ from msprobe.checks.budgets import (
 )
 from msprobe.checks.judging import Judgement, Verdict, judge
 from msprobe.checks.random_calls import dropout_reference, keep_probability
-from msprobe.checks.slack import Sizes, absolute_slack, reads_between
+from msprobe.checks.slack import Sizes, absolute_slack
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
@@ -45,6 +45,8 @@ from msprobe.replay.tensors import CallTensors, TensorSource
 
 # Types that are finer resolve the place between two pixels.
 _FINE: Final = 2.0**-12
+# Words in the names of operators that read at places which are given as tensors.
+_PLACED: Final = ("grid", "fractional")
 # Outputs whose vectors may have another sign or phase in every library.
 _AMBIGUOUS: Final = {
     "eigh": ((1,),),
@@ -119,13 +121,13 @@ class VerifyOptions:
     Attributes:
         device: where calls are run again whose results were not recorded.
         rerun: whether the results of a new run are judged even where the recorded ones are there.
-        units: unit roundoff by family name, where a setting of the run made it coarser (TF32).
+        units: unit roundoff of float32 by family, where a setting of the run made it coarser.
         reference: how references are computed.
     """
 
     device: str = "cpu"
     rerun: bool = False
-    units: Mapping[str, float] = field(default_factory=dict)
+    units: Mapping[Family, float] = field(default_factory=dict)
     reference: Setting = REFERENCE
 
 
@@ -258,7 +260,7 @@ class _Verification:
 
     def _computing_unit(self) -> float:
         family = self._call.operator.family
-        return max(computing_unit(self._types()), self._options.units.get(family, 0.0))
+        return computing_unit(self._types(), self._options.units.get(family, 0.0))
 
     def _types(self) -> list[str]:
         forms = tensor_forms(self._call.outputs, ())
@@ -353,7 +355,7 @@ class _Verification:
         vectors = _AMBIGUOUS.get(operator.name, ())
         if place[1:2] in vectors or (vectors and part.one is not None):
             return "the sign or phase of a vector is free"
-        if part.unit > _FINE and reads_between(operator) and "grid" in operator.name:
+        if part.unit > _FINE and any(word in operator.name for word in _PLACED):
             return "coordinates in a half type decide which elements it reads"
         return ""
 

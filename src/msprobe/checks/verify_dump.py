@@ -21,6 +21,7 @@ from msprobe.dump.stack_frames import user_line
 from msprobe.errors import DumpFormatError, MsprobeError, UsageError
 from msprobe.operators.operator import Family
 from msprobe.replay.recorded_calls import call_names, recorded_call
+from msprobe.replay.reduced_precision import float32_units
 from msprobe.replay.references import import_definitions
 from msprobe.replay.runner import Reason, Runner, runner_for
 from msprobe.replay.tensors import TensorSource
@@ -28,12 +29,6 @@ from msprobe.replay.workers import Crash, Limits, run_tasks
 
 # Calls for which a further process is worth its start.
 _CALLS_A_PROCESS: Final = 200
-# TF32 keeps ten bits of the factors.
-_TF32: Final = 2.0**-11
-_TF32_SETTINGS: Final = {
-    "torch.backends.cuda.matmul.allow_tf32": Family.BILINEAR,
-    "torch.backends.cudnn.allow_tf32": Family.CONVOLUTION,
-}
 
 
 class CallTask(NamedTuple):
@@ -155,6 +150,7 @@ def verify_dump(
     imports: Sequence[str] = (),
     workers: int | None = None,
     limits: Limits | None = None,
+    scheduler: str | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> VerifiedDump:
     """Run every call of a dump again in float64 and judge what was recorded.
@@ -166,12 +162,14 @@ def verify_dump(
         imports: modules that define custom operators and functions, or reference functions.
         workers: processes; None for as many as pay off, 0 to work in this one.
         limits: time and memory of each call.
+        scheduler: address of a dask cluster that does the work, ``tcp://host:port``; its workers
+            see the dump under the same path.
         progress: called with the numbers of calls done and of all calls.
 
     Raises:
         UnsupportedError: the framework of the dump cannot be replayed here.
         DumpFormatError: the file of records is damaged.
-        UsageError: the selection matches no call.
+        UsageError: the selection matches no call, there is no such device, or no cluster answers.
     """
     wanted = selection or Selection()
     found: list[VerifiedCall] = []
@@ -180,8 +178,10 @@ def verify_dump(
     tasks = [task for _, _, _, tasks in places for task in tasks]
     if not tasks and wanted != Selection():
         raise UsageError(f"{dump.path}: no call is selected; it has {_extent(dump)}")
-    start = partial(CallVerifier, device, tuple(imports))
-    reports = dict(_reports(tasks, start, workers, limits, progress))
+    if device != "cpu" and places:
+        device = runner_for(places[0][2].head.framework).device(device)
+    start = partial(CallVerifier, device, tuple(map(_absolute, imports)))
+    reports = dict(_reports(tasks, start, workers, limits, progress, scheduler))
     for number, key, view, own in places:
         for position, task in enumerate(own):
             found.append(
@@ -212,6 +212,11 @@ def verify_calls(
     return dict(_reports(tasks, start, 1, limits, lambda done, total: None))
 
 
+def _absolute(name: str) -> str:
+    """Return a file's whole path, as processes elsewhere need it; names of modules as they are."""
+    return str(Path(name).resolve()) if Path(name).is_file() else name
+
+
 def _extent(dump: Dump) -> str:
     ranks = dict.fromkeys(str(key) for step in dump.steps.values() for key in step.ranks)
     return f"steps {', '.join(map(str, dump.steps))} and ranks {', '.join(ranks)}"
@@ -238,7 +243,7 @@ def selected_calls(
             names = selection.of(call_names(view))
             if view.head.level == "mix":  # the calls inside of modules are there, too
                 names = [name for name in names if not view.records.parsed(name).is_module]
-            folder, file = str(view.directory), view.records_path.name
+            folder, file = str(view.directory.resolve()), view.records_path.name
             yield number, key, view, [CallTask(folder, file, name) for name in names]
 
 
@@ -256,11 +261,14 @@ def _reports(
     workers: int | None,
     limits: Limits | None,
     progress: Callable[[int, int], object],
+    scheduler: str | None = None,
 ) -> Iterator[tuple[CallTask, CallReport]]:
     """Yield the report of each call."""
     count = process_count(len(tasks)) if workers is None else workers
+    if scheduler is not None:
+        count = 1  # on each worker of the cluster
     start = partial(verifier, max(count, 1))
-    answers = run_tasks(tasks, start, count=count, limits=limits)
+    answers = run_tasks(tasks, start, count=count, limits=limits, scheduler=scheduler)
     for done, (task, answer) in enumerate(answers, 1):
         progress(done, len(tasks))
         if isinstance(answer, Crash):
@@ -304,7 +312,8 @@ class CallVerifier:
             self._ranks.clear()
             rank = self._ranks[key] = _Rank(RankView(Path(task.folder), records_file=task.file))
             rank.runner.share_cores(self._processes)
-        options = VerifyOptions(device=self._device, units=rank.units)
+        units = {**rank.units, **rank.runner.float32_units(self._device)}
+        options = VerifyOptions(device=self._device, units=units)
         try:
             call = recorded_call(rank.view, task.name)
         except DumpFormatError as exc:
@@ -321,18 +330,20 @@ class _Rank:
         self.tensors = TensorSource(view)
 
     @cached_property
-    def units(self) -> Mapping[str, float]:
-        """Coarser unit roundoffs, by family of operators."""
+    def units(self) -> Mapping[Family, float]:
+        """The unit roundoff of float32 where it was recorded, of families where it is coarser."""
         try:
             facts: Facts | None = self.view.facts
         except MsprobeError:
-            return {}
-        settings = {} if facts is None else facts.settings
-        return {
-            family: _TF32
-            for name, family in _TF32_SETTINGS.items()
-            if str(settings.get(name)) == "True"
-        }
+            facts = None
+        if facts is None:  # convolutions have these products unless they are told not to
+            return float32_units(on_accelerator=True, matmul_precision="highest", cudnn_tf32=True)
+        settings = facts.settings
+        return float32_units(
+            on_accelerator=any(name.startswith(("cuda", "npu")) for name in facts.random),
+            matmul_precision=str(settings.get("torch.float32_matmul_precision", "highest")),
+            cudnn_tf32=str(settings.get("torch.cudnn_allow_tf32")) == "True",
+        )
 
 
 def _severity(row: ResultRow | None) -> tuple[int, float]:

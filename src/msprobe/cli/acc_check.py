@@ -10,10 +10,11 @@ import shutil
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.cli.options import add_output, decimal, whole_number
+from msprobe.cli.options import add_output, add_scheduler, decimal, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -126,6 +127,7 @@ def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
         default=min(most_workers, os.cpu_count() or 1),
         help="processes (%(default)s); 0: this one, where a crash ends the check",
     )
+    add_scheduler(parser)
     parser.add_argument(
         "-csv_path",
         "--result-csv-path",
@@ -305,7 +307,8 @@ def _plan(
     from msprobe.checks.standards.standard import Generation
 
     name = files.result.stem.removeprefix("accuracy_checking_result_")
-    saved = settings.error_data_path / f"ut_error_data{name}" if options.save_error_data else None
+    folder = settings.error_data_path.resolve()
+    saved = folder / f"ut_error_data{name}" if options.save_error_data else None
     return CheckPlan(
         recording=recording,
         standards=options.standards,
@@ -336,6 +339,7 @@ def _run(
             devices=devices,
             workers=options.num_splits,
             limits=Limits(seconds=options.timeout),
+            scheduler=options.scheduler,
             progress=progress,
         )
 
@@ -344,13 +348,15 @@ def _files(
     options: argparse.Namespace, settings: CheckSettings, view: RankView, suffix: str = ""
 ) -> CheckFiles:
     from msprobe.checks.accuracy_call import call_name
+    from msprobe.checks.accuracy_check import recorded_shape
     from msprobe.checks.accuracy_csv import new_files, resumed_files
     from msprobe.replay.recorded_calls import call_names
 
     style = _style(options, settings, view.head.framework)
     if options.result_csv_path:
         calls = set(map(call_name, call_names(view)))
-        return resumed_files(options.result_csv_path, style, calls=calls)
+        shape_of = partial(recorded_shape, view)
+        return resumed_files(options.result_csv_path, style, calls=calls, shape_of=shape_of)
     return new_files(options.output, style, suffix=suffix)
 
 

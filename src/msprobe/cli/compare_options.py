@@ -12,6 +12,7 @@ from msprobe.cli.options import (
     add_json,
     add_quiet,
     add_ranks,
+    add_scheduler,
     add_steps,
     positive_number,
 )
@@ -148,9 +149,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help="YAML of matrices to multiply tensors with beforehand"
     )
     group.add_argument("--workers", type=positive_number, metavar="N", help="threads (one a core)")
-    group.add_argument(
-        "--scheduler", metavar="ADDRESS", help="a dask cluster to work on, tcp://host:port"
-    )
+    add_scheduler(group)
     group.add_argument(
         "--no-verify",
         dest="verify",

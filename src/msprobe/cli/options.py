@@ -126,3 +126,10 @@ def number_list(text: str) -> tuple[int, ...]:
 
 def _is_digits(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER
+
+
+def add_scheduler(parser: _Options) -> None:
+    """Add the option that names a cluster."""
+    parser.add_argument(
+        "--scheduler", metavar="ADDRESS", help="a dask cluster to work on, tcp://host:port"
+    )

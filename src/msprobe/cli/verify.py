@@ -13,6 +13,7 @@ from msprobe.cli.options import (
     add_json,
     add_output,
     add_ranks,
+    add_scheduler,
     add_steps,
     decimal,
     whole_number,
@@ -65,6 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes (as many as pay off); 0 for none, then a crash ends it all",
     )
+    add_scheduler(parser)
     parser.add_argument(
         "--timeout", type=decimal, default=60.0, metavar="S", help="seconds a call may take (60)"
     )
@@ -109,6 +111,7 @@ def run(options: argparse.Namespace) -> int:
             imports=options.imports,
             workers=options.workers,
             limits=Limits(seconds=options.timeout, memory_bytes=memory),
+            scheduler=options.scheduler,
             progress=progress,
         )
     _show(found, options)

@@ -66,6 +66,8 @@ class SocketLink:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
+        self._ends = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._has_begun = False
         self._is_encrypted = keys is not None
         if keys is not None:
             self._socket.curve_secretkey = keys.secret
@@ -84,6 +86,7 @@ class SocketLink:
         keys = ", and the keys fit" if self._is_encrypted else ", and that it uses no keys"
         hint = f"see that the receiver runs there{keys}"
         self._wait(0, self._hello_s, f"no answer within {self._hello_s:g} s; {hint}")
+        self._has_begun = True
 
     def put(self, path: PurePosixPath, offset: int, piece: bytes, *, is_last: bool) -> None:
         """Send a piece of a file; blocks while too much is under way."""
@@ -118,11 +121,26 @@ class SocketLink:
         """Take answers until no more than so many bytes are under way."""
         while self._under_way:
             is_needed = sum(self._under_way) > most_bytes or most_bytes == 0
-            if not self._socket.poll(int(seconds * 1000) if is_needed else 0):
+            if not self._answers(seconds if is_needed else 0):
                 if is_needed:
                     raise LinkError(f"{self._address}: {problem}")
                 return
             self._take()
+
+    def _answers(self, seconds: float) -> bool:
+        """Return whether an answer comes within a time.
+
+        Raises:
+            LinkError: the other side is gone. Another one there would know nothing of this run.
+        """
+        poller = self._zmq.Poller()
+        poller.register(self._socket, self._zmq.POLLIN)
+        if self._has_begun:  # before, attempts to connect end, too
+            poller.register(self._ends, self._zmq.POLLIN)
+        ready = dict(poller.poll(int(seconds * 1000)))
+        if self._ends in ready and self._socket not in ready:
+            raise LinkError(f"{self._address}: the receiver is gone")
+        return self._socket in ready
 
     def _take(self) -> None:
         try:

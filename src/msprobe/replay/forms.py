@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msprobe.dump.records import JsonTree
 from msprobe.dump.values import PartPath
-from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
+
+if TYPE_CHECKING:  # they use these functions
+    from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
 
 
 def tensor_forms(tree: JsonTree, place: PartPath) -> Iterator[tuple[PartPath, Mapping[str, Any]]]:

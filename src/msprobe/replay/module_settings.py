@@ -7,12 +7,15 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final
 
 from msprobe.dump.facts import Facts
 
 # Settings of modules begin with it; those of several models with `module.0.`.
 _ROOT: Final = "module"
+# Of an argument that is no value of Python.
+_NO_VALUE: Final = object()
 _MODULE: Final = re.compile(r"\w+\(.*\)", re.DOTALL)
 OWN_CLASS: Final = "class"
 """Setting of a module whose class has a name of `torch.nn` and is another one."""
@@ -67,18 +70,29 @@ def module_settings(facts: Facts | None, path: str) -> ModuleSettings | None:
 
 
 def _arguments(shown: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments in ``Conv1d(4, 4, kernel_size=(3,))``; none where it is no such text."""
+    """Return the arguments in ``RNNCell(4, 8, nonlinearity=relu)``; none where it is no such text.
+
+    Those that are no values of Python are left out, and positional ones behind them.
+    """
     try:
         call = ast.parse(shown, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return (), {}
     if not isinstance(call, ast.Call):
         return (), {}
+    args = tuple(takewhile(lambda one: one is not _NO_VALUE, map(_literal, call.args)))
+    kwargs = {one.arg: _literal(one.value) for one in call.keywords if one.arg}
+    return args, {name: value for name, value in kwargs.items() if value is not _NO_VALUE}
+
+
+def _literal(node: ast.expr) -> Any:
+    """Return the value of an argument; modules show some texts as bare words."""
+    if isinstance(node, ast.Name):
+        return node.id
     try:
-        args = tuple(ast.literal_eval(one) for one in call.args)
-        return args, {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg}
+        return ast.literal_eval(node)
     except ValueError:
-        return (), {}
+        return _NO_VALUE
 
 
 def _value(text: str) -> Any:

@@ -13,6 +13,7 @@ from msprobe.dump.records import JsonTree
 from msprobe.dump.values import PartPath
 from msprobe.operators.lookup import operator_named, operator_of
 from msprobe.operators.operator import Operator
+from msprobe.replay.forms import tensor_forms
 from msprobe.replay.module_settings import ModuleSettings, module_settings
 
 _MOST_PASSES: Final = 64
@@ -149,7 +150,7 @@ def recorded_call(view: RankView, name: str) -> RecordedCall:
         kwargs=kwargs,
         parameters=_fields(parts.get("parameters")),
         outputs=parts.get("output"),
-        passes=tuple(_passes(view, name)),
+        passes=tuple(_passes(view, name, parts.get("output"))),
         random=_fields(parts.get("rng")),
         module=module_settings(view.facts, record.name.path) if record.name.is_module else None,
     )
@@ -168,7 +169,7 @@ def _with_ignored(
     return args, {**kwargs, "target": {**target, **ignored}} if isinstance(target, dict) else kwargs
 
 
-def _passes(view: RankView, name: str) -> Iterator[BackwardPass]:
+def _passes(view: RankView, name: str, outputs: JsonTree) -> Iterator[BackwardPass]:
     for number in range(_MOST_PASSES):
         full = backward_name(view.records.parsed(name), number)
         if full is None or full not in view.records:
@@ -177,11 +178,34 @@ def _passes(view: RankView, name: str) -> Iterator[BackwardPass]:
         if isinstance(data, dict):
             yield BackwardPass(
                 name=full,
-                incoming=data.get("input"),
+                incoming=_nested_as(outputs, data.get("input")),
                 outgoing=data.get("output"),
                 outgoing_kwargs=_fields(data.get("output_kwargs")),
                 remarks=_fields(data.get("remarks")),
             )
+
+
+def _nested_as(outputs: JsonTree, gradients: JsonTree) -> JsonTree:
+    """Return gradients in the containers of their outputs: modules' records list them flat."""
+    places = [place for place, form in tensor_forms(outputs, ()) if "shape" in form]
+    if (
+        all(len(place) == 1 for place in places)
+        or not isinstance(gradients, list)
+        or len(gradients) != len(places)
+        or any(isinstance(one, list) for one in gradients)
+    ):
+        return gradients
+    return _placed(outputs, iter(gradients))
+
+
+def _placed(tree: JsonTree, gradients: Iterator[JsonTree]) -> JsonTree:
+    if isinstance(tree, list):
+        return [_placed(one, gradients) for one in tree]
+    if not isinstance(tree, dict):
+        return None
+    if not isinstance(tree.get("type"), str):
+        return {key: _placed(one, gradients) for key, one in tree.items()}
+    return next(gradients) if "shape" in tree else None
 
 
 def _items(tree: JsonTree) -> Sequence[JsonTree]:

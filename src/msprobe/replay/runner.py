@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.errors import UnsupportedError
+from msprobe.operators.operator import Family
 from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.tensors import TensorSource
 
@@ -35,6 +36,7 @@ class Reason(StrEnum):
     MODULE = "a module that cannot be made again: its calls are judged at L1 and mix"
     NO_OUTPUT = "no numbers in its results"
     FAILED = "the replay raised an error"
+    NO_REFERENCE = "an option that the reference does not know"
     CRASHED = "the replay ended its process"
     TIMEOUT = "the replay took too long"
     OUT_OF_MEMORY = "the replay needed too much memory"
@@ -164,6 +166,10 @@ class Runner(Protocol):
             CannotReplayError: it cannot be run again.
             DumpFormatError: a tensor file is damaged.
         """
+        ...
+
+    def float32_units(self, device: str) -> Mapping[Family, float]:
+        """Return the unit roundoff of float32 on a device, of families where it is coarser."""
         ...
 
     def share_cores(self, processes: int) -> None:

@@ -17,10 +17,12 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
+from msprobe.cluster import cluster
 from msprobe.errors import UnsupportedError
 from msprobe.replay.runner import Reason
 
@@ -30,6 +32,9 @@ Start = Callable[[], Work]
 
 # A process has this many tasks before it, so that it never waits for the next.
 _AHEAD: Final = 4
+# Tasks for which a process on a cluster is worth its start, and parts for each of its workers.
+_SMALLEST_PART: Final = 50
+_PARTS_A_WORKER: Final = 4
 # Of `faulthandler`, when the time is over.
 _HUNG: Final = 1
 _PROGRAM: Final = "from msprobe.replay.workers import serve; serve({})"
@@ -62,7 +67,12 @@ class Crash:
 
 
 def run_tasks(
-    tasks: Sequence[Task], start: Start, *, count: int = 1, limits: Limits | None = None
+    tasks: Sequence[Task],
+    start: Start,
+    *,
+    count: int = 1,
+    limits: Limits | None = None,
+    scheduler: str | None = None,
 ) -> Iterator[tuple[Task, Any]]:
     """Yield each task with its answer, in any order; a `Crash` where it ended its process.
 
@@ -72,10 +82,16 @@ def run_tasks(
             module, or a `functools.partial` of one.
         count: number of processes; 0 to work in this one, where a crash ends it all.
         limits: of each task.
+        scheduler: address of a dask cluster whose workers start the processes, one each, instead
+            of this machine; they see the files of the tasks under the same paths.
 
     Raises:
-        UnsupportedError: a process cannot even start.
+        UnsupportedError: a process cannot even start, or no package talks to a cluster.
+        UsageError: the cluster cannot be reached, or gives up.
     """
+    if scheduler is not None:
+        yield from _on_cluster(tasks, start, limits, scheduler)
+        return
     if count == 0:
         work = start()
         yield from ((task, work(task)) for task in tasks)
@@ -103,6 +119,21 @@ def run_tasks(
     finally:
         for worker in workers.values():
             worker.close()
+
+
+def _on_cluster(
+    tasks: Sequence[Task], start: Start, limits: Limits | None, scheduler: str
+) -> Iterator[tuple[Task, Any]]:
+    with cluster(scheduler) as connected:
+        # Each part starts a process; more parts than workers let the fast ones do more.
+        size = max(_SMALLEST_PART, -(-len(tasks) // (_PARTS_A_WORKER * connected.workers)))
+        parts = [tasks[at : at + size] for at in range(0, len(tasks), size)]
+        for _, answers in connected.finished(partial(_part, start, limits), parts):
+            yield from answers
+
+
+def _part(start: Start, limits: Limits | None, tasks: Sequence[Task]) -> list[tuple[Task, Any]]:
+    return list(run_tasks(tasks, start, limits=limits))
 
 
 def _add(workers: dict[Connection, _Worker], worker: _Worker, waiting: deque[Task]) -> None:

@@ -7,14 +7,14 @@ batches. Who does a batch, and when, leaves no trace in the result.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from msprobe.cluster import cluster
 from msprobe.compare.tensors.finished_pairs import FinishedPairs
 from msprobe.compare.tensors.tensor_pairs import (
     TensorJob,
@@ -22,7 +22,6 @@ from msprobe.compare.tensors.tensor_pairs import (
     Workspace,
     measure_pair,
 )
-from msprobe.errors import UnsupportedError, UsageError
 
 _BATCH_BYTES: Final = 64 << 20
 _BATCH_JOBS: Final = 500
@@ -30,10 +29,6 @@ _BATCH_JOBS: Final = 500
 _BYTES_A_JOB: Final = 256 << 10
 # Below it nearly all of the work is Python's, which threads would only take from each other.
 _SMALL_BYTES: Final = 512 << 10
-CONNECT_S: Final = 10
-"""How long a scheduler may take to answer."""
-# A batch that ends with its worker is given to another one.
-_RETRIES: Final = 3
 
 
 class Batch(NamedTuple):
@@ -138,10 +133,10 @@ def cut(sized_jobs: Iterable[tuple[int, TensorJob]]) -> list[Batch]:
     return batches
 
 
-def measure_batch(jobs: tuple[TensorJob, ...]) -> list[TensorOutcome]:
+def measure_batch(batch: Batch) -> list[TensorOutcome]:
     """Do jobs one after another, in a thread or a worker of a cluster."""
     workspace = Workspace()
-    return [measure_pair(job, workspace) for job in jobs]
+    return [measure_pair(job, workspace) for job in batch.jobs]
 
 
 _Finished = Iterator[tuple[Batch, list[TensorOutcome]]]
@@ -153,14 +148,14 @@ def _finished_batches(
 ) -> Iterator[_Finished]:
     """Context with an iterator over finished batches; leaving early drops the others."""
     if scheduler is not None:
-        with _cluster(scheduler) as client:
-            yield _from_cluster(client, scheduler, batches)
+        with cluster(scheduler) as connected:
+            yield connected.finished(measure_batch, batches)
         return
     large = [batch for batch in batches if not batch.is_small]
     small = [batch for batch in batches if batch.is_small]
     count = min(workers or _cores(), len(large))
     if count <= 1:
-        yield ((batch, measure_batch(batch.jobs)) for batch in batches)
+        yield ((batch, measure_batch(batch)) for batch in batches)
         return
     executor = ThreadPoolExecutor(count, thread_name_prefix="msprobe-compare")
     try:
@@ -174,10 +169,10 @@ def _from_threads(
 ) -> _Finished:
     """Do large batches on threads and small ones here meanwhile."""
     running: dict[Future[list[TensorOutcome]], Batch] = {
-        executor.submit(measure_batch, batch.jobs): batch for batch in large
+        executor.submit(measure_batch, batch): batch for batch in large
     }
     for batch in small:
-        yield batch, measure_batch(batch.jobs)
+        yield batch, measure_batch(batch)
         for future in [future for future in running if future.done()]:
             yield running.pop(future), future.result()
     while running:
@@ -189,61 +184,6 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _distributed() -> Any:  # an optional package, and one without annotations
-    try:
-        return importlib.import_module("distributed")
-    except ImportError as exc:
-        raise UnsupportedError(
-            'a cluster needs the package "distributed"; pip install "msprobe[cluster]"'
-        ) from exc
-
-
-@contextmanager
-def _cluster(address: str) -> Iterator[Any]:
-    """Connect to a cluster.
-
-    Raises:
-        UnsupportedError: the package is not installed.
-        UsageError: the scheduler does not answer, or has no workers.
-    """
-    distributed = _distributed()
-    try:
-        client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as exc:  # a timeout is an OSError
-        raise UsageError(
-            f"no dask scheduler answers at {address} within {CONNECT_S} s: {exc}"
-        ) from exc
-    with client:
-        try:
-            client.wait_for_workers(1, timeout=CONNECT_S)
-        except TimeoutError as exc:
-            raise UsageError(f"the dask scheduler at {address} has no workers") from exc
-        yield client
-
-
-def _from_cluster(client: Any, address: str, batches: list[Batch]) -> _Finished:
-    distributed = _distributed()
-    gave_up = (
-        distributed.KilledWorker,
-        distributed.client.FutureCancelledError,
-        CancelledError,
-        ImportError,
-        OSError,
-    )
-    running = {
-        client.submit(measure_batch, batch.jobs, pure=False, retries=_RETRIES): batch
-        for batch in batches
-    }
-    try:
-        for future in distributed.as_completed(list(running), loop=client.loop):
-            yield running.pop(future), future.result()
-    except gave_up as exc:
-        raise UsageError(
-            f"the cluster at {address} gave up: {exc} (its workers need the same version of "
-            f"msprobe and the files under the same paths)"
-        ) from exc
 
 
 def _ignore(_size: int) -> None:

@@ -7,7 +7,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,6 @@ from msprobe.dump.layout import safe_file_name
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.errors import MsprobeError, ReportWriteError, UsageError
 from msprobe.log import ensure_handler, warn_once
-from msprobe.operators.operator import Family
 from msprobe.pytorch.interception.compiled import silence_hook_warning
 from msprobe.pytorch.live.dispatch import LiveChoice, LiveMode
 from msprobe.pytorch.live.live_call import LiveCall
@@ -37,14 +36,13 @@ from msprobe.pytorch.live.operator_facts import OperatorFacts
 from msprobe.pytorch.live.places import Place
 from msprobe.pytorch.live.screening import screened
 from msprobe.pytorch.replay.devices import find_device
+from msprobe.pytorch.replay.runner import RUNNER
 from msprobe.replay.runner import CannotReplayError, Setting
 
 logger = logging.getLogger(__name__)
 
 _DTYPES: Final = ("float64", "float32")
 # Unit roundoff of factors in TF32 and in bfloat16.
-_TF32: Final = 2.0**-11
-_BFLOAT16: Final = 2.0**-8
 
 
 def live_compare(
@@ -224,7 +222,7 @@ def call_report(call: LiveCall, setting: Setting, seen: Seen | None = None) -> C
         setting: how its reference is computed.
         seen: is given each row that was judged in full, with the tensor and its reference.
     """
-    units = _units(call)
+    units = RUNNER.float32_units(max((one.device.type for one in call.tensors.all()), default=""))
     options = VerifyOptions(units=units, reference=setting)
     try:
         found = screened(call, setting, units)
@@ -240,19 +238,6 @@ def run_eagerly() -> ExitStack:
         silence_hook_warning(found)
         found.enter_context(torch.compiler.set_stance("force_eager"))
     return found
-
-
-def _units(call: LiveCall) -> Mapping[str, float]:
-    """Return the unit roundoff of products where the user's settings made it coarser."""
-    precision = torch.get_float32_matmul_precision()
-    if not any(one.device.type == "cuda" for one in call.tensors.all()):
-        return {Family.BILINEAR: _BFLOAT16} if precision == "medium" else {}
-    units: dict[str, float] = {}
-    if precision != "highest":
-        units[Family.BILINEAR] = _TF32
-    if torch.backends.cudnn.allow_tf32:
-        units[Family.CONVOLUTION] = _TF32
-    return units
 
 
 def this_rank() -> int:

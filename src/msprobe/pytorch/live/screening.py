@@ -45,13 +45,13 @@ _STRICT: Final = frozenset(
 _REDUCING: Final = frozenset((Family.NORMALISING, Family.AVERAGING, Family.ADDITIVE))
 
 
-def screened(call: LiveCall, setting: Setting, units: Mapping[str, float]) -> CallReport | None:
+def screened(call: LiveCall, setting: Setting, units: Mapping[Family, float]) -> CallReport | None:
     """Return the report of a call whose results are plainly right; None for all others.
 
     Args:
         call: the call.
         setting: how its reference is computed.
-        units: unit roundoff by family name, where a setting of the run made it coarser.
+        units: unit roundoff of float32 by family, where a setting of the run made it coarser.
 
     Raises:
         CannotReplayError: the reference cannot be computed.
@@ -66,7 +66,7 @@ def screened(call: LiveCall, setting: Setting, units: Mapping[str, float]) -> Ca
         return None
     types = [normal_dtype(str(one.dtype)) for _, one in pairs]
     operator, is_gradient = with_direction(call.call.operator, is_gradient=False)
-    unit = max(computing_unit(types), units.get(operator.family, 0.0))
+    unit = computing_unit(types, units.get(operator.family, 0.0))
     operands = list(call.tensors.all()[: -len(pairs)])
     rows = []
     for (place, found), dtype in zip(pairs, types, strict=True):

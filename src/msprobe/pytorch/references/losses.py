@@ -131,7 +131,7 @@ def npu_softmax_cross_entropy_with_logits(self: Tensor, labels: Tensor) -> Tenso
     return -(labels * self.log_softmax(-1)).sum(-1)
 
 
-@builtin_golden("fused_linear_cross_entropy", "linear_cross_entropy")
+@builtin_golden("fused_linear_cross_entropy", "cut_cross_entropy.linear_cross_entropy")
 def fused_linear_cross_entropy(
     input: Tensor,
     weight: Tensor,

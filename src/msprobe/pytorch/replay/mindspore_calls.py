@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.records import JsonTree
+from msprobe.operators.operator import Family
 from msprobe.pytorch.replay.runner import TorchRunner
 from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
 from msprobe.replay.runner import (
@@ -48,6 +49,10 @@ class SharedFunctionRunner:
             UsageError: there is no such device.
         """
         return self._pytorch.device(word, jit_compile=jit_compile)
+
+    def float32_units(self, device: str) -> Mapping[Family, float]:
+        """Return the unit roundoff of float32 on a device, of families where it is coarser."""
+        return {}
 
     def share_cores(self, processes: int) -> None:
         """Use one part of the cores of this machine."""

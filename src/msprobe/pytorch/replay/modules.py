@@ -69,6 +69,10 @@ def _made(call: RecordedCall) -> tuple[nn.Module, str]:
         raise CannotReplayError(Reason.MODULE, name)
     known = _arguments(of_type)
     given = {key: value for key, value in settings.kwargs.items() if key in known}
+    if issubclass(of_type, nn.RNN):
+        given["nonlinearity"] = "relu" if settings.kwargs.get("mode") == "RNN_RELU" else "tanh"
+    if not issubclass(of_type, nn.LSTM):
+        given.pop("proj_size", None)
     if not issubclass(of_type, nn.RNNBase):  # its first one is the kind of cell
         given |= dict(zip(known, settings.args, strict=False))
     if "bias" in known and "bias" not in given:

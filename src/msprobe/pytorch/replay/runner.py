@@ -18,6 +18,7 @@ from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.operators.lookup import is_in_place
+from msprobe.operators.operator import Family
 from msprobe.pytorch.replay.devices import find_device
 from msprobe.pytorch.replay.functions import functions_named
 from msprobe.pytorch.replay.modules import ModuleFunction
@@ -32,6 +33,7 @@ from msprobe.pytorch.replay.rebuilding import (
 from msprobe.replay import references
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
+from msprobe.replay.reduced_precision import float32_units
 from msprobe.replay.runner import (
     REFERENCE,
     CannotReplayError,
@@ -42,6 +44,7 @@ from msprobe.replay.runner import (
 from msprobe.replay.tensors import TensorSource
 
 _DEVICE: Final = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|mlu|meta)(:\d+)?")
+_TENSOR_TYPE: Final = re.compile(r"torch\.(?:cuda|npu|xpu|mps|hpu|mlu)\.(\w+Tensor)")
 # Types to compute in when the CPU has no kernel for the first.
 _FALLBACKS: Final = ("float32", None)
 _COMPLEX: Final = {torch.float64: torch.complex128, torch.float32: torch.complex64}
@@ -89,6 +92,14 @@ class TorchRunner:
         if len(functions) > 1:
             prepared.choose(_recorded_outputs(call, tensors))
         return prepared
+
+    def float32_units(self, device: str) -> Mapping[Family, float]:
+        """Return the unit roundoff of float32 on a device, of families where it is coarser."""
+        return float32_units(
+            on_accelerator=device.startswith(("cuda", "npu")),
+            matmul_precision=torch.get_float32_matmul_precision(),
+            cudnn_tf32=torch.backends.cudnn.allow_tf32,
+        )
 
     def share_cores(self, processes: int) -> None:
         """Use only this process's share of the cores, as one of so many."""
@@ -228,6 +239,8 @@ class _Run:
                 raise _failed(exc) from exc
             if result is None and own_args:
                 result = own_args[0]
+            if isinstance(result, list) and self._returned_a_tuple():
+                result = tuple(result)
             outputs = {
                 ("output", *place): _stored(result_at(result, place))
                 for place, _ in tensor_forms(self._call.outputs, ())
@@ -267,6 +280,11 @@ class _Run:
         self._seed()
         with torch.autocast(torch.device(self._setting.device).type, autocast):
             return self._function(*args, **kwargs)
+
+    def _returned_a_tuple(self) -> bool:
+        """Return whether the record has a tuple: functions return lists that they were given."""
+        forms = self._call.outputs
+        return isinstance(forms, list) and bool(forms) and not isinstance(forms[0], list)
 
     def _seed(self) -> None:
         torch.manual_seed(self._setting.seed)
@@ -312,6 +330,9 @@ class _Run:
             return self._raised(value)
         if isinstance(value, torch.device) or (isinstance(value, str) and _DEVICE.fullmatch(value)):
             return torch.device(self._setting.device)
+        if isinstance(value, str):
+            # Names of types of tensors, which `Tensor.type` takes.
+            return _TENSOR_TYPE.sub(r"torch.\1", value)
         return value
 
     def _tensor(self, tensor: torch.Tensor, place: PartPath) -> torch.Tensor:
@@ -361,6 +382,8 @@ def _functions(call: RecordedCall) -> Sequence[Function]:
     if call.operator.allocates:
         raise CannotReplayError(Reason.NO_OUTPUT, "memory that nothing was written to")
     functions = functions_named(call.prefix, call.api)
+    if not functions and call.operator.draws_random:
+        raise CannotReplayError(Reason.RANDOM, call.function)
     if not functions:
         detail = f"{call.function}; --import names the module that defines it"
         raise CannotReplayError(Reason.UNKNOWN, detail)
@@ -489,6 +512,8 @@ def _with_dtype(setting: Setting, dtype: str | None) -> Setting:
 
 def _failed(exc: BaseException) -> CannotReplayError:
     """Return why a call cannot be replayed whose function raised an error."""
+    if isinstance(exc, references.NoReferenceError):
+        return CannotReplayError(Reason.NO_REFERENCE, str(exc))
     is_memory = isinstance(exc, (MemoryError, torch.OutOfMemoryError)) or _NO_MEMORY in str(exc)
     return CannotReplayError(Reason.OUT_OF_MEMORY if is_memory else Reason.FAILED, _line(exc))
 
