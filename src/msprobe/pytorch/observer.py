@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from msprobe.capture.headroom import Headroom
-from msprobe.capture.session import Session, noise_seed
+from msprobe.capture.session import Session
+from msprobe.capture.task_checks import noise_seed
 from msprobe.capture.token_range import TokenGate
 from msprobe.config import CompileMode, Level, Task
 from msprobe.pytorch.apis.api_table import ApiTable

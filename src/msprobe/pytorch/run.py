@@ -239,7 +239,7 @@ class Run:
         self.observer.next_step()
         if self.signatures is not None:
             self.signatures.next_step()
-        self.session.tell_findings()
+        self.session.checks.tell()
 
 
 def _judge_of(config: Config) -> DiffJudge | None:
