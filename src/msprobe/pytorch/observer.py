@@ -199,6 +199,8 @@ class Observer:
             session.attempt("hooking optimizers", self._optimizers.install)
             session.attempt("hooking training calls", self._training_calls.install)
         elif session.config.task is Task.NAN_CHECK:
+            # An update's hundreds of small calls cost several times those of the model.
+            session.attempt("hooking optimizers", self._optimizers.install)
             session.attempt("hooking gradient scalers", self._training_calls.install_scalers)
         if stays_compiled:
             self._adapter.memo.active = False  # compiled code writes without telling

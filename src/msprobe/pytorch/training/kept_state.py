@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+_cuda_is_up: Final[Callable[[], bool]] = torch.cuda.is_initialized
 
 
 @runtime_checkable
@@ -39,7 +41,7 @@ class RandomStates:
         self._python = random.getstate()
         self._numpy = np.random.get_state()  # noqa: NPY002 - the user's
         self._torch = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        self._cuda = torch.cuda.get_rng_state_all() if _cuda_is_up() else []
 
     def restore(self) -> None:
         """Put the generators back into these states."""
@@ -75,18 +77,19 @@ class KeptState:
         self._modules = _modules_of(parts)
         self._optimizers = [each for each in parts if isinstance(each, torch.optim.Optimizer)]
         known = (nn.Module, torch.optim.Optimizer)
-        others = [each for each in parts if not isinstance(each, known)]
-        self._others = [(each, _copied_state(each)) for each in others]
+        others = [each for each in parts if isinstance(each, Stateful)]
+        self._others = [
+            (each, copy.deepcopy(each.state_dict()))
+            for each in others
+            if not isinstance(each, known)
+        ]
         self._random = RandomStates()
         self._parameters = _parameters_of(self._modules, self._optimizers)
         self._contents = [(each, _copy(each)) for each in self._parameters]
         # The object counts, too: a gradient may be a view of a buffer that others know.
-        self._gradients = [
-            (each, each.grad, None if each.grad is None else _copy(each.grad))
-            for each in self._parameters
-        ]
+        self._gradients = [(each, each.grad, _copy_or_none(each.grad)) for each in self._parameters]
         self._buffers = [
-            (module, name, buffer, None if buffer is None else _copy(buffer))
+            (module, name, buffer, _copy_or_none(buffer))
             for module in self._modules
             for name, buffer in module._buffers.items()
         ]
@@ -106,8 +109,8 @@ class KeptState:
 
     def _put_back(self, *, own: bool) -> None:
         self._random.restore()
-        for tensor, content in self._contents:
-            _write(tensor, content)
+        for tensor, bits in self._contents:
+            _write(tensor, bits)
         for parameter, gradient, content in self._gradients:
             if own and gradient is not None:
                 _write(gradient, content)
@@ -140,14 +143,12 @@ def _parameters_of(
     return list({id(each): each for each in all_of()}.values())
 
 
-def _copied_state(other: object) -> Any:
-    if not isinstance(other, Stateful):
-        raise TypeError(f"{type(other).__name__} has no state_dict() and load_state_dict()")
-    return copy.deepcopy(other.state_dict())
-
-
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.preserve_format)
+
+
+def _copy_or_none(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else _copy(tensor)
 
 
 def _write(tensor: Tensor, content: Tensor | None) -> None:
