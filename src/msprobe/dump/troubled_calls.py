@@ -22,8 +22,9 @@ class _Trouble(IntEnum):
     """Why a value stands out; the worst last."""
 
     NONE = 0
-    JUMP = 1
-    NONFINITE = 2
+    ONLY_MINUS_INF = 1
+    JUMP = 2
+    NONFINITE = 3
 
 
 def troubled_calls(step: RankView, earlier: Sequence[RankView]) -> list[str]:
@@ -31,8 +32,8 @@ def troubled_calls(step: RankView, earlier: Sequence[RankView]) -> list[str]:
 
     A value is in trouble if it holds NaN or +Inf (-Inf alone may be a mask), or if its norm is more
     than four times its usual one: the median of the earlier steps. A call begins it if a result is
-    and no input; those with NaN or +Inf come first. Before them all comes a call that was given
-    such a value before any call had made one.
+    and no input. Those with NaN or +Inf come first, and then the last one before them that made
+    -Inf. Before them all comes a call that was given NaN or Inf before any call had made one.
 
     Args:
         step: the step.
@@ -46,6 +47,7 @@ def troubled_calls(step: RankView, earlier: Sequence[RankView]) -> list[str]:
     begins: dict[str, None] = {}
     jumps: dict[str, None] = {}
     came_in: dict[str, None] = {}  # one at most
+    masks: dict[str, None] = {}  # the last one before NaN begins
     records = step.records
     for name in records:
         inputs: list[_Trouble] = []
@@ -60,7 +62,9 @@ def troubled_calls(step: RankView, earlier: Sequence[RankView]) -> list[str]:
         before, after = max(inputs, default=_Trouble.NONE), max(results, default=_Trouble.NONE)
         if after is _Trouble.NONFINITE and before is not after:
             begins[call] = None
-        elif after and not before:
+        elif after is _Trouble.ONLY_MINUS_INF and not (before or begins):
+            masks = {call: None}
+        elif after is _Trouble.JUMP and not before:
             jumps[call] = None
         elif before is _Trouble.NONFINITE and not (begins or came_in):
             came_in[call] = None
@@ -68,7 +72,7 @@ def troubled_calls(step: RankView, earlier: Sequence[RankView]) -> list[str]:
     if ended is not None and ended.record is not None:
         return [_call_of(parse_record_name(ended.record))]
     if begins:
-        jumps = begins | jumps
+        jumps = begins | masks | jumps
     return list(came_in | jumps)[:_MOST]
 
 
@@ -82,6 +86,8 @@ def _call_of(name: RecordName) -> str:
 def _trouble_of(value: Value, usual: float | None) -> _Trouble:
     if value.has_nan or value.pos_inf_count or value.max == math.inf:
         return _Trouble.NONFINITE
+    if value.has_inf:
+        return _Trouble.ONLY_MINUS_INF
     norm = value.norm
     has_jumped = usual is not None and norm is not None and float(norm) > _JUMP * usual > 0
     return _Trouble.JUMP if has_jumped else _Trouble.NONE

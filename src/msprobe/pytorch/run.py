@@ -207,30 +207,35 @@ class Run:
             raise UsageError("monitor() belongs to the task grad_probe")
         self.gradient_probe.watch(models)
 
-    def replay_with(
-        self, function: Callable[..., object], parts: Sequence[object]
-    ) -> Callable[..., Any]:
-        """Return a step function that `replay_step` can call again; see `StepReplay`.
+    @property
+    def replays_steps(self) -> bool:
+        """Whether `replay_step` is set."""
+        section = self.config.section
+        return isinstance(section, StatisticsSection) and section.replay_step
+
+    def step_replay(
+        self, function: Callable[..., object], parts: Sequence[object], *, ends_backward: bool
+    ) -> StepReplay:
+        """Return what makes calls of a step function again; see `StepReplay`.
 
         Raises:
             UsageError: `replay_step` is not set.
             ConfigError: an object has no state that could be copied.
         """
-        section = self.config.section
-        if not (isinstance(section, StatisticsSection) and section.replay_step):
+        if not self.replays_steps:
             raise UsageError('replay_with() needs "keep_last" and "replay_step" in "statistics"')
         for part in parts:
             if not isinstance(part, Stateful):
                 rule = "an object with state_dict() and load_state_dict()"
                 raise ConfigError("parts", type(part).__name__, rule, source="replay_with()")
-        models = (function,) if isinstance(function, nn.Module) else ()
-        replay = StepReplay(
-            self.session, function, (*models, *parts), lambda: self.models, _record_again
+        return StepReplay(
+            self.session,
+            function,
+            parts,
+            lambda: self.models,
+            _record_again,
+            ends_backward=ends_backward,
         )
-        if isinstance(function, nn.Module):
-            replay.watch(function)
-            return function
-        return replay.wrapped()
 
     def stop(self) -> None:
         """End observing."""

@@ -13,7 +13,8 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,11 +44,14 @@ Record = Callable[[Config, int, Sequence[nn.Module], Callable[[], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of the step function, and the random state before it."""
+    """A call of the step function, with the random state and the autocast it was made in."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     random: RandomStates
+    autocast: dict[str, torch.dtype]
+    gradients: list[Tensor | None] = field(default_factory=list)
+    """Of its results, as far as they arrived: a trainer may scale the loss."""
 
 
 class _UnknownOptimizerError(Exception):
@@ -64,6 +68,8 @@ class StepReplay:
         parts: Sequence[object],
         models: Callable[[], Sequence[nn.Module]],
         record: Record,
+        *,
+        ends_backward: bool,
     ) -> None:
         """Create it; from now on it is told of steps that are written.
 
@@ -73,7 +79,9 @@ class StepReplay:
             parts: objects whose state it changes, besides the models.
             models: the models that are recorded.
             record: records the replay.
+            ends_backward: whether the replay runs the backward pass, from the function's result.
         """
+        self._ends_backward = ends_backward
         self._session = session
         self._function = function
         self._parts = tuple(parts)
@@ -92,16 +100,21 @@ class StepReplay:
         @functools.wraps(self._function)
         def call(*args: Any, **kwargs: Any) -> Any:
             self.take(args, kwargs)
-            return self._function(*args, **kwargs)
+            result = self._function(*args, **kwargs)
+            if self._ends_backward:
+                self._returned(result)
+            return result
 
         return call
 
     def watch(self, model: nn.Module) -> None:
         """Take the calls of a model, in place of those of a step function."""
-        handle = model.register_forward_pre_hook(
+        before = model.register_forward_pre_hook(
             lambda _, args, kwargs: self.take(args, kwargs), with_kwargs=True, prepend=True
         )
-        self._session.run_undo.callback(handle.remove)
+        after = model.register_forward_hook(lambda _, args, result: self._returned(result))
+        self._session.run_undo.callback(before.remove)
+        self._session.run_undo.callback(after.remove)
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Copy the state and the arguments: a call of the step function begins."""
@@ -116,7 +129,13 @@ class StepReplay:
             if self._step != number:
                 self._step, self._calls = number, []
                 self._before = KeptState([*self._models(), *self._parts])
-            self._calls.append(_Call(_copied(args), _copied(kwargs), RandomStates()))
+            self._calls.append(_Call(_copied(args), _copied(kwargs), RandomStates(), _autocast()))
+
+    def _returned(self, result: Any) -> None:
+        """Note the gradients of the results of a call when they arrive."""
+        session = self._session
+        if session.capturing and not self._is_replaying and self._step == session.step_number:
+            session.attempt("replay_step", _keep_gradients, result, self._calls[-1].gradients)
 
     def _written(self, step: int, folder: Path, reason: str) -> None:
         if step != self._step or self._before is None:
@@ -178,9 +197,12 @@ class StepReplay:
         try:
             for call in self._calls:
                 call.random.restore()
-                result = self._function(*_copied(call.args), **_copied(call.kwargs))
-                if isinstance(self._function, nn.Module):
-                    backward_from(result)
+                with ExitStack() as around:
+                    for device, dtype in call.autocast.items():
+                        around.enter_context(torch.autocast(device, dtype))
+                    result = self._function(*_copied(call.args), **_copied(call.kwargs))
+                if self._ends_backward:
+                    backward_from(result, call.gradients)
         except _UnknownOptimizerError:
             pass
         except Exception as error:  # noqa: BLE001 - it may be the very trouble
@@ -222,6 +244,15 @@ class StepReplay:
         )
 
 
+def _autocast() -> dict[str, torch.dtype]:
+    """Return the types of the devices for which autocast is on."""
+    return {
+        device: torch.get_autocast_dtype(device)
+        for device in {"cpu", torch._C._get_accelerator().type}
+        if torch.is_autocast_enabled(device)
+    }
+
+
 def _has_other_processes() -> bool:
     """Return whether a replay on this rank alone might wait for others, in a collective."""
     distributed = torch.distributed
@@ -229,14 +260,39 @@ def _has_other_processes() -> bool:
     return is_member and distributed.get_world_size() > 1
 
 
-def backward_from(outputs: Any) -> None:
-    """Run a backward pass from the loss in the outputs of a model, or from all they hold."""
-    loss = outputs if isinstance(outputs, Tensor) else getattr(outputs, "loss", None)
-    roots = [each for each in tree_leaves(outputs if loss is None else loss) if _has_gradient(each)]
+def backward_from(outputs: Any, gradients: Sequence[Tensor | None] = ()) -> None:
+    """Run a backward pass from the loss in the outputs of a model, or from all they hold.
+
+    Args:
+        outputs: of the model.
+        gradients: of these results; ones where there is none.
+    """
+    roots = _roots(outputs)
+    given = [*gradients, *[None] * len(roots)][: len(roots)]
     if roots:
         with torch._C.DisableTorchFunction():  # no call of the model: it makes no record
-            gradients = [torch.ones_like(each) for each in roots]
-        torch.autograd.backward(roots, gradients)
+            filled = [
+                torch.ones_like(root) if gradient is None else gradient.clone()
+                for root, gradient in zip(roots, given, strict=True)
+            ]
+        torch.autograd.backward(roots, filled)
+
+
+def _roots(outputs: Any) -> list[Tensor]:
+    named = outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
+    loss = named.get("loss")
+    return [each for each in tree_leaves(outputs if loss is None else loss) if _has_gradient(each)]
+
+
+def _keep_gradients(outputs: Any, gradients: list[Tensor | None]) -> None:
+    for place, root in enumerate(_roots(outputs)):
+        gradients.append(None)
+
+        def arrived(gradient: Tensor, place: int = place) -> None:
+            with guard():
+                gradients[place] = gradient.clone()
+
+        root.register_hook(arrived)  # type: ignore[no-untyped-call]  # torch
 
 
 def _has_gradient(value: object) -> bool:
@@ -274,4 +330,4 @@ def _agree(recorded: RankView, replayed: RankView, name: str) -> bool:
 
 def _facts(value: Value) -> tuple[object, ...]:
     numbers = (value.max, value.min, value.mean, value.norm, value.nan_count)
-    return (value.slot, value.dtype, value.shape, *map(repr, numbers))  # NaN equals itself
+    return (value.path[1:], value.dtype, value.shape, *map(repr, numbers))  # NaN equals itself
