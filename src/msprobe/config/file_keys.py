@@ -541,7 +541,7 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Also record each API that optimizers and gradient clipping call. Without, "
             "`facts.json` has one entry for each of their steps. No effect where `facts` is false: "
-            "then each API is recorded."
+            "then each API is recorded, but in the task `nan_check`, which heeds it."
         ),
     ] = False
     overwrite: Annotated[

@@ -102,8 +102,8 @@ def _sizes(result: Tensor, changed: Tensor) -> tuple[float, float, float]:
 
     Block by block on a CPU, where memory is slow, and by dot products, which are many times as fast
     as norms. No element of a block has changed by more than the block's norm: that is a third pass
-    less, and most changes are far below what is remarkable. Squares that leave their type's range give an infinity or zero; the caller then asks
-    in float64.
+    less, and most changes are far below what is remarkable. Squares that leave their type's range
+    give an infinity or zero; the caller then asks in float64.
     """
     one, other = _flat(result), _flat(changed)
     count = one.numel()
