@@ -374,7 +374,7 @@ def test_a_nan_that_an_optimizer_makes_is_found(tmp_path: Path, *, optimizer_api
         for _ in range(2):
             optimizer.zero_grad()
             with run.step_of(model):
-                (model(torch.ones(4, 3)).sum() * 100).backward()
+                (model(torch.ones(4, 3)).sum() * -100).backward()
                 optimizer.step()
         steps = {step for step in run.steps() if run.records(int(step[4:]))}
         first = next(iter(run.records(0 if optimizer_apis else 1).items()))
