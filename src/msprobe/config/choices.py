@@ -156,7 +156,9 @@ class PerturbationWord(StrEnum):
         return _MEANT[self]
 
 
-_MEANT: Final = dict(zip(PerturbationWord, (*Perturbation, *Perturbation), strict=True))
+_MEANT: Final[dict[PerturbationWord, Perturbation]] = dict(
+    zip(PerturbationWord, (*Perturbation, *Perturbation), strict=True)
+)
 
 
 class Handler(StrEnum):
