@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -46,15 +47,16 @@ class Net(lightning.LightningModule):
         return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.fc, self.critic)]
 
 
-def fit(folder: Path, net: Net, *, checkpoint: Path | None = None, **settings):
-    probe = MsprobeCallback(dump_path=folder / "dump", step=["0-9"])
+def fit(folder: Path, net: Net, *, checkpoint: Path | None = None, probes=None, **settings):
+    if probes is None:
+        probes = [MsprobeCallback(dump_path=folder / "dump", step=["0-9"])]
     trainer = lightning.Trainer(
         accelerator="cpu",
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
-        callbacks=[probe],
+        callbacks=probes,
         **{"max_steps": 4, **settings},
     )
     data = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=1)
@@ -105,3 +107,31 @@ def test_an_exception_ends_the_step_that_it_broke_off(tmp_path):
     assert list(steps(tmp_path)) == [0, 1]
     assert steps(tmp_path)[0][2] is Ending.WHOLE
     assert steps(tmp_path)[1][2] is not Ending.WHOLE
+
+
+class Dividing(Net):
+    """A model that divides by zero for one batch."""
+
+    def training_step(self, batch, index):
+        loss = (self.fc(torch.nn.functional.dropout(batch[0])) / (index != 5)).square().mean()
+        self.log("loss", loss)
+        return loss
+
+
+def test_the_step_with_a_bad_batch_is_replayed(tmp_path):
+    config = tmp_path / "config.json"
+    keys = {"keep_last": 2, "replay_step": True}
+    config.write_text(json.dumps({"task": "statistics", "level": "mix", "statistics": keys}))
+    results = []
+    for probes in ([], [MsprobeCallback(config, dump_path=tmp_path / "dump")]):
+        torch.manual_seed(0)
+        net = Dividing()
+        trainer = fit(tmp_path, net, probes=probes, max_steps=7, precision="bf16-mixed")
+        metrics = trainer.callback_metrics["loss"]
+        results.append([*net.state_dict().values(), torch.get_rng_state(), metrics])
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*results, strict=True))
+    (found,) = (tmp_path / "dump" / "replay").glob("step5/rank/replay.json")
+    replay = json.loads(found.read_text())
+    assert replay["differ"] == []
+    assert any("__truediv__" in call for call in replay["calls"])
+    assert replay["records"] >= 2

@@ -362,3 +362,23 @@ def test_gradients_underflow_too(tmp_path: Path) -> None:
             (x * 1e-3 * 1e-3).sum().backward()
         found = {row["name"]: row["subnormal"] for row in rows(run)}
     assert any(name.endswith("backward") for name in found)
+
+
+@pytest.mark.parametrize("optimizer_apis", [False, True])
+def test_a_nan_that_an_optimizer_makes_is_found(tmp_path: Path, *, optimizer_apis: bool) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=3e38, foreach=False)
+    section = {"stop_on": "never"}
+    more = {"optimizer_apis": True} if optimizer_apis else {}
+    with recording(tmp_path, "L1", "nan_check", section=section, **more) as run:
+        for _ in range(2):
+            optimizer.zero_grad()
+            with run.step_of(model):
+                (model(torch.ones(4, 3)).sum() * -100).backward()
+                optimizer.step()
+        steps = {step for step in run.steps() if run.records(int(step[4:]))}
+        first = next(iter(run.records(0 if optimizer_apis else 1).items()))
+    assert ("step0" in steps) is optimizer_apis
+    if not optimizer_apis:
+        assert first[0] == "Functional.linear.0.forward"
+        assert first[1]["finding"] == "came in"

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ _SIGNAL: Final = "SIGUSR1"
 _GRADIENT_NORM: Final = "gradient norm"
 
 Spikes = Callable[[Mapping[str, float]], str | None]
+OnWritten = Callable[[int, Path, str], None]
+"""Is told that steps were written: number and folder of the last one, and why."""
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class FlightRecorder:
     Attributes:
         kept: the steps, oldest first.
         numbers: of the current step.
+        on_written: is told of it; None for nothing.
         spikes: judges loss and gradient norm of each step; None where nothing does.
     """
 
@@ -81,6 +85,7 @@ class FlightRecorder:
         self.kept: deque[KeptStep] = deque()
         self.numbers: StepNumbers | None = None
         self.spikes: Spikes | None = None
+        self.on_written: OnWritten | None = None
         self._size = size
         self._asked_for: str | None = None
         self._was_bad = False

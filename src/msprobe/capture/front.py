@@ -336,7 +336,7 @@ class DebuggerFront(ABC):
         """
         with lock:
             run = cls._running()
-            check = run.session.check
+            check = run.session.checks.check
             if not isinstance(check, NanCheck):
                 words = f'the task is "{run.config.task}"'
                 raise UsageError(f"on_nan() belongs to the task nan_check; {words}")

@@ -13,52 +13,42 @@ import os
 import threading
 import time
 import traceback
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
-from msprobe.capture.account import Account, RunTotals, Step, Written
+from msprobe.capture.account import Account, RunTotals, Step
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.attaching import Attachable
 from msprobe.capture.backward_passes import BackwardPasses
 from msprobe.capture.calls import Calls
-from msprobe.capture.diff_check import DiffRecording, Judge
+from msprobe.capture.diff_check import Judge
 from msprobe.capture.events import CallSink
 from msprobe.capture.facts import FactCollector, FactSink
-from msprobe.capture.flight import FlightRecorder, KeptStep
-from msprobe.capture.nan_check import NanCheck
-from msprobe.capture.online import OnlineRun
-from msprobe.capture.overflow import OverflowCheck
-from msprobe.capture.recording import Recording, RecordingContext, TensorRecording
+from msprobe.capture.flight import FlightRecorder
+from msprobe.capture.recording import RecordingContext
 from msprobe.capture.saved_values import SavedValues
 from msprobe.capture.selection import Selection
 from msprobe.capture.signature import StepSignatures
 from msprobe.capture.stacks import StackTable
+from msprobe.capture.step_dumps import StepDumps
+from msprobe.capture.task_checks import TaskChecks
 from msprobe.capture.task_files import TaskFiles
 from msprobe.capture.values import Describer
-from msprobe.capture.watch_recording import WatchRecording
 from msprobe.config import (
     Config,
     DataMode,
     DumpSwitch,
     FreeBenchmarkSection,
     Level,
-    NanCheckSection,
-    NoiseFloorSection,
-    OverflowCheckSection,
     StatisticsSection,
     Task,
     TensorSection,
     reload_dump_enable,
 )
 from msprobe.dump.clearing import drop_rank
-from msprobe.dump.layout import rank_directory
-from msprobe.dump.locking import RankClaim, claim_rank_directory
-from msprobe.dump.run_times import RUN_KEY, RunTimes, process_began
-from msprobe.dump.writer import DumpHead, DumpWriter, RankDump, WriteAccount
+from msprobe.dump.writer import RankDump
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +65,13 @@ class Session:
         stacks: call stacks seen so far.
         current: the step that events belong to.
         totals: counts over all steps.
-        judge: compares records with another run, in the task `diff_check`.
+        checks: judge the records of a task that keeps few.
+        dumps: the folders of the run, and the dump of each step.
+        dump: the open one; None where no step is being recorded.
         calls: is told of calls; tells the sinks.
         backward: is told of gradients; tells the sinks.
         recording: the sink that makes the records of the task.
         saved: makes the records of level debug.
-        flight: keeps the last steps in memory; None where every step is written.
-        check: judges the records of a task that keeps few; None for the others.
         signatures: makes the signature of each step; None for other tasks.
         files: of a task that writes no dump, but files of its own; None for the others.
         facts: takes what happens around the calls.
@@ -133,9 +123,6 @@ class Session:
         self.dump: RankDump | None = None
         self.current = Step()
         self.totals = RunTotals()
-        self._writer: DumpWriter | None = None
-        self._online: OnlineRun | None = None
-        self._claims: dict[int | None, RankClaim] = {}
         self._warned_of_rank = False
         self._switch = DumpSwitch(enabled=config.dump_enable)
         self._attachable: Attachable | None = None
@@ -143,10 +130,14 @@ class Session:
             self._attachable = Attachable(config.dump_path)
             self.run_undo.callback(self._attachable.close)
         self._dead = False
-        self._began = process_began()
-        self.check = _check_of(config)
-        self.judge = judge
-        self.flight = _flight_recorder(config)
+        self.checks = TaskChecks(config, judge, self.attempt)
+        self.dumps = StepDumps(
+            config,
+            adapter.framework,
+            self.checks,
+            attempt=self.attempt,
+            settle=self.settle_spending,
+        )
         selection = _selection(config)
         around = RecordingContext(
             step=self.current,
@@ -154,13 +145,10 @@ class Session:
             describer=Describer(adapter, tensor_types),
             data_mode=selection.data_mode,
             keeps_construct=config.level is not Level.L1,
-            submit=self._submit,
+            submit=self.dumps.submit,
             failed=self.failed,
         )
-        if judge is not None:
-            self.recording: Recording = DiffRecording(around, judge)
-        else:
-            self.recording = _recording_of(config, around, self.check)
+        self.recording = self.checks.recording(around)
         sink = CallSink() if config.task is Task.FREE_BENCHMARK else self.recording
         self.calls = Calls(self.current, selection, sink)
         self.backward = BackwardPasses(self.calls, adapter)
@@ -181,6 +169,11 @@ class Session:
     def account(self) -> Account:
         """The account of the current step."""
         return self.current.account
+
+    @property
+    def flight(self) -> FlightRecorder | None:
+        """The last steps in memory; None where every step is written."""
+        return self.dumps.flight
 
     def begin_at(self, step: int) -> None:
         """Make `step` the first one; a step already begun ends, and its folder goes if empty."""
@@ -242,7 +235,7 @@ class Session:
             self.finished = True
             logger.info("all wanted steps are recorded: capture ends (last step %d)", last)
             return False
-        if any(each is not None and each.finished for each in (self.check, self.judge)):
+        if self.checks.finished:
             self.finished = True
             return False
         if not self._is_wanted_now():
@@ -319,27 +312,14 @@ class Session:
         self.current.ending.at_exit()
         self._end_step()
         if self.flight is not None:
-            self._close_flight(self.flight)
+            self.dumps.end_flight(self.current.ending.judge())
         self.run_undo.close()
         self._dead = True
-        if self._writer is not None:
-            self._writer.close()
-        if self._online is not None and not self.is_forked:
-            self._guarded("close", self._online.close)
+        self.dumps.close(is_forked=self.is_forked)
         if self.files is not None:
             self._guarded("close", self.files.close)
-        for claim in self._claims.values():
-            claim.release()
-        self._claims.clear()
+        self.dumps.release()
         atexit.unregister(self.close)
-
-    def _close_flight(self, flight: FlightRecorder) -> None:
-        """Write the last steps if an exception ends the program; else they are forgotten."""
-        ended = self.current.ending.judge()
-        reason = self.attempt("flight recorder", flight.why_now, ended, False)
-        if reason is not None:
-            self.attempt("flight recorder", self.write_kept, reason)
-        flight.close()
 
     def _end_step(self) -> None:
         ending = self.current.ending
@@ -349,11 +329,6 @@ class Session:
         self.stop()
         self.attempt("step", self.step_undo.close)
         self._close_dump()
-
-    def tell_findings(self) -> None:
-        """Tell the user's callback what the step that ended has shown; its errors pass."""
-        if isinstance(self.check, NanCheck):
-            self.check.tell()
 
     # -- of tasks that write no dump -----------------------------------------------------------
 
@@ -417,10 +392,6 @@ class Session:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _submit(self, task: Callable[[], None]) -> None:
-        if self._writer is not None:
-            self._writer.submit(task)
-
     def _guarded(self, where: str, action: Callable[[], object]) -> None:
         """Run msprobe's part of the user's `stop` or `step`; an exception is noted, not raised."""
 
@@ -474,53 +445,20 @@ class Session:
             return
         self.totals.has_opened = True
         if self.files is not None:
-            claim = self._claim(rank)
+            claim = self.dumps.claim(rank)
             begin = self.files.begin
             self._guarded(str(self.config.task), lambda: begin(claim.dump_path, claim.name))
             if self.signatures is not None:
                 self.facts.begin(self.step_number, self.signatures)
             return
-        if self._writer is None:
-            self._writer = DumpWriter()
+        if self.dumps.begin_writing():
             # At exit, handlers run in reverse: ours must come before the writer's.
             atexit.unregister(self.close)
             atexit.register(self.close)
-        claim = self._claim(rank)
-        directory = rank_directory(claim.dump_path, self.step_number, claim.name)
-        config = self.config
-        framework = self.adapter.framework
-        head = DumpHead(
-            config.task,
-            config.level,
-            framework,
-            began=self._began,
-            noise_seed=noise_seed(config),
-        )
-        calls = config.extra_info and config.level is not Level.DEBUG
-        is_held = self.flight is not None
-        self.dump = self._writer.open(directory, head, extra_info=calls, held=is_held)
-        self._send_online(claim)
-        if self.check is not None:
-            results = claim.dump_path / f"{config.task}_{claim.name}"
-            self.check.begin_step(self.step_number, results)
-        if self.judge is not None:
-            self.judge.begin_step(self.step_number, rank, directory)
+        self.dump = self.dumps.open(self.step_number, rank)
         self.recording.use(self.dump)
         facts = self.dump if self.flight is None else self.flight.watch(self.dump)
         self.facts.begin(self.step_number, facts)
-
-    def _send_online(self, claim: RankClaim) -> None:
-        section = self.config.section
-        if self._online is None and isinstance(section, TensorSection) and section.online:
-            self._online = OnlineRun(section.online, claim)
-
-    def _claim(self, rank: int | None) -> RankClaim:
-        claim = self._claims.get(rank)
-        if claim is None:
-            claim = claim_rank_directory(self.config.dump_path, rank)
-            self._claims[rank] = claim
-            logger.info("recording to %s, rank folder %s", claim.dump_path, claim.name)
-        return claim
 
     def _close_dump(self) -> None:
         if self.files is not None:
@@ -533,66 +471,23 @@ class Session:
         self._guarded("step", self.backward.close_step)
         self._guarded("step", self.saved.close_records)
         self._guarded("step", self._hand_on_waiting)
-        if self.judge is not None:
-            self._guarded("diff_check", self.judge.end_step)
+        if self.checks.judge is not None:
+            self._guarded("diff_check", self.checks.judge.end_step)
         ended = self.facts.ended = self.current.ending.judge()
         self._guarded("step", self.facts.finish)
         self.dump = None
         self.recording.use(None)
         account = self.account
         account.close(ended, saw_calls=self.calls.any_began)
-        fields: dict[str, Any] = {RUN_KEY: RunTimes(self._began, time.time()).as_json()}
-        kept = KeptStep(dump, account, fields)
-        if self.flight is None:
-            written = dump.close()
-            if self._online is not None:
-                self._guarded("online", partial(self._online.step_ended, self.step_number))
-            if self.check is not None:
-                fields |= self.attempt("check", self.check.end_step) or {}
-            if self.judge is not None:
-                fields |= self.judge.counts()
-            self._write_account(kept, written)
-        else:
-            self.flight.keep(kept)
-            is_bad = bool(self.adapter.take_bad_values()) or self.current.is_bad
-            reason = self.attempt("flight recorder", self.flight.why_now, ended, is_bad)
-            if reason is not None:
-                self.write_kept(reason)
-        self.totals.add(account)
-
-    def _write_account(self, step: KeptStep, written: WriteAccount) -> None:
-        # Device statistics count when their copy is asked for, overflow checks when kept.
-        facts = Written(
-            size_bytes=written.bytes_written,
-            tensors=written.tensors + written.linked,
-            complete=written.complete,
+        is_bad = self.flight is not None and (
+            bool(self.adapter.take_bad_values()) or self.current.is_bad
         )
-        self.settle_spending()
-        fields = step.account.as_json(facts) | step.fields
-        fields["write_errors"] = written.errors
-        fields["linked_tensors"] = written.linked
-        step.dump.write_account(fields)
-        logger.info(step.account.line(facts))
+        self.dumps.close_step(dump, account, ended, is_bad=is_bad)
+        self.totals.add(account)
 
     def flush(self, reason: str) -> None:
         """Write the steps that are kept in memory: now, or with the step that is being recorded."""
-        if self.flight is None:
-            return
-        if self.dump is not None:
-            self.flight.ask(reason)
-        else:
-            self.attempt("flight recorder", self.write_kept, reason)
-
-    def write_kept(self, reason: str) -> None:
-        """Write the steps that are kept in memory, and say why."""
-        if self.flight is None or not self.flight.kept:
-            return
-        logger.warning("the last %d steps are written: %s", len(self.flight.kept), reason)
-        while self.flight.kept:
-            step = self.flight.kept.popleft()
-            step.account.note(f"written because of {reason}")
-            step.fields["written_because"] = reason
-            self._write_account(step, step.dump.release())
+        self.dumps.flush(reason, is_recording=self.dump is not None)
 
     def forget(self) -> None:
         """Take no further part in the run: this is a forked child, such as a loader's worker."""
@@ -601,8 +496,7 @@ class Session:
         self.finished = True
         self.dump = None
         self.facts.forget()
-        if self.flight is not None:
-            self.flight.kept.clear()
+        self.dumps.forget()
         self.lock = threading.RLock()  # a thread that is not in the child may hold the old one
         self.recording.use(None)
 
@@ -628,55 +522,6 @@ def _selection(config: Config) -> Selection:
             expands_modules=config.level is Level.MIX,
         )
     return Selection(black_list=section.black_list, data_mode=DataMode(), only_tree=only_tree)
-
-
-def _recording_of(
-    config: Config, around: RecordingContext, check: OverflowCheck | NanCheck | None
-) -> Recording:
-    """Return the sink that does the task."""
-    section = config.section
-    if check is not None:
-        is_nan_check = isinstance(section, NanCheckSection)
-        share = section.near_overflow if isinstance(section, NanCheckSection) else 0.0
-        return WatchRecording(
-            around,
-            check,
-            around.adapter.value_watch(share=share, parameters=not is_nan_check),
-            sees_writes=config.level is not Level.L0,
-            saves=not is_nan_check,
-        )
-    if config.task is Task.TENSOR:
-        return TensorRecording(around)
-    if isinstance(section, StatisticsSection) and section.tensor_list:
-        return TensorRecording(around, section.tensor_list)
-    return Recording(around)
-
-
-def _flight_recorder(config: Config) -> FlightRecorder | None:
-    section = config.section
-    if isinstance(section, StatisticsSection) and section.keep_last:
-        return FlightRecorder(section.keep_last)
-    return None
-
-
-def _check_of(config: Config) -> OverflowCheck | NanCheck | None:
-    match config.section:
-        case OverflowCheckSection() as section:
-            return OverflowCheck(section.overflow_nums)
-        case NanCheckSection() as section:
-            return NanCheck(section)
-    return None
-
-
-def noise_seed(config: Config) -> int | None:
-    """Return the seed of the moves of operators; None where the task makes none.
-
-    All ranks have the same one: replicas that run the same operators stay replicas.
-    """
-    section = config.section
-    if not isinstance(section, NoiseFloorSection):
-        return None
-    return zlib.crc32(os.fsencode(config.dump_path)) if section.seed is None else section.seed
 
 
 @dataclass(slots=True)

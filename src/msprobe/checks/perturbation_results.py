@@ -2,7 +2,8 @@
 """`PerturbationResults`: findings of a run, its calls ranked, and the files of these.
 
 ``free_benchmark.csv`` has a row for each finding, in the columns that `free_benchmark` is known
-for and further ones after them. ``free_benchmark.json`` ranks all calls by amplification.
+for and further ones after them. ``free_benchmark.json`` ranks all calls by amplification, and
+``free_benchmark.html`` shows them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.checks.perturbation import Judged, Severity
+from msprobe.checks.perturbation_page import write_perturbation_page
 from msprobe.files import write_report
 from msprobe.json_text import strict_json
 from msprobe.report.csv_files import write_csv
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 CSV_FILE: Final = "free_benchmark.csv"
 JSON_FILE: Final = "free_benchmark.json"
+PAGE_FILE: Final = "free_benchmark.html"
 COLUMNS: Final = (
     *("rank", "pert_mode", "stage", "step", "api_name", "max_rel", "dtype", "shape"),
     *("output_index", "severity", "amplification", "input_change", "output_change", "max_ulp"),
@@ -146,6 +149,21 @@ class PerturbationResults:
             self._folder / JSON_FILE, strict_json(self.as_json(), indent=None), warns=False
         )
 
+    def write_page(self) -> None:
+        """Write the page of the ranked calls, at the end of a run.
+
+        Raises:
+            ReportWriteError: it cannot be written.
+        """
+        if self._folder is not None:
+            write_perturbation_page(
+                self._folder / PAGE_FILE,
+                self.as_json(),
+                self._headline(),
+                [f"left out: {count} ({reason})" for reason, count in self.skipped.most_common()],
+                self._measure,
+            )
+
     def _table_rows(self) -> Iterator[TableRow]:
         for call in self._rows:
             yield self._cells(call), None
@@ -189,15 +207,8 @@ class PerturbationResults:
 
     def lines(self) -> Iterator[str]:
         """Yield the ranked summary for people."""
-        run = self._run
-        found = [f"{self.counts[one]} {one}" for one in list(Severity)[:0:-1] if self.counts[one]]
-        text = f"{run.mode}, {run.stage}: {self.examined} calls perturbed"
-        if self.learned_from:
-            text += f", {self.learned_from} learned from"
-        if self.fixed:
-            text += f", {self.fixed} results replaced"
-        yield f"{text}; findings: {', '.join(found) or 'none'}; {self.spent_s:.1f} s spent"
-        what = "error in units of rounding" if run.judges_errors else "amplification"
+        yield self._headline()
+        what = self._measure
         ranked = self.ranked()
         for place, call in enumerate(ranked[:_LISTED], 1):
             judged = call.judged
@@ -209,6 +220,20 @@ class PerturbationResults:
             yield ", ".join([*parts, *filter(None, (call.module, call.source))])
         for reason, count in self.skipped.most_common():
             yield f"     left out: {count} ({reason})"
+
+    @property
+    def _measure(self) -> str:
+        return "error in units of rounding" if self._run.judges_errors else "amplification"
+
+    def _headline(self) -> str:
+        run = self._run
+        found = [f"{self.counts[one]} {one}" for one in list(Severity)[:0:-1] if self.counts[one]]
+        text = f"{run.mode}, {run.stage}: {self.examined} calls perturbed"
+        if self.learned_from:
+            text += f", {self.learned_from} learned from"
+        if self.fixed:
+            text += f", {self.fixed} results replaced"
+        return f"{text}; findings: {', '.join(found) or 'none'}; {self.spent_s:.1f} s spent"
 
     def log_summary(self) -> None:
         """Log the ranked summary."""

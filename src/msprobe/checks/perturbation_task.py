@@ -162,3 +162,4 @@ class PerturbationTask:
         if not self._has_summary and self.results.examined + sum(self.results.skipped.values()):
             self._has_summary = True
             self.results.log_summary()
+            self.results.write_page()

@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="forward",
         help="results, or gradients of inputs (forward)",
     )
-    add_output(parser, "folder for free_benchmark.csv and free_benchmark.json (no files)")
+    add_output(parser, "folder for free_benchmark.csv, .json and .html (no files)")
     add_steps(parser)
     add_ranks(parser)
     parser.add_argument(
@@ -121,6 +121,7 @@ def _show(found: Mapping[RankKey, PerturbationResults], options: argparse.Namesp
             folder = rank_folder(key) if isinstance(key, int) else str(key)
             results.begin(options.output / folder, number)
             results.write()
+            results.write_page()
     if options.json:
         print_json({str(key): results.as_json() for key, results in found.items()})
         return

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class Task(StrEnum):
@@ -152,7 +153,12 @@ class PerturbationWord(StrEnum):
     @property
     def perturbation(self) -> Perturbation:
         """The perturbation that is meant."""
-        return list(Perturbation)[list(PerturbationWord).index(self) % len(Perturbation)]
+        return _MEANT[self]
+
+
+_MEANT: Final[dict[PerturbationWord, Perturbation]] = dict(
+    zip(PerturbationWord, (*Perturbation, *Perturbation), strict=True)
+)
 
 
 class Handler(StrEnum):

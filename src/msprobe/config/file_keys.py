@@ -142,6 +142,15 @@ class StatisticsKeys(msgspec.Struct, frozen=True, kw_only=True):
             "`debugger.flush()`. 0: every step is written.",
         ),
     ] = 0
+    replay_step: Annotated[
+        bool,
+        Meta(
+            description="With `keep_last`, in PyTorch: run the step that made it write again, from "
+            "the saved random state, parameters and inputs, and save the tensors of the calls in "
+            "which the trouble begins. Needs a step function, `debugger.replay_with()`, or a "
+            "callback of a trainer."
+        ),
+    ] = False
 
 
 class TensorKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -532,7 +541,7 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Also record each API that optimizers and gradient clipping call. Without, "
             "`facts.json` has one entry for each of their steps. No effect where `facts` is false: "
-            "then each API is recorded."
+            "then each API is recorded, but in the task `nan_check`, which heeds it."
         ),
     ] = False
     overwrite: Annotated[

@@ -151,6 +151,8 @@ def _statistics(
     if keys.keep_last and tensor_list:
         warnings.append(f'"{section}.tensor_list" has no effect with keep_last, which keeps none')
         tensor_list = ()
+    if keys.replay_step and not keys.keep_last:
+        warnings.append(f'"{section}.replay_step" has no effect without "keep_last"')
     return StatisticsSection(
         scope=scope,
         name_filters=names,
@@ -161,6 +163,7 @@ def _statistics(
         slice=_parse_slices(keys.slice, f"{section}.slice", source=source),
         black_list=tuple(keys.black_list),
         keep_last=0 if level is Level.DEBUG else keys.keep_last,
+        replay_step=keys.replay_step and bool(keys.keep_last) and level is not Level.DEBUG,
     )
 
 

@@ -66,6 +66,7 @@ class StatisticsSection:
         black_list: API names that are never recorded.
         keep_last: so many last steps are kept in memory, and written when something happens; 0:
             every step is written.
+        replay_step: whether the step that made it write is run again, with tensors.
     """
 
     scope: tuple[str, str] | None = None
@@ -77,6 +78,7 @@ class StatisticsSection:
     slice: tuple[Slice, ...] = ()
     black_list: tuple[str, ...] = ()
     keep_last: int = 0
+    replay_step: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,17 @@ trainer = lightning.Trainer(callbacks=[MsprobeCallback(dump_path="dump", step=[0
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from msprobe.integrations.trainer_steps import RecordsSteps
+from msprobe.pytorch.debugger import running
+from msprobe.pytorch.training.step_replay import StepReplay
 
 
 class MsprobeCallback(RecordsSteps, Callback):  # type: ignore[misc]  # its types are not followed
@@ -22,11 +27,16 @@ class MsprobeCallback(RecordsSteps, Callback):  # type: ignore[misc]  # its type
     """
 
     _stepped = 0
+    _replay: StepReplay | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count on from a checkpoint; each optimizer counts in the trainer's number."""
         self._stepped = trainer.global_step
         self._steps.begin_training(trainer.global_step // max(1, len(trainer.optimizers)))
+        run = running()
+        if run.replays_steps:
+            again = partial(_training_step, pl_module, trainer.accumulate_grad_batches)
+            self._replay = run.step_replay(again, (), ends_backward=True)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -34,6 +44,10 @@ class MsprobeCallback(RecordsSteps, Callback):  # type: ignore[misc]  # its type
         """Begin a step, with its first batch."""
         if not self._steps.is_open:
             self._steps.begin_step([pl_module])
+        if self._replay is not None:
+            precision = trainer.precision_plugin
+            with precision.train_step_context():  # its autocast is taken with the call
+                self._replay.take((batch, batch_idx), {})
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -60,3 +74,24 @@ class MsprobeCallback(RecordsSteps, Callback):  # type: ignore[misc]  # its type
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a step that the trainer broke off."""
         self._steps.end_step()
+
+
+def _training_step(module: LightningModule, shares: int, batch: Any, batch_idx: int) -> Any:
+    """Return the loss of a training step that is made again, and logs nothing.
+
+    Args:
+        module: the model.
+        shares: batches whose gradients are added up: the trainer divides the loss by it.
+        batch: of the step.
+        batch_idx: its number.
+    """
+    takes_index = len(inspect.signature(module.training_step).parameters) > 1
+    silenced = {name: lambda *_, **__: None for name in ("log", "log_dict")}
+    vars(module).update(silenced)
+    try:
+        result = module.training_step(batch, *([batch_idx] if takes_index else []))
+    finally:
+        for name in silenced:
+            vars(module).pop(name, None)
+    loss = result["loss"] if isinstance(result, Mapping) else result
+    return loss if loss is None else loss / shares

@@ -11,6 +11,7 @@ from torch import nn
 
 from msprobe.launch.launching import DEFAULT_FOLDER, DEFAULT_STEPS
 from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch.debugger import running
 
 Steps = int | list[int | str] | None
 
@@ -59,6 +60,11 @@ class TrainerSteps:
         self.end_step()  # of a training that ended with an exception
         if done:
             self._debugger.set_init_step(done)
+
+    def replay_calls_of(self, model: nn.Module) -> None:
+        """Have a step replayed by the model's calls, where ``replay_step`` is set."""
+        if running().replays_steps:
+            self._debugger.replay_with(model)
 
     def begin_step(self, models: Sequence[nn.Module]) -> None:
         """Begin to record a step."""

@@ -23,8 +23,9 @@ class MsprobeCallback(RecordsSteps, TrainerCallback):  # type: ignore[misc]  # t
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Count on from a checkpoint."""
+        """Count on from a checkpoint; the model's calls can be replayed from now on."""
         self._steps.begin_training(state.global_step)
+        self._steps.replay_calls_of(unwrapped(kwargs["model"]))
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -142,7 +142,7 @@ class Run:
                 "recording the dynamic graph needs 2.10 or newer"
             )
         self._rank = rank
-        if self._records_cells and self.session.judge is None:
+        if self._records_cells and self.session.checks.judge is None:
             self._watch_compiled_parts()
         if self.session.start(rank=rank):
             self._start_state.collect(self.models)
@@ -297,7 +297,7 @@ class Run:
         if self._parts_session is not None:
             self._parts_session.step()
         self.session.step()
-        self.session.tell_findings()
+        self.session.checks.tell()
 
 
 def _judge_of(config: Config) -> DiffJudge | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -32,6 +32,8 @@ from msprobe.pytorch.training.script_steps import ScriptFollower
 from msprobe.report.estimate_lines import estimate_lines, refuse_small_disk
 
 logger = logging.getLogger(__name__)
+
+Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 class PrecisionDebugger(DebuggerFront):
@@ -117,6 +119,39 @@ class PrecisionDebugger(DebuggerFront):
                 prepare_saving(run.session)
                 return
             cls._start(model, as_models, token_range, rank_id)
+
+    @classmethod
+    def replay_with(cls, function: Step, *parts: Any, backward: bool = False) -> Step:
+        """Return a step function that the flight recorder can run again (``replay_step``).
+
+        Call the result in place of `function`, between `start` and `stop`. Each call costs a copy
+        of its arguments, the first one of a step also a copy of parameters, gradients, buffers,
+        and of the states of `parts`.
+
+        Args:
+            function: makes a step, or one micro batch of it: forward and backward, from its
+                arguments. Or the model: its calls are then made again, each with a backward pass.
+            parts: optimizers, scalers, schedules, models: whose state it changes. In the replay an
+                optimizer that is not among them ends the step before it changes anything.
+            backward: whether a backward pass follows each call in the replay, from the ``loss`` in
+                its result, or from all it returns; always for a model.
+
+        Raises:
+            UsageError: no debugger was constructed, or ``replay_step`` is not set.
+            ConfigError: one of `parts` has no state that could be copied.
+        """
+        with lock:
+            run, is_model = running(), isinstance(function, nn.Module)
+            if run.session.is_off:
+                return function
+            models = (function,) if is_model else ()
+            replay = run.step_replay(
+                function, (*models, *parts), ends_backward=backward or is_model
+            )
+            if isinstance(function, nn.Module):
+                replay.watch(function)
+                return function
+            return cast("Step", replay.wrapped())
 
     @classmethod
     def estimate(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,10 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from msprobe.config import (
     Config,
@@ -35,6 +32,8 @@ from msprobe.dump.estimates import (
 )
 from msprobe.errors import ConfigError
 from msprobe.pytorch.run import Run
+from msprobe.pytorch.training.kept_state import KeptState
+from msprobe.pytorch.training.step_replay import backward_from
 
 # The first step also warms up: stacks, names and memory are new to it. Of the time of the others
 # the median counts.
@@ -78,7 +77,9 @@ def estimate(
     settings = [_settings(config, level, task) for task in tasks for level in levels]
     training = _Training(tuple(models), batch, run_model or _call, optimizer)
     with ExitStack() as undo:
-        _keep_state(training, undo)
+        kept = KeptState([*models, *([] if optimizer is None else [optimizer])])
+        undo.callback(kept.restore)
+        training.forget_gradients()
         # Its lines for each step would look like those of a recording.
         steps_log = logging.getLogger("msprobe.capture.session")
         undo.callback(steps_log.setLevel, steps_log.level)
@@ -97,7 +98,7 @@ class _Training:
 
     def run(self) -> None:
         """Run a step: forward, backward, and the optimizer if there is one."""
-        _backward(self.run_model(self.models[0], self.batch))
+        backward_from(self.run_model(self.models[0], self.batch))
         if self.optimizer is not None:
             self.optimizer.step()
 
@@ -171,58 +172,3 @@ def _call(model: nn.Module, batch: object) -> object:
     if isinstance(batch, list | tuple):
         return model(*batch)
     return model(batch)
-
-
-def _backward(outputs: Any) -> None:
-    """Run a backward pass from the loss in the outputs of a model, or from all they hold."""
-    loss = outputs if isinstance(outputs, Tensor) else getattr(outputs, "loss", None)
-    roots = [each for each in tree_leaves(outputs if loss is None else loss) if _has_gradient(each)]
-    if roots:
-        with torch._C.DisableTorchFunction():  # no call of the model: it makes no record
-            gradients = [torch.ones_like(each) for each in roots]
-        torch.autograd.backward(roots, gradients)
-
-
-def _has_gradient(value: object) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad and value.is_floating_point()
-
-
-def _keep_state(training: _Training, undo: ExitStack) -> None:
-    """Have gradients, buffers, random states and what the optimizer changes put back at the end."""
-    undo.enter_context(torch.random.fork_rng(range(torch.cuda.device_count())))
-    undo.callback(random.setstate, random.getstate())
-    undo.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - the user's
-    for parameter in training.parameters():
-        undo.callback(setattr, parameter, "grad", parameter.grad)
-        parameter.grad = None
-    modules = {id(each): each for model in training.models for each in model.modules()}
-    for module in modules.values():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                undo.callback(module._buffers.__setitem__, name, buffer)
-                _keep_content(buffer, undo)
-    if training.optimizer is not None:
-        _keep_optimizer(training.optimizer, undo)
-
-
-def _keep_optimizer(optimizer: torch.optim.Optimizer, undo: ExitStack) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            _keep_content(parameter, undo)
-    states = {parameter: dict(state) for parameter, state in optimizer.state.items()}
-    undo.callback(optimizer.state.update, states)
-    undo.callback(optimizer.state.clear)
-    for state in states.values():
-        for value in state.values():
-            if isinstance(value, Tensor):
-                _keep_content(value, undo)
-
-
-def _keep_content(tensor: Tensor, undo: ExitStack) -> None:
-    content = tensor.detach().clone()
-
-    def restore() -> None:
-        with torch.no_grad():
-            tensor.copy_(content)
-
-    undo.callback(restore)

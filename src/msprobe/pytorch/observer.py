@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from msprobe.capture.headroom import Headroom
-from msprobe.capture.session import Session, noise_seed
+from msprobe.capture.session import Session
+from msprobe.capture.task_checks import noise_seed
 from msprobe.capture.token_range import TokenGate
 from msprobe.config import CompileMode, Level, Task
 from msprobe.pytorch.apis.api_table import ApiTable
@@ -198,6 +199,8 @@ class Observer:
             session.attempt("hooking optimizers", self._optimizers.install)
             session.attempt("hooking training calls", self._training_calls.install)
         elif session.config.task is Task.NAN_CHECK:
+            # An update's hundreds of small calls cost several times those of the model.
+            session.attempt("hooking optimizers", self._optimizers.install)
             session.attempt("hooking gradient scalers", self._training_calls.install_scalers)
         if stays_compiled:
             self._adapter.memo.active = False  # compiled code writes without telling

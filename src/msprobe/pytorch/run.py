@@ -22,6 +22,7 @@ from msprobe.config import (
     FreeBenchmarkSection,
     GradProbeSection,
     Level,
+    StatisticsSection,
 )
 from msprobe.errors import ConfigError, UsageError
 from msprobe.monitor.alerts.spikes import Spikes
@@ -32,10 +33,12 @@ from msprobe.pytorch.observer import Observer
 from msprobe.pytorch.perturbation.runner import Perturbation
 from msprobe.pytorch.training.dataloader_steps import LoopFollower
 from msprobe.pytorch.training.gradient_probe import GradientProbe
+from msprobe.pytorch.training.kept_state import Stateful
 from msprobe.pytorch.training.model_contents import NamedModels, numbered
 from msprobe.pytorch.training.script_steps import ScriptFollower
 from msprobe.pytorch.training.signatures import SignatureObserver
 from msprobe.pytorch.training.start_state import StartState
+from msprobe.pytorch.training.step_replay import StepReplay
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
 
 _graph_task = torch._C._current_graph_task_id
@@ -204,6 +207,36 @@ class Run:
             raise UsageError("monitor() belongs to the task grad_probe")
         self.gradient_probe.watch(models)
 
+    @property
+    def replays_steps(self) -> bool:
+        """Whether `replay_step` is set."""
+        section = self.config.section
+        return isinstance(section, StatisticsSection) and section.replay_step
+
+    def step_replay(
+        self, function: Callable[..., object], parts: Sequence[object], *, ends_backward: bool
+    ) -> StepReplay:
+        """Return what makes calls of a step function again; see `StepReplay`.
+
+        Raises:
+            UsageError: `replay_step` is not set.
+            ConfigError: an object has no state that could be copied.
+        """
+        if not self.replays_steps:
+            raise UsageError('replay_with() needs "keep_last" and "replay_step" in "statistics"')
+        for part in parts:
+            if not isinstance(part, Stateful):
+                rule = "an object with state_dict() and load_state_dict()"
+                raise ConfigError("parts", type(part).__name__, rule, source="replay_with()")
+        return StepReplay(
+            self.session,
+            function,
+            parts,
+            lambda: self.models,
+            _record_again,
+            ends_backward=ends_backward,
+        )
+
     def stop(self) -> None:
         """End observing."""
         if self.gradient_probe is not None:
@@ -239,7 +272,23 @@ class Run:
         self.observer.next_step()
         if self.signatures is not None:
             self.signatures.next_step()
-        self.session.tell_findings()
+        self.session.checks.tell()
+
+
+def _record_again(
+    config: Config, step: int, models: Sequence[nn.Module], action: Callable[[], None]
+) -> None:
+    """Record one more step beside the debugger's own, with other settings."""
+    run = Run(config)
+    try:
+        run.session.set_step(step)
+        run.start(models, None, None)
+        action()
+        run.session.current.ending.stopped()
+        run.stop()
+        run.step()
+    finally:
+        run.session.close()
 
 
 def _judge_of(config: Config) -> DiffJudge | None:

@@ -158,7 +158,7 @@ class TrainingCalls:
             return made(numbers.wait())
 
         entry = waited() if numbers.is_ready and is_ready else waited
-        check = self._session.check
+        check = self._session.checks.check
         if isinstance(check, NanCheck):
             check.note_update(entry)
         else:
