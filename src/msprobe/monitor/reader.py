@@ -229,7 +229,7 @@ class MonitorRun:
             places = one.of_stream(stream)
             if wanted is not None:
                 places = places[np.isin(one.file.entries["step"][places], wanted)]
-            frames += [_frame(one.rows(int(place))) for place in places]
+            frames += [frame_of(one.rows(int(place))) for place in places]
         if not frames:
             return _empty(self.ops(stream))
         table = pl.concat(frames, how="diagonal")
@@ -410,7 +410,8 @@ def chunked_name(name: str, chunk: int) -> str:
     return f"{chunk}:{name}" if chunk else name
 
 
-def _frame(rows: Rows) -> pl.DataFrame:
+def frame_of(rows: Rows) -> pl.DataFrame:
+    """Return a block as a part of `MonitorRun.table`."""
     import polars as pl
 
     layout = rows.layout
