@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import numpy as np
@@ -150,3 +151,57 @@ def test_gradients_before_and_after_reduction(dp_group: bool, tmp_path: Path) ->
     assert origin["rank"].unique().to_list() == [1]
     assert head["world_size"] == 2
     assert head["groups"] == ({"dp": [0, 1]} if dp_group else {})
+
+
+FULLY_SHARDED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from msprobe.pytorch import TrainerMon
+def make():
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(5, 5))
+    return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), inner, nn.Linear(5, 2))
+def inputs(step, micro):
+    return torch.full((2, 3), 1.0 + rank + step + micro / 2)
+model, plain = make(), make()
+fully_shard(model[2])
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+reference = torch.optim.SGD(plain.parameters(), lr=0.01)
+path = folder / f"monitor{rank}.json"
+path.write_text(json.dumps({
+    "ops": ["norm", "absmax"], "output_dir": str(folder / "runs"), "wg_distribution": True,
+}))
+monitor = TrainerMon(path)
+monitor.set_monitor(model, optimizer, grad_acc_steps=2)
+norms = []
+for step in range(3):
+    for micro in range(2):
+        model.set_requires_gradient_sync(micro == 1)
+        model(inputs(step, micro)).square().mean().backward()
+        plain(inputs(step, micro)).square().mean().backward()
+    with torch.no_grad():
+        norms.append({name: one.grad.norm().item() for name, one in plain.named_parameters()})
+        for one in plain.parameters():
+            dist.all_reduce(one.grad)
+            one.grad /= 2
+    optimizer.step()
+    reference.step()
+    optimizer.zero_grad()
+    reference.zero_grad()
+monitor.close()
+report({"norms": repr(norms)})
+"""
+
+
+def test_gradients_before_fsdp2_reduces_them(tmp_path: Path) -> None:
+    reported = run_ranks(FULLY_SHARDED, tmp_path)
+    with msprobe.open_monitor(tmp_path / "runs") as run:
+        for rank, found in enumerate(reported):
+            for step, norms in enumerate(ast.literal_eval(found["norms"])):
+                table = run.table("grad_unreduced", ranks=[rank], steps=[step])
+                assert dict(table.select("name", "norm").iter_rows()) == pytest.approx(norms, 1e-5)
+                shapes = dict(table.select("name", "shape").iter_rows())
+                assert shapes["2.0.weight"] == "[5, 5]"

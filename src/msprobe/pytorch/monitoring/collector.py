@@ -174,7 +174,8 @@ class Collector(StepCollector):
         if due & OF_MODULES:
             session.attempt("hooking modules", self._install_modules)
         if Stream.GRAD_UNREDUCED in due:
-            session.attempt("hooking parameters", self._parameters.install, self._undo)
+            install = self._parameters.install
+            session.attempt("hooking parameters", install, self._models, self._undo)
         if Stream.RUN in due:
             session.attempt("hooking backward", Losses(session).install, BackwardEntry())
             calls = TrainingCalls(session, lambda _: lambda: None)

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from msprobe.capture.session import Session
 from msprobe.monitor.collecting.step_rows import Key, StepRows
@@ -18,6 +17,7 @@ from msprobe.monitor.rows import Stream
 from msprobe.pytorch.gradients.parameter_gradients import make_first
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.monitoring.optimizers import OptimizerView, gradient_of
+from msprobe.pytorch.monitoring.unsharded import WholeParameters
 from msprobe.pytorch.values.measures import Known
 from msprobe.pytorch.values.readable import readable
 
@@ -82,31 +82,40 @@ class Parameters:
 
     # -- before reduction ----------------------------------------------------------------------
 
-    def install(self, undo: ExitStack) -> None:
+    def install(self, models: Iterable[nn.Module], undo: ExitStack) -> None:
         """Watch the gradients of parameters as torch accumulates them."""
-        for key, parameter in self._parameters:
-            if parameter.requires_grad and parameter.is_leaf:
-                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    partial(self._accumulated, key)
+        trained = {
+            parameter: key
+            for key, parameter in self._parameters
+            if parameter.requires_grad and parameter.is_leaf
+        }
+
+        def accumulated(parameter: Tensor, holder: Tensor | None = None) -> None:
+            if self.rows is not None:
+                where = parameter if holder is None else holder
+                take = self._take_unreduced
+                quietly(
+                    self._session, "gradient", take, self.rows, trained[parameter], parameter, where
                 )
-                make_first(parameter, handle.id)
-                undo.callback(handle.remove)
 
-    def _accumulated(self, key: Key, parameter: Tensor) -> None:
-        if self.rows is not None:
-            quietly(self._session, "gradient", self._take_unreduced, self.rows, key, parameter)
+        for parameter in trained:
+            handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+            make_first(parameter, handle.id)
+            undo.callback(handle.remove)
+        WholeParameters(trained, accumulated, undo).install(models)
 
-    def _take_unreduced(self, rows: StepRows, key: Key, parameter: Tensor) -> None:
+    def _take_unreduced(self, rows: StepRows, key: Key, parameter: Tensor, holder: Tensor) -> None:
+        """Take the gradient in `holder`: the parameter, or the whole of which it is a part."""
         micro_step = self._passes[parameter]
         self._passes[parameter] = micro_step + 1
         is_last = micro_step == self._micro_steps - 1
         if not (is_last or self._every_micro_step):
             return
-        gradient = gradient_of(parameter, reads_main_grad=self._reads_main_grad)
-        own = parameter.grad
+        gradient = gradient_of(holder, reads_main_grad=self._reads_main_grad)
+        own = holder.grad
         if gradient is None:
             return
-        if own is not None and own is not gradient and not _is_added(parameter):
+        if own is not None and own is not gradient and not _is_added(holder):
             # Megatron-core adds it in a hook of the node, which runs after those of the parameter.
             gradient = gradient + own
         settings = rows.streams.get(Stream.GRAD_UNREDUCED)
