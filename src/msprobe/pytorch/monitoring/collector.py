@@ -40,6 +40,7 @@ from msprobe.pytorch.monitoring.features import Features, weight_of
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.parameters import Named, Parameters, plain_number
 from msprobe.pytorch.monitoring.reading import READING
+from msprobe.pytorch.monitoring.unsharded import flat_parameters
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.training_calls import TrainingCalls
@@ -120,6 +121,7 @@ class Collector(StepCollector):
             every_micro_step=keys.monitor_mbs_grad,
             holds_reduced=holds_reduced,
             direction=keys.mg_direction,
+            are_parts=bool(flat_parameters(models)),
         )
         self._communication: Communication | None = None
         if keys.cc_distribution.enable and may_communicate():

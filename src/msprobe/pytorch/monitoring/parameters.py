@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,7 +18,7 @@ from msprobe.monitor.rows import Stream
 from msprobe.pytorch.gradients.parameter_gradients import make_first
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.monitoring.optimizers import OptimizerView, gradient_of
-from msprobe.pytorch.monitoring.unsharded import WholeParameters
+from msprobe.pytorch.monitoring.unsharded import flat_parameters, watch_flat, watch_wholes
 from msprobe.pytorch.values.measures import Known
 from msprobe.pytorch.values.readable import readable
 
@@ -46,6 +47,7 @@ class Parameters:
         every_micro_step: bool,
         holds_reduced: bool,
         direction: bool,
+        are_parts: bool,
     ) -> None:
         """Create it; no hook is installed.
 
@@ -58,6 +60,7 @@ class Parameters:
             every_micro_step: whether gradients before reduction are measured each time.
             holds_reduced: whether this rank measures reduced gradients, which others have, too.
             direction: whether gradients are compared with first moments.
+            are_parts: whether plain tensors are parts of parameters that ranks share.
         """
         self._session = session
         self._parameters = parameters
@@ -67,6 +70,7 @@ class Parameters:
         self._every_micro_step = every_micro_step
         self._holds_reduced = holds_reduced
         self._direction = direction
+        self._are_parts = are_parts
         self.rows: StepRows | None = None
         self._passes: Counter[Tensor] = Counter()
         self._known_parameters: Known = {}
@@ -82,42 +86,49 @@ class Parameters:
 
     # -- before reduction ----------------------------------------------------------------------
 
-    def install(self, models: Iterable[nn.Module], undo: ExitStack) -> None:
+    def install(self, models: Sequence[nn.Module], undo: ExitStack) -> None:
         """Watch the gradients of parameters as torch accumulates them."""
-        trained = {
-            parameter: key
-            for key, parameter in self._parameters
-            if parameter.requires_grad and parameter.is_leaf
-        }
-
-        def accumulated(parameter: Tensor, holder: Tensor | None = None) -> None:
-            if self.rows is not None:
-                where = parameter if holder is None else holder
-                take = self._take_unreduced
-                quietly(
-                    self._session, "gradient", take, self.rows, trained[parameter], parameter, where
-                )
-
+        keys = {parameter: key for key, parameter in self._parameters}
+        trained = [one for one in keys if one.requires_grad and one.is_leaf]
         for parameter in trained:
-            handle = parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+            handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._accumulated, keys[parameter])
+            )
             make_first(parameter, handle.id)
             undo.callback(handle.remove)
-        WholeParameters(trained, accumulated, undo).install(models)
 
-    def _take_unreduced(self, rows: StepRows, key: Key, parameter: Tensor, holder: Tensor) -> None:
-        """Take the gradient in `holder`: the parameter, or the whole of which it is a part."""
+        def take(parameter: Tensor, gradient: Tensor) -> None:
+            key = keys.get(parameter)
+            if self.rows is not None and key is not None:
+                rows = self.rows
+                quietly(
+                    self._session, "gradient", self._put_unreduced, rows, key, parameter, gradient
+                )
+
+        watch_wholes(models, trained, take, undo)
+        for flat in flat_parameters(models):
+            watch_flat(flat, take, undo)
+
+    def _accumulated(self, key: Key, parameter: Tensor) -> None:
+        if self.rows is not None:
+            quietly(self._session, "gradient", self._take_unreduced, self.rows, key, parameter)
+
+    def _take_unreduced(self, rows: StepRows, key: Key, parameter: Tensor) -> None:
+        gradient = gradient_of(parameter, reads_main_grad=self._reads_main_grad)
+        if gradient is None:
+            return
+        own = parameter.grad
+        if own is not None and own is not gradient and not _is_added(parameter):
+            # Megatron-core adds it in a hook of the node, which runs after those of the parameter.
+            gradient = gradient + own
+        self._put_unreduced(rows, key, parameter, gradient)
+
+    def _put_unreduced(self, rows: StepRows, key: Key, parameter: Tensor, gradient: Tensor) -> None:
         micro_step = self._passes[parameter]
         self._passes[parameter] = micro_step + 1
         is_last = micro_step == self._micro_steps - 1
         if not (is_last or self._every_micro_step):
             return
-        gradient = gradient_of(holder, reads_main_grad=self._reads_main_grad)
-        own = holder.grad
-        if gradient is None:
-            return
-        if own is not None and own is not gradient and not _is_added(holder):
-            # Megatron-core adds it in a hook of the node, which runs after those of the parameter.
-            gradient = gradient + own
         settings = rows.streams.get(Stream.GRAD_UNREDUCED)
         if settings is not None and settings.wants(key.name):
             number = micro_step if self._every_micro_step else 0
@@ -158,7 +169,7 @@ class Parameters:
             None without gradients, where the optimizer tells it, and where this rank has a part of
             one only: the norm of parts is not that of the whole.
         """
-        if self._view.tells_norm:
+        if self._view.tells_norm or self._are_parts:
             return None
         found = [
             gradient
