@@ -18,7 +18,13 @@ from msprobe.errors import UsageError
 from msprobe.json_text import strict
 from msprobe.monitor.alerts.incidents import WORDS
 from msprobe.monitor.comparing import compare_runs
-from msprobe.monitor.overview import default_op, default_stream, incidents_of
+from msprobe.monitor.overview import (
+    NOISE_SCALE,
+    default_op,
+    default_stream,
+    incidents_of,
+    noise_of,
+)
 from msprobe.monitor.reader import Matrix, MonitorRun
 from msprobe.monitor.rows import MISSING, VALUE, Stream, is_missing
 
@@ -113,6 +119,7 @@ class Pictures:
             if name in _SCALARS or name.startswith("lr.")
         ]
         found = [self.series(Stream.RUN, name, VALUE) for name in names]
+        found.append(self.series(Stream.RUN, NOISE_SCALE, VALUE))
         return [one for one in found if one["lines"]]
 
     def _parting(self) -> dict[str, Any] | None:
@@ -216,6 +223,11 @@ class Pictures:
         self, run: int, stream: str, name: str, op: str, rank: int
     ) -> tuple[NDArray[np.int64], Values]:
         """Return steps and values of a series; only its own values are read if nothing else was."""
+        if stream == Stream.RUN and name == NOISE_SCALE:
+            if rank != self.runs[run].ranks[0]:  # one line for all
+                return np.zeros(0, np.int64), np.zeros(0)
+            noise = noise_of(self.runs[run])
+            return noise["step"].to_numpy(), noise["scale"].to_numpy()
         matrix = self._matrices.get((run, stream, op, rank))
         if matrix is None:
             chunk, _, rest = name.partition(":")

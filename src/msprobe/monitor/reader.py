@@ -187,6 +187,15 @@ class MonitorRun:
         """Return the names of a stream."""
         return list(dict.fromkeys(name for one in self._layouts(stream) for name in one.names))
 
+    def shapes(self, stream: str, rank: int) -> dict[str, str]:
+        """Return the shapes of a stream's tensors by name, as `matrix` names them."""
+        return {
+            chunked_name(name, chunk): shape
+            for one in self._rank(rank).layouts()
+            if one.stream == stream
+            for name, chunk, shape in zip(one.names, one.chunks, one.shapes, strict=True)
+        }
+
     def steps(self, rank: int | None = None) -> list[int]:
         """Return the collected steps, of one rank or of all."""
         ranks = self._chosen(None if rank is None else [rank])
@@ -320,6 +329,12 @@ class MonitorRun:
                 read = one.file.values(int(place), checked=False)[number]
                 values[row, goals] = read[sources]
         return Matrix(steps.astype(np.int64), list(columns), values)
+
+    def gradient_noise(self, *, window: int = 10) -> pl.DataFrame:
+        """Return the gradient noise scale of data-parallel ranks; see `msprobe.monitor.noise`."""
+        from msprobe.monitor.noise import gradient_noise
+
+        return gradient_noise(self, window=window)
 
     # -- inside ----------------------------------------------------------------------------------
 
