@@ -668,3 +668,39 @@ print(run)
     content = file.read_bytes()
     assert b"run/vp0:loss/value" in content
     assert b"run/vp0:lr.0/value" in content
+
+
+def test_gradients_that_a_closure_computes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2, lr=0.1)
+    x = torch.randn(8, 3)
+    norms = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    with TrainerMon(config(tmp_path, wg_distribution=True, ops=["norm"])) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for _ in range(3):
+            optimizer.step(closure)
+            norms.append(model.weight.grad.norm().item())
+        run = monitor.open()
+    with run:
+        found = run.series("grad_reduced", "weight", "norm")["value"].to_list()
+        assert found == pytest.approx(norms, rel=1e-6)
+        assert run.series("run", "grad_norm", "value").height == 3
+
+
+def test_outliers(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1, bias=False)
+    model.weight.data = torch.tensor([[1.0, -1.0, 1.0, -9.0]])
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        found = monitor.adhoc_check(model.weight, "model", "weight", [], ["outlier_ratio"])
+        zero = monitor.adhoc_check(torch.zeros(3), "model", "zero", [], ["outlier_ratio"])
+    assert found["outlier_ratio"] == pytest.approx(9 / 21**0.5)
+    assert math.isnan(zero["outlier_ratio"])

@@ -329,9 +329,9 @@ class MonitorFront(ABC):
                 raise MonitorWriteError(run.path / keys.format, problem) from error
         recorder.add_listener(listener)
 
-    def _before_step(self) -> None:
+    def _before_step(self, has_closure: bool = False) -> None:
         if self._collector is not None:
-            self._collector.before_step()
+            self._collector.before_step(has_closure=has_closure)
 
     def _after_step(self, result: object = None) -> None:
         self._step += 1

@@ -135,14 +135,21 @@ class Collector(StepCollector):
 
     def read_before(self, rows: StepRows) -> None:
         """Measure what the optimizer gets."""
+        if not self.has_closure:
+            self._read_gradients(rows)
         self._parameters.read_before()
-        total = self._parameters.total_norm() if Stream.RUN in rows.streams else None
-        self.numbers.put_optimizer(self._view.groups(), total)
 
     def read_after(self, rows: StepRows, result: object) -> None:
-        """Measure what the optimizer leaves."""
+        """Measure what the optimizer leaves; gradients of a closure, too."""
+        if self.has_closure:
+            self._read_gradients(rows)
         self._parameters.read_after()
         self.numbers.put_told(self._view.told(result))
+
+    def _read_gradients(self, rows: StepRows) -> None:
+        self._parameters.read_gradients()
+        total = self._parameters.total_norm() if Stream.RUN in rows.streams else None
+        self.numbers.put_optimizer(self._view.groups(), total)
 
     def tell(self, rows: StepRows | None) -> None:
         """Tell everything that measures of the rows of a step."""

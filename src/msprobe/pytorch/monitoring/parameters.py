@@ -137,19 +137,25 @@ class Parameters:
 
     # -- around the step of the optimizer --------------------------------------------------------
 
-    def read_before(self) -> None:
-        """Measure what the optimizer gets."""
+    def read_gradients(self) -> None:
+        """Measure the gradients that the optimizer gets, and how they agree with first moments."""
         rows = self.rows
         if rows is None:
             return
         if self._holds_reduced:
             self._put(rows, Stream.GRAD_REDUCED, self._view.gradient, self._known_gradients)
+        if self._direction:
+            self._put_direction(rows)
+
+    def read_before(self) -> None:
+        """Measure parameters and states before the step."""
+        rows = self.rows
+        if rows is None:
+            return
         self._put_states(rows)
         self._put(rows, Stream.PARAM_ORIGIN, self._view.value, self._known_parameters)
         if Stream.UPDATE in rows.streams:
             self._copy_parameters(rows)
-        if self._direction:
-            self._put_direction(rows)
 
     def read_after(self) -> None:
         """Measure what the optimizer leaves."""
