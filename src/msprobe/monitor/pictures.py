@@ -48,6 +48,7 @@ class Pictures:
     def __init__(self, runs: Sequence[MonitorRun]) -> None:
         self.runs = tuple(runs)
         self._matrices: dict[tuple[int, str, str, int], Matrix] = {}
+        self._firsts: dict[tuple[int, str, str, int], Matrix] = {}
         self._overview: dict[str, Any] | None = None
 
     def refresh(self) -> bool:
@@ -55,6 +56,7 @@ class Pictures:
         grown = True in [run.refresh() for run in self.runs]
         if grown:
             self._matrices.clear()
+            self._firsts.clear()
             self._overview = None
         return grown
 
@@ -182,9 +184,15 @@ class Pictures:
         if axis not in AXES:
             raise UsageError(f"no axis {axis}; use one of {', '.join(AXES)}")
         pair = (0, 1) if run == "ratio" else (int(run),)
-        pictures = [self._picture(number, stream, op, axis, rank, at) for number in pair]
-        rows, columns, values = pictures[0] if len(pictures) == 1 else _ratio(*pictures)
-        total = len(rows)
+        if axis == "layer" and len(pair) == 1:
+            # Of a hundred thousand series no more is read than is shown.
+            matrix = self._first_rows(pair[0], stream, op, rank)
+            rows, columns, values = matrix.names, matrix.steps.tolist(), matrix.values.T
+            total = matrix.of_names
+        else:
+            pictures = [self._picture(number, stream, op, axis, rank, at) for number in pair]
+            rows, columns, values = pictures[0] if len(pictures) == 1 else _ratio(*pictures)
+            total = len(rows)
         places, edges = _bins(len(columns), COLUMNS)
         shown = _binned(values[:ROWS], edges)
         return {
@@ -238,6 +246,15 @@ class Pictures:
         if name not in matrix.names:
             return np.zeros(0, np.int64), np.zeros(0)
         return matrix.steps, matrix.values[:, matrix.names.index(name)]
+
+    def _first_rows(self, run: int, stream: str, op: str, rank: str) -> Matrix:
+        """Return the matrix of the first names."""
+        chosen = int(rank or self.runs[run].ranks[0])
+        key = run, stream, op, chosen
+        known = self._matrices.get(key) or self._firsts.get(key)
+        if known is None:
+            known = self._firsts[key] = self.runs[run].matrix(stream, op, rank=chosen, most=ROWS)
+        return known
 
     def _matrix(self, run: int, stream: str, op: str, rank: int) -> Matrix:
         key = run, stream, op, rank
