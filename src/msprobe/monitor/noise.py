@@ -100,20 +100,14 @@ def _clipping(run: MonitorRun) -> dict[int, float]:
         return {}
     matrix = run.matrix(Stream.RUN, VALUE, rank=rank)
     columns = dict(zip(matrix.names, matrix.values.T, strict=True))
-    factors = np.ones(len(matrix.steps))
+    factors: Values = np.ones(len(matrix.steps))
     before, after = columns.get(GRAD_NORM), columns.get(GRAD_NORM_CLIPPED)
     if before is not None:
         with np.errstate(divide="ignore", invalid="ignore"):
-            factors = np.nan if after is None else np.square(before / after)
+            factors = factors * np.nan if after is None else np.square(before / after)
     if LOSS_SCALE in columns:
         factors = np.where(columns[LOSS_SCALE] == 1, factors, np.nan)
-    return dict(
-        zip(
-            matrix.steps.tolist(),
-            np.broadcast_to(factors, matrix.steps.shape).tolist(),
-            strict=True,
-        )
-    )
+    return dict(zip(matrix.steps.tolist(), factors.tolist(), strict=True))
 
 
 def _squares(run: MonitorRun, members: Sequence[int]) -> dict[int, tuple[float, float]]:

@@ -26,7 +26,9 @@ Take = Callable[[Tensor, Tensor], None]
 
 def flat_parameters(models: Iterable[nn.Module]) -> list[Any]:
     """Return the flat parameters of FSDP1 that ranks have parts of."""
-    handles = [getattr(one, "_handle", None) for model in models for one in model.modules()]
+    handles: list[Any] = [
+        getattr(one, "_handle", None) for model in models for one in model.modules()
+    ]
     return [
         one.flat_param
         for one in handles
