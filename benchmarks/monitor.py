@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 import msprobe
+from msprobe.monitor.pictures import Pictures
 from msprobe.monitor.rows import Layout, Rows
 from msprobe.monitor.store import RunWriter
 from msprobe.pytorch import TrainerMon
@@ -144,8 +145,22 @@ def store_table(tensors: int, steps: int) -> None:
         print(f"{'size':34} {size / 1e9:.2f} GB, {size / count:.2f} bytes a value")
         run = timed("open", lambda: msprobe.open_monitor(folder))
         timed("one series", lambda: run.series("grad_reduced", names[tensors // 2], "norm"))
-        timed("all of one operation (heat map)", lambda: run.matrix("grad_reduced", "norm", rank=0))
+        _forget(Path(folder))
+        timed("one series, from the disk", lambda: run.series("grad_reduced", names[7], "norm"))
         run.close()
+        pictures = timed("open the page", lambda: Pictures([msprobe.open_monitor(folder)]))
+        timed("its overview", pictures.overview)
+        timed("first heat map", lambda: pictures.heat("grad_reduced", "norm"))
+        timed("the series of a click", lambda: pictures.series("grad_reduced", names[5], "norm"))
+        timed("another operation's heat map", lambda: pictures.heat("grad_reduced", "max"))
+
+
+def _forget(folder: Path) -> None:
+    """Have the system forget what it keeps of files in memory."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 """Score of the monitor's default alert rules: false incidents, and planted troubles found.
 
     python benchmarks/monitor_alerts.py                 # all
-    python benchmarks/monitor_alerts.py --part healthy  # or tuning, unseen
+    python benchmarks/monitor_alerts.py --part healthy  # or tuning, unseen, third
 
 Healthy runs differ in model, optimizer, schedule, ranks and seed. A trouble counts as caught within
 five steps; its place is right if the series that leads is of the planted layer and stream. The
@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import monitor_third_set as third
 import torch
 from monitor_runs import MODELS, OPTIMIZERS, SCHEDULES, STEPS, Recipe, Run
 from monitor_troubles import START, Trouble, tuning_troubles, unseen_troubles
@@ -24,10 +25,16 @@ from msprobe.monitor.alerts.engine import Alerts
 from msprobe.monitor.alerts.incidents import Incident
 
 WITHIN = 5
+# The third set adds to these.
+_FIRST_MODELS, _FIRST_OPTIMIZERS, _FIRST_SCHEDULES = 7, 4, 6
 
 
 def healthy_recipes() -> Iterator[Recipe]:
-    combinations = itertools.product(MODELS, OPTIMIZERS, SCHEDULES)
+    combinations = itertools.product(
+        list(MODELS)[:_FIRST_MODELS],
+        list(OPTIMIZERS)[:_FIRST_OPTIMIZERS],
+        list(SCHEDULES)[:_FIRST_SCHEDULES],
+    )
     for number, (model, optimizer, schedule) in enumerate(combinations):
         if number % 13 in (0, 2, 4, 7, 10) or (schedule == "drops" and number % 5 == 0):
             ranks = (1, 1, 2, 1, 4)[number % 5]
@@ -35,9 +42,9 @@ def healthy_recipes() -> Iterator[Recipe]:
             yield Recipe(model, optimizer, schedule, ranks, number, clip, number % 4 == 1)
 
 
-def healthy(limit: int | None) -> int:
+def healthy(recipes: Iterable[Recipe]) -> int:
     false, runs = 0, 0
-    for recipe in itertools.islice(healthy_recipes(), limit):
+    for recipe in recipes:
         run, alerts = Run(recipe), Alerts()
         for step in range(STEPS):
             run.overflows = recipe.scaled and step in (3, 40, 41, 200)
@@ -87,17 +94,22 @@ def score(name: str, troubles: list[Trouble]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("all", "healthy", "tuning", "unseen"), default="all")
+    parser.add_argument(
+        "--part", choices=("all", "healthy", "tuning", "unseen", "third"), default="all"
+    )
     parser.add_argument("--limit", type=int)
     options = parser.parse_args()
     torch.set_num_threads(1)
     start = time.process_time()
     if options.part in ("all", "healthy"):
-        healthy(options.limit)
+        healthy(itertools.islice(healthy_recipes(), options.limit))
     if options.part in ("all", "tuning"):
         score("tuning", tuning_troubles()[: options.limit])
     if options.part in ("all", "unseen"):
         score("unseen", unseen_troubles()[: options.limit])
+    if options.part in ("all", "third"):
+        healthy(third.healthy_recipes()[: options.limit])
+        score("third", third.troubles()[: options.limit])
     print(f"{time.process_time() - start:.0f} s")
 
 

@@ -289,9 +289,11 @@ class Run:
         replica.gradients.clear()
         x, y = replica.model.batch(self.recipe.batch, replica.generator)
         if rank in self.corrupt:
-            y = torch.randint(int(y.max()) + 1, y.shape, generator=replica.generator)
+            if not y.is_floating_point():
+                y = torch.randint(int(y.max()) + 1, y.shape, generator=replica.generator)
             x = x.flip(-1) if x.dtype == torch.int64 else -3 * x
-        loss = functional.cross_entropy(replica.model(x), y)
+        judge = getattr(replica.model, "loss", functional.cross_entropy)
+        loss = judge(replica.model(x), y)
         loss.backward()
         if self.before_gradients is not None:
             self.before_gradients(replica)

@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import msprobe
-from msprobe.errors import ConfigError, MonitorStop, UsageError
+from msprobe.errors import ConfigError, MonitorStop, UnsupportedError, UsageError
 from msprobe.monitor.collecting.control import ControlFile
 from msprobe.monitor.reader import MonitorRun
 from msprobe.monitor.rows import Rows
@@ -573,3 +574,133 @@ def test_a_process_group_whose_first_rank_has_ended_disturbs_no_step(
         finally:
             dist.destroy_process_group()
     assert "are not followed any more" in caplog.text
+
+
+def test_csv_files_are_written_while_the_run_grows_and_continued(tmp_path: Path) -> None:
+    keys = {"format": "csv", "step_count_per_record": 4, "wg_distribution": True, "run": "one"}
+    seen = []
+
+    def observe(event: str, step: int, *_: Any) -> None:
+        if event == "backward" and step == 2:
+            for _ in range(500):
+                paths = list((tmp_path / "runs" / "one" / "csv").glob("*/grad_reduced_0-3.csv"))
+                if paths and set(pl.read_csv(paths[0])["step"]) == {0, 1}:
+                    seen.append(step)
+                    break
+                time.sleep(0.01)
+
+    trained(tmp_path, keys, steps=7, observe=observe)
+    assert seen == [2]
+    (folder,) = (tmp_path / "runs" / "one" / "csv").iterdir()
+    with (folder / "grad_reduced_4-7.csv").open("a") as file:
+        file.write("0,layers.0.wei")  # a killed process
+    run, _ = trained(tmp_path, keys, steps=4, start_iteration=5)
+    assert list((run.path / "csv").iterdir()) == [folder]
+    first, second, third = (
+        pl.read_csv(folder / f"grad_reduced_{n}-{n + 3}.csv") for n in (0, 4, 8)
+    )
+    assert first["step"].unique().sort().to_list() == [0, 1, 2, 3]
+    assert second.height == 4 * 4  # four parameters have gradients
+    assert second["step"].unique().sort().to_list() == [4, 5, 6, 7]
+    assert third["step"].unique().to_list() == [8]
+    expected = run.table("grad_reduced", steps=range(4, 8))["norm"].round_sig_figs(6)
+    assert second["norm"].to_list() == expected.to_list()
+
+
+def test_a_format_without_its_package_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UnsupportedError, match='"wandb" needs the package wandb'):
+        trained(tmp_path, {"format": "wandb"})
+
+
+def test_events_of_tensorboard_are_there_while_the_run_grows(tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    trained(tmp_path, {"format": "tensorboard", "run": "one"}, steps=3)
+    run, _ = trained(tmp_path, {"format": "tensorboard", "run": "one"}, steps=2, start_iteration=2)
+    files = sorted((run.path / "tensorboard" / "rank0" / "run").iterdir())
+    events = [list(loader.EventFileLoader(str(path)).Load()) for path in files]
+    assert [{one.step for one in found if one.summary.value} for found in events] == [
+        {0, 1, 2},
+        {2, 3},
+    ]
+    # From it on TensorBoard forgets what the first process wrote.
+    assert [one.step for one in events[1] if one.session_log.status] == [2]
+    loss = next(one for one in events[1] if one.summary.value and one.step == 3)
+    tags = {one.tag for one in loss.summary.value}
+    assert "vp0:loss/value" in tags
+
+
+@pytest.mark.slow
+def test_a_run_of_wandb_beside_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    code = """
+import json, sys, random, wandb
+from pathlib import Path
+import torch
+from torch import nn
+from msprobe.pytorch import TrainerMon
+folder = Path(sys.argv[1])
+mine = wandb.init(project="mine", dir=str(folder))
+model = nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+state = random.getstate()
+path = folder / "monitor.json"
+path.write_text(json.dumps({"output_dir": str(folder / "runs"), "format": "wandb"}))
+with TrainerMon(path) as monitor:
+    monitor.set_monitor(model, optimizer)
+    run = monitor.path
+    for step in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+assert wandb.run is mine and random.getstate() == state
+mine.finish()
+print(run)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    (file,) = Path(found.stdout.split()[-1]).glob("wandb/offline-run-*/*.wandb")
+    content = file.read_bytes()
+    assert b"run/vp0:loss/value" in content
+    assert b"run/vp0:lr.0/value" in content
+
+
+def test_gradients_that_a_closure_computes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2, lr=0.1)
+    x = torch.randn(8, 3)
+    norms = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    with TrainerMon(config(tmp_path, wg_distribution=True, ops=["norm"])) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for _ in range(3):
+            optimizer.step(closure)
+            norms.append(model.weight.grad.norm().item())
+        run = monitor.open()
+    with run:
+        found = run.series("grad_reduced", "weight", "norm")["value"].to_list()
+        assert found == pytest.approx(norms, rel=1e-6)
+        assert run.series("run", "grad_norm", "value").height == 3
+
+
+def test_outliers(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1, bias=False)
+    model.weight.data = torch.tensor([[1.0, -1.0, 1.0, -9.0]])
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        found = monitor.adhoc_check(model.weight, "model", "weight", [], ["outlier_ratio"])
+        zero = monitor.adhoc_check(torch.zeros(3), "model", "zero", [], ["outlier_ratio"])
+    assert found["outlier_ratio"] == pytest.approx(9 / 21**0.5)
+    assert math.isnan(zero["outlier_ratio"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import numpy as np
@@ -150,3 +151,72 @@ def test_gradients_before_and_after_reduction(dp_group: bool, tmp_path: Path) ->
     assert origin["rank"].unique().to_list() == [1]
     assert head["world_size"] == 2
     assert head["groups"] == ({"dp": [0, 1]} if dp_group else {})
+
+
+FULLY_SHARDED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from contextlib import nullcontext
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from msprobe.pytorch import TrainerMon
+def make():
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(5, 5))
+    return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), inner, nn.Linear(5, 2))
+def inputs(step, micro):
+    return torch.full((2, 3), 1.0 + rank + step + micro / 2)
+model, plain = make(), make()
+if options["form"] == 2:
+    fully_shard(model[2])
+    fully_shard(model)
+else:
+    wrap = lambda one: FullyShardedDataParallel(one, use_orig_params=True, device_id=cpu)
+    cpu = torch.device("cpu")
+    model[2] = wrap(model[2])
+    model = wrap(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+reference = torch.optim.SGD(plain.parameters(), lr=0.01)
+path = folder / f"monitor{rank}.json"
+path.write_text(json.dumps({
+    "ops": ["norm", "absmax"], "output_dir": str(folder / "runs"), "wg_distribution": True,
+}))
+monitor = TrainerMon(path)
+monitor.set_monitor(model, optimizer, grad_acc_steps=2)
+norms = []
+for step in range(3):
+    for micro in range(2):
+        if options["form"] == 2:
+            model.set_requires_gradient_sync(micro == 1)
+        with model.no_sync() if options["form"] == 1 and micro == 0 else nullcontext():
+            model(inputs(step, micro)).square().mean().backward()
+        plain(inputs(step, micro)).square().mean().backward()
+    with torch.no_grad():
+        norms.append({name: one.grad.norm().item() for name, one in plain.named_parameters()})
+        for one in plain.parameters():
+            dist.all_reduce(one.grad)
+            one.grad /= 2
+    optimizer.step()
+    reference.step()
+    optimizer.zero_grad()
+    reference.zero_grad()
+monitor.close()
+report({"norms": repr(norms)})
+"""
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_gradients_before_fsdp_reduces_them(form: int, tmp_path: Path) -> None:
+    reported = run_ranks(FULLY_SHARDED, tmp_path, options={"form": form})
+    with msprobe.open_monitor(tmp_path / "runs") as run:
+        for rank, found in enumerate(reported):
+            for step, norms in enumerate(ast.literal_eval(found["norms"])):
+                table = run.table("grad_unreduced", ranks=[rank], steps=[step])
+                norm_of, shape_of = (
+                    {name.replace("_fsdp_wrapped_module.", ""): one for name, one in rows}
+                    for rows in (table.select("name", each).rows() for each in ("norm", "shape"))
+                )
+                assert norm_of == pytest.approx(norms, 1e-5)
+                assert shape_of["2.0.weight"] == "[5, 5]"
+        # Those of parts are not that of all gradients.
+        assert "grad_norm" not in run.names("run")

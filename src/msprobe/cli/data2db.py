@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from msprobe.monitor.exports import ExportFormat
     from msprobe.monitor.reader import MonitorRun
 
-_KINDS: Final = ("trend_db", "csv", "parquet", "tensorboard")
+_KINDS: Final = ("trend_db", "csv", "parquet", "tensorboard", "wandb")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

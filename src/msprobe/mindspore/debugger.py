@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mindspore import nn
 from msprobe.capture.front import DebuggerFront, Place, lock
-from msprobe.config import Config, Level
+from msprobe.config import Config, GradProbeSection, Level
 from msprobe.mindspore.compiled.cells import refuse_static_graph
 from msprobe.mindspore.jit_calls import is_compiling
 from msprobe.mindspore.kernel_dump import KernelRun
@@ -103,6 +103,6 @@ class PrecisionDebugger(DebuggerFront):
 
 
 def _make_run(config: Config) -> Run | KernelRun:
-    if config.level is Level.DEBUG:
+    if config.level is Level.DEBUG and not isinstance(config.section, GradProbeSection):
         refuse_static_graph("PrecisionDebugger()", Level.DEBUG)
     return KernelRun(config) if config.level is Level.L2 else Run(config)

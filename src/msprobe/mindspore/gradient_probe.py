@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task `grad_probe` in the dynamic graph: read gradients when an optimizer is called."""
+"""The task `grad_probe`: read the gradients with which an optimizer is called.
+
+In the dynamic graph a hook does; in graph mode the optimizer is compiled to hand them over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +15,14 @@ import numpy as np
 from msprobe.capture.session import Session
 from msprobe.config import Config, GradProbeSection
 from msprobe.errors import ConfigError, UnsupportedError
-from msprobe.mindspore.adapter import values_of
+from msprobe.mindspore.adapter import on_host, values_of
 from msprobe.mindspore.communication import current_rank
-from msprobe.mindspore.compiled.cells import is_static_graph
-from msprobe.mindspore.compiled.optimizers import is_optimizer
+from msprobe.mindspore.compiled import sink
+from msprobe.mindspore.compiled.cells import CompiledCells, is_static_graph
+from msprobe.mindspore.compiled.constructs import refuse_compiled
+from msprobe.mindspore.compiled.optimizers import handing_optimizer, is_optimizer
+from msprobe.mindspore.compiled.sink import GraphCall, Take
+from msprobe.mindspore.compiled.values import GraphValue
 from msprobe.mindspore.guard import quietly
 from msprobe.monitor.gradients.probe import Gradient
 from msprobe.monitor.gradients.recorder import GradientRecorder
@@ -35,28 +43,39 @@ class GradientProbe:
         self._recorder = GradientRecorder(config, section, current_rank() or 0)
         self._optimizers: list[Any] = []
         self._undo: list[Callable[[], None]] = []
+        self._graphs = _Deliveries(session, self._recorder)
 
     def watch(self, optimizer: Any) -> None:
         """Record the gradients of an optimizer, too.
 
         Raises:
             ConfigError: it is no optimizer.
-            UnsupportedError: MindSpore is in graph mode.
+            UsageError: MindSpore is in graph mode, and has compiled it already.
+            UnsupportedError: MindSpore is in graph mode on an accelerator.
         """
         if not is_optimizer(optimizer):
             rule = "an optimizer of mindspore.nn or mindspore.mint.optim"
             raise ConfigError("watched", optimizer, rule, source="monitor()")
         if is_static_graph():
-            raise UnsupportedError("monitor(): gradients are read in the dynamic graph only")
+            if not on_host():
+                raise UnsupportedError(
+                    "monitor(): graphs of an accelerator do not hand over gradients; use "
+                    "set_context(mode=PYNATIVE_MODE)"
+                )
+            refuse_compiled([optimizer], "monitor(optimizer)")
         self.pause()
         self._optimizers.append(optimizer)
         self.resume()
 
     def resume(self) -> None:
         """Read gradients again after `pause`."""
-        if not self._undo:
+        if self._undo:
+            return
+        if is_static_graph():
+            self._undo = [self._graphs.receive(self._optimizers)]
+        else:
             self._undo = [self._install(one) for one in self._optimizers]
-            self._session.run_undo.callback(self.pause)
+        self._session.run_undo.callback(self.pause)
 
     def pause(self) -> None:
         """Remove the hooks."""
@@ -83,3 +102,49 @@ class GradientProbe:
             if values is not None:
                 found.append(Gradient(parameter.name, np.asarray(values, np.float32)))
         return found
+
+
+class _Deliveries:
+    """Receives what compiled optimizers hand over (`GraphEvents`), all gradients of a call."""
+
+    def __init__(self, session: Session, recorder: GradientRecorder) -> None:
+        self._session = session
+        self._recorder = recorder
+        self._compiled: set[int] = set()
+        self._optimizer_of: dict[int, Any] = {}
+        self._found: list[tuple[Any, Gradient]] = []  # of one call
+
+    def receive(self, optimizers: Sequence[Any]) -> Callable[[], None]:
+        """Receive from these from now on; return what ends it."""
+        for optimizer in optimizers:
+            if id(optimizer) not in self._compiled:
+                self._compiled.add(id(optimizer))
+                wanted = {id(one) for one in optimizer.parameters}
+                self._optimizer_of |= dict.fromkeys(wanted, optimizer)
+                cells = CompiledCells([(optimizer, "")], partial(handing_optimizer, wanted))
+                cells.put_in()
+                self._session.run_undo.callback(cells.take_out)
+        sink.receive(self)
+        return partial(sink.receive, None)
+
+    def hand_over(self, take: Take, values: list[GraphValue]) -> None:
+        """Write the gradients of one call."""
+        quietly(self._session, "gradient probe", self._take, take, values)
+
+    def parameter_gradient(self, parameter: Any, gradient: GraphValue) -> None:
+        """Note a gradient, whose memory is the graph's."""
+        found = Gradient(parameter.name, np.array(gradient, np.float32))
+        self._found.append((self._optimizer_of[id(parameter)], found))
+
+    def forward(self, call: GraphCall) -> None:
+        """Do nothing: no cell hands over its call."""
+
+    def gradient(self, cell: str, side: str, leaf: int, gradient: GraphValue) -> None:
+        """Do nothing: no cell hands over its gradients."""
+
+    def _take(self, take: Take, values: list[GraphValue]) -> None:
+        self._found.clear()
+        take(self, values)
+        if self._found:
+            gradients = [one for _, one in self._found if self._recorder.selected([one.name])]
+            self._recorder.take(self._found[0][0], lambda: gradients)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from msprobe.errors import MonitorFormatError
-from msprobe.files import report_file
-from msprobe.monitor.reader import MonitorRun
+from msprobe.errors import MonitorFormatError, ReportWriteError
+from msprobe.monitor.listeners import tell
+from msprobe.monitor.reader import MonitorRun, frame_of
 from msprobe.monitor.rows import MISSING, Layout, Rows, Stream
 from msprobe.monitor.store import RunWriter
 
@@ -30,6 +30,8 @@ DIGITS: Final = 6
 _FOLDER: Final = re.compile(r"(.*)-rank(\d+)-[0-9a-f]+")
 _FILE: Final = re.compile(r"(.+)_(\d+)-(\d+)\.csv")
 _FIXED: Final = ("vpp_stage", "name", "step", "micro_step", "call", "shape", "dtype")
+_NUMBERS: Final = ("micro_step", "call")
+"""Columns that a block has only where one of their values is not 0."""
 # In these a row belongs to a micro step.
 _WITH_MICRO_STEP: Final = (
     Stream.ACTV,
@@ -37,6 +39,92 @@ _WITH_MICRO_STEP: Final = (
     Stream.ATTENTION,
     Stream.ROUTER_LOGIT,
 )
+
+
+class CsvFiles:
+    """Writes the rows of one rank as they come; a listener of the monitor's rows.
+
+    Each step is appended, so that the files can be read meanwhile.
+
+    Args:
+        folder: of the rank, see `rank_folder`; made with the first row.
+        steps_per_file: how many steps a file holds.
+        digits: significant digits of values.
+        begins: the first step that comes; what earlier processes wrote from it on goes.
+    """
+
+    def __init__(
+        self, folder: Path, *, steps_per_file: int = 1, digits: int = DIGITS, begins: int = 0
+    ) -> None:
+        """Create it.
+
+        Raises:
+            OSError: files of earlier processes cannot be changed.
+        """
+        self._folder = folder
+        self._steps_per_file = steps_per_file
+        self._digits = digits
+        self._waiting: dict[Path, list[pl.DataFrame]] = {}
+        self._written: dict[Path, None] = {}
+        for path in sorted(folder.glob("*.csv")):
+            self._cut(path, begins)
+
+    @property
+    def written(self) -> list[Path]:
+        """The files that have rows of this process."""
+        return list(self._written)
+
+    def take(self, rows: Rows) -> None:
+        """Take a block of the step that is being collected."""
+        first = rows.step // self._steps_per_file * self._steps_per_file
+        name = f"{rows.layout.stream}_{first}-{first + self._steps_per_file - 1}.csv"
+        shown = _shown(rows, self._digits)
+        self._waiting.setdefault(self._folder / name, []).append(shown)
+
+    def end_step(self, step: int, time: float = 0.0) -> None:
+        """Append what was taken.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        import polars as pl
+
+        waiting, self._waiting = self._waiting, {}
+        for path, frames in waiting.items():
+            self._append(path, pl.concat(frames, how="diagonal"))
+
+    def close(self) -> None:
+        """Append what is left."""
+        self.end_step(0)
+
+    def _append(self, path: Path, frame: pl.DataFrame) -> None:
+        import polars as pl
+
+        known = _header_of(path)
+        if known and set(known) != set(frame.columns):
+            frame = pl.concat([_as_text(path.read_bytes()), _as_text(_text(frame))], how="diagonal")
+            known = []
+        numbers = [pl.col(name).fill_null(0) for name in _NUMBERS if name in frame.columns]
+        frame = frame.with_columns(numbers).select(_ordered(frame.columns))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab" if known else "wb") as file:
+            file.write(_text(frame, with_header=not known))
+        self._written[path] = None
+
+    def _cut(self, path: Path, begins: int) -> None:
+        """Take away the rows from a step on, and what a killed process left half written."""
+        match = _FILE.fullmatch(path.name)
+        if match is None or int(match[3]) < begins:
+            return
+        if int(match[2]) >= begins:
+            path.unlink()
+            return
+        import polars as pl
+
+        content = path.read_bytes()
+        table = _as_text(content[: content.rfind(b"\n") + 1])
+        kept = table.filter(pl.col("step").cast(pl.Int64) < begins)
+        path.write_bytes(_text(kept))
 
 
 def write_csv(
@@ -53,41 +141,64 @@ def write_csv(
     Raises:
         ReportWriteError: a file cannot be written.
     """
-    written = []
+    written: list[Path] = []
     for rank in run.ranks:
-        own = folder / _folder_name(run, rank)
-        for stream in run.streams:
-            table = run.table(stream, ranks=[rank])
-            if table.is_empty():
-                continue
-            shown = _shown(table, stream, run.ops(stream), digits)
-            windows = table["step"] // steps_per_file * steps_per_file
-            for first in windows.unique().sort().to_list():
-                path = own / f"{stream}_{first}-{first + steps_per_file - 1}.csv"
-                with report_file(path) as temporary:
-                    shown.filter(windows == first).write_csv(temporary)
-                written.append(path)
+        own = rank_folder(run, rank, folder)
+        try:
+            files = CsvFiles(own, steps_per_file=steps_per_file, digits=digits)
+            tell(run.blocks(rank), files)
+        except OSError as error:
+            raise ReportWriteError(own, f"cannot be written: {error.strerror or error}") from error
+        written += files.written
     return written
 
 
-def _shown(table: pl.DataFrame, stream: str, ops: list[str], digits: int) -> pl.DataFrame:
+def _shown(rows: Rows, digits: int) -> pl.DataFrame:
     import polars as pl
 
-    has_micro = stream in _WITH_MICRO_STEP or bool((table["micro_step"] > 0).any())
+    table = frame_of(rows)
+    stream = rows.layout.stream
     columns: list[Any] = [pl.col("chunk").alias("vpp_stage"), pl.col("name"), pl.col("step")]
-    columns += [pl.col("micro_step")] if has_micro else []
-    columns += [pl.col(op).round_sig_figs(digits) for op in ops]
-    if (table["call"] > 0).any():
+    if stream in _WITH_MICRO_STEP or rows.micro_step:
+        columns.append(pl.col("micro_step"))
+    columns += [pl.col(op).round_sig_figs(digits) for op in rows.layout.ops]
+    if any(rows.layout.calls):
         columns.append(pl.col("call"))
     return table.select(*columns, pl.col("shape"), pl.col("dtype"))
 
 
-def _folder_name(run: MonitorRun, rank: int) -> str:
-    """Return the name of a rank's folder; the clock is UTC."""
+def _ordered(columns: list[str]) -> list[str]:
+    """Return the columns of a file in the order of the documents."""
+    first = [one for one in _FIXED[:4] if one in columns]
+    last = [one for one in _FIXED[4:] if one in columns]
+    return [*first, *(one for one in columns if one not in _FIXED), *last]
+
+
+def _header_of(path: Path) -> list[str]:
+    """Return the columns of a file, none without one."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as file:
+        return file.readline().rstrip("\n").split(",")
+
+
+def _as_text(content: bytes) -> pl.DataFrame:
+    """Return the cells of a csv file as they are written."""
+    import polars as pl
+
+    return pl.read_csv(content, infer_schema=False)
+
+
+def _text(frame: pl.DataFrame, *, with_header: bool = True) -> bytes:
+    return frame.write_csv(include_header=with_header).encode()
+
+
+def rank_folder(run: MonitorRun, rank: int, folder: Path) -> Path:
+    """Return the folder of a rank's csv files in `folder`; the clock in its name is UTC."""
     began = next((head.get("began") for head in run.heads(rank)), None)
     moment = datetime.fromisoformat(began) if isinstance(began, str) else datetime.now(UTC)
     number = zlib.crc32(f"{run.path.name} {rank}".encode())
-    return f"{moment:%b%d_%H-%M-%S}-rank{rank}-{number:08x}"
+    return folder / f"{moment:%b%d_%H-%M-%S}-rank{rank}-{number:08x}"
 
 
 def is_csv_folder(path: Path) -> bool:

@@ -27,6 +27,8 @@ class Op(StrEnum):
     STD = "std"
     """Standard deviation of all elements (not of a sample)."""
     ABSMAX = "absmax"
+    OUTLIER_RATIO = "outlier_ratio"
+    """Largest magnitude over the root mean square (crest factor)."""
     ID = "id"
     """The value itself, of tensors without dimensions."""
     LOG2_HIST = "log2_hist"
@@ -108,6 +110,9 @@ def _evaluate_one(op: Op, measures: Values, count: Values, unknown: Values) -> V
             found, gap = np.sqrt(np.maximum(variance, 0)), gap | unknown
         case Op.ABSMAX:
             found = np.maximum(np.abs(measures[:, _MAX]), np.abs(measures[:, _MIN]))
+        case Op.OUTLIER_RATIO:
+            largest = np.maximum(np.abs(measures[:, _MAX]), np.abs(measures[:, _MIN]))
+            found, gap = largest / (norm / np.sqrt(count)), gap | unknown | (norm == 0)
         case _:  # Op.ID; the collector says which tensors have no dimensions
             found = measures[:, _MAX]
     return np.where(gap, MISSING, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,16 @@ from msprobe.errors import UsageError
 from msprobe.monitor.alerts.actions import read_incidents
 from msprobe.monitor.alerts.engine import replay
 from msprobe.monitor.alerts.series import MAGNITUDES
+from msprobe.monitor.noise import gradient_noise, no_noise
 from msprobe.monitor.reader import MonitorRun
 from msprobe.monitor.rows import VALUE, Rows, Stream, is_missing
 
+if TYPE_CHECKING:
+    import polars as pl
+
 # Values of a stored run that are judged anew; of a larger one the written incidents are taken.
 _MOST_JUDGED: Final = 20_000_000
+NOISE_SCALE: Final = "gradient noise scale"
 _SHOWN_SCALARS: Final = ("loss", "grad_norm", "lr.0", "loss_scale")
 _PREFERRED: Final = (
     *(Stream.GRAD_REDUCED, Stream.GRAD_UNREDUCED, Stream.ACTV, Stream.PARAM_ORIGIN),
@@ -87,7 +92,17 @@ def _scalars(run: MonitorRun, rank: int) -> dict[str, Any]:
         name: _ends(matrix.values[:, matrix.names.index(name)])
         for name in _SHOWN_SCALARS
         if name in matrix.names
-    }
+    } | _noise(run)
+
+
+def _noise(run: MonitorRun) -> dict[str, Any]:
+    found = noise_of(run)
+    return {} if found.is_empty() else {NOISE_SCALE: _ends(found["scale"].to_numpy())}
+
+
+def noise_of(run: MonitorRun) -> pl.DataFrame:
+    """Return the gradient noise scale, without rows of a run too large to compute it each time."""
+    return gradient_noise(run) if _size(run) <= _MOST_JUDGED else no_noise()
 
 
 def _series(
@@ -118,10 +133,15 @@ def incidents_of(run: MonitorRun) -> list[dict[str, Any]]:
     All ranks are judged together, which no process could do while it trained. Of a run of more
     than twenty million values, the incidents that its processes wrote are returned.
     """
-    series = sum(len(run.names(stream)) * len(run.ops(stream)) for stream in run.streams)
-    if series * len(run.steps()) * len(run.ranks) > _MOST_JUDGED:
+    if _size(run) > _MOST_JUDGED:
         return read_incidents(run.path)
     return [one.as_json() for one in replay(all_blocks(run))]
+
+
+def _size(run: MonitorRun) -> int:
+    """Return about how many values a run has."""
+    series = sum(len(run.names(stream)) * len(run.ops(stream)) for stream in run.streams)
+    return series * len(run.steps()) * len(run.ranks)
 
 
 def all_blocks(run: MonitorRun) -> Iterator[Rows]:

@@ -18,7 +18,13 @@ from msprobe.errors import UsageError
 from msprobe.json_text import strict
 from msprobe.monitor.alerts.incidents import WORDS
 from msprobe.monitor.comparing import compare_runs
-from msprobe.monitor.overview import default_op, default_stream, incidents_of
+from msprobe.monitor.overview import (
+    NOISE_SCALE,
+    default_op,
+    default_stream,
+    incidents_of,
+    noise_of,
+)
 from msprobe.monitor.reader import Matrix, MonitorRun
 from msprobe.monitor.rows import MISSING, VALUE, Stream, is_missing
 
@@ -42,6 +48,7 @@ class Pictures:
     def __init__(self, runs: Sequence[MonitorRun]) -> None:
         self.runs = tuple(runs)
         self._matrices: dict[tuple[int, str, str, int], Matrix] = {}
+        self._firsts: dict[tuple[int, str, str, int], Matrix] = {}
         self._overview: dict[str, Any] | None = None
 
     def refresh(self) -> bool:
@@ -49,6 +56,7 @@ class Pictures:
         grown = True in [run.refresh() for run in self.runs]
         if grown:
             self._matrices.clear()
+            self._firsts.clear()
             self._overview = None
         return grown
 
@@ -113,6 +121,7 @@ class Pictures:
             if name in _SCALARS or name.startswith("lr.")
         ]
         found = [self.series(Stream.RUN, name, VALUE) for name in names]
+        found.append(self.series(Stream.RUN, NOISE_SCALE, VALUE))
         return [one for one in found if one["lines"]]
 
     def _parting(self) -> dict[str, Any] | None:
@@ -175,9 +184,15 @@ class Pictures:
         if axis not in AXES:
             raise UsageError(f"no axis {axis}; use one of {', '.join(AXES)}")
         pair = (0, 1) if run == "ratio" else (int(run),)
-        pictures = [self._picture(number, stream, op, axis, rank, at) for number in pair]
-        rows, columns, values = pictures[0] if len(pictures) == 1 else _ratio(*pictures)
-        total = len(rows)
+        if axis == "layer" and len(pair) == 1:
+            # Of a hundred thousand series no more is read than is shown.
+            matrix = self._first_rows(pair[0], stream, op, rank)
+            rows, columns, values = matrix.names, matrix.steps.tolist(), matrix.values.T
+            total = matrix.of_names
+        else:
+            pictures = [self._picture(number, stream, op, axis, rank, at) for number in pair]
+            rows, columns, values = pictures[0] if len(pictures) == 1 else _ratio(*pictures)
+            total = len(rows)
         places, edges = _bins(len(columns), COLUMNS)
         shown = _binned(values[:ROWS], edges)
         return {
@@ -216,6 +231,11 @@ class Pictures:
         self, run: int, stream: str, name: str, op: str, rank: int
     ) -> tuple[NDArray[np.int64], Values]:
         """Return steps and values of a series; only its own values are read if nothing else was."""
+        if stream == Stream.RUN and name == NOISE_SCALE:
+            if rank != self.runs[run].ranks[0]:  # one line for all
+                return np.zeros(0, np.int64), np.zeros(0)
+            noise = noise_of(self.runs[run])
+            return noise["step"].to_numpy(), noise["scale"].to_numpy()
         matrix = self._matrices.get((run, stream, op, rank))
         if matrix is None:
             chunk, _, rest = name.partition(":")
@@ -226,6 +246,15 @@ class Pictures:
         if name not in matrix.names:
             return np.zeros(0, np.int64), np.zeros(0)
         return matrix.steps, matrix.values[:, matrix.names.index(name)]
+
+    def _first_rows(self, run: int, stream: str, op: str, rank: str) -> Matrix:
+        """Return the matrix of the first names."""
+        chosen = int(rank or self.runs[run].ranks[0])
+        key = run, stream, op, chosen
+        known = self._matrices.get(key) or self._firsts.get(key)
+        if known is None:
+            known = self._firsts[key] = self.runs[run].matrix(stream, op, rank=chosen, most=ROWS)
+        return known
 
     def _matrix(self, run: int, stream: str, op: str, rank: int) -> Matrix:
         key = run, stream, op, rank

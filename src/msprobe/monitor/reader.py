@@ -32,11 +32,13 @@ class Matrix(NamedTuple):
         steps: of the rows, ascending.
         names: of the columns.
         values: shape (steps, names); `MISSING`, which is a NaN, where a tensor was absent.
+        of_names: how many names there are, also of columns that were left out.
     """
 
     steps: NDArray[np.int64]
     names: list[str]
     values: Values
+    of_names: int
 
 
 class _Rank:
@@ -187,6 +189,15 @@ class MonitorRun:
         """Return the names of a stream."""
         return list(dict.fromkeys(name for one in self._layouts(stream) for name in one.names))
 
+    def shapes(self, stream: str, rank: int) -> dict[str, str]:
+        """Return the shapes of a stream's tensors by name, as `matrix` names them."""
+        return {
+            chunked_name(name, chunk): shape
+            for one in self._rank(rank).layouts()
+            if one.stream == stream
+            for name, chunk, shape in zip(one.names, one.chunks, one.shapes, strict=True)
+        }
+
     def steps(self, rank: int | None = None) -> list[int]:
         """Return the collected steps, of one rank or of all."""
         ranks = self._chosen(None if rank is None else [rank])
@@ -229,7 +240,7 @@ class MonitorRun:
             places = one.of_stream(stream)
             if wanted is not None:
                 places = places[np.isin(one.file.entries["step"][places], wanted)]
-            frames += [_frame(one.rows(int(place))) for place in places]
+            frames += [frame_of(one.rows(int(place))) for place in places]
         if not frames:
             return _empty(self.ops(stream))
         table = pl.concat(frames, how="diagonal")
@@ -280,18 +291,19 @@ class MonitorRun:
 
         columns: list[tuple[NDArray[Any], ...]] = []
         for one in self._chosen(ranks):
-            spots: dict[Layout, tuple[int, int] | None] = {}
-            kept, values = [], []
-            for place in one.of_stream(stream):
-                layout = one.layout_at(int(place))
-                if layout not in spots:
-                    spots[layout] = _spot(layout, name, op, call, chunk)
-                spot = spots[layout]
+            known: dict[Layout, int | None] = {}
+            kept, spots = [], []
+            for place in one.of_stream(stream).tolist():
+                layout = one.layout_at(place)
+                if layout not in known:
+                    known[layout] = _spot(layout, name, op, call, chunk)
+                spot = known[layout]
                 if spot is not None:
                     kept.append(place)
-                    values.append(one.file.values(int(place), checked=False)[spot])
-            found = np.array(values, np.float64)
-            entries = one.file.entries[np.array(kept, np.int64)]
+                    spots.append(spot)
+            chosen = np.array(kept, np.int64)
+            found = one.file.numbers(chosen, np.array(spots, np.int64))
+            entries = one.file.entries[chosen]
             rank = np.full(len(kept), one.rank)
             columns.append((rank, entries["step"], entries["micro_step"], found))
         names = ("rank", "step", "micro_step", "value")
@@ -299,11 +311,20 @@ class MonitorRun:
         frame = pl.DataFrame(dict(zip(names, joined, strict=True)))
         return frame.filter(~pl.Series(is_missing(joined[3])))
 
-    def matrix(self, stream: str, op: str, *, rank: int, call: int = 0) -> Matrix:
+    def matrix(
+        self, stream: str, op: str, *, rank: int, call: int = 0, most: int | None = None
+    ) -> Matrix:
         """Return one operation of all rows of a stream over the steps.
 
         Of several micro steps the last one counts. Names of chunks after the first begin with the
         number of the chunk, ``1:layers.0.weight``.
+
+        Args:
+            stream: such as ``grad_reduced``.
+            op: such as ``norm``.
+            rank: the rank.
+            call: of the modules.
+            most: read only so many names, the first ones; None for all.
         """
         one = self._rank(rank)
         places = one.of_stream(stream)
@@ -311,15 +332,22 @@ class MonitorRun:
         columns: dict[str, int] = {}
         targets: dict[Layout, tuple[int, _Index, _Index] | None] = {}
         for layout in {one.layout_at(int(place)): None for place in places}:
-            targets[layout] = _columns(layout, op, call, columns)
-        values = np.full((len(steps), len(columns)), MISSING)
+            targets[layout] = _columns(layout, op, call, columns, most)
+        names = list(columns)[:most]
+        values = np.full((len(steps), len(names)), MISSING)
         for place, row in zip(places, at_step, strict=True):
             target = targets[one.layout_at(int(place))]
             if target is not None:
                 number, sources, goals = target
                 read = one.file.values(int(place), checked=False)[number]
                 values[row, goals] = read[sources]
-        return Matrix(steps.astype(np.int64), list(columns), values)
+        return Matrix(steps.astype(np.int64), names, values, len(columns))
+
+    def gradient_noise(self, *, window: int = 10) -> pl.DataFrame:
+        """Return the gradient noise scale of data-parallel ranks; see `msprobe.monitor.noise`."""
+        from msprobe.monitor.noise import gradient_noise
+
+        return gradient_noise(self, window=window)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -371,12 +399,12 @@ def files_of(folder: Path) -> dict[int, Path]:
     return {int(match[1]): one for match, one in found if match}
 
 
-def _spot(layout: Layout, name: str, op: str, call: int, chunk: int) -> tuple[int, int] | None:
+def _spot(layout: Layout, name: str, op: str, call: int, chunk: int) -> int | None:
     if op not in layout.ops:
         return None
     for row, found in enumerate(layout.names):
         if found == name and layout.calls[row] == call and layout.chunks[row] == chunk:
-            return layout.ops.index(op), row
+            return layout.ops.index(op) * len(layout.names) + row
     return None
 
 
@@ -384,7 +412,7 @@ _Index = slice | NDArray[np.int64]
 
 
 def _columns(
-    layout: Layout, op: str, call: int, columns: dict[str, int]
+    layout: Layout, op: str, call: int, columns: dict[str, int], most: int | None
 ) -> tuple[int, _Index, _Index] | None:
     """Return the number of an operation, rows of a block, and their columns in a matrix."""
     if op not in layout.ops:
@@ -394,6 +422,9 @@ def _columns(
         columns.setdefault(chunked_name(layout.names[row], layout.chunks[row]), len(columns))
         for row in sources
     ]
+    if most is not None:
+        wanted = [place for place, goal in enumerate(goals) if goal < most]
+        sources, goals = [sources[one] for one in wanted], [goals[one] for one in wanted]
     return layout.ops.index(op), _as_index(sources), _as_index(goals)
 
 
@@ -410,7 +441,8 @@ def chunked_name(name: str, chunk: int) -> str:
     return f"{chunk}:{name}" if chunk else name
 
 
-def _frame(rows: Rows) -> pl.DataFrame:
+def frame_of(rows: Rows) -> pl.DataFrame:
+    """Return a block as a part of `MonitorRun.table`."""
     import polars as pl
 
     layout = rows.layout

@@ -8,10 +8,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msprobe.dump.background import BackgroundQueue
 from msprobe.errors import MonitorWriteError
+from msprobe.monitor.listeners import RowListener
 from msprobe.monitor.rows import Rows
 from msprobe.monitor.store import RunWriter
 
@@ -19,19 +20,6 @@ logger = logging.getLogger(__name__)
 
 _QUEUE_BYTES: Final = 256 << 20
 _ROW_BYTES: Final = 512
-
-
-class RowListener(Protocol):
-    """Sees rows as they are made; runs on the recorder's thread only."""
-
-    def take(self, rows: Rows) -> None:
-        """Take a block of rows."""
-
-    def end_step(self, step: int, time: float) -> None:
-        """Note that all rows of a step came; they are on disk."""
-
-    def close(self) -> None:
-        """Note that no more rows come."""
 
 
 MakeRows = Callable[[], Sequence[Rows]]

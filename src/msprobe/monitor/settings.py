@@ -28,11 +28,12 @@ Patterns = list[str]
 
 
 class Format(StrEnum):
-    """Words of the key `format`: files that are written besides the run's own."""
+    """Words of the key `format`: what is written besides the run's own files, step by step."""
 
     NONE = "none"
     CSV = "csv"
     TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
     API = "api"
     """The same as `none`: values are pulled with `generate_wgrad_metrics` and its like."""
 
@@ -133,7 +134,8 @@ class MonitorKeys(msgspec.Struct, frozen=True, kw_only=True):
         WholeNumber, Meta(description="How many steps are collected; then all hooks go.")
     ] = ALWAYS
     format: Annotated[
-        Format, Meta(description="Further files: `csv` or `tensorboard`; `none` or `api` for none.")
+        Format,
+        Meta(description="Also write `csv`, `tensorboard` or `wandb`; `none` or `api` for none."),
     ] = Format.NONE
     ndigits: Annotated[
         Annotated[int, Meta(ge=1, le=20)], Meta(description="Significant digits in csv files.")

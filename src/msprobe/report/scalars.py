@@ -77,8 +77,12 @@ def write_tensorboard(scalars: Iterator[StepScalars], folder: Path) -> int:
     return count
 
 
-def event_writer(folder: Path) -> Any:
+def event_writer(folder: Path, *, begins: int = 0) -> Any:
     """Return a writer of TensorBoard's event files.
+
+    Args:
+        folder: gets the file.
+        begins: above 0, what other files of the folder hold from this step on counts no longer.
 
     Raises:
         UnsupportedError: TensorBoard is not installed.
@@ -87,7 +91,13 @@ def event_writer(folder: Path) -> Any:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
         raise UnsupportedError("TensorBoard files need the package tensorboard") from error
-    return EventFileWriter(str(folder))
+    writer = EventFileWriter(str(folder))
+    if begins:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        session = SessionLog(status=SessionLog.START)
+        writer.add_event(Event(step=begins, session_log=session))
+    return writer
 
 
 def put_event(
@@ -107,22 +117,34 @@ def write_wandb(scalars: Iterator[StepScalars], project: str) -> int:
     Raises:
         UnsupportedError: wandb is not installed.
     """
-    try:
-        import wandb
-    except ImportError as error:
-        raise UnsupportedError("scalars for W&B need the package wandb") from error
     runs: dict[str, Any] = {}
     count = 0
     for each in scalars:
         if each.rank not in runs:
             for run in runs.values():
                 run.finish()
-            runs[each.rank] = wandb.init(project=project, name=f"rank{each.rank}", reinit=True)
+            runs[each.rank] = wandb_run(name=f"rank{each.rank}", project=project)
         runs[each.rank].log(dict(each.values), step=each.step)
         count += len(each.values)
     for run in runs.values():
         run.finish()
     return count
+
+
+def wandb_run(**facts: Any) -> Any:
+    """Return a new run of W&B, beside one that the program may have.
+
+    Args:
+        facts: arguments of `wandb.init`.
+
+    Raises:
+        UnsupportedError: wandb is not installed.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        raise UnsupportedError("scalars for W&B need the package wandb") from error
+    return wandb.init(reinit="create_new", **facts)
 
 
 def write_mlflow(scalars: Iterator[StepScalars], experiment: str) -> int:

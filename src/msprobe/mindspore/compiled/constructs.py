@@ -89,8 +89,12 @@ def handing_bprop(name: str, cell: nn.Cell) -> Any:
     return original if bprop is None else MethodType(bprop, cell)
 
 
-def refuse_compiled(models: Sequence[nn.Cell]) -> None:
+def refuse_compiled(models: Sequence[nn.Cell], call: str = "start(model)") -> None:
     """Refuse models that a graph was compiled for already: no hook would get into it.
+
+    Args:
+        models: the models.
+        call: of the user, that comes too late.
 
     Raises:
         UsageError: one of them, or a cell around it, has been compiled.
@@ -99,6 +103,7 @@ def refuse_compiled(models: Sequence[nn.Cell]) -> None:
     for cell in living_cells():
         if cell.compile_cache and any(id(part) in inside for _, part in cell.cells_and_names()):
             raise UsageError(
-                f"start(): {type(cell).__name__} has been compiled already, so that nothing in "
-                "its graph can be recorded; call start(model) before the first training step"
+                f"{call.partition('(')[0]}(): {type(cell).__name__} has been compiled already, so "
+                f"that nothing in its graph can be recorded; call {call} before the first training "
+                "step"
             )

@@ -13,6 +13,7 @@ from msprobe.monitor.alerts.incidents import Incident, Incidents
 from msprobe.monitor.alerts.ranks import RankRules
 from msprobe.monitor.alerts.rules import Rules
 from msprobe.monitor.alerts.series import SeriesTable
+from msprobe.monitor.listeners import tell
 from msprobe.monitor.rows import Layout, Rows, is_missing
 
 Action = Callable[[Incident], None]
@@ -110,13 +111,5 @@ def _largest(blocks: list[tuple[Integers, Floats]], size: int) -> tuple[Integers
 def replay(blocks: Iterable[Rows], actions: Sequence[Action] = ()) -> list[Incident]:
     """Return the incidents of recorded blocks, ordered by step; of one rank or of all."""
     alerts = Alerts(actions)
-    step: int | None = None
-    for rows in blocks:
-        if step is not None and rows.step != step:
-            alerts.end_step(step)
-        step = rows.step
-        alerts.take(rows)
-    if step is not None:
-        alerts.end_step(step)
-    alerts.close()
+    tell(blocks, alerts)
     return alerts.incidents

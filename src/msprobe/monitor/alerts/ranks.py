@@ -26,6 +26,10 @@ _Z: Final = 7.0
 _BEYOND_RECORD: Final = 1.6
 _LEAST_SPREAD: Final = 0.01
 _DECADES: Final = 0.1
+# An activation so far away for two of three steps alarms by itself: a normalisation behind it hides
+# other data from all later ones.
+_SEVERE_Z: Final = 25.0
+_SEVERE_DECADES: Final = 0.3
 _BROAD_SHARE: Final = 0.3
 _BROAD_LEAST: Final = 4
 
@@ -128,10 +132,9 @@ class RankRules:
         lasting = self._lasting(number, cells, weak)
         is_loss = self._table.kind[matrix[usable]].ravel() == Kind.LOSS
         groups = streams[usable].ravel()
-        alarming = weak & (
-            (lasting & (is_loss | self._broad(weak, groups)))
-            | (self._is_forward[groups] & self._broad(weak, groups))
-        )
+        forward, broad = self._is_forward[groups], self._broad(weak, groups)
+        severe = forward & (np.abs(z) > _SEVERE_Z) & (np.abs(decades) > _SEVERE_DECADES)
+        alarming = weak & ((lasting & (is_loss | severe | broad)) | (forward & broad))
         levels.learn(cells, distance, z, decades)
         series, value = matrix[usable].ravel(), now[usable].ravel()
         middle = np.repeat(np.median(now[usable], axis=1), matrix.shape[1])

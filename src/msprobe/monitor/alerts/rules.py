@@ -7,6 +7,8 @@ the rules for users; `benchmarks/monitor_alerts.py` scores them.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Set
 from typing import Final
 
 import numpy as np
@@ -38,8 +40,15 @@ _LOSS_WEAK_DECADES: Final = 0.15
 _LOSS_STRONG_Z: Final = 10.0
 _LOSS_STRONG_DECADES: Final = 0.2
 _DEAD_SHARE: Final = 0.99
-_RATE_JUMP: Final = 3.0
+# A rate alarms that is so far above the highest until some steps before: it may rise in a few.
+_RATE_JUMP: Final = 2.5
+_RATE_STEPS: Final = 5
 _RATE_GONE: Final = 0.02
+# With a smaller share of the highest rate, updates may be lost in the rounding of parameters.
+_RATE_TINY: Final = 0.01
+_MOVED: Final = frozenset({Stream.PARAM_ORIGIN, Stream.PARAM_UPDATED, Stream.UPDATE})
+# Means of gradients: those of a few elements pass zero in a healthy run.
+_SIGNED: Final = frozenset({Stream.EXP_AVG, Stream.UPDATE})
 _SCALE_STEPS: Final = 8
 _SCALE_HALVINGS: Final = 3
 # A half-precision second moment loses updates that are smaller than half a unit of its last place.
@@ -183,6 +192,8 @@ class Rules:
         series, values, kinds = series[sized], values[sized], kinds[sized]
         noise = self._negligible(series)
         still = self._stays(series) | noise
+        if self._rates.are_tiny:
+            still |= self._is_of(series, _MOVED)
         found = self._zeros(step, series[~still], values[~still])
         found += self._unchanged(step, series[~still], values[~still])
         judged = (values != 0) & ~noise
@@ -225,7 +236,11 @@ class Rules:
         """Return which series a skipped step leaves as they are."""
         if not self._skipped:
             return np.zeros(len(series), np.bool_)
-        return np.array([self.table.keys[one].stream in _LEFT for one in series], np.bool_)
+        return self._is_of(series, _LEFT)
+
+    def _is_of(self, series: Integers, streams: Set[str]) -> NDArray[np.bool_]:
+        """Return which series are of one of these streams."""
+        return np.array([self.table.keys[one].stream in streams for one in series], np.bool_)
 
     def _negligible(self, series: Integers) -> NDArray[np.bool_]:
         """Return which series are of tensors whose gradient has always been noise.
@@ -265,8 +280,8 @@ class Rules:
 
     def _rate_share(self, series: Integers) -> Floats:
         """Return the decades of updates that the learning rate explains."""
-        stage = np.array([self.table.keys[one].stream == Stream.UPDATE for one in series])
-        return np.where(stage, self._rates.decades(), 0.0) if len(series) else np.zeros(0)
+        is_update = self._is_of(series, frozenset({Stream.UPDATE}))
+        return np.where(is_update, self._rates.decades(), 0.0)
 
     def _alone(
         self,
@@ -285,7 +300,8 @@ class Rules:
         lasting = strong & (self._strong[series].sum(axis=1) >= 2)
         severe = (size > _SEVERE_Z) & (reach > _SEVERE_DECADES)
         loss = is_loss & (size > _LOSS_STRONG_Z) & (reach > _LOSS_STRONG_DECADES)
-        return np.asarray(lasting | severe | loss)
+        passes_zero = (z < 0) & self._is_of(series, _SIGNED)
+        return np.asarray((lasting | severe | loss) & ~passes_zero)
 
     def _broad(
         self, series: Integers, z: Floats, decades: Floats, weak: NDArray[np.bool_]
@@ -350,10 +366,10 @@ class Rules:
         return self._lasting(Sign.DEAD_UNITS, step, series[alarming], self._dead)
 
     def _learning_rate(self, step: int, series: int, value: float) -> list[Signal]:
-        before, highest = self._rates.take(series, value)
+        before, highest, highest_before = self._rates.take(series, value)
         if self._seen[series] < WARM_UP or not np.isfinite(value):
             return []
-        if value > _RATE_JUMP * max(highest, before):
+        if value > _RATE_JUMP * highest_before:
             return [self._signal(Sign.RATE_ROSE, series, step, value, expected=before)]
         if value == 0 and before > _RATE_GONE * highest:
             return [self._signal(Sign.RATE_ZERO, series, step, value, expected=before)]
@@ -432,15 +448,22 @@ class _Rates:
 
     def __init__(self) -> None:
         self._last: dict[int, float] = {}
-        self._highest: dict[int, float] = {}
+        self._highest: dict[int, deque[float]] = {}
         self._used = 1.0
 
-    def take(self, series: int, value: float) -> tuple[float, float]:
-        """Take a value; return the one before and the highest one before."""
-        before = self._last.get(series, 0.0), self._highest.get(series, 0.0)
+    def take(self, series: int, value: float) -> tuple[float, float, float]:
+        """Take a value; return the one before, the highest before, and the highest long before."""
+        highest = self._highest.setdefault(series, deque([0.0], maxlen=_RATE_STEPS))
+        before = self._last.get(series, 0.0), highest[-1], highest[0]
         self._last[series] = value
-        self._highest[series] = max(before[1], value)
+        highest.append(max(before[1], value))
         return before
+
+    @property
+    def are_tiny(self) -> bool:
+        """Whether all rates are far below what they were, and not zero."""
+        ever = max((one[-1] for one in self._highest.values()), default=0.0)
+        return 0 < max(self._last.values(), default=0.0) < _RATE_TINY * ever
 
     def decades(self) -> float:
         """Return the logarithm of the highest rate now, or before all became zero.

@@ -32,6 +32,7 @@ class StepCollector(ABC):
         step: the number of the step that runs.
         collected: how many steps were collected.
         latest: the rows of the last collected step.
+        has_closure: whether the optimizer calls a closure that computes the gradients.
         activations: the sink of calls of modules.
         numbers: the sink of facts.
     """
@@ -65,6 +66,7 @@ class StepCollector(ABC):
         self.step = step
         self.collected = 0
         self.latest: StepRows | None = None
+        self.has_closure = False
         self._layouts = Layouts()
         self.streams = streams_of(settings, rank)
         self.activations = activations
@@ -121,8 +123,11 @@ class StepCollector(ABC):
         """Whether as many steps were collected as wanted."""
         return self.collected >= self.settings.keys.collect_times
 
-    def before_step(self) -> None:
+    def before_step(self, *, has_closure: bool = False) -> None:
         """Read what the optimizer gets.
+
+        Args:
+            has_closure: whether it calls a closure that computes the gradients.
 
         Raises:
             MonitorStop: an alert ends the training.
@@ -132,6 +137,7 @@ class StepCollector(ABC):
         if self._is_stepping and self._rows is not None:  # the last attempt raised
             self._rows.drop()
         self._is_stepping = True
+        self.has_closure = has_closure
         if self._rows is not None:
             self.attempt("optimizer step", self.read_before, self._rows)
 

@@ -18,16 +18,17 @@ from typing import Any, Self
 
 import msprobe
 from msprobe.config.reading import read_config_file
-from msprobe.errors import ConfigError, MsprobeError, UsageError
+from msprobe.errors import ConfigError, MonitorWriteError, UsageError
 from msprobe.log import ensure_handler, warn_once
 from msprobe.monitor.alerts.actions import listeners_of, parse_alert
 from msprobe.monitor.collecting.collector import StepCollector
 from msprobe.monitor.collecting.control import ControlFile
 from msprobe.monitor.collecting.step_rows import Layouts, Reading, now
-from msprobe.monitor.exports import ExportFormat, export
+from msprobe.monitor.exports import ExportFormat, live_listener
+from msprobe.monitor.listeners import RowListener
 from msprobe.monitor.ops import Op, columns_of, evaluate
 from msprobe.monitor.reader import START, MonitorRun, open_monitor
-from msprobe.monitor.recorder import Recorder, RowListener
+from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Rows, Stream
 from msprobe.monitor.run_folder import run_folder
 from msprobe.monitor.settings import Format, MonitorSettings, make_settings
@@ -160,7 +161,6 @@ class MonitorFront(ABC):
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.close()
-            self._export(recorder.directory)
 
     close = detach
 
@@ -279,7 +279,13 @@ class MonitorFront(ABC):
             "pid": os.getpid(),
         }
         self._recorder = recorder = Recorder(folder, world.rank, head)
-        self._watch(self._settings.keys.alert, start_iteration)
+        try:
+            self._export(recorder, start_iteration)
+            self._watch(self._settings.keys.alert, start_iteration)
+        except BaseException:
+            self._recorder = None
+            recorder.close()
+            raise
         return recorder
 
     def _watch(self, alert: dict[str, Any] | None, step: int) -> None:
@@ -297,27 +303,35 @@ class MonitorFront(ABC):
         except OSError as error:
             logger.warning("the changed alerts are left out: %s", error)
 
-    def _export(self, folder: Path) -> None:
-        """Write the files that `format` asks for, of this rank's rows."""
+    def _export(self, recorder: Recorder, begins: int) -> None:
+        """Write what `format` asks for, too, while rows come.
+
+        Raises:
+            UnsupportedError: a package is missing.
+            MonitorWriteError: files of earlier processes cannot be changed.
+        """
         keys = self._settings.keys
-        if keys.format not in (Format.CSV, Format.TENSORBOARD):
+        if keys.format in (Format.NONE, Format.API):
             return
-        kind = ExportFormat(keys.format.value)
-        try:
-            with open_monitor(folder / f"rank{self.world.rank}.rows") as run:
-                export(
+        rank = self.world.rank
+        with open_monitor(recorder.directory / f"rank{rank}.rows") as run:
+            try:
+                listener = live_listener(
+                    ExportFormat(keys.format.value),
                     run,
-                    folder / keys.format.value,
-                    kind,
+                    rank,
+                    begins=begins,
                     steps_per_file=keys.step_count_per_record,
                     digits=keys.ndigits,
                 )
-        except MsprobeError as error:
-            logger.warning("%s", error)
+            except OSError as error:
+                problem = f"cannot be written: {error.strerror or error}"
+                raise MonitorWriteError(run.path / keys.format, problem) from error
+        recorder.add_listener(listener)
 
-    def _before_step(self) -> None:
+    def _before_step(self, has_closure: bool = False) -> None:
         if self._collector is not None:
-            self._collector.before_step()
+            self._collector.before_step(has_closure=has_closure)
 
     def _after_step(self, result: object = None) -> None:
         self._step += 1

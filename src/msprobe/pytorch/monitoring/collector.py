@@ -40,6 +40,7 @@ from msprobe.pytorch.monitoring.features import Features, weight_of
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.parameters import Named, Parameters, plain_number
 from msprobe.pytorch.monitoring.reading import READING
+from msprobe.pytorch.monitoring.unsharded import flat_parameters
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.training_calls import TrainingCalls
@@ -120,6 +121,7 @@ class Collector(StepCollector):
             every_micro_step=keys.monitor_mbs_grad,
             holds_reduced=holds_reduced,
             direction=keys.mg_direction,
+            are_parts=bool(flat_parameters(models)),
         )
         self._communication: Communication | None = None
         if keys.cc_distribution.enable and may_communicate():
@@ -133,14 +135,21 @@ class Collector(StepCollector):
 
     def read_before(self, rows: StepRows) -> None:
         """Measure what the optimizer gets."""
+        if not self.has_closure:
+            self._read_gradients(rows)
         self._parameters.read_before()
-        total = self._parameters.total_norm() if Stream.RUN in rows.streams else None
-        self.numbers.put_optimizer(self._view.groups(), total)
 
     def read_after(self, rows: StepRows, result: object) -> None:
-        """Measure what the optimizer leaves."""
+        """Measure what the optimizer leaves; gradients of a closure, too."""
+        if self.has_closure:
+            self._read_gradients(rows)
         self._parameters.read_after()
         self.numbers.put_told(self._view.told(result))
+
+    def _read_gradients(self, rows: StepRows) -> None:
+        self._parameters.read_gradients()
+        total = self._parameters.total_norm() if Stream.RUN in rows.streams else None
+        self.numbers.put_optimizer(self._view.groups(), total)
 
     def tell(self, rows: StepRows | None) -> None:
         """Tell everything that measures of the rows of a step."""
@@ -174,7 +183,8 @@ class Collector(StepCollector):
         if due & OF_MODULES:
             session.attempt("hooking modules", self._install_modules)
         if Stream.GRAD_UNREDUCED in due:
-            session.attempt("hooking parameters", self._parameters.install, self._undo)
+            install = self._parameters.install
+            session.attempt("hooking parameters", install, self._models, self._undo)
         if Stream.RUN in due:
             session.attempt("hooking backward", Losses(session).install, BackwardEntry())
             calls = TrainingCalls(session, lambda _: lambda: None)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from msprobe.capture.session import Session
 from msprobe.monitor.collecting.step_rows import Key, StepRows
@@ -18,6 +18,7 @@ from msprobe.monitor.rows import Stream
 from msprobe.pytorch.gradients.parameter_gradients import make_first
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.monitoring.optimizers import OptimizerView, gradient_of
+from msprobe.pytorch.monitoring.unsharded import flat_parameters, watch_flat, watch_wholes
 from msprobe.pytorch.values.measures import Known
 from msprobe.pytorch.values.readable import readable
 
@@ -46,6 +47,7 @@ class Parameters:
         every_micro_step: bool,
         holds_reduced: bool,
         direction: bool,
+        are_parts: bool,
     ) -> None:
         """Create it; no hook is installed.
 
@@ -58,6 +60,7 @@ class Parameters:
             every_micro_step: whether gradients before reduction are measured each time.
             holds_reduced: whether this rank measures reduced gradients, which others have, too.
             direction: whether gradients are compared with first moments.
+            are_parts: whether plain tensors are parts of parameters that ranks share.
         """
         self._session = session
         self._parameters = parameters
@@ -67,6 +70,7 @@ class Parameters:
         self._every_micro_step = every_micro_step
         self._holds_reduced = holds_reduced
         self._direction = direction
+        self._are_parts = are_parts
         self.rows: StepRows | None = None
         self._passes: Counter[Tensor] = Counter()
         self._known_parameters: Known = {}
@@ -82,33 +86,49 @@ class Parameters:
 
     # -- before reduction ----------------------------------------------------------------------
 
-    def install(self, undo: ExitStack) -> None:
+    def install(self, models: Sequence[nn.Module], undo: ExitStack) -> None:
         """Watch the gradients of parameters as torch accumulates them."""
-        for key, parameter in self._parameters:
-            if parameter.requires_grad and parameter.is_leaf:
-                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    partial(self._accumulated, key)
+        keys = {parameter: key for key, parameter in self._parameters}
+        trained = [one for one in keys if one.requires_grad and one.is_leaf]
+        for parameter in trained:
+            handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._accumulated, keys[parameter])
+            )
+            make_first(parameter, handle.id)
+            undo.callback(handle.remove)
+
+        def take(parameter: Tensor, gradient: Tensor) -> None:
+            key = keys.get(parameter)
+            if self.rows is not None and key is not None:
+                rows = self.rows
+                quietly(
+                    self._session, "gradient", self._put_unreduced, rows, key, parameter, gradient
                 )
-                make_first(parameter, handle.id)
-                undo.callback(handle.remove)
+
+        watch_wholes(models, trained, take, undo)
+        for flat in flat_parameters(models):
+            watch_flat(flat, take, undo)
 
     def _accumulated(self, key: Key, parameter: Tensor) -> None:
         if self.rows is not None:
             quietly(self._session, "gradient", self._take_unreduced, self.rows, key, parameter)
 
     def _take_unreduced(self, rows: StepRows, key: Key, parameter: Tensor) -> None:
+        gradient = gradient_of(parameter, reads_main_grad=self._reads_main_grad)
+        if gradient is None:
+            return
+        own = parameter.grad
+        if own is not None and own is not gradient and not _is_added(parameter):
+            # Megatron-core adds it in a hook of the node, which runs after those of the parameter.
+            gradient = gradient + own
+        self._put_unreduced(rows, key, parameter, gradient)
+
+    def _put_unreduced(self, rows: StepRows, key: Key, parameter: Tensor, gradient: Tensor) -> None:
         micro_step = self._passes[parameter]
         self._passes[parameter] = micro_step + 1
         is_last = micro_step == self._micro_steps - 1
         if not (is_last or self._every_micro_step):
             return
-        gradient = gradient_of(parameter, reads_main_grad=self._reads_main_grad)
-        own = parameter.grad
-        if gradient is None:
-            return
-        if own is not None and own is not gradient and not _is_added(parameter):
-            # Megatron-core adds it in a hook of the node, which runs after those of the parameter.
-            gradient = gradient + own
         settings = rows.streams.get(Stream.GRAD_UNREDUCED)
         if settings is not None and settings.wants(key.name):
             number = micro_step if self._every_micro_step else 0
@@ -117,19 +137,25 @@ class Parameters:
 
     # -- around the step of the optimizer --------------------------------------------------------
 
-    def read_before(self) -> None:
-        """Measure what the optimizer gets."""
+    def read_gradients(self) -> None:
+        """Measure the gradients that the optimizer gets, and how they agree with first moments."""
         rows = self.rows
         if rows is None:
             return
         if self._holds_reduced:
             self._put(rows, Stream.GRAD_REDUCED, self._view.gradient, self._known_gradients)
+        if self._direction:
+            self._put_direction(rows)
+
+    def read_before(self) -> None:
+        """Measure parameters and states before the step."""
+        rows = self.rows
+        if rows is None:
+            return
         self._put_states(rows)
         self._put(rows, Stream.PARAM_ORIGIN, self._view.value, self._known_parameters)
         if Stream.UPDATE in rows.streams:
             self._copy_parameters(rows)
-        if self._direction:
-            self._put_direction(rows)
 
     def read_after(self) -> None:
         """Measure what the optimizer leaves."""
@@ -149,7 +175,7 @@ class Parameters:
             None without gradients, where the optimizer tells it, and where this rank has a part of
             one only: the norm of parts is not that of the whole.
         """
-        if self._view.tells_norm:
+        if self._view.tells_norm or self._are_parts:
             return None
         found = [
             gradient

@@ -19,22 +19,25 @@ def plain_optimizer(optimizer: Any) -> Any:
 
 
 def watch_steps(
-    optimizer: Any, before: Callable[[], None], after: Callable[..., None], undo: ExitStack
+    optimizer: Any, before: Callable[[bool], None], after: Callable[..., None], undo: ExitStack
 ) -> None:
-    """Call `before` and `after` around each step; `after` with what the step returned, if known.
+    """Call `before` and `after` around each step.
+
+    `before` learns whether a closure will compute the gradients, `after` what the step returned, if
+    that is known.
 
     Those of torch have hooks for that. Others (DeepSpeed, Megatron-core) get a `step` of their own
     on the object, which `undo` takes away.
     """
     if isinstance(optimizer, Optimizer):
-        undo.callback(optimizer.register_step_pre_hook(lambda *_: before()).remove)
+        undo.callback(optimizer.register_step_pre_hook(_telling(before)).remove)
         undo.callback(optimizer.register_step_post_hook(lambda *_: after()).remove)
         return
     original = optimizer.step
 
     @wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        before()
+        before(_has_closure(args, kwargs))
         result = original(*args, **kwargs)
         after(result)
         return result
@@ -51,3 +54,12 @@ def watch_steps(
             del optimizer.step
 
     undo.callback(restore)
+
+
+def _telling(before: Callable[[bool], None]) -> Callable[..., None]:
+    # The optimizer is the first of the arguments that the hook is given.
+    return lambda _, args, kwargs: before(_has_closure(args[1:], kwargs))
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return callable(kwargs.get("closure", args[0] if args else None))

@@ -190,7 +190,8 @@ function drawNames(pen, shown, high, width) {
   const wide = (width - gutter) / shown.columns.length;
   const gap = Math.max(1, Math.ceil(60 / wide));
   shown.columns.forEach((column, place) => {
-    if (place % gap === 0) pen.fillText(grouped(column), gutter + place * wide, ruler / 2);
+    const label = grouped(column), left = gutter + place * wide;
+    if (place % gap === 0 && left + pen.measureText(label).width <= width) pen.fillText(label, left, ruler / 2);
   });
 }
 

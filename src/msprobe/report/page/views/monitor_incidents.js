@@ -40,8 +40,9 @@ function partingParts(parting) {
   const line = (/** @type {string} */ words, /** @type {any} */ one, /** @type {string} */ key) => (one
     ? element("p", {}, `${words} step ${grouped(one[key])}: `, link(joined(one.stream, one.name, one.op), () => go(one, one[key])))
     : null);
+  const hasRanks = overview().runs[0].ranks.length > 1;
   const rows = parting.series.slice(0, 12).map((/** @type {any} */ one) => element("tr", { class: "pick", click: () => go(one, one.first_apart ?? one.first_different) },
-    element("td", { class: "mono" }, `${one.stream} ${one.name}`),
+    element("td", { class: "mono" }, `${one.stream} ${one.name}`, hasRanks ? span("dim", ` rank ${one.rank}`) : null),
     element("td", { class: "right" }, one.first_apart === null ? "–" : grouped(one.first_apart)),
     element("td", { class: "right" }, digits(number(one.largest)))));
   return [
