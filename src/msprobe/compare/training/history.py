@@ -25,12 +25,12 @@ from msprobe.compare.training.optimizers import (
     setting_differences,
     state_differences,
 )
+from msprobe.compare.training.random_states import RandomHistory
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.start import (
     FactsPair,
     mode_differences,
     parameter_differences,
-    random_differences,
     settings_differences,
 )
 from msprobe.compare.training.step_pairs import StepPair, step_pairs
@@ -51,6 +51,7 @@ class _RankHistory:
     data: DataHistory
     schedules: ScheduleHistory
     gradients: GradientHistory = field(default_factory=GradientHistory)
+    random: RandomHistory = field(default_factory=RandomHistory)
     is_exact: bool = True
     last_step: int | None = None
     after: dict[str, bool] = field(default_factory=dict)
@@ -142,11 +143,21 @@ class TrainingHistory:
 
     def differences(self) -> list[FactDifference]:
         """Return all differences, in the order in which they take effect."""
-        found = list(self.found)
+        found: list[FactDifference] = []
         for history in self._ranks.values():
             found += history.data.differences()
             found += history.schedules.differences()
+        found += (self._with_history(each) for each in self.found)
         return sorted(found, key=lambda each: (each.step, each.moment))
+
+    def _with_history(self, fact: FactDifference) -> FactDifference:
+        """Return a difference of one step, judged again after all steps."""
+        history = self._ranks.get(fact.rank)
+        if history is None:
+            return fact
+        if fact.verdict is VerdictClass.RANDOM:
+            return history.random.drawn(fact)
+        return history.schedules.of_scheduler(fact)
 
     def _of_step(
         self, pair: FactsPair, steps: Sequence[StepPair], history: _RankHistory, ranks: int
@@ -155,7 +166,7 @@ class TrainingHistory:
         history.schedules.add(pair, steps)
         yield from settings_differences(pair)
         yield from parameter_differences(pair, _unchanged(pair, history))
-        yield from random_differences(pair)
+        yield from history.random.differences(pair)
         yield from mode_differences(pair)
         yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
         if not has_same_training(pair, steps):

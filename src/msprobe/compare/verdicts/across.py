@@ -183,7 +183,11 @@ def _handed_out(comparison: RankComparison, row: Row) -> Hashable:
     parsed = comparison.side_of(row.pair).parsed(row.pair.name)
     if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
         return parameter_of(comparison, row)
-    return row.pair.name if is_communication(parsed) else None
+    return _names(row) if is_communication(parsed) else None
+
+
+def _names(row: Row) -> Hashable:
+    return row.pair.target, row.pair.reference
 
 
 def _put_in(comparisons: Iterable[RankComparison]) -> dict[Hashable, list[int | str]]:
@@ -191,11 +195,12 @@ def _put_in(comparisons: Iterable[RankComparison]) -> dict[Hashable, list[int | 
     found: dict[Hashable, list[int | str]] = defaultdict(list)
     for comparison in comparisons:
         for row in comparison.rows:
-            if not row.status.is_difference:
+            # A communication that one side alone makes is a difference, and puts in none.
+            if not row.status.is_difference or not row.pair.is_matched:
                 continue
             parsed = comparison.side_of(row.pair).parsed(row.pair.name)
             if parsed.kind is RecordKind.PARAMETERS_GRAD:
                 found[parameter_of(comparison, row)].append(comparison.rank)
             elif row.value.role is Role.INPUT and row.holds_tensor and is_communication(parsed):
-                found[row.pair.name].append(comparison.rank)
+                found[_names(row)].append(comparison.rank)
     return found

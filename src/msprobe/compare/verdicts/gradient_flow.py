@@ -57,6 +57,8 @@ class GradientFlow:
             self._judge_unknown(call, row)
             return
         if any(share.status.is_difference for share in shares):
+            if not any(share.status.is_difference and share.pair.is_matched for share in shares):
+                self._blame_lone(shares)
             mark(row, Origin.INHERITED)
             return
         if self._is_sum_of(row, shares):
@@ -66,6 +68,15 @@ class GradientFlow:
             mark(row, Origin.INHERITED, state.cause_if_unlikely(row, _UNRECORDED_GROWTH))
             return
         mark(row, Origin.INTRODUCED, Cause.CHANGED_GRADIENT if shares else Cause.OTHER_START)
+
+    def _blame_lone(self, shares: Iterable[Row]) -> None:
+        """Blame calls of one side alone for a sum of gradients, if only theirs differ in it."""
+        if self._state.has_difference:
+            return
+        rows = {id(row): index for index, row in enumerate(self._state.rows)}
+        for share in shares:
+            if not share.pair.is_matched:
+                self._unmatched.blame_for(rows[id(share)])
 
     def judge_parameter_gradient(self, call: Call, row: Row) -> None:
         """Judge the gradient of a parameter, as it was accumulated."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Missing, Origin, Row
 from msprobe.compare.verdicts.calls import Call
@@ -162,12 +163,24 @@ class UnmatchedCalls:
 
     def _blame(self, index: int, cause: Cause = Cause.USED_CALL) -> None:
         state = self._state
-        call = state.calls.of(state.rows[index])
+        call = self._telling_call(state.calls.of(state.rows[index]))
         side = "target" if call.pair.reference is None else "reference"
         shown = [row for row in call.outputs if row.value.is_tensor] or list(call.rows)
         for row in shown:
             if row.origin is not Origin.INTRODUCED:
                 mark(row, Origin.INTRODUCED, cause, side)
+
+    def _telling_call(self, call: Call) -> Call:
+        """Return the call to name: a forward call for its backward one, a communication inside."""
+        calls = self._state.calls
+        inside = [call]
+        while inside:
+            part = inside.pop()
+            if is_communication(part.parsed) and not part.is_matched:
+                return part
+            inside += calls.parts(part)
+        forward = calls.forward_of(call) if call.is_backward else None
+        return call if forward is None or forward.is_matched else forward
 
     def _chain_of(self, call: Call) -> _Chain:
         """Return the first of the unmatched calls that a call's values come from."""
