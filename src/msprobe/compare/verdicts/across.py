@@ -165,17 +165,34 @@ def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair])
 
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
-    blamed = [
-        (comparison, row, key)
-        for comparison in comparisons
-        for row in comparison.rows
-        if row.origin is Origin.INTRODUCED and (key := _handed_out(comparison, row)) is not None
-    ]
+    blamed = []
+    for comparison in comparisons:
+        rows = [row for row in comparison.rows if row.origin is Origin.INTRODUCED]
+        inside = _communications_inside(comparison) if rows else {}
+        for row in rows:
+            key = _handed_out(comparison, row)
+            if key is None and row.value.role is Role.OUTPUT:
+                key = inside.get(row.pair.name)
+            if key is not None:
+                blamed.append((comparison, row, key))
     put_in = _put_in(comparisons) if blamed else {}
     for comparison, row, key in blamed:
         others = [rank for rank in put_in.get(key, ()) if rank != comparison.rank]
         if others:
             mark(row, Origin.INHERITED, Cause.OTHER_RANK, str(others[0]))
+
+
+def _communications_inside(comparison: RankComparison) -> dict[str, Hashable]:
+    """Return a call → the last communication that both sides make inside it."""
+    found: dict[str, Hashable] = {}
+    for pair in comparison.pairs:
+        side = comparison.side_of(pair)
+        if pair.is_matched and is_communication(side.parsed(pair.name)):
+            parent = side.parent(pair.name)
+            while parent is not None and not side.parsed(parent).is_module:
+                found[parent] = (pair.target, pair.reference)
+                parent = side.parent(parent)
+    return found
 
 
 def _handed_out(comparison: RankComparison, row: Row) -> Hashable:

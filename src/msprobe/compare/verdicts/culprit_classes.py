@@ -45,6 +45,7 @@ _BY_CAUSE: Final = {
     Cause.RANDOM_STATE: VerdictClass.RANDOM,
     Cause.LONE_PRECISION: VerdictClass.PRECISION,
     Cause.USED_CALL: VerdictClass.CALL,
+    Cause.GRADIENT_CALL: VerdictClass.CALL,
     Cause.CUTTING_CALL: VerdictClass.CALL,
     Cause.NAN_CALL: VerdictClass.CALL,
     Cause.REORDERED: VerdictClass.CALL,

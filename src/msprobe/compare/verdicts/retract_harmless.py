@@ -37,7 +37,7 @@ _WITHOUT_REASON: Final = (None, Cause.RANDOM_NUMBERS, Cause.OTHER_RESULT, Cause.
 # What is to blame is not inside the module.
 _ELSEWHERE: Final = (Cause.REORDERING_CALL, Cause.CHANGED_BETWEEN)
 # Causes that concern gradients, though the forward call is blamed.
-_OF_GRADIENTS: Final = (Cause.CUTTING_CALL,)
+_OF_GRADIENTS: Final = (Cause.CUTTING_CALL, Cause.GRADIENT_CALL)
 
 
 def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
@@ -55,7 +55,8 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
         if call.parsed.kind in PARAMETER_GRADIENTS:
             _retract_replaced(call, found, replaced)
             continue
-        module = agreement.around(call, needs_gradients=_has_gradients_of_its_own(call, found))
+        has_own = calls.is_in_backward(call) or _has_gradients_of_its_own(call, found)
+        module = agreement.around(call, needs_gradients=has_own)
         if module is not None:
             is_same = agreement.has_same_calls(module)
             _clear(call, found, Cause.HARMLESS, module.pair.name, is_same=is_same)
