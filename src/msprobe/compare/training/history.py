@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from msprobe.compare.training.clipping import clip_differences, scaler_differences, scalers_of
@@ -36,7 +37,7 @@ from msprobe.compare.training.start import (
 from msprobe.compare.training.step_pairs import StepPair, step_pairs
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Ended, Ending
+from msprobe.dump.facts import Data, Ended, Ending
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.numerics.number_types import epsilon_of
@@ -76,10 +77,19 @@ class TrainingHistory:
         self._ranks: dict[int | str, _RankHistory] = {}
         self._has_same_gradients = False
 
-    def add_data(self, pairs: Sequence[FactsPair]) -> None:
-        """Take in the batches of a step."""
+    def add_data(
+        self,
+        pairs: Sequence[FactsPair],
+        made_inside: Mapping[int | str, Container[tuple[Data, Data]]] = MappingProxyType({}),
+    ) -> None:
+        """Take in the batches of a step.
+
+        Args:
+            pairs: the facts of its ranks.
+            made_inside: rank → inputs of models that calls of the step made.
+        """
         for pair in pairs:
-            self._rank(pair.rank).data.add(pair)
+            self._rank(pair.rank).data.add(pair, made_inside.get(pair.rank, ()))
 
     def add(self, pairs: Sequence[FactsPair], exact: Mapping[int | str, bool]) -> None:
         """Take in a step, after its data.

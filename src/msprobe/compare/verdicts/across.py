@@ -7,6 +7,7 @@ optimizer. A collective hands out the values of other ranks.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Final
@@ -125,8 +126,15 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
         updates = list(_own_updates(comparison, pair))
         if not updates:
             continue
+        following = {place: _next_forward(comparison, place) for place, _ in updates}
         for row in comparison.rows:
-            if row.cause not in _FROM_OUTSIDE or row.origin is not Origin.INTRODUCED:
+            if row.origin is not Origin.INTRODUCED:
+                continue
+            if row.cause is Cause.ACCUMULATED:
+                if any(row.pair.position > following[place] for place, _ in updates):
+                    mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
+                continue
+            if row.cause not in _FROM_OUTSIDE:
                 continue
             side = comparison.side_of(row.pair)
             parsed = side.parsed(row.pair.name)
@@ -137,6 +145,21 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
                 for place, names in updates
             ):
                 mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
+
+
+def _next_forward(comparison: RankComparison, place: int) -> float:
+    """Return the place of the first forward call after another one: an optimizer ran before it."""
+    if place < 0:
+        return math.inf
+    return next(
+        (
+            pair.position
+            for pair in comparison.pairs
+            if pair.position > place
+            and comparison.side_of(pair).parsed(pair.name).kind is RecordKind.FORWARD
+        ),
+        math.inf,
+    )
 
 
 def _own_updates(
@@ -158,7 +181,9 @@ def _own_updates(
 def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
     """Clear all origins of a step that trains in the same way, however its calls differ."""
     for pair in facts:
-        if not any(row.origin in _UNEXPLAINED for row in comparison.rows):
+        if not any(
+            row.origin in _UNEXPLAINED or row.origin is Origin.INPUT for row in comparison.rows
+        ):
             return
         if has_same_training(pair, step_pairs(pair)):
             retract_without_effect(Calls(comparison))

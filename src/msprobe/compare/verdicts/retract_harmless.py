@@ -68,10 +68,9 @@ def retract_without_effect(calls: Calls) -> None:
     """Clear the origins in a step that comes to the same loss and the same gradients."""
     is_same = not any(map(calls.makes_other_call, calls.pairs))
     for call in calls:
-        if call.is_matched and calls.makes_other_call(call.pair):
-            # Another API takes its arguments in another order.
-            taken_in = [row for row in call.inputs if row.origin is Origin.INPUT]
-            _clear(call, taken_in, Cause.SAME_GRADIENTS, "", is_same=False)
+        # Another API takes its arguments in another order; a log is reset at another time.
+        taken_in = [row for row in call.inputs if row.origin is Origin.INPUT]
+        _clear(call, taken_in, Cause.SAME_GRADIENTS, "", is_same=False)
         found = _found(call)
         if calls.is_after_backward(call) and any(r.origin is not Origin.INHERITED for r in found):
             continue  # it may come after the optimizer
