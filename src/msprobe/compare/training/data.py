@@ -79,11 +79,16 @@ class DataHistory:
             if is_split:
                 self.split = self._uneven.words
                 return
-        for micro in range(min(counts)):
-            batch = _Batch(pair.step, micro, sides[0][micro], sides[1][micro])
-            if batch.keys[0] != batch.keys[1]:
-                batch = _without(batch, made_inside)
-            self._batches.append(batch)
+        batches = [
+            _Batch(pair.step, micro, sides[0][micro], sides[1][micro])
+            for micro in range(min(counts))
+        ]
+        given = [
+            batch if batch.keys[0] == batch.keys[1] else _without(batch, made_inside)
+            for batch in batches
+        ]
+        # Where nothing else comes in, the data themselves are drawn within the step.
+        self._batches += given if any(each.target for each in given) else batches
 
     @property
     def is_same(self) -> bool:

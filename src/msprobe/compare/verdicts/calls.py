@@ -190,6 +190,10 @@ class Calls:
     @staticmethod
     def _batches(side: Side) -> list[int]:
         """Return the size of the first dimension of the data, for each call of the model."""
+        facts = side.view.facts
+        if facts is not None and facts.data:
+            firsts = {each.micro: each.shape for each in reversed(facts.data)}
+            return [shape[0] for shape in firsts.values() if shape]
         sizes = []
         for name in side.names:
             parsed = side.parsed(name)

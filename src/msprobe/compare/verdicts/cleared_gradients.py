@@ -25,11 +25,15 @@ def cleared_gradients(comparison: RankComparison) -> str | None:
     What a micro batch adds is known from the side that sums up: means are linear.
     """
     changed = {
-        parameter_of(comparison, row) for row in comparison.rows if row.cause is Cause.ACCUMULATED
+        _network(parameter_of(comparison, row))
+        for row in comparison.rows
+        if row.cause is Cause.ACCUMULATED
     }
     if not changed:
         return None
-    gradients = {key: sums for key, sums in _gradients(comparison).items() if key in changed}
+    gradients = {
+        key: sums for key, sums in _gradients(comparison).items() if _network(key) in changed
+    }
     for place, side in enumerate(("target", "reference")):
         # A gradient whose mean is zero tells nothing.
         told = [each for sums in gradients.values() if (each := _told(sums, place)) is not None]
@@ -41,6 +45,11 @@ def cleared_gradients(comparison: RankComparison) -> str | None:
                 f"{len(cleared)} gradients)"
             )
     return None
+
+
+def _network(parameter: Parameter) -> str:
+    """Return the outermost part of a model that a parameter belongs to."""
+    return ".".join(parameter[0].split(".")[:2])
 
 
 def _gradients(comparison: RankComparison) -> dict[Parameter, dict[int, tuple[Value, Value]]]:

@@ -122,6 +122,11 @@ class Incoming:
         if explained or blamed:
             mark(row, Origin.INHERITED)
             return
+        is_outside = not call.is_backward and state.calls.parent(call.pair) is None
+        if is_outside and state.calls.split_batches:
+            # What collects samples into batches collects others.
+            mark(row, Origin.INPUT, Cause.OTHER_SPLIT)
+            return
         if not call.is_backward and state.outside.model_input_of(row) is not None:
             # One side makes its data (random ones, say) while it is recorded, the other before.
             mark(row, Origin.INPUT, Cause.MODEL_INPUT)

@@ -159,7 +159,9 @@ def _has_equal_inputs(call: Call) -> bool:
 def _is_without_reason(row: Row) -> bool:
     """Return whether a call computed another result though nothing tells why."""
     is_result = row.origin is Origin.INTRODUCED and row.value.role is Role.OUTPUT
-    return is_result and row.cause in _WITHOUT_REASON
+    # A further result, such as the weights of an attention, does not change the others.
+    is_shared = row.status not in (Status.ADDED, Status.MISSING)
+    return is_result and is_shared and row.cause in _WITHOUT_REASON
 
 
 class _Agreement:
