@@ -36,8 +36,6 @@ _OUTSIDE: Final = (
     Cause.OUTSIDE,
     Cause.MODEL_INPUT,
 )
-# Origins that inputs do not explain.
-_UNEXPLAINED: Final = (Origin.INTRODUCED, Origin.AMPLIFIED)
 # Causes of values that no call of the step made: without modules parameters are among them.
 _FROM_OUTSIDE: Final = (Cause.UNRECORDED_VALUE, Cause.PARAMETER)
 
@@ -181,12 +179,13 @@ def _own_updates(
 def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
     """Clear all origins of a step that trains in the same way, however its calls differ."""
     for pair in facts:
-        if not any(
-            row.origin in _UNEXPLAINED or row.origin is Origin.INPUT for row in comparison.rows
-        ):
+        if all(row.origin is None for row in comparison.rows):
             return
-        if has_same_training(pair, step_pairs(pair)):
-            retract_without_effect(Calls(comparison))
+        steps = step_pairs(pair)
+        if has_same_training(pair, steps):
+            places = {each.target: each.position for each in comparison.pairs}
+            updates = (places.get(step.target.record, -1) for step in steps)
+            retract_without_effect(Calls(comparison), max(updates))
 
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:

@@ -64,15 +64,21 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
                 replaced |= dict.fromkeys(_bases(call), module.pair.name)
 
 
-def retract_without_effect(calls: Calls) -> None:
-    """Clear the origins in a step that comes to the same loss and the same gradients."""
+def retract_without_effect(calls: Calls, updated: int) -> None:
+    """Clear the origins in a step that comes to the same loss and the same gradients.
+
+    Args:
+        calls: the calls of the step.
+        updated: place of the last call before the last optimizer step.
+    """
     is_same = not any(map(calls.makes_other_call, calls.pairs))
     for call in calls:
         # Another API takes its arguments in another order; a log is reset at another time.
         taken_in = [row for row in call.inputs if row.origin is Origin.INPUT]
         _clear(call, taken_in, Cause.SAME_GRADIENTS, "", is_same=False)
         found = _found(call)
-        if calls.is_after_backward(call) and any(r.origin is not Origin.INHERITED for r in found):
+        is_late = call.pair.position > updated and calls.is_after_backward(call)
+        if is_late and any(r.origin is not Origin.INHERITED for r in found):
             continue  # it may come after the optimizer
         if found:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
