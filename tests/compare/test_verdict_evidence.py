@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 from msprobe.capture.session import reset_session  # noqa: E402
 from msprobe.compare.options import CompareOptions  # noqa: E402
@@ -80,7 +80,7 @@ class Doubled(nn.Module):
         super().__init__()
         self.inner, self.factor = nn.Linear(3, 3), factor
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.inner(x) * (self.factor if self.inner else 1.0)
 
 

@@ -213,11 +213,11 @@ class Incoming:
         parent = state.calls.parent(call.pair)
         # What clipping takes in are gradients.
         is_late = state.calls.is_after_backward(call)
-        if not is_late and (parent is None or not state.calls.has_modules):
-            mark(row, Origin.INPUT, Cause.OUTSIDE)
-            return
         if is_late and parent is None:
             mark(row, Origin.INHERITED, state.cause_if_unlikely(row, UNRECORDED_GROWTH))
+            return
+        if parent is None or not (is_late or state.calls.has_modules):
+            mark(row, Origin.INPUT, Cause.OUTSIDE)
             return
         if state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH):
             likely = state.cause_if_unlikely(row, UNRECORDED_GROWTH) is None

@@ -6,7 +6,7 @@ One network is given the results of another, or noise that was drawn for it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Container, Hashable
 from functools import cached_property
 
 from msprobe.compare.model import Row
@@ -16,7 +16,7 @@ from msprobe.dump.facts import Data
 from msprobe.dump.values import Role, Value
 
 
-class MadeInside:
+class MadeInside(Container[tuple[Data, Data]]):
     """Values that modules, parameters or generators made within a step.
 
     Args:
@@ -26,8 +26,9 @@ class MadeInside:
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison
 
-    def __contains__(self, both: tuple[Data, Data]) -> bool:
+    def __contains__(self, both: object) -> bool:
         """Return whether the inputs of both sides were made by calls that were recorded."""
+        assert isinstance(both, tuple)
         keys = zip((self._target, self._reference), both, strict=True)
         return all(_key(data) in made and not _encloses(data, made) for made, data in keys)
 
@@ -44,7 +45,8 @@ class MadeInside:
         comparison = self._comparison
         side = comparison.target if is_target else comparison.reference
         found: dict[Hashable, set[str]] = {}
-        position, taken_in = -1, set()
+        position = -1
+        taken_in: set[Hashable] = set()
         for row in comparison.rows:
             value = row.target if is_target else row.reference
             if value is None or not value.is_tensor:
