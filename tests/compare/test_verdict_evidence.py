@@ -81,7 +81,8 @@ class Doubled(nn.Module):
         self.inner, self.factor = nn.Linear(3, 3), factor
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) * (self.factor if self.inner else 1.0)
+        made: Tensor = self.inner(x) * self.factor
+        return made
 
 
 def unused_generator(debugger: PrecisionDebugger, option: tuple[int, float]) -> None:
