@@ -245,13 +245,10 @@ class Sharded(nn.Module):
         return x + (SumForward.apply(y, self.group) if self.o.sums else y)
 
 
-def rank_of(place: Path, rank: int, o: Options, task: str, level: str) -> None:
-    logging.getLogger("msprobe").setLevel(logging.ERROR)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{place / 'store'}", rank=rank, world_size=o.world
-    )
+def run_rank(debugger: PrecisionDebugger, o: Options) -> None:
+    """Train on one of several processes, tensor or data parallel."""
+    rank = dist.get_rank()
     torch.manual_seed(3)
-    debugger = PrecisionDebugger(dump_path=str(place / "dump"), task=task, level=level)
     if o.kind == "tensor":
         model: nn.Module = Sharded(o)
         data = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
@@ -270,14 +267,22 @@ def rank_of(place: Path, rank: int, o: Options, task: str, level: str) -> None:
             if o.exits == (rank, step):
                 raise ValueError("bad value")
             optimizer.step()
+
+
+def rank_of(run: Any, place: Path, rank: int, o: Options, task: str, level: str) -> None:
+    logging.getLogger("msprobe").setLevel(logging.ERROR)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{place / 'store'}", rank=rank, world_size=o.world
+    )
+    run(PrecisionDebugger(dump_path=str(place / "dump"), task=task, level=level), o)
     dist.destroy_process_group()
 
 
-def train_ranks(place: Path, o: Options, task: str, level: str) -> None:
+def train_ranks(run: Any, place: Path, o: Options, task: str, level: str) -> None:
     """Train on several processes, which record below `place/dump`."""
     forking = multiprocessing.get_context("fork")
     ranks = [
-        forking.Process(target=rank_of, args=(place, rank, o, task, level))
+        forking.Process(target=rank_of, args=(run, place, rank, o, task, level))
         for rank in range(o.world)
     ]
     for process in ranks:

@@ -2,7 +2,7 @@
 # ruff: noqa: E501 - a cause is a line of a table
 """Causes and legal pairs of programs that the verdict was not made by: are their verdicts right?
 
-    python benchmarks/held_out_verdicts.py [--only WORDS] [--levels mix L1 L0] [--task tensor]
+    python benchmarks/held_out_verdicts.py [--only WORDS] [--levels mix L1 L0] [--task tensor] [--set fourth]
 
 Prints each verdict that is wrong, and the scores. They are in docs/performance.md, the first ones
 as well.
@@ -13,16 +13,18 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, Final
 
+import held_out_fourth as fourth
 import held_out_programs as loops
 import held_out_trainers as trainers
 import torch
+from held_out_cases import L0, SETTING, Cause
 
 from msprobe.capture.session import reset_session
 from msprobe.compare.options import CompareOptions
@@ -36,33 +38,14 @@ PROGRAMS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
     "hf": (trainers.train_hf, trainers.HF),
     "accelerate": (trainers.train_accelerate, trainers.ACCELERATE),
     "lightning": (trainers.train_lightning, trainers.LIGHTNING),
-    "ranks": (None, trainers.RANKS),
+    "ranks": (trainers.run_rank, trainers.RANKS),
+    **fourth.PROGRAMS,
 }
+OF_RANKS: Final = {"ranks", *fourth.OF_RANKS}
 
 
-@dataclass(frozen=True)
-class Cause:
-    """A changed option, and the verdicts that are right.
+Pair = tuple[str, dict[str, Any], dict[str, Any]]
 
-    Attributes:
-        program: a key of `PROGRAMS`.
-        change: options of the target.
-        classes: classes that are right.
-        words: regular expression that the sentence matches.
-        modules: classes that are right, too, where only modules are recorded.
-        base: options of both.
-    """
-
-    program: str
-    change: dict[str, Any]
-    classes: tuple[str, ...]
-    words: str
-    modules: tuple[str, ...] = ()
-    base: dict[str, Any] = field(default_factory=dict)
-
-
-L0 = ("unexplained", "gradient")
-SETTING = ("optimizer_setting",)
 CAUSES: Final = [
     # plain loop
     Cause("vit", {"amsgrad": True}, SETTING, r"amsgrad is True"),
@@ -152,7 +135,7 @@ CAUSES: Final = [
 ]  # fmt: skip
 
 # program, options of target, options of reference
-PAIRS: Final[list[tuple[str, dict[str, Any], dict[str, Any]]]] = [
+PAIRS: Final[list[Pair]] = [
     ("vit", {"threads": 2}, {}),
     ("vit", {"by_hand": True}, {}),
     ("vit", {"unfolded": True}, {}),
@@ -208,8 +191,8 @@ class Recorder:
         reset_session()
         with trainers.quiet():
             torch.set_num_threads(1)
-            if run is None:
-                trainers.train_ranks(place, o, self._task, self._level)
+            if program in OF_RANKS:
+                trainers.train_ranks(run, place, o, self._task, self._level)
             else:
                 debugger = PrecisionDebugger(
                     dump_path=str(place / "dump"), task=self._task, level=self._level
@@ -229,9 +212,16 @@ def wanted(only: str | None, words: str) -> bool:
     return only is None or re.search(only, words) is not None
 
 
-def score_causes(recorder: Recorder, level: str, only: str | None, *, every: bool) -> None:
+def score_causes(
+    recorder: Recorder,
+    level: str,
+    only: str | None,
+    *,
+    every: bool,
+    causes: Sequence[Cause] = CAUSES,
+) -> None:
     total = classes = sentences = 0
-    for cause in CAUSES:
+    for cause in causes:
         name = f"{cause.program} {cause.change}"
         if not wanted(only, name):
             continue
@@ -245,9 +235,11 @@ def score_causes(recorder: Recorder, level: str, only: str | None, *, every: boo
     print(f"{level} causes: class right {classes}, first line true {sentences} of {total}")
 
 
-def score_pairs(recorder: Recorder, level: str, only: str | None, *, every: bool) -> None:
+def score_pairs(
+    recorder: Recorder, level: str, only: str | None, *, every: bool, pairs: Sequence[Pair] = PAIRS
+) -> None:
     total = blamed = proved = 0
-    for program, target, reference in PAIRS:
+    for program, target, reference in pairs:
         name = f"{program} {target} {reference}"
         if not wanted(only, name):
             continue
@@ -262,21 +254,26 @@ def score_pairs(recorder: Recorder, level: str, only: str | None, *, every: bool
     print(f"{level} pairs: a culprit in {blamed}, proved {proved} of {total}")
 
 
+SETS: Final = {"third": (CAUSES, PAIRS), "fourth": (fourth.CAUSES, fourth.PAIRS)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", help="regular expression of names")
     parser.add_argument("--levels", nargs="+", default=["mix", "L1", "L0"])
     parser.add_argument("--task", default="statistics")
     parser.add_argument("--every", action="store_true", help="print the right ones, too")
+    parser.add_argument("--set", choices=SETS, default="third", help="when it was written")
     parser.add_argument("--part", choices=("causes", "pairs"))
     args = parser.parse_args()
+    causes, pairs = SETS[args.set]
     for level in args.levels:
         with TemporaryDirectory() as folder:
             recorder = Recorder(Path(folder), level, args.task)
             if args.part != "pairs":
-                score_causes(recorder, level, args.only, every=args.every)
+                score_causes(recorder, level, args.only, every=args.every, causes=causes)
             if args.part != "causes":
-                score_pairs(recorder, level, args.only, every=args.every)
+                score_pairs(recorder, level, args.only, every=args.every, pairs=pairs)
 
 
 if __name__ == "__main__":

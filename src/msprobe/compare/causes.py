@@ -98,6 +98,10 @@ class Cause(StrEnum):
 
     # Calls that only one side makes
     USED_CALL = "used_call", "only the {} makes this call, and what uses its result differs"
+    GRADIENT_CALL = (
+        "gradient_call",
+        "only the {} makes this call, and the gradients that flow back through it differ",
+    )
     REORDERING_CALL = (
         "reordering_call",
         "only the {} makes this call; it puts the elements into another order, and what uses its "

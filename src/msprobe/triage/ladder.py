@@ -497,6 +497,7 @@ _RUNGS: Final = {
     Moment.REDUCE: Rung.REDUCE,
     Moment.CLIP: Rung.CLIP,
     Moment.OPTIMIZER_SETTING: Rung.OPTIMIZER,
+    Moment.LOST_STATE: Rung.OPTIMIZER,
     Moment.SCHEDULE: Rung.OPTIMIZER,
     Moment.OPTIMIZER_STATE: Rung.OPTIMIZER,
     Moment.UPDATE: Rung.OPTIMIZER,

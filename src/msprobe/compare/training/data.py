@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,8 +54,13 @@ class DataHistory:
         self.split: str | None = None
         self._is_recorded = True
 
-    def add(self, pair: FactsPair) -> None:
-        """Take in the batches of a step."""
+    def add(self, pair: FactsPair, made_inside: Container[tuple[Data, Data]] = ()) -> None:
+        """Take in the batches of a step.
+
+        Args:
+            pair: the facts.
+            made_inside: inputs of both sides that calls of the step made: they are no data.
+        """
         sides = [_by_micro(facts.data) for facts in (pair.target, pair.reference)]
         if not all(sides):
             self._is_recorded = False
@@ -74,8 +79,16 @@ class DataHistory:
             if is_split:
                 self.split = self._uneven.words
                 return
-        for micro in range(min(counts)):
-            self._batches.append(_Batch(pair.step, micro, sides[0][micro], sides[1][micro]))
+        batches = [
+            _Batch(pair.step, micro, sides[0][micro], sides[1][micro])
+            for micro in range(min(counts))
+        ]
+        given = [
+            batch if batch.keys[0] == batch.keys[1] else _without(batch, made_inside)
+            for batch in batches
+        ]
+        # Where nothing else comes in, the data themselves are drawn within the step.
+        self._batches += given if any(each.target for each in given) else batches
 
     @property
     def is_same(self) -> bool:
@@ -150,6 +163,20 @@ class DataHistory:
         if not changed:
             return f"{_place(batch)} holds other tensors{share}"
         return f"{_place(batch)} differs: {'; '.join(changed[:2])}{share}"
+
+
+def _without(batch: _Batch, made_inside: Container[tuple[Data, Data]]) -> _Batch:
+    """Return a batch without the tensors that calls of the step made."""
+    made = {
+        id(each)
+        for both in _tensors(batch)
+        if _key(both[0]) != _key(both[1]) and both in made_inside
+        for each in both
+    }
+    sides = [
+        [each for each in side if id(each) not in made] for side in (batch.target, batch.reference)
+    ]
+    return _Batch(batch.step, batch.micro, sides[0], sides[1])
 
 
 def _alone_words(batch: _Batch) -> list[str]:

@@ -52,10 +52,11 @@ class Moment(IntEnum):
     BACKWARD = 8, Phase.BACKWARD
     REDUCE = 9, Phase.REDUCE
     CLIP = 10, Phase.CLIP
-    OPTIMIZER_SETTING = 11, Phase.OPTIMIZER
-    SCHEDULE = 12, Phase.OPTIMIZER
-    OPTIMIZER_STATE = 13, Phase.OPTIMIZER
-    UPDATE = 14, Phase.OPTIMIZER
+    LOST_STATE = 11, Phase.OPTIMIZER
+    OPTIMIZER_SETTING = 12, Phase.OPTIMIZER
+    SCHEDULE = 13, Phase.OPTIMIZER
+    OPTIMIZER_STATE = 14, Phase.OPTIMIZER
+    UPDATE = 15, Phase.OPTIMIZER
 
 
 class Effect(Enum):
@@ -80,6 +81,7 @@ class FactDifference:
         parameter: a parameter that shows it.
         record: a record that shows it.
         modules: paths of the modules that it concerns; empty for all.
+        setting: the optimizer's number and the name of its setting, where it is one.
         next: what to do about it.
     """
 
@@ -92,6 +94,7 @@ class FactDifference:
     parameter: str | None = None
     record: str | None = None
     modules: tuple[str, ...] = ()
+    setting: tuple[int, str] | None = None
     next: tuple[str, ...] = ()
 
 

@@ -8,6 +8,7 @@ optimizer come accumulation, reduction over ranks, unscaling and clipping.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final
@@ -319,18 +320,42 @@ def unreduced(pairs: Sequence[StepPair]) -> Iterator[FactDifference]:
             and not _are_alike([each[name] for each in own])
             and _are_alike([each[name] for each in other])
         ]
-        for weight, verb in ((1 / len(pairs), "averaged"), (1.0, "summed")):
+        if not names:
+            continue
+        for weight, verb in _reductions([each[names[0]] for each in own]):
             found = [n for n in names if _is_sum(other[0][n], [each[n] for each in own], weight)]
-            if found and len(found) >= _MOST * len(names):
-                yield _difference(
-                    pairs[0],
-                    f"the {side}'s gradients are not {verb} over its {len(pairs)} ranks: each "
-                    f"rank has its own, and {'the mean' if weight != 1 else 'the sum'} of them is "
-                    f"the other side's (step {pairs[0].pair.step}, "
-                    f"{some_of(found, len(own[0]), 'gradients')})",
-                    found,
-                )
+            if len(found) >= _MOST * len(names):
+                yield _unreduced(pairs, side, verb, [each[found[0]] for each in own], found)
                 break
+
+
+def _reductions(own: Sequence[Fingerprint]) -> Iterator[tuple[float, str]]:
+    """Yield by which weights the gradients of all ranks may add up to the reduced one."""
+    yield 1 / len(own), "averaged"
+    # Ranks that share a sum count once.
+    largest = max(Counter(each.checksum for each in own).values(), default=1)
+    yield 1 / largest, "summed"
+
+
+def _unreduced(
+    pairs: Sequence[StepPair], side: str, verb: str, own: Sequence[Fingerprint], found: list[str]
+) -> FactDifference:
+    """Return that gradients were not reduced, or only within groups of ranks."""
+    members: dict[str | None, list[str]] = {}
+    for step, gradient in zip(pairs, own, strict=True):
+        members.setdefault(gradient.checksum, []).append(str(step.pair.rank))
+    is_alone = len(members) == len(pairs)
+    groups = "; ".join(", ".join(each) for each in members.values())
+    how = "each rank has its own" if is_alone else f"only over groups of ranks ({groups})"
+    whole = "the mean" if verb == "averaged" else "the sum"
+    return _difference(
+        pairs[0],
+        f"the {side}'s gradients are not {verb} over its {len(pairs)} ranks: {how}, and {whole} "
+        f"of them is the other side's (step {pairs[0].pair.step}, "
+        f"{some_of(found, pairs[0].total, 'gradients')})",
+        found,
+        verdict=VerdictClass.GRADIENT if is_alone else VerdictClass.COMMUNICATION,
+    )
 
 
 def _are_alike(gradients: Sequence[Fingerprint]) -> bool:
@@ -360,10 +385,14 @@ def total_norm_differences(pair: FactsPair, meanings: Meanings) -> Iterator[Fact
 
 
 def _difference(
-    pair: StepPair, words: str, names: Sequence[str], effect: Effect = Effect.CERTAIN
+    pair: StepPair,
+    words: str,
+    names: Sequence[str],
+    effect: Effect = Effect.CERTAIN,
+    verdict: VerdictClass = VerdictClass.GRADIENT,
 ) -> FactDifference:
     return pair.difference(
-        VerdictClass.GRADIENT,
+        verdict,
         Moment.REDUCE,
         words,
         effect=effect,

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from msprobe.compare.training.clipping import clip_differences, scaler_differences, scalers_of
@@ -25,18 +26,18 @@ from msprobe.compare.training.optimizers import (
     setting_differences,
     state_differences,
 )
+from msprobe.compare.training.random_states import RandomHistory
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.start import (
     FactsPair,
     mode_differences,
     parameter_differences,
-    random_differences,
     settings_differences,
 )
 from msprobe.compare.training.step_pairs import StepPair, step_pairs
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Ended, Ending
+from msprobe.dump.facts import Data, Ended, Ending
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.numerics.number_types import epsilon_of
@@ -51,6 +52,7 @@ class _RankHistory:
     data: DataHistory
     schedules: ScheduleHistory
     gradients: GradientHistory = field(default_factory=GradientHistory)
+    random: RandomHistory = field(default_factory=RandomHistory)
     is_exact: bool = True
     last_step: int | None = None
     after: dict[str, bool] = field(default_factory=dict)
@@ -75,10 +77,19 @@ class TrainingHistory:
         self._ranks: dict[int | str, _RankHistory] = {}
         self._has_same_gradients = False
 
-    def add_data(self, pairs: Sequence[FactsPair]) -> None:
-        """Take in the batches of a step."""
+    def add_data(
+        self,
+        pairs: Sequence[FactsPair],
+        made_inside: Mapping[int | str, Container[tuple[Data, Data]]] = MappingProxyType({}),
+    ) -> None:
+        """Take in the batches of a step.
+
+        Args:
+            pairs: the facts of its ranks.
+            made_inside: rank → inputs of models that calls of the step made.
+        """
         for pair in pairs:
-            self._rank(pair.rank).data.add(pair)
+            self._rank(pair.rank).data.add(pair, made_inside.get(pair.rank, ()))
 
     def add(self, pairs: Sequence[FactsPair], exact: Mapping[int | str, bool]) -> None:
         """Take in a step, after its data.
@@ -142,11 +153,21 @@ class TrainingHistory:
 
     def differences(self) -> list[FactDifference]:
         """Return all differences, in the order in which they take effect."""
-        found = list(self.found)
+        found: list[FactDifference] = []
         for history in self._ranks.values():
             found += history.data.differences()
             found += history.schedules.differences()
+        found += (self._with_history(each) for each in self.found)
         return sorted(found, key=lambda each: (each.step, each.moment))
+
+    def _with_history(self, fact: FactDifference) -> FactDifference:
+        """Return a difference of one step, judged again after all steps."""
+        history = self._ranks.get(fact.rank)
+        if history is None:
+            return fact
+        if fact.verdict is VerdictClass.RANDOM:
+            return history.random.drawn(fact)
+        return history.schedules.of_scheduler(fact)
 
     def _of_step(
         self, pair: FactsPair, steps: Sequence[StepPair], history: _RankHistory, ranks: int
@@ -155,7 +176,7 @@ class TrainingHistory:
         history.schedules.add(pair, steps)
         yield from settings_differences(pair)
         yield from parameter_differences(pair, _unchanged(pair, history))
-        yield from random_differences(pair)
+        yield from history.random.differences(pair)
         yield from mode_differences(pair)
         yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
         if not has_same_training(pair, steps):

@@ -83,7 +83,7 @@ def setting_differences(pair: StepPair) -> Iterator[FactDifference]:
     options = options_of(target), options_of(reference)
     changed: dict[tuple[str, str, str], list[str]] = {}
     for name in pair.places:
-        for key, value, expected in _changed_options(
+        for key, value, expected in changed_options(
             options[0].get(name, {}), options[1].get(name, {})
         ):
             changed.setdefault((key, shown(value), shown(expected)), []).append(name)
@@ -96,14 +96,15 @@ def setting_differences(pair: StepPair) -> Iterator[FactDifference]:
             f"(step {pair.pair.step}, {some_of(names, pair.total)})",
             effect=Effect.POSSIBLE if has_meaning else Effect.NONE,
             parameter=names[0],
+            setting=(target.number, key),
             next=(f"set {key} of {pair.short_name} alike in both runs",),
         )
 
 
-def _changed_options(
+def changed_options(
     target: Mapping[str, Any], reference: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name and values of the settings that differ, but for ``lr``; betas one by one."""
+    """Yield name and values of settings that differ, but for ``lr``; betas one by one."""
     for key in sorted(set(target) & set(reference) - {"lr", "params", "param_names"}):
         value, expected = target[key], reference[key]
         if same(value, expected):
@@ -166,6 +167,7 @@ def state_differences(pair: StepPair, unchanged: bool) -> Iterator[FactDifferenc
             f"{expected} in the reference (step {pair.pair.step}, {some_of(names, pair.total)})"
             f"{lost}",
             names[0],
+            Moment.LOST_STATE,
         )
     if unchanged and not steps:
         yield from _state_values(pair)
@@ -214,10 +216,12 @@ def _present(column: Fingerprints | None) -> set[int]:
     return {place for place, norm in enumerate(norms) if norm is not None}
 
 
-def _state(pair: StepPair, words: str, parameter: str) -> FactDifference:
+def _state(
+    pair: StepPair, words: str, parameter: str, moment: Moment = Moment.OPTIMIZER_STATE
+) -> FactDifference:
     return pair.difference(
         VerdictClass.OPTIMIZER_STATE,
-        Moment.OPTIMIZER_STATE,
+        moment,
         words,
         effect=Effect.POSSIBLE,
         parameter=parameter,

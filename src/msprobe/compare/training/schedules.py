@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from msprobe.compare.training.differences import (
@@ -14,12 +14,16 @@ from msprobe.compare.training.differences import (
     shown,
     some_of,
 )
+from msprobe.compare.training.optimizers import changed_options
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.training.step_pairs import StepPair, options_of, same
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Facts, Schedule
+from msprobe.dump.facts import Facts, OptimizerStep, Schedule
 
 _FARTHEST_SHIFT: Final = 100
+_NEXT: Final = (
+    "look at the scheduler: its settings, its state after a resume, where step() is called",
+)
 
 
 @dataclass(slots=True)
@@ -42,6 +46,8 @@ class ScheduleHistory:
         self._rank = rank
         self._rates: dict[tuple[int, str], _Rates] = {}
         self._schedules: list[tuple[int, Sequence[Schedule], Sequence[Schedule]]] = []
+        self._before: dict[tuple[int, str], OptimizerStep] = {}
+        self._moving: set[tuple[int, str]] = set()
 
     def add(self, pair: FactsPair, steps: Sequence[StepPair]) -> None:
         """Take in the learning rates of a step."""
@@ -49,6 +55,8 @@ class ScheduleHistory:
         if any(schedules):
             self._schedules.append((pair.step, *schedules))
         for step in steps:
+            self._note_moving(step.target, "target")
+            self._note_moving(step.reference, "reference")
             by_rates: dict[tuple[float | None, float | None], list[str]] = {}
             options = options_of(step.target), options_of(step.reference)
             for name in step.places:
@@ -65,6 +73,20 @@ class ScheduleHistory:
                 rates.steps.append(pair.step)
                 rates.target.append(both[0])
                 rates.reference.append(both[1])
+
+    def _note_moving(self, step: OptimizerStep, side: str) -> None:
+        """Remember the settings that change from step to step on a side."""
+        before = self._before.get((step.number, side))
+        self._before[step.number, side] = step
+        for old, new in zip(() if before is None else before.groups, step.groups, strict=False):
+            names = (name for name, *_ in changed_options(new.options, old.options))
+            self._moving.update((step.number, name) for name in names)
+
+    def of_scheduler(self, fact: FactDifference) -> FactDifference:
+        """Return a difference of a setting as that of a schedule, if a scheduler moves it."""
+        if not self._schedules or fact.setting not in self._moving:
+            return fact
+        return replace(fact, verdict=VerdictClass.SCHEDULE, moment=Moment.SCHEDULE, next=_NEXT)
 
     def differences(self) -> Iterator[FactDifference]:
         """Yield how learning rates differ; once for groups that differ alike."""
@@ -99,12 +121,7 @@ class ScheduleHistory:
             words=words,
             effect=Effect.POSSIBLE,
             parameter=rates.names[0],
-            next=(
-                "look at the scheduler: its settings, its state after a resume, where step() is "
-                "called"
-                if is_schedule
-                else f"set lr of {rates.optimizer} alike in both runs",
-            ),
+            next=_NEXT if is_schedule else (f"set lr of {rates.optimizer} alike in both runs",),
         )
 
     def _is_schedule(self, rates: _Rates) -> bool:

@@ -91,31 +91,6 @@ def _setting(settings: Mapping[str, str], name: str) -> str:
     return settings.get(name) or "not set"
 
 
-def random_differences(pair: FactsPair) -> list[FactDifference]:
-    """Return the generators whose state differs when the step starts, as one difference."""
-    target, reference = pair.target.random, pair.reference.random
-    names = [
-        name
-        for name, state in target.items()
-        if state is not None and reference.get(name) not in (None, state)
-    ]
-    if not names:
-        return []
-    several = len(names) > 1
-    return [
-        FactDifference(
-            verdict=VerdictClass.RANDOM,
-            moment=Moment.RANDOM,
-            step=pair.step,
-            rank=pair.rank,
-            words=f"the state{'s' if several else ''} of the generator{'s' if several else ''} "
-            f"{shown_names(names)} differ{'' if several else 's'} when step {pair.step} starts",
-            effect=Effect.POSSIBLE,
-            next=("seed both runs alike (seed_all) and compare again",),
-        )
-    ]
-
-
 def mode_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield differences of training flags, autocast and frozen parameters."""
     target, reference = pair.target.modes, pair.reference.modes

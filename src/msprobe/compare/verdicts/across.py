@@ -7,6 +7,7 @@ optimizer. A collective hands out the values of other ranks.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Final
@@ -35,8 +36,6 @@ _OUTSIDE: Final = (
     Cause.OUTSIDE,
     Cause.MODEL_INPUT,
 )
-# Origins that inputs do not explain.
-_UNEXPLAINED: Final = (Origin.INTRODUCED, Origin.AMPLIFIED)
 # Causes of values that no call of the step made: without modules parameters are among them.
 _FROM_OUTSIDE: Final = (Cause.UNRECORDED_VALUE, Cause.PARAMETER)
 
@@ -125,8 +124,15 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
         updates = list(_own_updates(comparison, pair))
         if not updates:
             continue
+        following = {place: _next_forward(comparison, place) for place, _ in updates}
         for row in comparison.rows:
-            if row.cause not in _FROM_OUTSIDE or row.origin is not Origin.INTRODUCED:
+            if row.origin is not Origin.INTRODUCED:
+                continue
+            if row.cause is Cause.ACCUMULATED:
+                if any(row.pair.position > following[place] for place, _ in updates):
+                    mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
+                continue
+            if row.cause not in _FROM_OUTSIDE:
                 continue
             side = comparison.side_of(row.pair)
             parsed = side.parsed(row.pair.name)
@@ -137,6 +143,21 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
                 for place, names in updates
             ):
                 mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
+
+
+def _next_forward(comparison: RankComparison, place: int) -> float:
+    """Return the place of the first forward call after another one: an optimizer ran before it."""
+    if place < 0:
+        return math.inf
+    return next(
+        (
+            pair.position
+            for pair in comparison.pairs
+            if pair.position > place
+            and comparison.side_of(pair).parsed(pair.name).kind is RecordKind.FORWARD
+        ),
+        math.inf,
+    )
 
 
 def _own_updates(
@@ -158,19 +179,26 @@ def _own_updates(
 def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
     """Clear all origins of a step that trains in the same way, however its calls differ."""
     for pair in facts:
-        if not any(row.origin in _UNEXPLAINED for row in comparison.rows):
+        if all(row.origin is None for row in comparison.rows):
             return
-        if has_same_training(pair, step_pairs(pair)):
-            retract_without_effect(Calls(comparison))
+        steps = step_pairs(pair)
+        if has_same_training(pair, steps):
+            places = {each.target: each.position for each in comparison.pairs}
+            updates = (places.get(step.target.record, -1) for step in steps)
+            retract_without_effect(Calls(comparison), max(updates))
 
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
-    blamed = [
-        (comparison, row, key)
-        for comparison in comparisons
-        for row in comparison.rows
-        if row.origin is Origin.INTRODUCED and (key := _handed_out(comparison, row)) is not None
-    ]
+    blamed = []
+    for comparison in comparisons:
+        rows = [row for row in comparison.rows if row.origin is Origin.INTRODUCED]
+        inside = _communications_inside(comparison) if rows else {}
+        for row in rows:
+            key = _handed_out(comparison, row)
+            if key is None and row.value.role is Role.OUTPUT:
+                key = inside.get(row.pair.name)
+            if key is not None:
+                blamed.append((comparison, row, key))
     put_in = _put_in(comparisons) if blamed else {}
     for comparison, row, key in blamed:
         others = [rank for rank in put_in.get(key, ()) if rank != comparison.rank]
@@ -178,12 +206,29 @@ def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
             mark(row, Origin.INHERITED, Cause.OTHER_RANK, str(others[0]))
 
 
+def _communications_inside(comparison: RankComparison) -> dict[str, Hashable]:
+    """Return a call → the last communication that both sides make inside it."""
+    found: dict[str, Hashable] = {}
+    for pair in comparison.pairs:
+        side = comparison.side_of(pair)
+        if pair.is_matched and is_communication(side.parsed(pair.name)):
+            parent = side.parent(pair.name)
+            while parent is not None and not side.parsed(parent).is_module:
+                found[parent] = (pair.target, pair.reference)
+                parent = side.parent(parent)
+    return found
+
+
 def _handed_out(comparison: RankComparison, row: Row) -> Hashable:
     """Return the collective or the parameter by which a row depends on other ranks, or None."""
     parsed = comparison.side_of(row.pair).parsed(row.pair.name)
     if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
         return parameter_of(comparison, row)
-    return row.pair.name if is_communication(parsed) else None
+    return _names(row) if is_communication(parsed) else None
+
+
+def _names(row: Row) -> Hashable:
+    return row.pair.target, row.pair.reference
 
 
 def _put_in(comparisons: Iterable[RankComparison]) -> dict[Hashable, list[int | str]]:
@@ -191,11 +236,12 @@ def _put_in(comparisons: Iterable[RankComparison]) -> dict[Hashable, list[int | 
     found: dict[Hashable, list[int | str]] = defaultdict(list)
     for comparison in comparisons:
         for row in comparison.rows:
-            if not row.status.is_difference:
+            # A communication that one side alone makes is a difference, and puts in none.
+            if not row.status.is_difference or not row.pair.is_matched:
                 continue
             parsed = comparison.side_of(row.pair).parsed(row.pair.name)
             if parsed.kind is RecordKind.PARAMETERS_GRAD:
                 found[parameter_of(comparison, row)].append(comparison.rank)
             elif row.value.role is Role.INPUT and row.holds_tensor and is_communication(parsed):
-                found[row.pair.name].append(comparison.rank)
+                found[_names(row)].append(comparison.rank)
     return found

@@ -13,7 +13,13 @@ from typing import Final
 from msprobe.compare.model import OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
-from msprobe.dump.record_names import RecordKind, RecordName, backward_name, forward_name
+from msprobe.dump.record_names import (
+    RecordKind,
+    RecordName,
+    backward_name,
+    forward_name,
+    parse_record_name,
+)
 from msprobe.dump.values import Role
 from msprobe.operators.operator import Operator
 
@@ -80,6 +86,11 @@ class Calls:
         """Return whether a call's effect is neither in the loss nor in the gradients."""
         is_forward = call.parsed.kind is RecordKind.FORWARD
         return is_forward and call.pair.position > self._end_of_backward
+
+    def is_in_backward(self, call: Call) -> bool:
+        """Return whether a call is made by the backward code of another one."""
+        parent = self.parent(call.pair)
+        return parent is not None and parse_record_name(parent).kind is RecordKind.BACKWARD
 
     @cached_property
     def _end_of_backward(self) -> float:
@@ -179,6 +190,10 @@ class Calls:
     @staticmethod
     def _batches(side: Side) -> list[int]:
         """Return the size of the first dimension of the data, for each call of the model."""
+        facts = side.view.facts
+        if facts is not None and facts.data:
+            firsts = {each.micro: each.shape for each in reversed(facts.data)}
+            return [shape[0] for shape in firsts.values() if shape]
         sizes = []
         for name in side.names:
             parsed = side.parsed(name)

@@ -11,13 +11,12 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.verdicts.history import Parameter, parameter_of
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Value
 
 _SAME_MEAN: Final = 1e-4
 _MOST: Final = 0.9
-
-_Key = tuple[str, str]
 
 
 def cleared_gradients(comparison: RankComparison) -> str | None:
@@ -25,9 +24,16 @@ def cleared_gradients(comparison: RankComparison) -> str | None:
 
     What a micro batch adds is known from the side that sums up: means are linear.
     """
-    if not any(row.cause is Cause.ACCUMULATED for row in comparison.rows):
+    changed = {
+        _network(parameter_of(comparison, row))
+        for row in comparison.rows
+        if row.cause is Cause.ACCUMULATED
+    }
+    if not changed:
         return None
-    gradients = _gradients(comparison)
+    gradients = {
+        key: sums for key, sums in _gradients(comparison).items() if _network(key) in changed
+    }
     for place, side in enumerate(("target", "reference")):
         # A gradient whose mean is zero tells nothing.
         told = [each for sums in gradients.values() if (each := _told(sums, place)) is not None]
@@ -41,13 +47,18 @@ def cleared_gradients(comparison: RankComparison) -> str | None:
     return None
 
 
-def _gradients(comparison: RankComparison) -> dict[_Key, dict[int, tuple[Value, Value]]]:
+def _network(parameter: Parameter) -> str:
+    """Return the outermost part of a model that a parameter belongs to."""
+    return ".".join(parameter[0].split(".")[:2])
+
+
+def _gradients(comparison: RankComparison) -> dict[Parameter, dict[int, tuple[Value, Value]]]:
     """Return parameter → micro batch → its gradient so far, on both sides."""
-    found: defaultdict[_Key, dict[int, tuple[Value, Value]]] = defaultdict(dict)
+    found: defaultdict[Parameter, dict[int, tuple[Value, Value]]] = defaultdict(dict)
     for row in comparison.rows:
         parsed = comparison.side_of(row.pair).parsed(row.pair.name)
         if isinstance(row, Matched) and parsed.kind is RecordKind.PARAMETERS_GRAD:
-            found[parsed.base, row.value.slot][parsed.index or 0] = row.target, row.reference
+            found[parameter_of(comparison, row)][parsed.index or 0] = row.target, row.reference
     return {key: sums for key, sums in found.items() if len(sums) > 1}
 
 

@@ -11,6 +11,7 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Match, Matched, Origin, Status
 from msprobe.compare.training.differences import Moment
+from msprobe.compare.verdicts.communication import group_words, is_of_group
 from msprobe.compare.verdicts.module_options import other_options
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -29,6 +30,8 @@ _CAST: Final = re.compile(r"Tensor\.(?:to|type|type_as|float|double|half|bfloat1
 _CLIP_FILE: Final = re.compile(r"clip_grad")
 _OPTIMIZER_FILE: Final = re.compile(r"[/\\]optim(?:izers?)?[/\\](?!lr_scheduler)|optimizer[^/\\]*$")
 _SCALER_FILE: Final = re.compile(r"grad_scaler")
+# Functions that run the model's code, in an optimizer's step, too.
+_USERS_CODE: Final = ("_call_impl", "_inner_call", "closure", "training_step")
 
 _BY_CAUSE: Final = {
     Cause.PARAMETER: VerdictClass.PARAMETERS,
@@ -42,6 +45,7 @@ _BY_CAUSE: Final = {
     Cause.RANDOM_STATE: VerdictClass.RANDOM,
     Cause.LONE_PRECISION: VerdictClass.PRECISION,
     Cause.USED_CALL: VerdictClass.CALL,
+    Cause.GRADIENT_CALL: VerdictClass.CALL,
     Cause.CUTTING_CALL: VerdictClass.CALL,
     Cause.NAN_CALL: VerdictClass.CALL,
     Cause.REORDERED: VerdictClass.CALL,
@@ -58,7 +62,7 @@ _BY_CAUSE: Final = {
 def class_of(culprit: Culprit) -> VerdictClass:
     """Return the class of the cause that a culprit is."""
     row = culprit.row
-    if is_communication(_parsed(culprit)):
+    if is_communication(_parsed(culprit)) or is_of_group(row):
         return VerdictClass.COMMUNICATION
     if not row.pair.is_matched and _CAST.fullmatch(_parsed(culprit).base):
         return VerdictClass.PRECISION
@@ -121,6 +125,8 @@ def moment_of(culprit: Culprit) -> Moment:
             return Moment.CLIP
         if _SCALER_FILE.search(frame.file):
             return Moment.LOSS if frame.function == "scale" else Moment.REDUCE
+        if frame.function in _USERS_CODE:
+            break  # an optimizer was handed a closure
         if frame.function == "step" and _OPTIMIZER_FILE.search(frame.file):
             return Moment.UPDATE
     return Moment.FORWARD
@@ -167,6 +173,8 @@ def culprit_words(culprit: Culprit) -> str:
         if culprit.kind == "backward":
             return f"no gradient gets to {where}, in the {other}"
         return f"only the {own} calls {where}"
+    if is_of_group(row):
+        return group_words(row, where)
     other = _other_call(culprit)
     if other:
         return f"the target calls {where}, the reference {other}"

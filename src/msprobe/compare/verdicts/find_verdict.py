@@ -14,6 +14,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Status
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.gradient_factors import Meanings
+from msprobe.compare.verdicts.communication import collective_of, ranks_words
 from msprobe.compare.verdicts.culprit_classes import (
     class_and_words,
     class_of,
@@ -291,7 +292,11 @@ class _Search:
     # --- calls
 
     def _of_culprit(self, culprit: Culprit) -> Verdict:
+        culprit = collective_of(culprit, self._findings.culprits)
         verdict, words = class_and_words(culprit)
+        if verdict is VerdictClass.COMMUNICATION:
+            ranks = sorted({each.rank for each in self._findings.steps}, key=str)
+            words += ranks_words(culprit, self._findings.culprits, ranks)
         confidence = Confidence.LIKELY
         next_steps = for_culprit(
             culprit,

@@ -57,6 +57,8 @@ class GradientFlow:
             self._judge_unknown(call, row)
             return
         if any(share.status.is_difference for share in shares):
+            if not any(share.status.is_difference and share.pair.is_matched for share in shares):
+                self._blame_lone(shares)
             mark(row, Origin.INHERITED)
             return
         if self._is_sum_of(row, shares):
@@ -66,6 +68,15 @@ class GradientFlow:
             mark(row, Origin.INHERITED, state.cause_if_unlikely(row, _UNRECORDED_GROWTH))
             return
         mark(row, Origin.INTRODUCED, Cause.CHANGED_GRADIENT if shares else Cause.OTHER_START)
+
+    def _blame_lone(self, shares: Iterable[Row]) -> None:
+        """Blame calls of one side alone for a sum of gradients, if only theirs differ in it."""
+        if self._state.has_difference:
+            return
+        rows = {id(row): index for index, row in enumerate(self._state.rows)}
+        for share in shares:
+            if not share.pair.is_matched:
+                self._unmatched.blame_for(rows[id(share)])
 
     def judge_parameter_gradient(self, call: Call, row: Row) -> None:
         """Judge the gradient of a parameter, as it was accumulated."""
@@ -94,6 +105,8 @@ class GradientFlow:
             mark(row, Origin.INHERITED)
         elif shares and self._is_sum_of(row, shares):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
+        elif self._differs_in_module(call, row):
+            mark(row, Origin.INHERITED)
         elif not shares and (state.has_difference or state.may_have_grown(row, _UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED, state.cause_if_unlikely(row, _UNRECORDED_GROWTH))
         elif not isinstance(row, Matched):
@@ -127,6 +140,16 @@ class GradientFlow:
         else:
             return False
         return True
+
+    def _differs_in_module(self, call: Call, row: Row) -> bool:
+        """Return whether any call of a parameter's module took in a gradient that differs."""
+        calls = self._state.calls
+        for index in range(call.parsed.index or 0, -1, -1):
+            name = f"{call.parsed.base}.backward.{index}"
+            backward = calls.named(name, is_target=call.pair.target is not None)
+            if backward is not None and backward.pair.position < row.pair.position:
+                return any(each.status.is_difference for each in backward.inputs)
+        return False
 
     def _is_noise(self, call: Call, row: Row) -> bool:
         """Return whether a gradient is zero up to the rounding of the sum that made it.

@@ -122,6 +122,11 @@ class Incoming:
         if explained or blamed:
             mark(row, Origin.INHERITED)
             return
+        is_outside = not call.is_backward and state.calls.parent(call.pair) is None
+        if is_outside and state.calls.split_batches:
+            # What collects samples into batches collects others.
+            mark(row, Origin.INPUT, Cause.OTHER_SPLIT)
+            return
         if not call.is_backward and state.outside.model_input_of(row) is not None:
             # One side makes its data (random ones, say) while it is recorded, the other before.
             mark(row, Origin.INPUT, Cause.MODEL_INPUT)
@@ -206,7 +211,12 @@ class Incoming:
             self._judge_parameter(row)
             return
         parent = state.calls.parent(call.pair)
-        if parent is None or not state.calls.has_modules:
+        # What clipping takes in are gradients.
+        is_late = state.calls.is_after_backward(call)
+        if is_late and parent is None:
+            mark(row, Origin.INHERITED, state.cause_if_unlikely(row, UNRECORDED_GROWTH))
+            return
+        if parent is None or not (is_late or state.calls.has_modules):
             mark(row, Origin.INPUT, Cause.OUTSIDE)
             return
         if state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH):

@@ -6,10 +6,11 @@ The rows themselves may be set aside once a step is finished.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
@@ -21,6 +22,8 @@ from msprobe.compare.verdicts.proof import Proof
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
+
+_OF_BACKWARD: Final = (RecordKind.BACKWARD, *PARAMETER_GRADIENTS)
 
 
 class GradientFactor(NamedTuple):
@@ -95,7 +98,8 @@ class StepObservations:
         step: the target's step.
         rank: the rank's number, or its folder's name.
         is_exact: every value is equal.
-        is_shared_exact: every value of the calls that both sides make is equal.
+        is_shared_exact: every value of the calls that both sides make is equal, until the last
+            backward pass ends.
         is_forward_exact: every value of the forward pass is equal.
         forward_differs: a value of the forward pass differs.
         backward_differs: a gradient differs.
@@ -147,6 +151,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         (row, types) for row in inexact if isinstance(row, Matched) and (types := _precisions(row))
     ]
     differing = [row for row in inexact if row.status.is_difference and row.origin is not None]
+    end = _end_of_backward(comparison)
     backward = [row for row in differing if _is_gradient(comparison, row)]
     forward_differs = len(backward) < len(differing)
     return StepObservations(
@@ -154,7 +159,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         rank=comparison.rank,
         is_exact=False,
         is_forward_exact=all(_is_gradient(comparison, row) for row in inexact),
-        is_shared_exact=not any(row.pair.is_matched for row in inexact),
+        is_shared_exact=not any(r.pair.is_matched and r.pair.position <= end for r in inexact),
         forward_differs=forward_differs,
         backward_differs=bool(backward),
         random_input=next(
@@ -181,6 +186,15 @@ def observe(comparison: RankComparison) -> StepObservations:
             for side in (comparison.target, comparison.reference)
         ),
     )
+
+
+def _end_of_backward(comparison: RankComparison) -> float:
+    backward = (
+        pair.position
+        for pair in comparison.pairs
+        if comparison.side_of(pair).parsed(pair.name).kind in _OF_BACKWARD
+    )
+    return max(backward, default=math.inf)
 
 
 def _late_call(comparison: RankComparison) -> LateCall | None:

@@ -243,7 +243,7 @@ class _Search:
         if calls.records_apis or row.status is not Status.DIFFERS or row.error is None:
             return False
         made = (each for part in calls.parts(call) for each in part.outputs)
-        errors = (each.error or 0.0 for each in made if each.status is Status.DIFFERS)
+        errors = (each.error or 0.0 for each in made if each.holds_tensor)
         return row.error <= _NEAR * max(errors, default=0.0)
 
     def _blame_own_code(self, call: Call, row: Row) -> None:

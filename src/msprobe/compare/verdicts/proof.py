@@ -153,9 +153,16 @@ def prove(comparison: RankComparison) -> Proof:
 def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[Row, JumpKind]]:
     # Gradients and updates may be zero up to rounding, and then differ by any relative size.
     end = _end_of_forward(comparison) if found else 0
-    for row in found:
+    coarsest = 0.0
+    for row in comparison.rows if found else ():
+        if row.status is Status.EQUAL:
+            continue
+        # What was once rounded to a coarse type is not finer in a finer one.
+        coarsest = max(coarsest, *(epsilon_of(value.dtype) for value in row.values))
+        if row.origin is None:
+            continue
         kind = _kind_of(row)
-        if kind is None and row.pair.position < end and _is_far_apart(row):
+        if kind is None and row.pair.position < end and _is_far_apart(row, coarsest):
             kind = JumpKind.SIZE
         if kind is not None:
             yield row, kind
@@ -194,11 +201,10 @@ def _kind_of_culprit(row: Row) -> JumpKind:
     return JumpKind.CALL if row.pair.is_matched else JumpKind.UNMATCHED
 
 
-def _is_far_apart(row: Row) -> bool:
-    """Return whether a result is further apart than rounding gets."""
+def _is_far_apart(row: Row, epsilon: float) -> bool:
+    """Return whether a result is further apart than rounding to a resolution gets."""
     if row.error is None or row.value.role is not Role.OUTPUT:
         return False
-    epsilon = max(epsilon_of(value.dtype) for value in row.values)
     return row.error > min(_FARTHEST * epsilon, _LARGEST)
 
 

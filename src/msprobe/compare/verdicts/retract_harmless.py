@@ -37,7 +37,7 @@ _WITHOUT_REASON: Final = (None, Cause.RANDOM_NUMBERS, Cause.OTHER_RESULT, Cause.
 # What is to blame is not inside the module.
 _ELSEWHERE: Final = (Cause.REORDERING_CALL, Cause.CHANGED_BETWEEN)
 # Causes that concern gradients, though the forward call is blamed.
-_OF_GRADIENTS: Final = (Cause.CUTTING_CALL,)
+_OF_GRADIENTS: Final = (Cause.CUTTING_CALL, Cause.GRADIENT_CALL)
 
 
 def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
@@ -55,7 +55,8 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
         if call.parsed.kind in PARAMETER_GRADIENTS:
             _retract_replaced(call, found, replaced)
             continue
-        module = agreement.around(call, needs_gradients=_has_gradients_of_its_own(call, found))
+        has_own = calls.is_in_backward(call) or _has_gradients_of_its_own(call, found)
+        module = agreement.around(call, needs_gradients=has_own)
         if module is not None:
             is_same = agreement.has_same_calls(module)
             _clear(call, found, Cause.HARMLESS, module.pair.name, is_same=is_same)
@@ -63,16 +64,21 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
                 replaced |= dict.fromkeys(_bases(call), module.pair.name)
 
 
-def retract_without_effect(calls: Calls) -> None:
-    """Clear the origins in a step that comes to the same loss and the same gradients."""
+def retract_without_effect(calls: Calls, updated: int) -> None:
+    """Clear the origins in a step that comes to the same loss and the same gradients.
+
+    Args:
+        calls: the calls of the step.
+        updated: place of the last call before the last optimizer step.
+    """
     is_same = not any(map(calls.makes_other_call, calls.pairs))
     for call in calls:
-        if call.is_matched and calls.makes_other_call(call.pair):
-            # Another API takes its arguments in another order.
-            taken_in = [row for row in call.inputs if row.origin is Origin.INPUT]
-            _clear(call, taken_in, Cause.SAME_GRADIENTS, "", is_same=False)
+        # Another API takes its arguments in another order; a log is reset at another time.
+        taken_in = [row for row in call.inputs if row.origin is Origin.INPUT]
+        _clear(call, taken_in, Cause.SAME_GRADIENTS, "", is_same=False)
         found = _found(call)
-        if calls.is_after_backward(call) and any(r.origin is not Origin.INHERITED for r in found):
+        is_late = call.pair.position > updated and calls.is_after_backward(call)
+        if is_late and any(r.origin is not Origin.INHERITED for r in found):
             continue  # it may come after the optimizer
         if found:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
@@ -159,7 +165,9 @@ def _has_equal_inputs(call: Call) -> bool:
 def _is_without_reason(row: Row) -> bool:
     """Return whether a call computed another result though nothing tells why."""
     is_result = row.origin is Origin.INTRODUCED and row.value.role is Role.OUTPUT
-    return is_result and row.cause in _WITHOUT_REASON
+    # A further result, such as the weights of an attention, does not change the others.
+    is_shared = row.status not in (Status.ADDED, Status.MISSING)
+    return is_result and is_shared and row.cause in _WITHOUT_REASON
 
 
 class _Agreement:

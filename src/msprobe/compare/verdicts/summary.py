@@ -17,6 +17,7 @@ from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.across import Across
 from msprobe.compare.verdicts.computed_again import needs_own_errors, with_own_errors
 from msprobe.compare.verdicts.find_verdict import find_verdict
+from msprobe.compare.verdicts.made_inside import MadeInside
 from msprobe.compare.verdicts.next_steps import SHOWN_INPUTS, notes_on
 from msprobe.compare.verdicts.observations import StepObservations, observe
 from msprobe.compare.verdicts.own_error import CulpritKey, OwnErrors, key_of
@@ -65,7 +66,8 @@ class Summary:
             ranks: all of its ranks, judged, with origins. Steps come in their order.
         """
         pairs = self._facts_of(ranks)
-        self._training.add_data(pairs)
+        made_inside = {comparison.rank: MadeInside(comparison) for comparison in ranks}
+        self._training.add_data(pairs, made_inside)
         self._across.settle(ranks, self._training, pairs)
         for comparison in ranks:
             if not self._parts:

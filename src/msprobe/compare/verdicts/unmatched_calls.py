@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Final
 
+from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Missing, Origin, Row
 from msprobe.compare.verdicts.calls import Call
@@ -162,12 +164,37 @@ class UnmatchedCalls:
 
     def _blame(self, index: int, cause: Cause = Cause.USED_CALL) -> None:
         state = self._state
-        call = state.calls.of(state.rows[index])
+        blamed = state.calls.of(state.rows[index])
+        call = self._telling_call(blamed)
+        if blamed.is_backward and cause is Cause.USED_CALL:
+            cause = Cause.GRADIENT_CALL
         side = "target" if call.pair.reference is None else "reference"
         shown = [row for row in call.outputs if row.value.is_tensor] or list(call.rows)
         for row in shown:
             if row.origin is not Origin.INTRODUCED:
                 mark(row, Origin.INTRODUCED, cause, side)
+
+    def _telling_call(self, call: Call) -> Call:
+        """Return the call to name: a communication that made the result, a backward's forward."""
+        calls = self._state.calls
+        made = {fingerprint(row.value) for row in call.outputs} - {None}
+        for lone in self._communications:
+            if made & {fingerprint(row.value) for row in lone.outputs}:
+                return lone
+        forward = calls.forward_of(call) if call.is_backward else None
+        return call if forward is None or forward.is_matched else forward
+
+    @cached_property
+    def _communications(self) -> list[Call]:
+        """The communications of one side alone."""
+        state = self._state
+        return [
+            state.calls.of(row)
+            for row in state.rows
+            if not row.pair.is_matched
+            and row.value.role is Role.OUTPUT
+            and is_communication(state.calls.parse(row.pair))
+        ]
 
     def _chain_of(self, call: Call) -> _Chain:
         """Return the first of the unmatched calls that a call's values come from."""

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communication between ranks as a cause: which call, which group, which ranks.
+
+A culprit belongs to one rank; the same call of the other ranks tells how far the cause reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msprobe.collectives.calls import is_communication
+from msprobe.compare.model import Matched, Row
+from msprobe.compare.verdicts.ranking import Culprit
+from msprobe.dump.record_names import parse_record_name
+from msprobe.dump.values import Value
+
+
+def is_of_group(row: Row) -> bool:
+    """Return whether a row holds a process group that is not the same on both sides."""
+    return isinstance(row, Matched) and row.target.group_ranks != row.reference.group_ranks
+
+
+def collective_of(culprit: Culprit, culprits: Iterable[Culprit]) -> Culprit:
+    """Return the communication that was given another group, for a call that hands it on."""
+    if not is_of_group(culprit.row):
+        return culprit
+    same = (
+        each
+        for each in culprits
+        if each.comparison is culprit.comparison
+        and is_of_group(each.row)
+        and is_communication(parse_record_name(each.row.pair.name))
+    )
+    return next(same, culprit)
+
+
+def group_words(row: Row, place: str) -> str:
+    """Return how the group of a call differs, in words; empty where it does not."""
+    if not isinstance(row, Matched) or not is_of_group(row):
+        return ""
+    return f"the group of {place}: {_members(row.target)} instead of {_members(row.reference)}"
+
+
+def ranks_words(culprit: Culprit, culprits: Iterable[Culprit], ranks: Sequence[int | str]) -> str:
+    """Return on which ranks the same call is a culprit, in words; empty for a single rank.
+
+    Args:
+        culprit: the culprit.
+        culprits: all of them.
+        ranks: all ranks that were compared.
+    """
+    names = {culprit.row.pair.target, culprit.row.pair.reference} - {None}
+    concerned = {
+        each.comparison.rank
+        for each in culprits
+        if each.comparison.step == culprit.comparison.step
+        and names & {each.row.pair.target, each.row.pair.reference}
+    }
+    if len(ranks) < 2:
+        return ""
+    if concerned == set(ranks):
+        return f", on all {len(ranks)} ranks"
+    several = "s" * (len(concerned) > 1)
+    return f", on rank{several} {', '.join(map(str, sorted(concerned, key=str)))}"
+
+
+def _members(value: Value) -> str:
+    if not value.group_ranks:
+        return "all ranks"
+    several = "s" * (len(value.group_ranks) > 1)
+    return f"rank{several} {', '.join(map(str, value.group_ranks))}"

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`MadeInside`: which inputs of a model are no data, because recorded calls made them.
+
+One network is given the results of another, or noise that was drawn for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Hashable
+from functools import cached_property
+
+from msprobe.compare.model import Row
+from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.verdicts.data_flow import fingerprint
+from msprobe.dump.facts import Data
+from msprobe.dump.values import Role, Value
+
+
+class MadeInside(Container[tuple[Data, Data]]):
+    """Values that modules, parameters or generators made within a step.
+
+    Args:
+        comparison: the step and rank.
+    """
+
+    def __init__(self, comparison: RankComparison) -> None:
+        self._comparison = comparison
+
+    def __contains__(self, both: object) -> bool:
+        """Return whether the inputs of both sides were made by calls that were recorded."""
+        assert isinstance(both, tuple)
+        keys = zip((self._target, self._reference), both, strict=True)
+        return all(_key(data) in made and not _encloses(data, made) for made, data in keys)
+
+    @cached_property
+    def _target(self) -> dict[Hashable, set[str]]:
+        return self._made(is_target=True)
+
+    @cached_property
+    def _reference(self) -> dict[Hashable, set[str]]:
+        return self._made(is_target=False)
+
+    def _made(self, *, is_target: bool) -> dict[Hashable, set[str]]:
+        """Return key → the records around the calls that made such a value."""
+        comparison = self._comparison
+        side = comparison.target if is_target else comparison.reference
+        found: dict[Hashable, set[str]] = {}
+        position = -1
+        taken_in: set[Hashable] = set()
+        for row in comparison.rows:
+            value = row.target if is_target else row.reference
+            if value is None or not value.is_tensor:
+                continue
+            if row.pair.position != position:
+                position, taken_in = row.pair.position, set()
+            if value.role is not Role.OUTPUT:
+                taken_in.add(fingerprint(value))
+                continue
+            name = _name(row, is_target=is_target)
+            is_made = value.requires_grad or side.parsed(name).is_module
+            if is_made or (side.operator(name).draws_random and fingerprint(value) not in taken_in):
+                around = found.setdefault(_key(value), set())
+                around.add(name)
+                while (parent := side.parent(name)) is not None:
+                    around.add(name := parent)
+        return found
+
+
+def _name(row: Row, *, is_target: bool) -> str:
+    name = row.pair.target if is_target else row.pair.reference
+    assert name is not None
+    return name
+
+
+def _encloses(data: Data, made: dict[Hashable, set[str]]) -> bool:
+    """Return whether the model itself hands on what it was given."""
+    return data.record is not None and data.record in made[_key(data)]
+
+
+def _key(value: Data | Value) -> Hashable:
+    return tuple(value.shape or ()), value.max, value.min, value.mean, value.norm
