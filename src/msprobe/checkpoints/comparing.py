@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -71,8 +72,7 @@ _BY_KIND: Final = (
 _LARGEST_ROUNDING: Final = 2.0**-8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterDifference:
+class ParameterDifference(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One parameter of two checkpoints.
 
     Attributes:
@@ -405,7 +405,8 @@ def _turned(pair: ParameterPair) -> ParameterPair | None:
     target, reference = pair.target, pair.reference
     if target is None or reference is None or not is_transposed(target, reference):
         return None
-    return replace(pair, reference=transposed(reference), relation=Relation.TRANSPOSED)
+    turned = transposed(reference)
+    return ParameterPair(target=target, reference=turned, relation=Relation.TRANSPOSED)
 
 
 def _same_elements(target: Parameter, reference: Parameter) -> bool:

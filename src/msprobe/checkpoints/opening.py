@@ -11,9 +11,10 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Set
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from msprobe.checkpoints.deepspeed import find_deepspeed, read_deepspeed
 from msprobe.checkpoints.distributed import METADATA, PART_SUFFIX, is_distributed, read_distributed
