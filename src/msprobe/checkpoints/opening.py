@@ -33,7 +33,7 @@ from msprobe.checkpoints.parameters import (
 )
 from msprobe.checkpoints.safetensors_file import looks_like_safetensors, read_safetensors
 from msprobe.checkpoints.spans import file_size
-from msprobe.checkpoints.torch_file import read_torch_file
+from msprobe.checkpoints.torch_file import read_plain_pickle, read_torch_file
 from msprobe.checkpoints.torch_old_file import MAGIC as OLD_TORCH_MAGIC
 from msprobe.checkpoints.torch_old_file import read_old_torch_file
 from msprobe.dump.formats.zip import NoArchiveError, read_directory
@@ -42,12 +42,15 @@ from msprobe.errors import CheckpointFormatError, DumpFormatError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 from msprobe.plain_text import reason
 
-SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy")
+SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".pkl", ".ckpt", ".npz", ".npy")
 """Files that are taken from a folder without an index."""
 
 _INDEX_SUFFIX: Final = ".index.json"
+KNOWN_ENDS: Final = (*SUFFIXES, PART_SUFFIX, _INDEX_SUFFIX)
+"""Ends of the names of all files that are read as parts of a checkpoint."""
 _MAX_INDEX_BYTES: Final = 256 << 20
 _NUMBERED: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
+_PROTOCOLS: Final = (b"\x02", b"\x03", b"\x04", b"\x05")
 _MAX_FILES: Final = 100_000
 
 
@@ -237,6 +240,8 @@ def _read_known(path: Path, stem: str, start: bytes, size: int) -> tuple[Content
         return _read_zip(path)
     if start.startswith(OLD_TORCH_MAGIC):
         return read_old_torch_file(path).content, "PyTorch file before 1.6"
+    if start[:1] == b"\x80" and start[1:2] in _PROTOCOLS:
+        return read_plain_pickle(path).content, "pickle"
     if looks_like_safetensors(start, size):
         return read_safetensors(path), "safetensors"
     if start.startswith(b"\x0a"):
