@@ -41,6 +41,7 @@ from msprobe.dump.open_file import OpenFile
 from msprobe.errors import CheckpointFormatError, DumpFormatError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 from msprobe.plain_text import reason
+from msprobe.report.value_text import count_text
 
 SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".pkl", ".ckpt", ".npz", ".npy")
 """Files that are taken from a folder without an index."""
@@ -144,6 +145,9 @@ def _open_index(path: Path, leave_out: Set[str] | None = None) -> Checkpoint:
         content.notes.append(f"{len(names)} tensors are not in the index: {first} …")
         for file, left in unlisted.items():
             content.add(Content(parameters=list(left.values())), (file,))
+    if leave_out:
+        count = count_text(len(leave_out), "file")
+        content.notes.append(f"{count} of another index not read: the weights in another format")
     if leave_out is not None:
         content = _with_others(path.parent, content, {*shards, *leave_out})
     return _made(path.parent, f"{len(shards)} shards", content)
