@@ -38,6 +38,12 @@ setup(
             optional=True,
         ),
         Extension(
+            "msprobe.dump.formats._opcodes",
+            sources=["src/msprobe/dump/formats/_opcodes.c"],
+            extra_compile_args=FLAGS,
+            optional=True,
+        ),
+        Extension(
             "msprobe.pytorch.values._tensors",
             sources=["src/msprobe/pytorch/values/_tensors.c"],
             depends=["src/msprobe/capture/_native_api.h"],

@@ -201,7 +201,9 @@ def test_a_tensor_that_no_index_lists_is_read(tmp_path: Path) -> None:
 def test_a_folder_prefers_safetensors_to_pickles(tmp_path: Path) -> None:
     folder = WRITERS["shards"][1](tmp_path / "hub", {"a": torch.ones(2), "b": torch.ones(1)})
     (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "gone.bin"}}')
-    assert names(open_checkpoint(folder)) == {"a", "b"}
+    opened = open_checkpoint(folder)
+    assert names(opened) == {"a", "b"}
+    assert opened.notes == ("1 file of another index not read: the weights in another format",)
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,17 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     for kind in kinds:
         file, write = WRITERS[kind]
         found[kind] = write(folder / file, state()).read_bytes()
+    found["pickle"] = pickle.dumps({"w": np.arange(9.0), "n": {"a": [1, 2.5, "x"], "s": {3}}})
     return found
+
+
+def test_a_plain_pickle_runs_nothing(tmp_path: Path) -> None:
+    target, reference = tmp_path / "t.pkl", tmp_path / "r.pkl"
+    target.write_bytes(pickle.dumps({"w": np.ones(3), "e": Attack(tmp_path / "ran")}))
+    reference.write_bytes(pickle.dumps({"w": np.ones(3)}))
+    open_checkpoint(target)
+    assert not (tmp_path / "ran").exists()
+    assert not open_checkpoint(reference).values
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,14 +14,16 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.checkpoints.beside import with_files_beside
 from msprobe.checkpoints.changes import Change, Relation
 from msprobe.checkpoints.key_paths import KeyPath
 from msprobe.checkpoints.matching import ParameterPair, match_parameters
 from msprobe.checkpoints.megatron import apart_from_ranks
-from msprobe.checkpoints.opening import open_checkpoint
+from msprobe.checkpoints.opening import KNOWN_ENDS, open_checkpoint
 from msprobe.checkpoints.optimizers import find_optimizers, names_parameters, state_place
 from msprobe.checkpoints.parameters import (
     PIECE_ELEMENTS,
@@ -71,8 +73,7 @@ _BY_KIND: Final = (
 _LARGEST_ROUNDING: Final = 2.0**-8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterDifference:
+class ParameterDifference(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One parameter of two checkpoints.
 
     Attributes:
@@ -245,7 +246,9 @@ def compare_checkpoints(
         UsageError: no parameter fits `only`.
     """
     began = time.perf_counter()
-    one, other = _opened(target, only), _opened(reference, only)
+    one, other = _opened(target), _opened(reference)
+    one, other = with_files_beside(one, other, KNOWN_ENDS)
+    one, other = (_selected(each, only) for each in (one, other))
     one, other = apart_from_ranks(one, other)
     one, other = with_numbers_as_values(one, other), with_numbers_as_values(other, one)
     matching = match_parameters(one, other, find_renamed=find_renamed)
@@ -272,8 +275,11 @@ def compare_checkpoints(
     )
 
 
-def _opened(which: Checkpoint | str | os.PathLike[str], only: Sequence[str]) -> Checkpoint:
-    checkpoint = which if isinstance(which, Checkpoint) else open_checkpoint(which)
+def _opened(which: Checkpoint | str | os.PathLike[str]) -> Checkpoint:
+    return which if isinstance(which, Checkpoint) else open_checkpoint(which)
+
+
+def _selected(checkpoint: Checkpoint, only: Sequence[str]) -> Checkpoint:
     if not only:
         return checkpoint
 
@@ -405,7 +411,8 @@ def _turned(pair: ParameterPair) -> ParameterPair | None:
     target, reference = pair.target, pair.reference
     if target is None or reference is None or not is_transposed(target, reference):
         return None
-    return replace(pair, reference=transposed(reference), relation=Relation.TRANSPOSED)
+    turned = transposed(reference)
+    return ParameterPair(target=target, reference=turned, relation=Relation.TRANSPOSED)
 
 
 def _same_elements(target: Parameter, reference: Parameter) -> bool:

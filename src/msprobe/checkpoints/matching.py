@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 
 from msprobe.checkpoints.alike import pair_by_names, pair_by_values
@@ -26,8 +27,7 @@ from msprobe.checkpoints.regrouped import find_joined, find_tied, pair_transpose
 _WORTHWHILE: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterPair:
+class ParameterPair(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A target parameter and its reference parameter, or one without a partner.
 
     Attributes:
@@ -258,11 +258,11 @@ def _best_prefix(
     ):
         counts: Counter[str] = Counter()
         for name, item in longer.items():
-            parts = name.split(".")
-            for cut in range(1, len(parts)):
-                rest = ".".join(parts[cut:])
+            rest = name.partition(".")[2]
+            while rest:
                 if rest in shorter and shorter[rest].shape == item.shape:
                     counts[name[: len(name) - len(rest)]] += 1
+                rest = rest.partition(".")[2]
         for prefix, count in counts.most_common(1):
             if count > best[2]:
                 best = (side, prefix, count)
@@ -282,11 +282,11 @@ def _pair_by_content(added: Iterable[Parameter], removed: list[Parameter]) -> di
             continue
         if key not in by_content:
             by_content[key] = defaultdict(list)
-            for other in waiting[key]:
+            for other in reversed(waiting[key]):  # the first one is taken first
                 by_content[key][_digest(other)].append(other.name)
         names = by_content[key].get(_digest(item))
         if names:
-            found[item.name] = names.pop(0)
+            found[item.name] = names.pop()
     return found
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from msprobe.checkpoints.distributed import METADATA, read_distributed
 from msprobe.checkpoints.key_paths import path_name

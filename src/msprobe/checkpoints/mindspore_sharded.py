@@ -17,9 +17,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from msprobe.checkpoints.blocks import Block, joined_blocks
 from msprobe.checkpoints.parameters import (

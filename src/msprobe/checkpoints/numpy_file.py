@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from msprobe.checkpoints.parameters import Content, Parameter, Unread, Value
 from msprobe.checkpoints.pickled_tree import read_tree

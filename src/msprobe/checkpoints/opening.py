@@ -11,9 +11,10 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Set
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from msprobe.checkpoints.deepspeed import find_deepspeed, read_deepspeed
 from msprobe.checkpoints.distributed import METADATA, PART_SUFFIX, is_distributed, read_distributed
@@ -32,7 +33,7 @@ from msprobe.checkpoints.parameters import (
 )
 from msprobe.checkpoints.safetensors_file import looks_like_safetensors, read_safetensors
 from msprobe.checkpoints.spans import file_size
-from msprobe.checkpoints.torch_file import read_torch_file
+from msprobe.checkpoints.torch_file import read_plain_pickle, read_torch_file
 from msprobe.checkpoints.torch_old_file import MAGIC as OLD_TORCH_MAGIC
 from msprobe.checkpoints.torch_old_file import read_old_torch_file
 from msprobe.dump.formats.zip import NoArchiveError, read_directory
@@ -40,13 +41,17 @@ from msprobe.dump.open_file import OpenFile
 from msprobe.errors import CheckpointFormatError, DumpFormatError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 from msprobe.plain_text import reason
+from msprobe.report.value_text import count_text
 
-SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".npy")
+SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".pkl", ".ckpt", ".npz", ".npy")
 """Files that are taken from a folder without an index."""
 
 _INDEX_SUFFIX: Final = ".index.json"
+KNOWN_ENDS: Final = (*SUFFIXES, PART_SUFFIX, _INDEX_SUFFIX)
+"""Ends of the names of all files that are read as parts of a checkpoint."""
 _MAX_INDEX_BYTES: Final = 256 << 20
 _NUMBERED: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
+_PROTOCOLS: Final = (b"\x02", b"\x03", b"\x04", b"\x05")
 _MAX_FILES: Final = 100_000
 
 
@@ -140,6 +145,9 @@ def _open_index(path: Path, leave_out: Set[str] | None = None) -> Checkpoint:
         content.notes.append(f"{len(names)} tensors are not in the index: {first} …")
         for file, left in unlisted.items():
             content.add(Content(parameters=list(left.values())), (file,))
+    if leave_out:
+        count = count_text(len(leave_out), "file")
+        content.notes.append(f"{count} of another index not read: the weights in another format")
     if leave_out is not None:
         content = _with_others(path.parent, content, {*shards, *leave_out})
     return _made(path.parent, f"{len(shards)} shards", content)
@@ -236,6 +244,8 @@ def _read_known(path: Path, stem: str, start: bytes, size: int) -> tuple[Content
         return _read_zip(path)
     if start.startswith(OLD_TORCH_MAGIC):
         return read_old_torch_file(path).content, "PyTorch file before 1.6"
+    if start[:1] == b"\x80" and start[1:2] in _PROTOCOLS:
+        return read_plain_pickle(path).content, "pickle"
     if looks_like_safetensors(start, size):
         return read_safetensors(path), "safetensors"
     if start.startswith(b"\x0a"):

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from msprobe.checkpoints.key_paths import KeyPath, path_name
 from msprobe.checkpoints.parameters import AnyEntry, Content, Parameter, Value

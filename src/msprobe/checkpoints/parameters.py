@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from msprobe.checkpoints.key_paths import KeyPath, path_name, spelled_names
@@ -24,8 +26,7 @@ PIECE_ELEMENTS: Final = 1 << 20
 """Elements that are read at a time: 4 MiB of float32."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One tensor of a checkpoint.
 
     Attributes:
@@ -72,8 +73,7 @@ class Parameter:
         return self.span.read(0, self.count).reshape(self.shape)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An entry of a checkpoint that is no tensor: a learning rate, an epoch, a name …
 
     Attributes:
@@ -90,8 +90,7 @@ class Value:
     file: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
+class Unread(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An entry that cannot be read, and hence not be compared.
 
     Attributes:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from msprobe.checkpoints.alike import SAMPLE, first_elements, is_near, number_pattern
@@ -129,8 +130,13 @@ def find_joined(wholes: Sequence[Parameter], parts: Sequence[Parameter]) -> list
     for item in parts:
         by_numbers[number_pattern(item.name)[1]].append(item)
     found: list[Regrouped] = []
+    stacks = _stacks(parts)
     for whole in wholes:
         numbers = number_pattern(whole.name)[1]
+        stack = _stacked(whole, stacks.get((numbers, whole.shape), ()))
+        if stack is not None:
+            found.append(stack)
+            continue
         candidates = [item for item in by_numbers.get(numbers, ()) if _is_part(item, whole)]
         group = _joined_from(whole, candidates[:_MOST_CANDIDATES])
         if group is not None:
@@ -138,6 +144,39 @@ def find_joined(wholes: Sequence[Parameter], parts: Sequence[Parameter]) -> list
             taken = set(map(id, group.parts))
             by_numbers[numbers] = [x for x in by_numbers[numbers] if id(x) not in taken]
     return found
+
+
+def _stacks(parts: Sequence[Parameter]) -> dict[Any, list[list[Parameter]]]:
+    """Return parameters whose names differ in one number, by the rest and the shape of all.
+
+    The experts of a layer are stored one by one, or as one tensor with a dimension more.
+    """
+    series: dict[Any, dict[int, Parameter]] = defaultdict(dict)
+    for item in parts:
+        pattern, numbers = number_pattern(item.name)
+        for place, number in enumerate(numbers):
+            rest = (*numbers[:place], *numbers[place + 1 :])
+            series[pattern, place, rest, item.shape, item.dtype][number] = item
+    found: dict[Any, list[list[Parameter]]] = defaultdict(list)
+    for (_, _, rest, shape, _), members in series.items():
+        if len(members) > 1:
+            items = [members[number] for number in sorted(members)]
+            found[rest, (len(items), *shape)].append(items)
+    return found
+
+
+def _stacked(whole: Parameter, stacks: Sequence[list[Parameter]]) -> Regrouped | None:
+    """Return the stack that a parameter is, as far as samples show."""
+    for parts in stacks:
+        size = parts[0].count
+        if (
+            size > 0
+            and parts[0].dtype == whole.dtype
+            and _is_real(whole)
+            and all(_begins(whole, place * size, part, 0) for place, part in enumerate(parts))
+        ):
+            return _regrouped(whole, parts, JoinedSpan([(part.span, size) for part in parts]))
+    return None
 
 
 def _is_part(part: Parameter, whole: Parameter) -> bool:

@@ -16,6 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,8 +37,7 @@ class Span(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class FileSpan:
+class FileSpan(msgspec.Struct, frozen=True, gc=False):
     """Elements that lie one after another in a file.
 
     Read rather than mapped: a mapped file that is cut short meanwhile kills the process.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads `torch.save` files: state dicts, whole modules, nested containers of tensors.
+"""Reads `torch.save` files, and pickles: state dicts, whole modules, nested containers of tensors.
 
-The pickle in the archive is read as data. Tensors of one storage share its bytes, as in torch.
+The pickle is read as data. Tensors of one storage share its bytes, as in torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from msprobe.checkpoints.pickled_tree import ByteOrder, TorchFile, read_tree
+from msprobe.checkpoints.spans import file_size
 from msprobe.dump.formats.pickle import read_pickle
 from msprobe.dump.formats.torch_archive import SpecialTensorError, open_torch_archive
 from msprobe.dump.formats.zip import Directory, NoArchiveError
@@ -18,6 +19,24 @@ from msprobe.errors import CheckpointFormatError
 from msprobe.plain_text import reason
 
 MAX_PICKLE_BYTES: Final = 256 << 20
+
+
+def read_plain_pickle(path: Path) -> TorchFile:
+    """Return the entries of a pickle without an archive around it, such as NumPy arrays.
+
+    Raises:
+        CheckpointFormatError: it cannot be read, or is larger than `MAX_PICKLE_BYTES`.
+    """
+
+    def locate(key: str) -> tuple[int, int]:
+        raise KeyError(key)
+
+    if file_size(path) > MAX_PICKLE_BYTES:
+        raise CheckpointFormatError(path, "is too large for a pickle without an archive")
+    try:
+        return read_tree(path, read_pickle(path.read_bytes()), locate, "little")
+    except (OSError, ValueError) as exc:
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
 
 
 def read_torch_file(path: Path, directory: Directory | None = None) -> TorchFile:

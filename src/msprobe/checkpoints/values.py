@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from msprobe.checkpoints.changes import Change
@@ -19,8 +20,7 @@ from msprobe.numerics.elementwise import Tolerance
 _SHOWN: Final = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueDifference:
+class ValueDifference(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One value of two checkpoints.
 
     Attributes:

@@ -61,6 +61,7 @@ class RecordIndex(Mapping[str, JsonTree]):
         self._entries = entries
         self._buffer = buffer
         self._stamp: tuple[int, int] | None = None
+        self._nonfinite_words: tuple[bytes, ...] | None = None
 
     def release_text(self) -> None:
         """Free the text of the file: from now on, each record is read from there again."""
@@ -131,7 +132,9 @@ class RecordIndex(Mapping[str, JsonTree]):
 
     def may_be_nonfinite(self, name: str) -> bool:
         """Return whether the record's text has a word for NaN or infinity; cheap, errs high."""
-        return any(self.may_hold(name, word) for word in _NONFINITE_WORDS)
+        if self._nonfinite_words is None:
+            self._nonfinite_words = tuple(filter(self.any_may_hold, _NONFINITE_WORDS))
+        return any(self.may_hold(name, word) for word in self._nonfinite_words)
 
     def may_hold(self, name: str, text: bytes) -> bool:
         """Return whether the record's JSON has some text in it; true where that is unknown."""

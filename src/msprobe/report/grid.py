@@ -102,19 +102,18 @@ def row(columns: Sequence[Column], cells: Sequence[Cell], gap: int = 2) -> Text:
             text = cut_middle(text, room)
             width = text_width(text + tail)
         padding = " " * (room - width)
-        for part, style in (
-            (" " * gap if position else "", ""),
-            (cell.lead, "dim"),
-            (padding if column.right else "", ""),
-            (text, cell.style),
-            (tail, "dim"),
-            ("" if column.right else padding, ""),
-        ):
-            if part:
-                parts.append(part)
-                if style:
-                    spans.append(Span(end, end + len(part), style))
-                end += len(part)
+        blank = " " * gap if position else ""
+        front = f"{blank}{cell.lead}{padding}" if column.right else blank + cell.lead
+        start, stop = end + len(front), end + len(front) + len(text)
+        if cell.lead:
+            spans.append(Span(end + len(blank), end + len(blank) + len(cell.lead), "dim"))
+        if cell.style and text:
+            spans.append(Span(start, stop, cell.style))
+        if tail:
+            spans.append(Span(stop, stop + len(tail), "dim"))
+        part = front + text + tail if column.right else front + text + tail + padding
+        parts.append(part)
+        end += len(part)
     line = Text("".join(parts).rstrip(), no_wrap=True, overflow="crop", end="")
     line.spans = [span for span in spans if span.start < len(line)]
     return line

@@ -9,31 +9,33 @@ import or call anything.
 from __future__ import annotations
 
 import io
+import os
 import pickletools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, BinaryIO, Final
 
+import msgspec
+
+# The same variable switches off all C extensions.
+_NATIVE_VARIABLE: Final = "MSPROBE_NATIVE"
 _MARK: Final = object()
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalName:
+class GlobalName(msgspec.Struct, frozen=True):
     """A class or function that the pickle refers to, by its full name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class PersistentId:
+class PersistentId(msgspec.Struct, frozen=True):
     """A reference to something outside the pickle: a tensor's storage."""
 
     value: Any
 
 
-@dataclass(slots=True, eq=False)
-class Described:
+class Described(msgspec.Struct, eq=False):
     """An object that the pickle would make.
 
     Attributes:
@@ -97,9 +99,14 @@ class _Machine:
         raise ValueError("the pickle has no end")
 
     def _run_bytes(self, pickled: bytes) -> Any:
-        """Do the same as `run` with a file, in a third of the time."""
+        """Do the same as `run` with a file, faster."""
         at = 0
-        while (opcode := pickled[at]) != _STOP:
+        if _NATIVE is None or self._references is not None:
+            while (opcode := pickled[at]) != _STOP:
+                at = _FAST[opcode](self, pickled, at + 1)
+            return self._end()
+        run, stack, memo, sizes = _NATIVE.run, self._stack, self._memo, self._sizes
+        while (opcode := pickled[at := run(pickled, at, stack, memo, sizes)]) != _STOP:
             at = _FAST[opcode](self, pickled, at + 1)
         return self._end()
 
@@ -234,15 +241,15 @@ class _Machine:
         return items
 
     def global_(self, argument: Any) -> None:
-        self._stack.append(GlobalName(argument.replace(" ", ".")))
+        self._stack.append(_global_name(argument.replace(" ", ".")))
 
     def stack_global(self, _: Any) -> None:
         attribute, module = self._stack.pop(), self._stack.pop()
-        self._stack.append(GlobalName(f"{module}.{attribute}"))
+        self._stack.append(_global_name(f"{module}.{attribute}"))
 
     def reduce(self, _: Any) -> None:
         arguments, function = self._stack.pop(), self._stack.pop()
-        if isinstance(function, GlobalName) and function.name == _ORDERED_DICT:
+        if function is _ORDERED_DICT:
             pairs = arguments[0] if arguments else []
             self._stack.append({key: value for key, value in pairs})  # noqa: C416 (as written)
         else:
@@ -330,6 +337,10 @@ class _Machine:
         return target
 
 
+def _global_name(name: str) -> GlobalName:
+    return _ORDERED_DICT if name == _ORDERED_DICT.name else GlobalName(name)
+
+
 def _pairs_to_dict(items: list[Any]) -> dict[Any, Any]:
     return dict(zip(items[::2], items[1::2], strict=True))
 
@@ -356,7 +367,7 @@ _FREQUENT: Final[dict[str, _Step]] = {
 }
 _FAST: Final = [_FREQUENT.get(chr(code), _Machine.rare) for code in range(256)]
 
-_ORDERED_DICT: Final = "collections.OrderedDict"
+_ORDERED_DICT: Final = GlobalName("collections.OrderedDict")
 _CONSTANTS: Final = {
     "NONE": None,
     "NEWTRUE": True,
@@ -418,3 +429,17 @@ _HANDLERS: Final[dict[str, Any]] = {
     "TUPLE2": lambda machine, _: machine.tuple_of(2),
     "TUPLE3": lambda machine, _: machine.tuple_of(3),
 }
+
+
+def _load_native() -> Any:
+    if os.environ.get(_NATIVE_VARIABLE) == "0":
+        return None
+    try:
+        native: Any = import_module("msprobe.dump.formats._opcodes")
+    except ImportError:
+        return None
+    native.setup(_ORDERED_DICT, Described, PersistentId, _MARK)
+    return native
+
+
+_NATIVE: Final = _load_native()

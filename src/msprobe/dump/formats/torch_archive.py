@@ -9,11 +9,12 @@ few forms that torch has for a plain tensor or parameter.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
 from operator import mul
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from msprobe.dump.formats.dtypes import STORAGE_TYPES, TORCH_STORAGES, item_size
 from msprobe.dump.formats.pickle import Described, GlobalName
@@ -32,6 +33,9 @@ MAX_DIMENSIONS: Final = 64
 
 _PICKLE: Final = b"/data.pkl"
 _REBUILD: Final = "torch._utils._rebuild_"
+_TENSOR_V2: Final = _REBUILD + "tensor_v2"
+_TENSOR_V3: Final = _REBUILD + "tensor_v3"
+_PARAMETER: Final = _REBUILD + "parameter"
 _SUBCLASS: Final = "torch._tensor._rebuild_from_type_v2"
 _DEEPEST_WRAPPING: Final = 4
 
@@ -105,8 +109,7 @@ def open_torch_archive(
     return TorchArchive(file, directory, prefix, order == b"big")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Layout of a tensor on its storage; offset and stride count elements.
 
     Attributes:
@@ -114,6 +117,7 @@ class Layout:
         dtype: name of the type of the elements.
         storage_type: NumPy's type of the bytes of an element, without byte order.
         itemsize: bytes of an element.
+        reach: number of the last element, counted from the first.
         is_row_major: whether the elements lie one after the other, as they are counted.
         conjugate: whether the stored elements are to be conjugated.
         negative: whether they are to be negated.
@@ -129,6 +133,7 @@ class Layout:
     storage_type: str
     itemsize: int
     count: int
+    reach: int
     is_row_major: bool
 
     def check_extent(self, path: str, stored: int, *, most_repeated: int = 0) -> None:
@@ -144,9 +149,7 @@ class Layout:
         """
         if len(self.shape) != len(self.stride) or len(self.shape) > MAX_DIMENSIONS:
             raise DumpFormatError(path, "shape and strides do not fit together")
-        last = self.offset + sum(
-            (size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)
-        )
+        last = self.offset + self.reach
         # A stride of 0 would let a tiny file pose as a tensor of any size.
         if self.count and (last >= stored or self.count > max(stored, most_repeated)):
             raise DumpFormatError(
@@ -167,13 +170,13 @@ def read_layout(tree: Any, *, accepts_subclasses: bool = False) -> Layout:
         ValueError, KeyError …: the description is damaged.
     """
     tensor = _unwrapped(tree, accepts_subclasses=accepts_subclasses)
-    arguments = tensor.arguments
-    if tensor.name == _REBUILD + "tensor_v2":
+    arguments, name = tensor.arguments, tensor.name
+    if name == _TENSOR_V2:
         dtype, metadata = None, arguments[6:7]
-    elif tensor.name == _REBUILD + "tensor_v3":
+    elif name == _TENSOR_V3:
         dtype, metadata = arguments[6].name.removeprefix("torch."), arguments[7:8]
     else:
-        raise SpecialTensorError(f"holds a special tensor ({tensor.name or 'of unknown make'})")
+        raise SpecialTensorError(f"holds a special tensor ({name or 'of unknown make'})")
     storage, offset, shape, stride = arguments[:4]
     marker, storage_type, key, *_ = storage.value
     if marker != "storage" or not isinstance(key, str):
@@ -194,6 +197,7 @@ def read_layout(tree: Any, *, accepts_subclasses: bool = False) -> Layout:
         storage_type=STORAGE_TYPES[dtype],
         itemsize=item_size(dtype),
         count=extent.elements,
+        reach=extent.reach,
         is_row_major=extent.is_row_major,
     )
 
@@ -204,12 +208,14 @@ class _Extent(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     elements: int
+    reach: int
     is_row_major: bool
 
 
 @lru_cache(maxsize=1024)  # the tensors of a model have few shapes
 def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> _Extent:
-    return _Extent(shape, stride, math.prod(shape), _is_row_major(shape, stride))
+    reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=False))
+    return _Extent(shape, stride, math.prod(shape), reach, _is_row_major(shape, stride))
 
 
 def storage_type_name(storage_type: Any) -> str:
@@ -224,9 +230,12 @@ def _unwrapped(tree: Any, *, accepts_subclasses: bool) -> Described:
             is_named = isinstance(tree, (Described, GlobalName)) and tree.name
             found = tree.name if is_named else type(tree).__name__
             raise SpecialTensorError(f"holds no tensor but {found}")
-        if tree.name.startswith(_REBUILD + "parameter"):
+        name = tree.name
+        if name == _TENSOR_V2:
+            return tree
+        if name.startswith(_PARAMETER):
             tree = tree.arguments[0]
-        elif accepts_subclasses and tree.name == _SUBCLASS:
+        elif accepts_subclasses and name == _SUBCLASS:
             function, _, arguments, *_ = tree.arguments
             tree = Described(function, arguments)
         else:

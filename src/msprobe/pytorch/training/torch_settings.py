@@ -51,6 +51,9 @@ _SWITCHES: Final[Mapping[str, Callable[[], object]]] = {
     "torch.flash_attention": _cuda.flash_sdp_enabled,
     "torch.efficient_attention": _cuda.mem_efficient_sdp_enabled,
     "torch.math_attention": _cuda.math_sdp_enabled,
+    "torch.cudnn_attention": lambda: _cuda.cudnn_sdp_enabled(),  # noqa: PLW0108 (since torch 2.5)
+    "torch.fp16_accumulation": lambda: _cuda.matmul.allow_fp16_accumulation,
+    "torch.anomaly_detection": torch.is_anomaly_enabled,
     "torch.mkldnn": torch._C._get_mkldnn_enabled,
     "torch.default_dtype": torch.get_default_dtype,
     "torch.cpu_threads": torch.get_num_threads,
