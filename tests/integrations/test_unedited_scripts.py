@@ -53,7 +53,7 @@ class Script:
     recorded: int = 3
 
     def found(self) -> Path:
-        if not self.path.startswith(self.library):
+        if "/" not in self.path:
             return WRITTEN / self.path
         spec = importlib.util.find_spec(self.library)
         assert spec is not None
