@@ -29,7 +29,8 @@ from msprobe.config import RiskLevel
 from msprobe.pytorch.apis.api_rules import Action, ApiEntry, is_kept_at
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.apis.operator_names import operator_name
-from msprobe.pytorch.gradients.gradient_taps import InputEdges, take_result
+from msprobe.pytorch.gradients.gradient_taps import take_result
+from msprobe.pytorch.gradients.input_edges import InputEdges, input_edges
 from msprobe.pytorch.gradients.quick_taps import tap_gradients
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
@@ -303,7 +304,7 @@ class ApiObserver(TorchFunctionMode):
         opened = OpenCall(call)
         self._take_inputs(opened, args, kwargs, entry)
         if with_grad and call.keeps_gradients and not _functorch_active():
-            opened.edges = InputEdges(call, opened.found, len(args), is_one_api=True)
+            opened.edges = input_edges(call, opened.found, len(args), is_one_api=True)
         return opened
 
     def _is_wanted(self, entry: ApiEntry) -> bool:
