@@ -71,7 +71,7 @@ class Adapter(Protocol):
 
     @property
     def describes_whole(self) -> bool:
-        """Whether the texts of `record_gradients` are whole records; the framework may make them."""
+        """Whether the texts of `record_gradients` are whole records."""
 
     def record_gradients(
         self, arrived: Sequence[tuple[Tensor, str, Position]], outputs: int, arguments: int

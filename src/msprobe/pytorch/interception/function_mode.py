@@ -274,13 +274,16 @@ class ApiObserver(TorchFunctionMode):
         kwargs: Mapping[str, Any],
     ) -> OpenCall | None:
         session = self.session
-        if session.muted or (self._asleep and not with_grad) or not self._is_wanted(entry):
+        if session.muted or (self._asleep and not with_grad):
+            return None
+        if self._risk is not RiskLevel.ALL and not self._is_wanted(entry):
             return None
         stack = session.stacks.at(frame)
         if stack.traits.internal:
             return None
-        name = entry.name
-        if entry.operator_name is not None:
+        if entry.operator_name is None:
+            name = entry.name
+        else:
             name = f"{entry.prefix}.{operator_name(entry, frame)}"
         opened = self.open_call(name, stack, frame, with_grad, args, kwargs, entry)
         if entry.draws_random and opened is not None and opened.call.keeps_forward:
@@ -298,7 +301,11 @@ class ApiObserver(TorchFunctionMode):
         entry: ApiEntry | None = None,
     ) -> OpenCall | None:
         """Begin a call under `name` and describe its inputs; None when it is not recorded."""
-        call = self._recomputations.begin(name, stack, frame, is_module=False)
+        call: Call | None
+        if stack.traits.checkpointed:
+            call = self._recomputations.begin(name, stack, frame, is_module=False)
+        else:
+            call = self.session.calls.begin(name, stack, is_module=False)
         if call is None:
             return None
         opened = OpenCall(call)
@@ -308,7 +315,7 @@ class ApiObserver(TorchFunctionMode):
         return opened
 
     def _is_wanted(self, entry: ApiEntry) -> bool:
-        if self._risk is RiskLevel.ALL or is_kept_at(entry, self._risk):
+        if is_kept_at(entry, self._risk):
             return True
         self.session.account.skipped[f"risk_level {self._risk}"] += 1
         return False
@@ -343,6 +350,12 @@ class ApiObserver(TorchFunctionMode):
         result: Any,
     ) -> None:
         memory = self.memory
+        if entry.is_pure and "out" not in kwargs and not memory.has_undefined:
+            if opened is None:
+                return
+            memory.note_result(entry, result)
+            self.close_call(opened, result, result)
+            return
         memory.note_writes(entry, args, kwargs, result)
         if opened is None:
             return
