@@ -1895,6 +1895,7 @@ static PyObject *samples_of(const struct view *view, char format)
 struct columns {
     PyObject *checksum, *norm, *projections, *samples, *elements;
     struct reading reading;
+    int has_samples;
 };
 
 /* Put an item, whose reference it takes, into a list. */
@@ -1914,10 +1915,11 @@ static int fill_row(void *state, Py_ssize_t place, PyObject *tensor)
         return 0;
     char hex[9];
     snprintf(hex, sizeof hex, "%08x", (unsigned)content.checksum);
+    PyObject *samples = columns->has_samples ? samples_of(&view, format) : Py_NewRef(Py_None);
     int failed = put_item(columns->checksum, place, PyUnicode_FromString(hex)) ||
                  put_item(columns->norm, place, Py_NewRef(content.norm)) ||
                  put_item(columns->projections, place, Py_NewRef(content.projections)) ||
-                 put_item(columns->samples, place, samples_of(&view, format)) ||
+                 put_item(columns->samples, place, samples) ||
                  put_item(columns->elements, place, PyLong_FromLongLong(view.count));
     drop_content(&content);
     return !failed;
@@ -1927,11 +1929,11 @@ static PyObject *fill_columns(PyObject *module, PyObject *args)
 {
     PyObject *tensors;
     struct columns columns;
-    if (!PyArg_ParseTuple(args, "O!(O!O!O!O!O!)OiO", &PyList_Type, &tensors, &PyList_Type,
+    if (!PyArg_ParseTuple(args, "O!(O!O!O!O!O!)OiOp", &PyList_Type, &tensors, &PyList_Type,
                           &columns.checksum, &PyList_Type, &columns.norm, &PyList_Type,
                           &columns.projections, &PyList_Type, &columns.samples, &PyList_Type,
                           &columns.elements, &columns.reading.known, &columns.reading.asks,
-                          &columns.reading.crc32))
+                          &columns.reading.crc32, &columns.has_samples))
         return NULL;
     if (!is_right_reading(&columns.reading)) return NULL;
     return fill_all(tensors, PyList_GET_SIZE(columns.checksum), &columns, fill_row);
@@ -1940,8 +1942,8 @@ static PyObject *fill_columns(PyObject *module, PyObject *args)
 static PyMethodDef METHODS[] = {
     {"fill_columns", fill_columns, METH_VARARGS,
      "fill_columns(tensors, (checksum, norm, projections, samples, elements), known | None, asks, "
-     "crc32) -> places of the tensors that are no plain ones on the CPU in one block; the others "
-     "have their items in the lists. The dictionary `known` learns what is read, and spares reading "
+     "crc32, has_samples) -> places of the tensors that are no plain ones on the CPU in one block; the "
+     "others have their items in the lists, samples if `has_samples` is true. The dictionary `known` learns what is read, and spares reading "
      "again what has not changed, `asks` being 1; 0 reads everything, 2 what is trained"},
     {"fill_prints", fill_prints, METH_VARARGS,
      "fill_prints(tensors, out, known | None, asks, crc32) -> as fill_columns(); the others have in "
