@@ -24,7 +24,7 @@ _clock: Final = time.perf_counter
 # The cost of one event that the clock does not see: the way from torch to us and back, and the
 # colder caches of torch's own code. A function mode and hooks that do nothing cost 4 to 5.5 µs a
 # call in a step of small operators (docs/performance.md).
-CALL_S: Final = 5e-6
+CALL_S: Final = 8e-6
 """Seconds of an event that the clock inside of it does not see."""
 _DisableTorchFunction: Final = torch._C.DisableTorchFunction
 _set_grad: Final = torch._C._set_grad_enabled
