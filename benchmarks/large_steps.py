@@ -3,10 +3,10 @@
 
     python benchmarks/large_steps.py
 
-Trains one step of a chain of residual blocks, whose graph keeps every value alive until the backward
-pass, for growing numbers of blocks. A search or a table that looks through all of them at each call
-shows as a growing time for a call. Each size runs in a process of its own, so none profits from
-another.
+Trains one step of a chain of residual blocks, whose graph keeps every value alive until the
+backward pass, for growing numbers of blocks. A search or a table that looks through all of them at
+each call shows as a growing time for a call. Each size runs in a process of its own, so none
+profits from another.
 """
 
 from __future__ import annotations
