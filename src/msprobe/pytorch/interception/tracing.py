@@ -8,7 +8,6 @@ from typing import Final
 
 import torch
 
-_is_compiling: Final = torch.compiler.is_compiling
 _dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 _mode_at: Final = torch._C._get_dispatch_stack_at
 _jit_state: Final = torch._C._get_tracing_state
@@ -29,7 +28,7 @@ def is_tracing() -> bool:
     That is so under jit, make_fx, fake tensors, export and AOT compilation; and while a CUDA graph
     is captured, where our own kernels would become part of it.
     """
-    if _is_compiling() or _jit_state() is not None:
+    if torch.compiler.is_compiling() or _jit_state() is not None:
         return True
     count = _dispatch_modes()
     if count > 0 and any(type(_mode_at(i)).__name__ in _TRACERS for i in range(count)):
